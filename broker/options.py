@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.runtime.fields import bounded
-from cluster.runtime.options import PartitionedOptions
+from cluster.runtime.options import PacedOptions, PartitionedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PartitionedOptions):
+class Options(PartitionedOptions, PacedOptions):
     """The [broker] table."""
 
     max_entries: int = bounded(4_000_000, 1, 1_000_000_000)

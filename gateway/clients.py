@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cluster.access.guard import Guard
+from cluster.runtime.pacing import pacer_of
 from cluster.runtime.role import totals
 from gateway import events as ev
 from gateway.admission import Admission
@@ -189,6 +190,7 @@ class Clients:
             now=now(),
             address_percent=options.address_connections_percent,
         )
+        self.pacer = pacer_of(asyncio.get_running_loop())
         self.join_share = JoinShare(options.joins_per_s, options.max_all_subscriptions, now())
         self.turn = Turn(now, asyncio.get_running_loop().call_soon)
         self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
@@ -313,6 +315,11 @@ class Clients:
         """A connection is gone."""
         self._holders.pop(connection.id, None)
         self.memory.forget(connection.id)
+
+    def hurry(self) -> None:
+        """A client waits for an answer, or got it and may go on: a loop that is paced does not rest now."""
+        if self.pacer is not None:
+            self.pacer.hurry(self.now())
 
     def flush_soon(self, connection: Connection) -> None:
         """Have `connection.flush` called when this turn of the event loop ends."""

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-import grpc
 import grpc.aio
 from structlog.typing import FilteringBoundLogger
 
@@ -18,9 +17,9 @@ from cluster.runtime.log import once_per
 from gateway import events as ev
 from gateway.core import Core
 from gateway.mail import Acknowledgement, read_batch
-from pixiu.errors import Draining, MalformedData, Overloaded, PixiuError
+from pixiu.errors import Draining, InvalidArgument, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID
-from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.duplex import Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 
@@ -36,7 +35,7 @@ MAIL_STREAM_REFUSED: Final = "mail_stream_refused"
 
 Call = grpc.aio.ServicerContext[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
 
-Handler = GrpcHandler[delivery_pb2.DeliveryReply, delivery_pb2.DeliveryBatch]
+Handler = Served[delivery_pb2.DeliveryReply, delivery_pb2.DeliveryBatch]
 
 
 class _Stream:
@@ -44,7 +43,7 @@ class _Stream:
 
     Args:
         number: of the stream.
-        handler: of its call.
+        handler: carries it.
         owner: the service.
     """
 
@@ -150,20 +149,27 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         self, request_iterator: AsyncIterator[delivery_pb2.DeliveryBatch], context: Call
     ) -> None:
         """Serve one relay's stream."""
+        await self.deliver(GrpcHandler(context))
+
+    async def deliver(self, handler: Handler) -> None:
+        """Serve one relay's stream, whatever carries it."""
         if self._core() is None or self._stopped:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this gateway does not take mail now; try again soon")
+            await handler.refuse(Unavailable("this gateway does not take mail now; try again soon"))
         if len(self._streams) >= MAX_STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams of mail")
-        stream = _Stream(next(self._numbers), GrpcHandler(context), self)
+            await handler.refuse(Overloaded(f"more than {MAX_STREAMS} streams of mail"))
+        stream = _Stream(next(self._numbers), handler, self)
         self._streams[stream.number] = stream
-        await stream.run()
+        try:
+            await stream.run()
+        except InvalidArgument as garbage:
+            await handler.refuse(garbage)
         if isinstance(stream.error, MalformedData):
             self.refused += 1
             if once_per(WARN_S, (MAIL_STREAM_REFUSED, stream.relay)):
                 self._log.warning(MAIL_STREAM_REFUSED, relay=f"{stream.relay:016x}", text=str(stream.error))
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(stream.error))
+            await handler.refuse(InvalidArgument(str(stream.error)))
         elif stream.error is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(stream.error))
+            await handler.refuse(Unavailable(str(stream.error)))
 
     # --- what its streams call
 

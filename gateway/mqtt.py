@@ -115,6 +115,8 @@ class MQTTConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._publishing = Publishing(self, clients)
+        self._published: list[int] | None = None
+        """Packet IDs of what is acknowledged at the end of the turn."""
         self._joins = clients.join_rate()
         self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
         """Packet ID of a SUBSCRIBE → of each filter what its SUBACK says, and its channel; as many as the session lets wait."""
@@ -133,6 +135,8 @@ class MQTTConnection(asyncio.Protocol):
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own; of TLS it is another one
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
+        if self._clients.pacer is not None:
+            self._clients.pacer.be_patient(sock)
         self._address = _keep_alive(sock, self._clients.options.tcp_keep_alive_s)
         # Unlike that of every other client of the cluster: two with one ID would take each other's place.
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
@@ -252,6 +256,10 @@ class MQTTConnection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what was answered and delivered in this turn."""
+        if self._published is not None:
+            packet_ids, self._published = self._published, None
+            if self._session is not None:
+                self._perform(self._session.publish_accepted(packet_ids, self._clients.now()))
         self._write_answers()
         out, count = self._out, self._out_count
         self._out, self._out_count = [], 0
@@ -341,8 +349,10 @@ class MQTTConnection(asyncio.Protocol):
 
     def published(self, packet_id: int) -> None:
         """A message of QoS 1 is done: acknowledge it, with all others of this turn."""
-        if self._session is not None:
-            self._perform(self._session.publish_accepted((packet_id,), self._clients.now()), soon=True)
+        if self._published is None:
+            self._published = []
+            self._clients.flush_soon(self)
+        self._published.append(packet_id)
 
     def stop_reading(self, wanted: bool) -> None:
         """Read nothing from the client until it is said again."""

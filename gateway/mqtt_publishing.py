@@ -75,6 +75,7 @@ class Publishing:
         "_plain_full",
         "_queue",
         "_sent",
+        "_stopped",
         "_under_way",
         "_waiting_bytes",
         "earlier",
@@ -91,6 +92,8 @@ class Publishing:
         self._plain = 0
         """Bytes of QoS 0 under way to the proxies."""
         self._plain_full = False
+        self._stopped = False
+        """What the client was told last."""
         self._under_way = 0
         """Bytes of those that are."""
         self._again: list[Confirmable] = []
@@ -156,8 +159,10 @@ class Publishing:
     def _set_reading(self) -> None:
         """Read from the client only while nothing of QoS 1 waits, and not too much of QoS 0 is under way: else what it fills are
         the links to the proxies, and these drop what is others' as well."""
-        if self._client.is_open:
-            self._client.stop_reading(bool(self._queue or self._again) or self._plain_full)
+        stopped = bool(self._queue or self._again) or self._plain_full
+        if stopped is not self._stopped and self._client.is_open:
+            self._stopped = stopped
+            self._client.stop_reading(stopped)
 
     def _allowed(self, messages: Sequence[tuple[int, Publish]], access: Session) -> list[tuple[int, Publish]]:
         """Those that the client may publish. What it may not is dropped; at QoS 1 it ends the session, for want of a "no". It pays
@@ -236,6 +241,7 @@ class Publishing:
                 break
             if not self._clients.publishers.publish(message, self._send_on):
                 break
+            self._clients.hurry()
             self._queue.popleft()
             self._waiting_bytes -= size
             self._under_way += size
@@ -270,6 +276,7 @@ class Publishing:
         client, counters = self._client, self._clients.counters
         if not client.is_open:
             return
+        self._clients.hurry()
         if error is None:
             if len(self._accepted) >= MAX_ROOMS:
                 self._accepted.clear()

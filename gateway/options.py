@@ -9,6 +9,7 @@ from typing import Final
 
 from cluster.runtime.doors import ClientRoleOptions, Door
 from cluster.runtime.fields import bounded
+from cluster.runtime.options import PacedOptions
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
@@ -17,7 +18,7 @@ DRAIN_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ClientRoleOptions):
+class Options(ClientRoleOptions, PacedOptions):
     """The [gateway] table."""
 
     mqtt_host: str = "127.0.0.1"

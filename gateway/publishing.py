@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
+from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.methods import PUBLISH
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
-from pixiu.client.streams import PublisherShell, Receipt
+from pixiu.client.streams import PublishCarrier, PublisherShell, Receipt, publish_call
+from pixiu.discovery.view import View
 from pixiu.errors import PixiuError
 from pixiu.ids import SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.channels import Channels
 from pixiu.wire.record import LANE_FIRST
+from pixiu.wire.v1 import wire_pb2
 
 
 class Confirmable:
@@ -68,8 +73,9 @@ class _Awaited(Receipt):
 class _Publisher:
     """One stream of messages to each proxy. Those that have no room wait with their clients, which are let in by turns."""
 
-    def __init__(self, name: str, proof: Callable[[], str]) -> None:
+    def __init__(self, name: str, proof: Callable[[], str], view: Callable[[], View], framed: Framed | None) -> None:
         self._name = name
+        self._view, self._framed = view, framed
         self._options = ClientOptions()
         self._channels = Channels("proxy", proof)
         self._shell: PublisherShell | None = None
@@ -83,8 +89,13 @@ class _Publisher:
             self._shell.set_proxies(addresses)
         elif addresses:
             core = PublisherCore(self._options, addresses, random.random)
-            self._shell = PublisherShell(core, self._name, self._channels, lambda: None)
+            self._shell = PublisherShell(core, self._name, self._channels, lambda: None, opens=self._opens)
         self._room()
+
+    def _opens(self, address: str) -> AbstractAsyncContextManager[PublishCarrier]:
+        proxy = next((node for node in self._view().of_role("proxy") if node.address == address), None)
+        parse = wire_pb2.PublishReply.FromString
+        return framed_or_grpc(self._framed, proxy, PUBLISH, parse, lambda: publish_call(self._channels, address))
 
     def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
         """Send a message; `message.resolved` is called once. False: there is no room now, and `when_room` is called when there may
@@ -129,11 +140,15 @@ class ConfirmedPublishers:
 
     Args:
         proof: makes what tells proxies that this is a gateway.
+        view: gives the newest view of the cluster.
+        framed: opens framed streams to proxies that offer them; None: gRPC carries all.
     """
 
-    def __init__(self, name: str, vrooms: VRooms, proof: Callable[[], str]) -> None:
+    def __init__(
+        self, name: str, vrooms: VRooms, proof: Callable[[], str], view: Callable[[], View], framed: Framed | None
+    ) -> None:
         self._vrooms = vrooms
-        self._ordinary, self._big = _Publisher(name, proof), _Publisher(name, proof)
+        self._ordinary, self._big = _Publisher(name, proof, view, framed), _Publisher(name, proof, view, framed)
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
         """The Running proxies, in the order of their registration."""

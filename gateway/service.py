@@ -21,6 +21,7 @@ from cluster.membership.digest import Digest, Rule
 from cluster.membership.digest_keys import KEYS_S, DigestKeys
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.lww_map import encode_messages
+from cluster.rpc.methods import DELIVER
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.runtime.door_tls import DoorTls
@@ -49,7 +50,7 @@ from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.trace import Hop
-from pixiu.wire.v1 import control_pb2, delivery_pb2_grpc, wire_pb2_grpc
+from pixiu.wire.v1 import control_pb2, delivery_pb2, delivery_pb2_grpc, wire_pb2_grpc
 from registry.kicks import KickRequests
 
 DRAIN_POLL_S: Final = 0.05
@@ -72,7 +73,8 @@ class Service(RoleShell):
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
         self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost)
-        self._publishers = ConfirmedPublishers(gateway_publisher(context.endpoint_id), self._vrooms, self._proof)
+        name = gateway_publisher(context.endpoint_id)
+        self._publishers = ConfirmedPublishers(name, self._vrooms, self._proof, lambda: context.view, context.framed)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
             Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN, performed=self._flush)
         )
@@ -99,6 +101,7 @@ class Service(RoleShell):
         for server in context.servers_of_clients:
             wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), server)
         delivery_pb2_grpc.add_MailDeliveryServicer_to_server(self._mail, context.server)
+        context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 

@@ -19,7 +19,7 @@ from cluster.replication.doubling import DoublingService, phase_samples
 from cluster.replication.events import Accepted, Persisted
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
-from cluster.rpc.leader_stream import PI_METHOD
+from cluster.rpc.methods import EXCHANGE
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.role import RoleShell, Runner, totals
@@ -84,7 +84,7 @@ class Service(RoleShell):
         self._runner.effects.on(ev.Reply, self._reply)
         served = PiService(self, context.audit)
         pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
-        context.streams.serve(PI_METHOD, pi_pb2.PiRequest.FromString, served.exchange_framed)
+        context.streams.serve(EXCHANGE, pi_pb2.PiRequest.FromString, served.exchange_framed)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
         DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)

@@ -159,7 +159,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             max_record_bytes=context.cluster.max_record_bytes, timeout_s=options.mail_timeout_s, taken="mail" in options.kinds
         )
         self.runner: Runner[ev.Event, ev.Effect] = Runner(self.core, context.now, tick=TICK, end_of_turn=END_OF_TURN)
-        self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash)
+        self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash, context.framed)
         self._confirming = OneAtATime(context.metrics.histogram("pixiu_mail_confirm_seconds", CONFIRM))
         self._enter_effects()
         self._streams: dict[int, WriterStream] = {}

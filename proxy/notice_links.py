@@ -6,15 +6,19 @@ Source: docs/architecture.md, "A mail is sent".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.methods import NOTIFY
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.role import Runner, totals
+from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.channels import Channels
-from pixiu.rpc.duplex import Duplex, Outbox
+from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from proxy import mail_events as ev
@@ -27,10 +31,10 @@ MAX_WAITING: Final = 1 << 16
 class _Stream:
     """One stream to a relay; ends by itself when it breaks."""
 
-    def __init__(self, relay: int, address: str, channels: Channels, owner: NoticeLinks) -> None:
-        self.relay, self._address, self._channels, self._owner = relay, address, channels, owner
+    def __init__(self, relay: Node, owner: NoticeLinks) -> None:
+        self.relay, self._node, self._owner = relay.endpoint, relay, owner
         self._outbox = Outbox[delivery_pb2.NoticeBatch](MAX_WAITING)
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-notices-{relay:016x}")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-notices-{relay.endpoint:016x}")
         self._task.add_done_callback(owner.ended)
 
     def send(self, batch: delivery_pb2.NoticeBatch) -> None:
@@ -45,12 +49,19 @@ class _Stream:
         return self._task
 
     async def _run(self) -> None:
-        call: GrpcCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken] = GrpcCall.over(
-            self._channels, self._address, lambda channel: delivery_pb2_grpc.MailNoticesStub(channel).Notify()
+        parse = delivery_pb2.NoticesTaken.FromString
+        try:
+            with contextlib.suppress(StreamEnded):  # it was not opened
+                async with framed_or_grpc(self._owner.framed, self._node, NOTIFY, parse, self._by_grpc) as call:
+                    # What is unanswered at the end is told again, by `broken`.
+                    await Duplex(call, self._taken, self._outbox.give, work=self._outbox.work, over=self._over).run()
+        finally:
+            self._over()
+
+    def _by_grpc(self) -> GrpcCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken]:
+        return GrpcCall.over(
+            self._owner.channels, self._node.address, lambda channel: delivery_pb2_grpc.MailNoticesStub(channel).Notify()
         )
-        async with call:
-            # What is unanswered at the end is told again, by `broken`.
-            await Duplex(call, self._taken, self._outbox.give, work=self._outbox.work, over=self._over).run()
 
     def _taken(self, reply: delivery_pb2.NoticesTaken) -> None:
         self._owner.taken(self.relay, reply)
@@ -67,17 +78,23 @@ class NoticeLinks:
         view: gives the newest view of the cluster.
         now: monotonic seconds.
         crash: called with an error that is a bug here.
+        framed: opens framed streams to relays that offer them; None: gRPC carries all.
     """
 
     def __init__(
-        self, endpoint: EndpointID, view: Callable[[], View], now: Callable[[], float], crash: Callable[[BaseException], None]
+        self,
+        endpoint: EndpointID,
+        view: Callable[[], View],
+        now: Callable[[], float],
+        crash: Callable[[BaseException], None],
+        framed: Framed | None = None,
     ) -> None:
-        self._endpoint, self._view, self._crash = endpoint, view, crash
+        self._endpoint, self._view, self._crash, self.framed = endpoint, view, crash, framed
         self.core = Notices()
         self.runner: Runner[ev.NoticesEvent, ev.NoticesEffect] = Runner(self.core, now, tick=TICK, end_of_turn=END_OF_TURN)
         self.runner.effects.on(ev.SendNotices, self._send)
         self.runner.effects.on(ev.LeaveRelay, self._leave)
-        self._channels = Channels("relay")
+        self.channels = Channels("relay")
         self._streams: dict[int, _Stream] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -101,7 +118,7 @@ class NoticeLinks:
         self.runner.stop()
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
         await asyncio.gather(*self._leaving, return_exceptions=True)
-        await self._channels.close()
+        await self.channels.close()
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
@@ -131,5 +148,5 @@ class NoticeLinks:
                 self.runner.step(ev.RelayLost(effect.relay))
                 return
             batch.proxy = self._endpoint
-            stream = self._streams[effect.relay] = _Stream(effect.relay, node.address, self._channels, self)
+            stream = self._streams[effect.relay] = _Stream(node, self)
         stream.send(batch)

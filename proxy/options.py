@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from cluster.runtime.doors import ClientRoleOptions
 from cluster.runtime.fields import bounded, choices
+from cluster.runtime.options import PacedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ClientRoleOptions):
+class Options(ClientRoleOptions, PacedOptions):
     """The [proxy] table."""
 
     publisher_window_bytes: int = bounded(4 << 20, 64 << 10, 1 << 28)

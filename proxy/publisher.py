@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc.aio
 
 from cluster.access.guard import Session
 from cluster.access.loans import Lent, Loan
+from cluster.rpc.framed import FramedHandler
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
-from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.duplex import Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.record import HEADER_SIZE
@@ -34,6 +35,8 @@ FINISH_TIMEOUT_S = 10.0
 """How long a publisher that has said its last word is still answered."""
 
 Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
+Enter = Callable[[Callable[[str], None]], Awaitable[Session | None]]
+"""Makes a session for a call, given what ends it. See `PublisherHost.enter`."""
 
 
 class PublisherHost(Protocol):
@@ -42,6 +45,10 @@ class PublisherHost(Protocol):
     options: Options
     lender: Lender
     ids: MessageIDs
+
+    @property
+    def proofs(self) -> bool:
+        """Whether a gateway proves what it is; otherwise it is known by its name."""
 
     def admit(self, publisher: PublisherStream) -> int:
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
@@ -195,11 +202,19 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """Serve one publisher's stream."""
-        handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
+        await self._publish(GrpcHandler(context), self._host.proven(context), lambda end: self._host.enter(context, end))
+
+    async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
+        """Serve one gateway's stream, over frames: its hello has proved what it is, where there is something to prove it by."""
+        await self._publish(handler, self._host.proofs, None)
+
+    async def _publish(
+        self, handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest], gateway: bool, enter: Enter | None
+    ) -> None:
+        """`enter`: logs in who is not proven to be a gateway; None: nobody has to."""
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
-        gateway = self._host.proven(context)
         try:
-            publisher.access = None if gateway else await self._host.enter(context, publisher.login_over)
+            publisher.access = None if gateway or enter is None else await enter(publisher.login_over)
             if publisher.access is not None:
                 publisher.lent = self._host.ids.of(publisher.access)
             number = self._host.admit(publisher)

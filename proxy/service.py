@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from cluster.access.doors import ProcessProofs, enter, guard_of, proof_keys
 from cluster.access.guard import Session
 from cluster.links.api import Outcome, Peer, PeerState
+from cluster.rpc import methods
 from cluster.runtime.context import Context
 from cluster.runtime.contract import TICK, RecordsReceived, Settled
 from cluster.runtime.histogram import SIZES, OneAtATime
@@ -73,7 +74,7 @@ class Service(RoleShell):
         self._context = context
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
-        self._proofs = bool(proof_keys(context.cluster))
+        self.proofs = bool(proof_keys(context.cluster))
         self._process_proofs = ProcessProofs(context.cluster)
         options, cluster = context.options, context.cluster
         self._sampler = _sampler(cluster)
@@ -113,7 +114,10 @@ class Service(RoleShell):
         self.run(self.mail.notices.runner)
         for server in context.servers_of_clients:
             of_cluster = server is context.server
-            wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self, of_cluster=of_cluster), server)
+            publishers = PublisherService(self, of_cluster=of_cluster)
+            wire_pb2_grpc.add_PublisherServicer_to_server(publishers, server)
+            if of_cluster:
+                context.streams.serve(methods.PUBLISH, wire_pb2.PublishRequest.FromString, publishers.publish_framed)
             wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
@@ -223,7 +227,7 @@ class Service(RoleShell):
 
     def named(self, stream: int, client: str) -> None:
         """A publisher said its name. A gateway of the cluster is told by it, and limits its clients itself."""
-        if self._proofs:
+        if self.proofs:
             return  # gateways have a proof, and a name is none
         self._names[stream] = client
         self._exempt_gateways(self._context.view)

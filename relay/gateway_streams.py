@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, Protocol
 
+from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.methods import DELIVER
+from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff
@@ -161,27 +164,31 @@ class _Stream:
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             node = self._streams.view().by_endpoint(self.gateway)
-            if node is not None and await self._serve(node.address):
+            if node is not None and await self._serve(node):
                 self._streams.broke(self.gateway)
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
 
-    async def _serve(self, address: str) -> bool:
+    async def _serve(self, node: Node) -> bool:
         """One stream to its end. Whether it was ready."""
-        call: GrpcCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply] = GrpcCall.over(
-            self._streams.channels, address, lambda channel: delivery_pb2_grpc.MailDeliveryStub(channel).Deliver()
-        )
-        async with call:
-            try:
+
+        def by_grpc() -> GrpcCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]:
+            return GrpcCall.over(
+                self._streams.channels, node.address, lambda channel: delivery_pb2_grpc.MailDeliveryStub(channel).Deliver()
+            )
+
+        parse = delivery_pb2.DeliveryReply.FromString
+        try:
+            async with framed_or_grpc(self._streams.framed, node, DELIVER, parse, by_grpc) as call:
                 reply = await ask(call, delivery_pb2.DeliveryBatch(relay=self._streams.endpoint), READY_S)
-            except StreamEnded:
-                return False  # the pause is what is done about it
-            if not reply.ready:
-                return False
-            self.outbox = Outbox(self._streams.owner.place, self.gateway)
-            duplex = self._duplex = Duplex(call, self._take, self._give, over=self._over)
-            self._streams.owner.stream_ready(self.gateway)
-            await duplex.run()
+                if not reply.ready:
+                    return False
+                self.outbox = Outbox(self._streams.owner.place, self.gateway)
+                duplex = self._duplex = Duplex(call, self._take, self._give, over=self._over)
+                self._streams.owner.stream_ready(self.gateway)
+                await duplex.run()
+        except StreamEnded:
+            return False  # it was not opened; the pause is what is done about it
         return True
 
     def _take(self, reply: delivery_pb2.DeliveryReply) -> None:
@@ -221,6 +228,7 @@ class GatewayStreams:
         view: gives the newest view of the cluster.
         max_bytes: that may wait for one gateway. Policy: its stream is broken, and what was not acknowledged is sent again.
         crash: called with an error that is a bug here.
+        framed: opens framed streams to gateways that offer them; None: gRPC carries all.
     """
 
     def __init__(
@@ -230,8 +238,9 @@ class GatewayStreams:
         view: Callable[[], View],
         max_bytes: int,
         crash: Callable[[BaseException], None],
+        framed: Framed | None = None,
     ) -> None:
-        self.owner, self.endpoint, self.view = owner, endpoint, view
+        self.owner, self.endpoint, self.view, self.framed = owner, endpoint, view, framed
         self.channels = Channels("gateway")
         self.broken = 0
         """Streams that broke."""

@@ -16,11 +16,15 @@ from typing import Final
 
 import grpc.aio
 
+from cluster.rpc.methods import NOTIFY
 from cluster.rpc.xiu_fetcher import Fetcher
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.role import RoleShell, Runner, totals
+from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import Served, StreamEnded
+from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, pi_pb2
 from relay import mail_events as ev
 from relay.core import Core
@@ -42,6 +46,7 @@ SAVE_POLL_S: Final = 0.02
 MALFORMED: Final = "a batch of notices has lists of the same length, at most 4096, and records of the sizes that it says"
 
 NoticeCall = grpc.aio.ServicerContext[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken]
+NoticeHandler = Served[delivery_pb2.NoticesTaken, delivery_pb2.NoticeBatch]
 
 
 class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
@@ -67,7 +72,9 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         self._pi = PiLinks(lambda: context.view, self._channels, context.crash, context.framed)
         self._fetcher = Fetcher(lambda: context.view, self._channels)
         max_bytes = options.mail_waiting_mb << 20
-        self._gateways = GatewayStreams(self, context.endpoint_id, lambda: context.view, max_bytes, context.crash)
+        self._gateways = GatewayStreams(
+            self, context.endpoint_id, lambda: context.view, max_bytes, context.crash, context.framed
+        )  # fmt: skip
         self.runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self.core, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._confirmed: list[dv.ConfirmNotices] = []
         """Of the step under way."""
@@ -75,6 +82,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         self._peers = itertools.count(1)
         self._malformed = 0
         delivery_pb2_grpc.add_MailNoticesServicer_to_server(self, context.server)
+        context.streams.serve(NOTIFY, delivery_pb2.NoticeBatch.FromString, self.notify)
 
     def _enter_effects(self) -> None:
         effects = self.runner.effects
@@ -146,22 +154,34 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
 
     # --- proxies
 
-    async def Notify(
+    async def Notify(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[delivery_pb2.NoticeBatch], context: NoticeCall
-    ) -> AsyncIterator[delivery_pb2.NoticesTaken]:
-        """One proxy's stream: each batch is answered at once."""
+    ) -> None:
+        """One proxy's stream."""
+        await self.notify(GrpcHandler(context))
+
+    async def notify(self, handler: NoticeHandler) -> None:
+        """One proxy's stream, whatever carries it: each batch is answered at once."""
         peer = next(self._peers)
-        async for batch in request_iterator:
-            notices = notices_of(batch)
-            if notices is None:
-                self._malformed += 1
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
-            else:
-                self.runner.step(dv.Notified(peer, batch.number, notices))
-                confirmed = list(self._confirmed)
-                self._confirmed.clear()
-                for each in confirmed:
-                    yield delivery_pb2.NoticesTaken(number=each.number, elsewhere=each.elsewhere)
+        try:
+            while (batch := await handler.read()) is not None:
+                for each in self._notified(peer, batch):
+                    await handler.write(delivery_pb2.NoticesTaken(number=each.number, elsewhere=each.elsewhere))
+        except StreamEnded:
+            pass  # the proxy tells what is unanswered again
+        except PixiuError as error:
+            await handler.refuse(error)
+
+    def _notified(self, peer: int, batch: delivery_pb2.NoticeBatch) -> list[dv.ConfirmNotices]:
+        """What to answer. Raises `InvalidArgument`."""
+        notices = notices_of(batch)
+        if notices is None:
+            self._malformed += 1
+            raise InvalidArgument(MALFORMED)
+        self.runner.step(dv.Notified(peer, batch.number, notices))
+        confirmed = list(self._confirmed)
+        self._confirmed.clear()
+        return confirmed
 
     # --- gateways' streams
 

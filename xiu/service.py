@@ -21,7 +21,7 @@ from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Pr
 from cluster.replication.model import Entry
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
-from cluster.rpc.leader_stream import XIU_METHOD
+from cluster.rpc.methods import STORE
 from cluster.runtime.context import Context
 from cluster.runtime.contract import Tick
 from cluster.runtime.role import RoleShell, Runner, totals
@@ -133,7 +133,7 @@ class Service(RoleShell):
         self._runner.effects.on(ev.AskParent, self.cuts.ask)
         served = XiuService(self, options)
         xiu_pb2_grpc.add_XiuServicer_to_server(served, context.server)
-        context.streams.serve(XIU_METHOD, xiu_pb2.StoreRequest.FromString, served.store)
+        context.streams.serve(STORE, xiu_pb2.StoreRequest.FromString, served.store)
         self.export = XiuExport(self, options)
         export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
         context.metrics.collect_from(self._samples)

@@ -105,6 +105,7 @@ class Endpoint(Links):
         """Whether data leaves at the end of what is running."""
         self._in_input = False
         """Whether that is what came being handed over."""
+        self._hurry: Callable[[float], None] | None = None
         self._at_end: list[Callable[[], None]] = []
         self._backlog: deque[tuple[bytes, Address]] = deque()
         self._send_errors: dict[str, int] = {}
@@ -142,6 +143,13 @@ class Endpoint(Links):
         self._socket = sock
         self._core.receive_buffer_given(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
         return int(sock.getsockname()[1])
+
+    def pace(self, patient: Callable[[socket.socket], None], hurry: Callable[[float], None]) -> None:
+        """Have this process's socket, once it is bound, be patient, and whoever paces the loop told when somebody waits for what is
+        sent or came. See `cluster.runtime.pacing`."""
+        if self._socket is not None:
+            patient(self._socket)
+            self._hurry = hurry
 
     def role_of(self, id_: EndpointID) -> str:
         """The role that a sender's tags have proved, or that of a peer; empty for a process that is neither."""
@@ -241,13 +249,19 @@ class Endpoint(Links):
         more: bool = False,
     ) -> None:
         """Queue a parcel of records, as `Links.send_records`."""
-        self._core.send_records(peer, records, lane, token, self._now(), urgent, more)
+        now = self._now()
+        if urgent and self._hurry is not None:
+            self._hurry(now)
+        self._core.send_records(peer, records, lane, token, now, urgent, more)
         if not self._flush_scheduled:
             self._schedule_flush()
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
         """Queue control messages, as `Links.send_control`."""
-        self._core.send_control(peer, messages, token, self._now())
+        now = self._now()
+        if self._hurry is not None:
+            self._hurry(now)
+        self._core.send_control(peer, messages, token, now)
         if not self._flush_scheduled:
             self._schedule_flush()
 
@@ -314,6 +328,10 @@ class Endpoint(Links):
         self._in_turn = self._in_input = True
         try:
             self._receive_all(sock, now)
+            if self._core.urgent_came:
+                self._core.urgent_came = False
+                if self._hurry is not None:
+                    self._hurry(now)
             if self._core.has_events:
                 self._core.dispatch(now)
         finally:

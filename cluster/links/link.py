@@ -122,6 +122,8 @@ class LinkCore:
         self._orphans: list[tuple[EndpointID, int]] = []
         self._states: list[tuple[EndpointID, PeerState]] = []
         self._wake = INFINITY
+        self.urgent_came = False
+        """Whether something came for which somebody waits, since its owner has looked."""
         self._held_until = -INFINITY
         """Until when records wait for more; -infinity: they do not."""
         self._start = b""
@@ -304,10 +306,11 @@ class LinkCore:
                 self._heartbeat(link, now)
             if sender.settled:
                 self._changed[id_] = link
-            if sender.busy:
-                self._wake = min(self._wake, sender.deadline(now))
-            else:
+            deadline = sender.deadline(now)
+            if deadline == INFINITY:
                 self._busy.pop(id_, None)
+            elif deadline < self._wake:
+                self._wake = deadline
 
     @property
     def has_unacknowledged(self) -> bool:
@@ -411,7 +414,7 @@ class LinkCore:
         receiver.unacknowledged_bytes += len(data) + OVERHEAD_BYTES
         receiver.data_at = now
         if head[4] & FLAG_URGENT:
-            receiver.urgent = True
+            receiver.urgent = self.urgent_came = True
         if receiver not in self._pending:
             self._pending[receiver] = link
         if sequence == tracker.next:
@@ -441,7 +444,7 @@ class LinkCore:
                     counts.records_received += count
                     return
             else:
-                receiver.urgent = True
+                receiver.urgent = self.urgent_came = True
                 refusal = Refusal.MALFORMED_CONTROL
                 messages = split_control(data, start, end, count)
                 taken = self._handler.on_control(link.id, messages) if messages is not None else Outcome.MALFORMED

@@ -407,12 +407,21 @@ class Sender:
         self._counts.sent_lost += self.datagram.void(self.settled) + self.stream.void(self.settled)
 
     def deadline(self, now: float) -> float:
-        """When this side must be looked at again; infinity when nothing waits or is in flight."""
-        found = min(self.datagram.deadline(True), self.stream.deadline(self._streamed[0].bytes > 0))
+        """When this side must be looked at again; infinity when it is not `busy`."""
+        found = self.datagram.deadline(True)
+        (records, control), (streamed, large_control) = self._boxes, self._streamed
+        if records.bytes:
+            found = min(found, records.oldest() + self._push_back_s)
+        if control.bytes:
+            found = min(found, control.oldest() + CONTROL_WAIT_S)
+        if streamed.bytes or large_control.bytes or self.stream.cost:
+            found = min(found, self._stream_deadline(now))
+        return found
+
+    def _stream_deadline(self, now: float) -> float:
+        found = self.stream.deadline(self._streamed[KIND_RECORDS].bytes > 0)
         for kind in (KIND_RECORDS, KIND_CONTROL):
-            box, streamed = self._boxes[kind], self._streamed[kind]
-            if box.bytes:
-                found = min(found, box.oldest() + self._least(kind))
+            streamed = self._streamed[kind]
             if streamed.bytes:
                 until = self._switches[kind].until
                 found = min(found, self._drop_streamed_at(kind, streamed), until if until > now else INFINITY)

@@ -15,9 +15,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -27,12 +27,15 @@ from cluster.replication.messages import Message
 from cluster.replication.model import MemberID
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.wire import decode_message
+from cluster.rpc.framed import Framed, FramedHandler, framed_or_grpc
+from cluster.rpc.methods import REPLICATE
 from cluster.runtime.context import Context
-from pixiu.errors import MalformedData, PixiuError, Unavailable
+from pixiu.discovery.node import Node
+from pixiu.errors import ConfigurationError, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
+from pixiu.rpc.duplex import Duplex, Outbox, Served, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
@@ -75,6 +78,14 @@ SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
 HeldCall = Callable[[MemberID, pb.SnapshotPart.Begin], Awaitable[pb.SnapshotHeld]]
 
 
+class Place(NamedTuple):
+    """Where a peer is (host:port), since which of its incarnations, and as what it registered."""
+
+    address: str
+    incarnation: int
+    node: Node | None = None
+
+
 def new_outbox() -> Messages:
     """A bounded queue of messages for one peer."""
     return Outbox(MAX_QUEUED, MAX_QUEUED_BYTES)
@@ -83,8 +94,10 @@ def new_outbox() -> Messages:
 class _Outgoing:
     """The stream that this replica opens to a peer, when there is something to say; again with backoff."""
 
-    def __init__(self, member: MemberID, address: str, metadata: tuple[tuple[str, str], ...], on_data: Received) -> None:
-        self._address = address
+    def __init__(
+        self, member: MemberID, place: Place, metadata: tuple[tuple[str, str], ...], on_data: Received, framed: Framed | None
+    ) -> None:
+        self._place, self._framed = place, framed
         self.outbox = new_outbox()
         self._member, self._metadata, self._on_data = member, metadata, on_data
         self._task = asyncio.create_task(self._run())
@@ -104,19 +117,22 @@ class _Outgoing:
 
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""
-        call: GrpcCall[bytes, bytes] = GrpcCall.to(
-            self._address,
+        about = " ".join(f"{key}={value}" for key, value in self._metadata)
+        try:
+            async with framed_or_grpc(self._framed, self._place.node, REPLICATE, bytes, self._by_grpc, about) as call:
+                await call.opened(CONNECT_WAIT_S)
+                await Duplex(call, self._take, self.outbox.give, work=self.outbox.work).run()
+        except StreamEnded:
+            return False
+        return True
+
+    def _by_grpc(self) -> GrpcCall[bytes, bytes]:
+        return GrpcCall.to(
+            self._place.address,
             dict(self._metadata)["pixiu-role"],
             CHANNEL_OPTIONS,
-            lambda channel: channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata),
+            lambda channel: channel.stream_stream(REPLICATE)(metadata=self._metadata),
         )
-        async with call:
-            try:
-                await call.opened(CONNECT_WAIT_S)
-            except StreamEnded:
-                return False
-            await Duplex(call, self._take, self.outbox.give, work=self.outbox.work).run()
-            return True
 
     def _take(self, data: bytes) -> None:
         self._on_data(self._member, data, self.outbox)
@@ -144,8 +160,7 @@ class Peers:
         self, context: Context[Any], options: ReplicationOptions, on_message: Callable[[Message], None], own: Callable[[], MemberID]
     ) -> None:
         self._context, self._options, self._on_message, self._own = context, options, on_message, own
-        self._addresses: dict[MemberID, str] = {}
-        self._incarnations: dict[MemberID, int] = {}
+        self._places: dict[MemberID, Place] = {}
         self._outgoing: dict[MemberID, _Outgoing] = {}
         self._incoming: dict[MemberID, _Incoming] = {}
         self._heard: dict[MemberID, tuple[Messages, float]] = {}
@@ -174,16 +189,17 @@ class Peers:
             "SetClock": grpc.unary_unary_rpc_method_handler(self._by_operator(set_clock)),
         }
         self._context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._context.streams.serve(REPLICATE, bytes, self._exchange_framed)
 
-    def set_live(self, live: dict[MemberID, tuple[str, int]]) -> None:
-        """Where the live replicas are (host:port), and in which incarnation: to a new one new streams are opened."""
-        incarnations = {member: incarnation for member, (_, incarnation) in live.items()}
-        for member in [m for m in self._heard if incarnations.get(m) != self._incarnations.get(m)]:
+    def set_live(self, live: dict[MemberID, Place]) -> None:
+        """Where the live replicas are: to a new incarnation new streams are opened."""
+
+        before, now = ({member: place.incarnation for member, place in places.items()} for places in (self._places, live))
+        for member in [m for m in self._heard if now.get(m) != before.get(m)]:
             del self._heard[member]
-        for member in [m for m in self._outgoing if incarnations.get(m) != self._incarnations.get(m)]:
+        for member in [m for m in self._outgoing if now.get(m) != before.get(m)]:
             self._close(self._outgoing.pop(member))
-        self._incarnations = incarnations
-        self._addresses = {member: address for member, (address, _) in live.items()}
+        self._places = live
 
     def _close(self, stream: _Outgoing) -> None:
         for member in [m for m, (outbox, _) in self._heard.items() if outbox is stream.outbox]:
@@ -197,9 +213,9 @@ class Peers:
         outbox, heard_at = self._heard.get(to, (None, 0.0))
         if outbox is None or time.monotonic() > heard_at + HEARD_S:
             stream = self._outgoing.get(to)
-            address = self._addresses.get(to)
-            if stream is None and address is not None:
-                stream = self._outgoing[to] = _Outgoing(to, address, self.metadata(to), self._take)
+            place = self._places.get(to)
+            if stream is None and place is not None:
+                stream = self._outgoing[to] = _Outgoing(to, place, self.metadata(to), self._take, self._context.framed)
             outbox = stream.outbox if stream is not None else None
         if outbox is not None and outbox.put(data, len(data)):
             self.counts["messages_sent_total"] += 1
@@ -215,11 +231,15 @@ class Peers:
             ("pixiu-to", hex_id(to)),
         )
 
+    def _address(self, to: MemberID) -> str:
+        place = self._places.get(to)
+        if place is None:
+            raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
+        return place.address
+
     async def ask_held(self, to: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
         """What a peer has of a snapshot that broke off. Raises Unavailable."""
-        address = self._addresses.get(to)
-        if address is None:
-            raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
+        address = self._address(to)
         async with peer_channel(address, self._context.role, CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/ResumeSnapshot")
             try:
@@ -233,9 +253,7 @@ class Peers:
     async def send_snapshot(self, to: MemberID, parts: AsyncIterator[bytes]) -> None:
         """Send a snapshot whole; it may take any time while the peer takes parts of it, and then, to look at what came, as long
         again as all of them took. Raises Unavailable."""
-        address = self._addresses.get(to)
-        if address is None:
-            raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
+        address = self._address(to)
         loop, limit_s = asyncio.get_running_loop(), self._options.snapshot_timeout_s
         begun = loop.time()
 
@@ -285,7 +303,13 @@ class Peers:
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> MemberID:
         """Whose call it is. Ends the call when it is not for this replica."""
-        said = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        try:
+            return self._member({key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)})
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+
+    def _member(self, said: Mapping[str, str]) -> MemberID:
+        """Whose call it is, by what it says. Raises `ConfigurationError` when it is not for this replica."""
         own = self._own()
         problem = ""
         member = MemberID(0)
@@ -300,19 +324,25 @@ class Peers:
         elif not problem and (member == own or not 0 < member < 1 << 63):
             problem = "pixiu-from is not another replica"
         if problem:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+            raise ConfigurationError(problem)
         return member
 
     async def _exchange(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        member = await self._caller(context)
+        await self._serve(await self._caller(context), GrpcHandler(context))
+
+    async def _exchange_framed(self, handler: FramedHandler[bytes, bytes]) -> None:
+        said = dict(word.partition("=")[::2] for word in handler.about.split())
+        await self._serve(self._member(said), handler)
+
+    async def _serve(self, member: MemberID, handler: Served[bytes, bytes]) -> None:
+        """A peer's stream, whatever carries it."""
         if self._closed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is draining")
+            await handler.refuse(Unavailable("this replica is draining"))
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
+            await handler.refuse(Overloaded(f"more than {MAX_STREAMS} streams"))
         if (before := self._incoming.get(member)) is not None:
             before.stream.end("a newer stream took its place")
         outbox = new_outbox()
-        handler: GrpcHandler[bytes, bytes] = GrpcHandler(context)
         stream = Duplex(
             handler,
             lambda data: self._take(member, data, outbox),

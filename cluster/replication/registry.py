@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.replication.events import Outcome
@@ -41,6 +41,8 @@ class LiveReplica:
 
     presence: Presence
     address: str
+    node: Node | None = field(default=None, compare=False)
+    """As it registered."""
 
 
 class PartitionRegistry:
@@ -217,4 +219,4 @@ class PartitionRegistry:
         if not node.member:
             return None
         presence = Presence(node.replica, MemberID(node.member), node.member_incarnation, node.member_end)
-        return LiveReplica(presence, node.address)
+        return LiveReplica(presence, node.address, node)

@@ -29,7 +29,7 @@ from cluster.replication.machine import StateMachine
 from cluster.replication.messages import Message
 from cluster.replication.model import CLOCK, EntryKind, MemberID, Versioned
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import Peers
+from cluster.replication.peers import Peers, Place
 from cluster.replication.proposals import Proposal, Proposals, Written
 from cluster.replication.registry import LiveReplica, PartitionRegistry
 from cluster.replication.scrub import Scrub
@@ -648,7 +648,9 @@ class Replica:
             leader = read.state.leader
             self._leader_node = live.get(leader) or self._live.get(leader) or self._leader_node
         self._live = live
-        self._peers.set_live({member: (found.address, found.presence.incarnation) for member, found in live.items()})
+        self._peers.set_live(
+            {member: Place(found.address, found.presence.incarnation, found.node) for member, found in live.items()}
+        )
         self._check_registration()
         self._step(ev.PresenceChanged(tuple(found.presence for found in live.values())))
 

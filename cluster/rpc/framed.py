@@ -13,7 +13,7 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Self
 
@@ -35,8 +35,8 @@ from pixiu.discovery.node import Node
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Overloaded, PixiuError
 from pixiu.rpc import tls
 from pixiu.rpc.channels import REFUSED
-from pixiu.rpc.duplex import In, Out, StreamEnded
-from pixiu.rpc.grpc_streams import GARBAGE
+from pixiu.rpc.duplex import Carrier, In, Out, StreamEnded
+from pixiu.rpc.grpc_streams import GARBAGE, GrpcCall
 from pixiu.rpc.status import GRPC_STATUS
 
 OPEN_S: Final = 3.0
@@ -408,13 +408,16 @@ class FramedHandler(Generic[Out, In]):
         parse: makes a message of bytes.
         peer: where it comes from, for logs.
         role, name: of the caller, as far as it has proved them.
+        about: what its hello says for the method.
     """
 
     serves = True
 
-    def __init__(self, connection: Connection, parse: Callable[[bytes], Any], peer: str, role: str, name: str) -> None:
+    def __init__(
+        self, connection: Connection, parse: Callable[[bytes], Any], peer: str, role: str, name: str, about: str = ""
+    ) -> None:
         self._connection, self._parse = connection, parse
-        self.peer, self.role, self.name = peer, role, name
+        self.peer, self.role, self.name, self.about = peer, role, name, about
 
     async def opened(self, timeout_s: float = 0.0) -> None:
         """The caller was told when its hello was taken."""
@@ -470,7 +473,41 @@ class Framed:
     def __init__(self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int) -> None:
         self._role, self._endpoint, self._key, self._max_bytes = role, endpoint, key, max_bytes
 
-    def call(self, node: Node, method: str, parse: Callable[[bytes], In]) -> FramedCall[Any, In]:
-        """A stream of a method (`/pixiu.v1.Xiu/Store`) to a process with a `stream_port`."""
-        hello = Hello(method, self._role, self._endpoint)
+    def call(self, node: Node, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
+        """A stream of a method (`cluster.rpc.methods`) to a process with a `stream_port`. about: see `Hello`."""
+        hello = Hello(method, self._role, self._endpoint, about)
         return FramedCall(node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes)
+
+
+@contextlib.asynccontextmanager
+async def framed_or_grpc(
+    framed: Framed | None,
+    node: Node | None,
+    method: str,
+    parse: Callable[[bytes], In],
+    by_grpc: Callable[[], GrpcCall[Out, In]],
+    about: str = "",
+) -> AsyncIterator[Carrier[Out, In]]:
+    """A stream of a method to a process: framed where it offers that, its port is reached and takes the hello, else over gRPC.
+
+    Args:
+        framed: opens framed streams; None: gRPC carries all.
+        node: the process; None: it is not in the registry any more.
+        by_grpc: makes the call of gRPC.
+        about: what the hello of a framed stream says for the method.
+
+    Raises `StreamEnded` when the connection breaks before the hello is answered.
+    """
+    if framed is not None and node is not None and node.stream_port:
+        async with framed.call(node, method, parse, about) as call:
+            try:
+                await call.opened(2 * OPEN_S)  # it gives up by itself before that
+            except StreamEnded as ended:
+                # Who refuses the hello may be of a release that does not serve this method so.
+                if call.reached and not ended.refused:
+                    raise
+            else:
+                yield call
+                return
+    async with by_grpc() as carrier:
+        yield carrier

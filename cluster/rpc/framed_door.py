@@ -217,7 +217,7 @@ class FramedDoor:
         self.served += 1
         try:
             connection.put(Kind.WELCOME)
-            await method.serve(FramedHandler(connection, method.parse, peer, role, name))
+            await method.serve(FramedHandler(connection, method.parse, peer, role, name, hello.about))
             connection.put(Kind.LAST)
         except (Refused, StreamEnded):
             pass

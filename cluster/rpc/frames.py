@@ -3,7 +3,7 @@
     length u32 (little endian, of what follows) │ kind u8 │ payload
 
     server ── CHALLENGE ──▶   magic, 16 random bytes
-    client ── HELLO ──────▶   32 bytes of tag, JSON {"protocol", "method", "role", "endpoint"}
+    client ── HELLO ──────▶   32 bytes of tag, JSON {"protocol", "method", "role", "endpoint", "about"}
     server ── WELCOME ────▶   or REFUSED
            ◀─ MESSAGE ───▶    protobuf
            ◀─ LAST ──────▶    nothing more comes from this side
@@ -57,6 +57,8 @@ class Hello(NamedTuple):
     method: str
     role: str
     endpoint: int
+    about: str = ""
+    """What the method wants to know before the first message, in words of its own."""
 
 
 class Refusal(NamedTuple):
@@ -117,7 +119,9 @@ def nonce_of(payload: bytes) -> bytes:
 
 def hello_payload(hello: Hello, key: bytes | None, nonce: bytes) -> bytes:
     """A hello, tagged with a key where there is one."""
-    fields = {"protocol": PROTOCOL, "method": hello.method, "role": hello.role, "endpoint": hello.endpoint}
+    fields: dict[str, object] = {"protocol": PROTOCOL, "method": hello.method, "role": hello.role, "endpoint": hello.endpoint}
+    if hello.about:
+        fields["about"] = hello.about
     said = json.dumps(fields, separators=(",", ":")).encode()
     return (_tag(key, nonce, said) if key is not None else bytes(TAG_BYTES)) + said
 
@@ -127,7 +131,7 @@ def read_hello(payload: bytes, keys_of: Callable[[str], tuple[bytes, ...] | None
     tag, said = payload[:TAG_BYTES], payload[TAG_BYTES:]
     fields = json_object(said, MAX_HELLO_BYTES, "a hello")
     integer(fields, "protocol", PROTOCOL, PROTOCOL)
-    hello = Hello(text(fields, "method"), text(fields, "role"), integer(fields, "endpoint", 0, MAX_ID))
+    hello = Hello(text(fields, "method"), text(fields, "role"), integer(fields, "endpoint", 0, MAX_ID), text(fields, "about", ""))
     keys = keys_of(hello.role)
     return hello, keys is None or any(hmac.compare_digest(tag, _tag(key, nonce, said)) for key in keys)
 

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from cluster.rpc.framed import Framed, FramedCall
+from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.methods import EXCHANGE, STORE
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.rpc.backoff import Backoff
@@ -31,8 +32,6 @@ NOBODY_S: Final = 0.2
 after its replicas run, and before its parent is split."""
 MAX_WAITING: Final = 1 << 20
 """Requests of a stream; its owner bounds those under way, so there are never so many. Policy: a further one is lost."""
-XIU_METHOD: Final = "/pixiu.v1.Xiu/Store"
-PI_METHOD: Final = "/pixiu.v1.Pi/Exchange"
 STATES: Final = (NodeState.RUNNING, NodeState.DRAINING)
 
 Request = xiu_pb2.StoreRequest | pi_pb2.PiRequest
@@ -141,15 +140,10 @@ class LeaderStream:
 
     async def _serve(self, address: str) -> tuple[str, str, bool]:
         """One stream to its end. Returns who leads, as far as this replica knows, why it ended, and whether it led itself."""
-        if (framed := self._framed_call(address)) is not None:
-            async with framed:
-                try:
-                    return await self._serve_over(framed)
-                except StreamEnded:
-                    if framed.reached:
-                        raise
-        # What offers none, or has a port for it that is closed on the way.
-        async with self._grpc_call(address) as call:
+        nodes = self._view().replicas(self.role, self.partition, STATES)
+        node = next((node for node in nodes if node.address == address), None)
+        method = EXCHANGE if self.role == "pi" else STORE
+        async with framed_or_grpc(self._framed, node, method, PARSE[self.role], lambda: self._grpc_call(address)) as call:
             return await self._serve_over(call)
 
     async def _serve_over(self, call: Carrier[Request, Reply]) -> tuple[str, str, bool]:
@@ -163,16 +157,6 @@ class LeaderStream:
         self._up(reply.epoch)
         end = await self._stream.run()
         return "", end.text, True
-
-    def _framed_call(self, address: str) -> FramedCall[Request, Reply] | None:
-        """A framed stream to a replica that offers one; None where it does not, or this process opens none."""
-        if self._framed is None:
-            return None
-        nodes = self._view().replicas(self.role, self.partition, STATES)
-        node = next((node for node in nodes if node.address == address and node.stream_port), None)
-        return (
-            self._framed.call(node, PI_METHOD if self.role == "pi" else XIU_METHOD, PARSE[self.role]) if node is not None else None
-        )
 
     def _grpc_call(self, address: str) -> GrpcCall[Request, Reply]:
         if self.role == "pi":

@@ -106,8 +106,8 @@ class ClusterOptions(Options):
     transport: str = choice("datagram", "datagram", "stream")
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
     streams: str = choice("grpc", "grpc", "framed")
-    """What carries streams of mail between processes: gRPC, or frames over TCP at a port of their own (stream_port) towards
-    processes that say so too."""
+    """What carries streams between processes (mail, QoS 1, replication): gRPC, or frames over TCP at a port of their own
+    (stream_port) towards processes that say so too."""
     fanout: str = choice("gateway", "gateway", "relay")
     """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
     login_policy: str = choice("all", "all", "newest", "newest_of_class")
@@ -358,6 +358,15 @@ class ClientDoorOptions(RoleOptions):
                 yield "client_port", "another port than port and http_port"
             if self.port >= 65_534 and self.client_port == 0:
                 yield "client_port", "given, because port + 2 is no port"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedOptions(RoleOptions):
+    """What roles add through which real-time messages go."""
+
+    pace_ms: float = bounded(0.0, 0.0, 20.0)
+    """Milliseconds from one wake-up of the event loop to the next one, while messages that nobody waits for wake it more than 600
+    times a second: each finds several then, which costs less CPU, and they take so much longer. 0: there is no pace."""
 
 
 @dataclass(frozen=True, kw_only=True)

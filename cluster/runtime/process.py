@@ -48,6 +48,7 @@ from cluster.runtime.metrics import LINK_WAIT, Metrics, link_samples
 from cluster.runtime.options import (
     ClientDoorOptions,
     ClusterOptions,
+    PacedOptions,
     PartitionedOptions,
     RoleOptions,
     example_toml,
@@ -56,6 +57,7 @@ from cluster.runtime.options import (
     load_options,
     secret_digest,
 )
+from cluster.runtime.pacing import new_loop, pacer_of
 from cluster.runtime.received_batches import ReceivedBatches
 from cluster.runtime.server import Server, bind_both, bind_clients
 from cluster.runtime.streams import FRAMED, framed_calls, framed_door
@@ -227,6 +229,10 @@ class Process(Generic[OptionsT]):
         for server in self._servers():
             await server.start()
         await self._streams.start()
+        pacer = pacer_of(asyncio.get_running_loop())
+        if pacer is not None:
+            self._endpoint.pace(pacer.be_patient, pacer.hurry)
+            self._metrics.collect_from(lambda: {"loop_rests_total": pacer.rests})
         await self._endpoint.start()
         self._closers.append(("membership", self._unregister))
         self._state = NodeState.INIT.value
@@ -785,8 +791,10 @@ def run_role(
     async def main() -> int:
         return await Process(role, cluster, options, service_factory, membership).run()
 
+    pace_s = options.pace_ms / 1000 if isinstance(options, PacedOptions) else 0.0
     try:
-        return asyncio.run(main())
+        with asyncio.Runner(loop_factory=lambda: new_loop(pace_s)) as runner:
+            return runner.run(main())
     except (ConfigurationError, RegistryUnavailable) as error:
         logger.error(log.START_FAILED, error=str(error))
         return EXIT_ENVIRONMENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from pixiu.client.awaited import Awaited, FailureReports
@@ -15,13 +16,21 @@ from pixiu.errors import NotConnected, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
-from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.duplex import Carrier, Duplex, End, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_WAITING_SENDS: Final = 100_000
 """Coroutines that may wait in `send` for space; more are refused as `Overloaded`."""
 MIN_TICK_S: Final = 0.01
+PublishCarrier = Carrier[wire_pb2.PublishRequest, wire_pb2.PublishReply]
+
+
+def publish_call(channels: Channels, address: str) -> GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]:
+    """A stream of messages to a proxy, over gRPC."""
+    return GrpcCall.over(
+        channels, address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish(metadata=channels.metadata())
+    )
 
 
 class Receipt(Awaited, Ticket):
@@ -79,7 +88,7 @@ class _Stream:
 
 class PublisherShell:
     """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or goes; `reports` gets failures that nobody awaits,
-    `tell` what happens to a connection: its state, address and why."""
+    `tell` what happens to a connection: its state, address and why. `opens` makes the stream to a proxy; None: a call of gRPC."""
 
     def __init__(
         self,
@@ -89,6 +98,7 @@ class PublisherShell:
         on_refresh: Callable[[], None],
         reports: FailureReports | None = None,
         tell: Callable[[ConnectionState, str, str], None] = lambda _state, _address, _reason: None,
+        opens: Callable[[str], AbstractAsyncContextManager[PublishCarrier]] | None = None,
     ) -> None:
         self.core = core
         self._client = client
@@ -96,6 +106,7 @@ class PublisherShell:
         self._on_refresh = on_refresh
         self._reports = reports
         self._tell = tell
+        self._opens = opens if opens is not None else lambda address: publish_call(channels, address)
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, _Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -256,19 +267,20 @@ class PublisherShell:
 
     async def _run(self, stream: _Stream) -> None:
         """One stream from its opening to its end."""
-        call: GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply] = GrpcCall.over(
-            self._channels,
-            stream.address,
-            lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish(metadata=self._channels.metadata()),
-        )
-        async with call:
-            stream.duplex = Duplex(call, lambda reply: self._take(stream, reply), lambda: self._give(stream))
-            end = await stream.duplex.run()
-            self._streams.pop(stream.number, None)
-            if stream.answered and not (stream.draining or stream.closing):
-                self._tell(ConnectionState.RECONNECTING, stream.address, end.text)
-            if not self._closed:
-                self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text))
+        try:
+            async with self._opens(stream.address) as carrier:
+                stream.duplex = Duplex(carrier, lambda reply: self._take(stream, reply), lambda: self._give(stream))
+                self._over(stream, await stream.duplex.run())
+        except StreamEnded as why:  # it was not opened
+            self._over(stream, End(str(why)))
+
+    def _over(self, stream: _Stream, end: End) -> None:
+        """A stream has ended, or could not be opened."""
+        self._streams.pop(stream.number, None)
+        if stream.answered and not (stream.draining or stream.closing):
+            self._tell(ConnectionState.RECONNECTING, stream.address, end.text)
+        if not self._closed:
+            self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text))
 
     def _give(self, stream: _Stream) -> wire_pb2.PublishRequest | None:
         if not stream.greeted:

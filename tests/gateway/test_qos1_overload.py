@@ -11,6 +11,7 @@ from gateway import events as ev
 from gateway.core import Core
 from gateway.mqtt_publishing import MAX_CLIENT_BYTES
 from gateway.publishing import Confirmable, ConfirmedPublishers
+from pixiu.discovery.view import Layout, View
 from pixiu.errors import Dropped, InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt import codec
@@ -25,7 +26,9 @@ def publish(number: int, size: int = 10, topic: str = "room/42") -> bytes:
     return codec.encode(Publish(topic, bytes(size), 1, packet_id=number))
 
 
-def acknowledged(wire: Wire) -> list[int]:
+def acknowledged(world: World, wire: Wire) -> list[int]:
+    """Of this turn and those before."""
+    world.clients.flush()
     return [packet.packet_id for packet in wire.packets() if isinstance(packet, Puback)]
 
 
@@ -40,7 +43,7 @@ async def test_a_client_is_not_read_from_while_there_is_no_room() -> None:
     assert wire.reading
     for message in list(world.published):
         message.resolved(None)
-    assert acknowledged(wire) == [1, 2]
+    assert acknowledged(world, wire) == [1, 2]
 
 
 async def test_one_clients_large_messages_leave_room_for_others() -> None:
@@ -54,7 +57,7 @@ async def test_one_clients_large_messages_leave_room_for_others() -> None:
     while len(world.published) < 8:
         before = len(world.published)
         for message in world.published[:before]:
-            if message.packet_id not in acknowledged(wire):
+            if message.packet_id not in acknowledged(world, wire):
                 message.resolved(None)
         assert len(world.published) > before
     assert [message.packet_id for message in world.published] == list(range(1, 9))
@@ -77,7 +80,7 @@ async def test_what_is_refused_for_now_goes_again_in_order_and_closes_nobody(err
     assert [message.snowflake for message in world.published[2:]] == [first.snowflake, second.snowflake]
     for message in world.published[2:]:
         message.resolved(None)
-    assert (acknowledged(wire), wire.reading, world.closed_for) == ([1, 2], True, [])
+    assert (acknowledged(world, wire), wire.reading, world.closed_for) == ([1, 2], True, [])
 
 
 async def test_what_a_later_message_has_overtaken_is_not_sent_again() -> None:
@@ -87,7 +90,7 @@ async def test_what_a_later_message_has_overtaken_is_not_sent_again() -> None:
     first, second = world.published
     second.resolved(None)
     first.resolved(Dropped("lost"))
-    assert acknowledged(wire) == [1, 2]
+    assert acknowledged(world, wire) == [1, 2]
     assert len(world.published) == 2
     assert world.clients.counters.unroutable == 1
 
@@ -99,7 +102,7 @@ async def test_what_a_later_message_overtakes_during_its_pause_is_not_sent_again
     first, second = world.published
     first.resolved(Dropped("lost"))
     second.resolved(None)
-    await until(lambda: acknowledged(wire) == [1, 2])
+    await until(lambda: acknowledged(world, wire) == [1, 2])
     assert (len(world.published), world.clients.counters.unroutable, wire.reading) == (2, 1, True)
 
 
@@ -125,7 +128,7 @@ async def test_what_is_sent_again_waits_for_later_messages_that_are_under_way(ac
     assert world.published == [first, second], "whether the second is accepted is not known"
     second.resolved(None if accepted else Dropped("lost"))
     if accepted:
-        await until(lambda: acknowledged(wire) == [1, 2])
+        await until(lambda: acknowledged(world, wire) == [1, 2])
     else:
         await until(lambda: len(world.published) == 4)
     assert world.published[2:] == ([] if accepted else [first, second])
@@ -154,7 +157,7 @@ async def test_what_would_be_refused_for_ever_is_acknowledged_and_counted() -> N
     await until(lambda: world.clients.counters.unroutable == 1)
     (message,) = world.published
     message.resolved(InvalidArgument("no"))
-    await until(lambda: acknowledged(wire) == [1, 2])
+    await until(lambda: acknowledged(world, wire) == [1, 2])
     assert (world.clients.counters.unroutable, world.closed_for) == (2, [])
 
 
@@ -163,7 +166,7 @@ def confirmable(number: int, size: int = 100) -> Confirmable:
 
 
 async def test_without_a_proxy_clients_wait_in_turn() -> None:
-    publishers = ConfirmedPublishers("gateway", VRooms(), str)
+    publishers = ConfirmedPublishers("gateway", VRooms(), str, lambda: View(Layout(1, {}), ()), None)
     told: list[int] = []
     waiting = [lambda number=number: told.append(number) for number in range(3)]
     assert [publishers.publish(confirmable(number), when_room) for number, when_room in enumerate(waiting)] == [False] * 3
@@ -174,7 +177,7 @@ async def test_without_a_proxy_clients_wait_in_turn() -> None:
 
 
 async def test_a_full_queue_lets_nobody_in_before_there_is_room() -> None:
-    publishers = ConfirmedPublishers("gateway", VRooms(), str)
+    publishers = ConfirmedPublishers("gateway", VRooms(), str, lambda: View(Layout(1, {}), ()), None)
     publishers.set_proxies(("127.0.0.1:9",))
     number = 0
     while publishers.publish(confirmable(number, 1 << 20), lambda: None):
@@ -212,3 +215,30 @@ def test_what_a_client_published_has_passed_when_its_parcel_is_settled_or_droppe
     (sent,) = of(SendRecords, turn(core, ev.Publish([(42, record)], 9), ev.Publish([(42, record)], 8)))
     passed = core.step(Settled([(sent.token, False)]), 1.0)
     assert passed == [ev.Passed(9, len(record)), ev.Passed(8, len(record))]
+
+
+async def test_a_paced_loop_does_not_rest_while_a_client_waits_or_has_just_got_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    hurried: list[str] = []
+    monkeypatch.setattr(world.clients, "hurry", lambda: hurried.append("now"))
+    connection, wire = mqtt_client(world)
+    connection.data_received(codec.encode(Publish("room/42", b"x")))
+    assert not hurried
+    connection.data_received(publish(1))
+    assert len(hurried) == 1
+    (message,) = world.published
+    message.resolved(None)
+    assert len(hurried) == 2
+    assert acknowledged(world, wire) == [1]
+
+
+async def test_acknowledgements_of_a_turn_leave_in_one_write() -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    connection.data_received(b"".join(publish(number) for number in range(1, 65)))
+    before = len(wire.writes)
+    for message in list(world.published):
+        message.resolved(None)
+    assert len(wire.writes) == before
+    assert acknowledged(world, wire) == list(range(1, 65))
+    assert len(wire.writes) == before + 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +14,15 @@ import grpc.aio
 
 from cluster.membership.devices import connected, device_key
 from cluster.membership.lww_map import Update
+from cluster.rpc.framed import Framed
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.methods import DELIVER
 from pi.state import Refusal
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID, gateway_msg_id, msg_id
+from pixiu.rpc.duplex import Served, StreamEnded
+from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.envelope import Delivery, split
 from pixiu.wire.inbox_operations import decode
 from pixiu.wire.record import Kind, encode
@@ -103,27 +110,30 @@ class Gateway(delivery_pb2_grpc.MailDeliveryServicer):
         self._end.set()
         self._end = asyncio.Event()
 
-    async def Deliver(
+    async def Deliver(  # type: ignore[override]
         self, request_iterator: AsyncIterator[delivery_pb2.DeliveryBatch], context: Any
-    ) -> AsyncIterator[delivery_pb2.DeliveryReply]:
+    ) -> None:
         """One relay's stream."""
+        await self.deliver(GrpcHandler(context))
+
+    async def deliver(self, handler: Served[delivery_pb2.DeliveryReply, delivery_pb2.DeliveryBatch]) -> None:
+        """The same, whatever carries it."""
         end = asyncio.create_task(self._end.wait())
-        yield delivery_pb2.DeliveryReply(ready=True)
-        requests = aiter(request_iterator)
-        while True:
-            await self.reads.wait()
-            following = asyncio.ensure_future(anext(requests))
-            await asyncio.wait({following, end}, return_when=asyncio.FIRST_COMPLETED)
-            if end.done():
-                following.cancel()
-                return
-            try:
+        with contextlib.suppress(StreamEnded):
+            await handler.write(delivery_pb2.DeliveryReply(ready=True))
+            while True:
+                await self.reads.wait()
+                following = asyncio.ensure_future(handler.read())
+                await asyncio.wait({following, end}, return_when=asyncio.FIRST_COMPLETED)
+                if end.done():
+                    following.cancel()
+                    return
                 batch = following.result()
-            except StopAsyncIteration:
-                return
-            reply = self._take(batch)
-            if reply is not None:
-                yield reply
+                if batch is None:
+                    return
+                reply = self._take(batch)
+                if reply is not None:
+                    await handler.write(reply)
 
     def _take(self, batch: delivery_pb2.DeliveryBatch) -> delivery_pb2.DeliveryReply | None:
         if batch.relay:
@@ -145,15 +155,19 @@ class Gateway(delivery_pb2_grpc.MailDeliveryServicer):
 
 
 class World:
-    """Everything around one `MailService`."""
+    """Everything around one `MailService`. Both it and the gateway are behind the door of framed streams as well; `framed`: it
+    uses that."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, framed: bool = False, **options: Any) -> None:
         new_pi: Any = Pi  # what this relay does not call they do not serve
         new_xiu: Any = Xiu
         self.pi: Pi = new_pi()
         self.xiu: Xiu = new_xiu()
         self.gateway = Gateway()
         self.server = grpc.aio.server()
+        self.door, self.stream_port = FramedDoor(), 0
+        self.door.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self.gateway.deliver)
+        self.framed = framed
         self.options = Options(partition=0, **options)
         self.crashes: list[BaseException] = []
         self.owners: tuple[int, ...] = (RELAY,)
@@ -177,11 +191,20 @@ class World:
             view = property(lambda _: world.view)
 
         context: Any = Context(
-            options=self.options, endpoint_id=RELAY, now=time.monotonic, crash=self.crashes.append, server=self.server, framed=None
+            options=self.options,
+            endpoint_id=RELAY,
+            now=time.monotonic,
+            crash=self.crashes.append,
+            server=self.server,
+            framed=Framed("relay", RELAY, lambda _role: None, 1 << 20) if self.framed else None,
+            streams=self.door,
         )
         self.devices = TrackedDevices(self._changed)
         self.service = MailService(context, core, self.devices)
         await self.server.start()
+        self.stream_port = await self.door.bind("127.0.0.1", 0, fallback=True)
+        await self.door.start()
+        self.view = self.view_of(port)
         self.service.look_around()
         return self
 
@@ -197,11 +220,12 @@ class World:
             Node(role, partition, 0, NodeState.RUNNING, "127.0.0.1", port, 0, EndpointID(endpoint), 1, "", "", 0, instance=INSTANCE)
             for role, partition, endpoint in places
         ]
-        return View(layout, tuple(nodes))
+        return View(layout, tuple(replace(node, stream_port=self.stream_port * (node.role == "gateway")) for node in nodes))
 
     async def stop(self) -> None:
         """End; nothing failed."""
         await self.service.stop()
+        await self.door.close()
         await self.server.stop(None)
         assert self.crashes == []
 

@@ -19,11 +19,15 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    """A relay that owns everybody."""
-    found = await World().start()
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """A relay that owns everybody; over gRPC, unless a test wants to know what frames carry."""
+    found = await World(framed=getattr(request, "param", False)).start()
     yield found
+    assert found.framed == bool(found.door.served)
     await found.stop()
+
+
+by_any_carrier = pytest.mark.parametrize("world", [False, True], indirect=True, ids=["grpc", "framed"])
 
 
 async def seen(world: World, *seqs: int) -> None:
@@ -52,12 +56,14 @@ def batch(number: int, *mails: tuple[int, int, bytes], uin: int = UIN) -> delive
     )  # fmt: skip
 
 
+@by_any_carrier
 @pytest.mark.slow
 async def test_what_waits_comes_at_login_and_is_acknowledged(world: World) -> None:
     for _ in range(3):
         world.store()
     world.login()
     await seen(world, 1, 2, 3)
+    assert world.door.served == world.framed
     await saved(world, 3)
     assert world.gateway.devices == [(UIN, 70, 5, 1)]
     assert world.gateway.relays == [RELAY]
@@ -135,6 +141,7 @@ async def test_other_relays_users_and_malformed_notices(world: World) -> None:
     await world.channel.close()
 
 
+@by_any_carrier
 @pytest.mark.slow
 async def test_a_stream_that_breaks_is_opened_again_and_what_was_not_acknowledged_comes_again(world: World) -> None:
     world.gateway.acknowledges = False

@@ -442,3 +442,28 @@ async def test_the_input_ends_when_something_escapes_from_it(processes: list[Pro
     alice.endpoint.send_records(bob.id, [make_record(1)])
     await until(lambda: bool(in_input))
     assert in_input == [False]
+
+
+async def test_who_paces_the_loop_is_told_when_somebody_waits() -> None:
+    one, other = await Process().start(), await Process().start()
+    hurried: dict[Process, list[float]] = {one: [], other: []}
+    patient: list[socket.socket] = []
+    for process, peer in ((one, other), (other, one)):
+        process.endpoint.pace(patient.append, hurried[process].append)
+        process.endpoint.set_peers([peer.peer])
+    assert [sock.getsockname()[1] for sock in patient] == [one.port, other.port]
+    await until(lambda: one.endpoint.state(other.id) is other.endpoint.state(one.id) is PeerState.ALIVE)
+    one.endpoint.send_records(other.id, [make_record(1)])
+    await until(lambda: len(other.handler.records) == 1)
+    assert not hurried[one]
+    assert not hurried[other]
+    one.endpoint.send_records(other.id, [make_record(2)], token=1, urgent=True)
+    await until(lambda: len(other.handler.records) == 2)
+    await until(lambda: hurried[other])
+    assert len(hurried[one]) == 1
+    before = len(hurried[other])
+    one.endpoint.send_control(other.id, [b"control"])
+    await until(lambda: len(hurried[other]) > before)
+    assert len(hurried[one]) == 2
+    for process in (one, other):
+        await process.stop()

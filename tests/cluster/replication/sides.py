@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,15 @@ from cluster.replication.log import SegmentedLog
 from cluster.replication.messages import Message
 from cluster.replication.model import Entry, EntryKind, MemberID
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import Peers
+from cluster.replication.peers import Peers, Place
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.rpc.framed import Framed
+from cluster.rpc.framed_door import FramedDoor
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
+from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotLeader, StateDamaged
+from pixiu.ids import EndpointID
 from pixiu.wire.v1 import replication_pb2 as pb
 
 A, B = MemberID(0xA), MemberID(0xB)
@@ -59,9 +64,9 @@ class Machine:
 
 
 class Side:
-    """One replica: its streams, its snapshots, and what it heard."""
+    """One replica: its streams, its snapshots, and what it heard. `framed`: it opens framed streams where they are offered."""
 
-    def __init__(self, member: MemberID, folder: Path) -> None:
+    def __init__(self, member: MemberID, folder: Path, framed: Framed | None = None) -> None:
         self.heard: list[Message] = []
         self.snapshots: list[SnapshotReceived] = []
         self.promotions: list[tuple[str, str]] = []
@@ -72,7 +77,10 @@ class Side:
         folder.mkdir()
         self.server = grpc.aio.server(options=server_options(ClusterOptions()))
         self.port = self.server.add_insecure_port("127.0.0.1:0")
-        context: Any = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=self.server)
+        self.door, self.stream_port = FramedDoor(), 0
+        context: Any = SimpleNamespace(
+            role="xiu", options=SimpleNamespace(partition=3), server=self.server, streams=self.door, framed=framed
+        )
         self.peers = Peers(context, OPTIONS, self.heard.append, lambda: member)
         self.machine = Machine()
         self.receiver = SnapshotReceiver(self.machine, self.folder, lambda: self.installing, self._received)
@@ -98,6 +106,12 @@ class Side:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def place(self) -> Place:
+        """As the registry has it."""
+        node = Node("xiu", 3, 0, NodeState.RUNNING, "127.0.0.1", self.port, 0, EndpointID(1), 1, "", "", 0)
+        return Place(self.address, 1, replace(node, stream_port=self.stream_port))
 
 
 def log_of(folder: Path) -> SegmentedLog:

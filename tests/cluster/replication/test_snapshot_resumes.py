@@ -10,6 +10,7 @@ import pytest
 
 from cluster.replication.events import SnapshotReceived, SnapshotSent
 from cluster.replication.model import MemberID, Position
+from cluster.replication.peers import Place
 from cluster.replication.snapshots import MAX_SENDING
 from pixiu.errors import Unavailable
 from tests.cluster.replication.sides import A, B, Side, begin, data, end, head, log_of, parts_of
@@ -21,6 +22,8 @@ SIZES = {"first": 5 * MIB + 17, "none": 0, "sub/second": 9 * MIB, "third": 10 * 
 SIZE = sum(SIZES.values())
 CUT_AT = 18 * MIB
 ARRIVED = Position(1, 7)
+
+pytestmark = pytest.mark.slow
 
 
 class Far:
@@ -64,7 +67,7 @@ async def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await two.server.start()
     link = CutLink(two.port)
     await link.start()
-    one.peers.set_live({B: (f"127.0.0.1:{link.port}", 1)})
+    one.peers.set_live({B: Place(f"127.0.0.1:{link.port}", 1)})
     yield Far(one, two, link)
     await one.sender.close()
     await link.close()

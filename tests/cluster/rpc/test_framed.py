@@ -207,6 +207,7 @@ async def test_a_bug_of_what_serves_it_ends_the_stream_in_words_and_is_told() ->
     assert failed == [METHOD]
 
 
+@pytest.mark.slow
 async def test_who_does_not_read_holds_the_other_side_back() -> None:
     """Both ways: what is written and not read is bounded by what the connection and the two buffers hold."""
     room = asyncio.Event()
@@ -237,6 +238,7 @@ async def test_who_does_not_read_holds_the_other_side_back() -> None:
         await running
 
 
+@pytest.mark.slow
 async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end() -> None:
     floods: list[Duplex[bytes, bytes]] = []
     writes = [0]

@@ -12,7 +12,8 @@ import pytest
 
 from cluster.rpc.framed import Framed, FramedHandler
 from cluster.rpc.framed_door import FramedDoor
-from cluster.rpc.leader_stream import PI_METHOD, LeaderStream, Reply
+from cluster.rpc.leader_stream import LeaderStream, Reply
+from cluster.rpc.methods import EXCHANGE
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
@@ -39,6 +40,7 @@ class Replica(pi_pb2_grpc.PiServicer):
         return Node("pi", 0, number, NodeState.RUNNING, "127.0.0.1", self.port, 0, EndpointID(200 + number), 1, "", "", 0)
 
 
+@pytest.mark.slow
 async def test_that_nobody_was_running_delays_no_stream_when_somebody_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layout names the partitions that a doubling adds before their replicas run; their links are to be open at the cut."""
     for name in ("FIRST_BACKOFF_S", "MAX_BACKOFF_S"):
@@ -107,7 +109,7 @@ class FramedReplica(Replica):
         super().__init__(epoch)
         self.framed, self.stream_port = 0, 0
         self.door = FramedDoor()
-        self.door.serve(PI_METHOD, pi_pb2.PiRequest.FromString, self.exchange)
+        self.door.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.exchange)
 
     async def exchange(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
         self.framed += 1

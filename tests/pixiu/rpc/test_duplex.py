@@ -227,6 +227,7 @@ async def test_nothing_more_is_read_until_the_last_message_is_taken() -> None:
         await running
 
 
+@pytest.mark.slow
 async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end() -> None:
     """gRPC refuses to close a call in the middle of a write: the status would be lost, and the server log an error of its own."""
     stopped, writes = asyncio.Event(), [0]

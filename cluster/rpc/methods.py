@@ -1,0 +1,17 @@
+"""The streams that frames may carry, by the names of their methods. Pure.
+
+Who may open which: `cluster.runtime.guard.METHODS`.
+
+Source: docs/links.md, "Framed streams".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PUBLISH: Final = "/pixiu.v1.Publisher/Publish"
+STORE: Final = "/pixiu.v1.Xiu/Store"
+EXCHANGE: Final = "/pixiu.v1.Pi/Exchange"
+NOTIFY: Final = "/pixiu.v1.MailNotices/Notify"
+DELIVER: Final = "/pixiu.v1.MailDelivery/Deliver"
+REPLICATE: Final = "/pixiu.v1.Replication/Exchange"

@@ -1,0 +1,159 @@
+"""An event loop with a pace: while it is woken often it rests between two wake-ups, so that one finds several messages.
+
+    wake-up ─▶ work ─▶ rest: only what somebody waits for is listened to ─▶ wake-up, with all that came meanwhile
+
+A wake-up costs a process as much as the work for dozens of messages. What may wait for a rest is what is patient: datagrams of
+links, and MQTT clients' connections. Everything else (calls, framed streams, the registry, signals) wakes the loop at once, and
+so do timers; and who sends or hears something for which somebody waits keeps the loop from resting for a while (`hurry`).
+
+Source: docs/performance.md, "A pace for many small messages", docs/decisions/0275-a-pace-for-event-loops.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import selectors
+import time
+from typing import Any, Final, Protocol
+
+WINDOW_S: Final = 0.05
+"""So often it is decided whether to rest."""
+WAKES_PER_S: Final = 600
+"""A loop that is woken more often begins to rest."""
+HURRY_S: Final = 0.02
+"""For so long nothing rests after something for which somebody waits."""
+LEAST_S: Final = 0.0005
+"""Shorter rests are none: the kernel's timer for them has milliseconds."""
+
+
+class Closeable(Protocol):
+    """A socket, of which it is known when it is closed."""
+
+    def fileno(self) -> int:
+        """Its file descriptor; -1 once it is closed."""
+
+
+class PacedSelector(selectors.EpollSelector):
+    """A selector that rests.
+
+    Args:
+        rest_s: from the beginning of one wake-up to that of the next one; what the work takes counts.
+    """
+
+    def __init__(self, rest_s: float) -> None:
+        super().__init__()
+        self._rest_s = rest_s
+        self._impatient = select.epoll()
+        """What wakes a loop that rests."""
+        self._patient: dict[int, Closeable] = {}
+        """By file descriptor, whose it is: another one's later is not."""
+        self._next_at = 0.0
+        """When a rest that begins now ends."""
+        self._hurried_until = 0.0
+        self._resting = False
+        self._since = time.monotonic()
+        self._woken = self._rested = self._found = 0
+        """In this window: wake-ups, rests, and rests behind which there was something to do."""
+        self.rests = 0
+
+    def be_patient(self, sock: Closeable) -> None:
+        """Let this socket, which may be registered or not, wait for the end of a rest, until it is closed."""
+        fd = sock.fileno()
+        if not self._is_patient(fd) and fd in self.get_map():
+            self._impatient.unregister(fd)
+        self._patient[fd] = sock
+
+    def _is_patient(self, fd: int) -> bool:
+        sock = self._patient.get(fd)
+        if sock is not None and sock.fileno() != fd:
+            del self._patient[fd]
+            return False
+        return sock is not None
+
+    def hurry(self, now: float) -> None:
+        """Somebody waits for something that happens now (monotonic seconds)."""
+        self._hurried_until = now + HURRY_S
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """See `selectors`."""
+        key = super().register(fileobj, events, data)
+        if not self._is_patient(key.fd):
+            self._impatient.register(key.fd, _mask(events))
+        return key
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """See `selectors`."""
+        key = super().modify(fileobj, events, data)
+        if not self._is_patient(key.fd):
+            self._impatient.modify(key.fd, _mask(events))
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """See `selectors`."""
+        key = super().unregister(fileobj)
+        if key.fd not in self._patient:
+            with contextlib.suppress(OSError):  # it was closed before
+                self._impatient.unregister(key.fd)
+        return key
+
+    def close(self) -> None:
+        """See `selectors`."""
+        self._impatient.close()
+        super().close()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait as `selectors` says, after a rest where it is time for one."""
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        now = time.monotonic()
+        events: list[tuple[selectors.SelectorKey, int]] = []
+        if self._resting and now >= self._hurried_until:
+            rest = self._next_at - now
+            if timeout is not None:
+                rest = min(rest, timeout)
+            if rest >= LEAST_S:
+                self._impatient.poll(round(rest, 3), 1)
+                events = super().select(0)
+                self.rests += 1
+                self._rested += 1
+                self._found += bool(events)
+                if timeout is not None:
+                    timeout = max(timeout - (time.monotonic() - now), 0.0)
+        if not events:
+            events = super().select(timeout)
+        self._decide(time.monotonic())
+        return events
+
+    def _decide(self, now: float) -> None:
+        self._next_at = now + self._rest_s
+        self._woken += 1
+        if now - self._since >= WINDOW_S:
+            if self._resting:
+                self._resting = 2 * self._found > self._rested
+            else:
+                self._resting = self._woken > WAKES_PER_S * (now - self._since)
+            self._since, self._woken, self._rested, self._found = now, 0, 0, 0
+
+
+def _mask(events: int) -> int:
+    return (select.EPOLLIN if events & selectors.EVENT_READ else 0) | (select.EPOLLOUT if events & selectors.EVENT_WRITE else 0)
+
+
+class PacedLoop(asyncio.SelectorEventLoop):
+    """An event loop with a `PacedSelector`."""
+
+    def __init__(self, pace_s: float) -> None:
+        self.pacer = PacedSelector(pace_s)
+        super().__init__(self.pacer)
+
+
+def new_loop(pace_s: float) -> asyncio.AbstractEventLoop:
+    """An event loop that rests so long; 0: an ordinary one."""
+    return PacedLoop(pace_s) if pace_s else asyncio.SelectorEventLoop()
+
+
+def pacer_of(loop: asyncio.AbstractEventLoop) -> PacedSelector | None:
+    """What paces a loop; None: nothing does."""
+    return loop.pacer if isinstance(loop, PacedLoop) else None
