@@ -103,13 +103,14 @@ class StateStore:
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """All of it or nothing, in one transaction. Not sorted: that costs more than it saves."""
+        free = self._free_bytes()  # while it was written the log may have let something go
         try:
             with self._db.begin(write=True) as transaction, transaction.cursor() as cursor:
                 for key in [key for key, value in changes.items() if value is None]:
                     transaction.delete(key)
                 cursor.putmulti([(key, value) for key, value in changes.items() if value is not None])
         except (OSError, lmdb.Error) as error:
-            raise self.problem("written", error) from error
+            raise self.problem("written", error, free) from error
 
     def reader(self) -> StateReader:
         """Everything as of the newest transaction. What is freed meanwhile is not used again until the reader is closed."""
@@ -198,13 +199,13 @@ class StateStore:
             return SHORT_WRITE_BYTES
         return found.f_bavail * found.f_frsize
 
-    def problem(self, what: str, error: Exception) -> DiskFull | DiskFailed | StateDamaged:
-        """What an error of LMDB means."""
+    def problem(self, what: str, error: Exception, free_before: int = SHORT_WRITE_BYTES) -> DiskFull | DiskFailed | StateDamaged:
+        """What an error of LMDB means, with so many bytes left on the disk before."""
         text = f"the inboxes in {self.folder} cannot be {what}: {error}"
         if isinstance(error, lmdb.MapFullError):
             return DiskFull(f"{text}; the file reached {self._map_bytes >> 20} MiB: raise pi.store_mb and start again")
         full = getattr(error, "errno", None) in _FULL or isinstance(error, lmdb.DiskError) or "No space left" in str(error)
-        if full or (os.strerror(errno.EIO) in str(error) and self._free_bytes() < SHORT_WRITE_BYTES):
+        if full or (os.strerror(errno.EIO) in str(error) and min(free_before, self._free_bytes()) < SHORT_WRITE_BYTES):
             return DiskFull(f"{text}; free some space, writes go on by themselves")
         if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError | lmdb.PageNotFoundError):
             return StateDamaged(f"{text}; move the folder away, this replica takes the state from a peer")

@@ -126,6 +126,9 @@ class Replica:
         self._polled_at = 0.0
         self._no_room = ""
         """Why there is no space for what a leader takes; empty: there is."""
+        self._segment_bytes = segment_bytes
+        self.log_full = ""
+        """Why the last write that found no space in the log was refused, until there is space for two segments again."""
         self._leader_node: LiveReplica | None = None
         """The node of a leader, as it was seen last: it may be gone while the leader is there."""
         self._told = 0
@@ -482,9 +485,8 @@ class Replica:
             case ev.Rejection.TOO_FEW_IN_SYNC:
                 return TooFewInSync(f"fewer than min_in_sync = {self._options.min_in_sync} replicas are in sync")
             case ev.Rejection.DISK_FULL:
-                return DiskFull(
-                    f"{self._folder.path}: no space left for the log; free some, writes then continue without a restart"
-                )
+                self.log_full = f"{self._folder.path}: no space left for the log; free some, writes then continue without a restart"
+                return DiskFull(self.log_full)
         leader = self.leader_address
         return NotLeader(f"this replica does not lead; the leader is {leader or 'not known'}", leader)
 
@@ -619,6 +621,8 @@ class Replica:
         """Why what a leader takes has no space here; empty: it has."""
         try:
             free = free_bytes(self._folder.path)
+            if free >= 2 * self._segment_bytes:
+                self.log_full = ""
             if free < RESERVE_BYTES:
                 return f"{free >> 20} MiB are free on the disk of {self._folder.path}, a leader needs {RESERVE_BYTES >> 20}"
             return self._applier.blocked or ("" if self._has_room() else "the store has no space for more")

@@ -208,7 +208,13 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
         # What is left is taken too: else segments that the log lets go make room again, sooner or later.
         rest = fill(folder / "rest")
         (node,) = await roles.running("pi-0")
-        await until_firing({}, {"pi-0": node}, "PixiuDiskFull")
+        fires = asyncio.create_task(until_firing({}, {"pi-0": node}, "PixiuDiskFull"))
+        number = 0
+        while not fires.done():  # also where the store had all of it, and the log alone has no space
+            number += 1
+            await client.ask(appends(epoch, (message((1 << 41) + number), UIN + 1), worker=3, generation=number))
+            await asyncio.sleep(0.05)
+        await fires
         reply = await client.ask(appends(epoch, (message(1), UIN), (message(1 << 40), UIN), worker=2))
         assert (reply.code, list(reply.results)) == ("", [1, -Code.DISK_FULL])  # what is there is confirmed all the same
         assert list((await client.read(UIN, session, start=known - 5)).seqs)[:5] == list(range(known - 4, known + 1))

@@ -144,6 +144,30 @@ async def test_a_write_that_was_taken_in_part_is_a_full_disk_if_the_disk_is_full
             (disk / "ballast").unlink()
 
 
+@pytest.mark.process
+async def test_a_disk_that_was_full_while_it_was_written_to_is_no_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The log may let segments go before anybody looks what is left."""
+    with small_disk(tmp_path / "small", "4m") as disk:
+        async with machine(disk, map_mb=1) as one:
+            free = os.statvfs(disk)
+            ballast = disk / "ballast"
+            ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
+
+            class Begins:
+                """What LMDB says of a short write, and space by then."""
+
+                def begin(self, **_: object) -> object:
+                    ballast.unlink()
+                    raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(one.store, "_db", Begins())
+                with pytest.raises(DiskFull):
+                    one.store.write({})
+
+
 async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path) -> None:
     async with machine(tmp_path / "a", map_mb=1) as one:
         one.apply(entries(1, 1000))
