@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.peers import STREAM, RabbitMQ, Redis
-from comparison import processes
+from comparison import servers
 from comparison.amqp import ACK, BODY, CONSUME, CONSUME_OK, DELIVERED, FRAME_BYTES, METHOD, QOS, QOS_OK, short
 
 PREFETCH = 2000
@@ -184,14 +184,11 @@ class Nats:
 @contextlib.contextmanager
 def nats(folder: Path) -> Iterator[tuple[int, int] | None]:
     """(port, session) of a NATS server with JetStream on files; None where it is not installed."""
-    path = processes.installed("nats-server")
-    if path is None:
+    if not servers.PEERS["jetstream"].found:
         yield None
         return
-    folder.mkdir()
-    port = processes.free_port()
-    with processes.server([path, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, {}) as session:
-        yield port, session
+    with servers.jetstream(folder) as served:
+        yield served
 
 
 async def connect_rabbitmq(port: int) -> tuple[RabbitMQ, Consumer]:

@@ -12,29 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from comparison import servers
+from comparison import amqp, servers
 from comparison.amqp import (
     ACK,
     BODY,
-    CHANNEL_OPEN,
-    CHANNEL_OPEN_OK,
     CONFIRM,
     CONFIRM_OK,
     DECLARE,
     DECLARE_OK,
     DURABLE,
-    FRAME_BYTES,
     HEADER,
     HEARTBEAT,
     METHOD,
-    OPEN,
-    OPEN_OK,
     PERSISTENT,
     PUBLISH,
-    START,
-    START_OK,
-    TUNE,
-    TUNE_OK,
     frame,
     long,
     method_frame,
@@ -99,21 +90,10 @@ class RabbitMQ:
     @classmethod
     async def connect(cls, port: int) -> RabbitMQ:
         """A connection with one channel in confirm mode; the queue is declared."""
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
-        login = struct.pack(">I", 0) + short("PLAIN") + long(b"\0guest\0guest") + short("en_US")
-        client._writer.write(b"AMQP\x00\x00\x09\x01")
-        await client.expect(START)
-        client._writer.write(method_frame(0, START_OK, login))
-        await client.expect(TUNE)
-        client._writer.write(method_frame(0, TUNE_OK, struct.pack(">HIH", 1, FRAME_BYTES, 0)))
-        client._writer.write(method_frame(0, OPEN, short("/") + short("") + b"\0"))
-        await client.expect(OPEN_OK)
-        client._writer.write(method_frame(1, CHANNEL_OPEN, short("")))
-        await client.expect(CHANNEL_OPEN_OK)
-        queue = struct.pack(">H", 0) + short(STREAM.decode()) + bytes([DURABLE]) + long(b"")
-        client._writer.write(method_frame(1, DECLARE, queue))
+        client = cls(*await asyncio.open_connection(sock=amqp.connect(port)))
+        client.write_method(DECLARE, struct.pack(">H", 0) + short(STREAM.decode()) + bytes([DURABLE]) + long(b""))
         await client.expect(DECLARE_OK)
-        client._writer.write(method_frame(1, CONFIRM, b"\0"))
+        client.write_method(CONFIRM, b"\0")
         await client.expect(CONFIRM_OK)
         return client
 

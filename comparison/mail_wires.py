@@ -13,36 +13,13 @@ import asyncio
 import json
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from comparison import amqp
 from comparison.accounts import NUMBER, Account
-from comparison.amqp import (
-    ACK,
-    BODY,
-    CONFIRM,
-    CONFIRM_OK,
-    CONSUME,
-    CONSUME_OK,
-    DECLARE,
-    DECLARE_OK,
-    DELIVERED,
-    DURABLE,
-    FRAME,
-    FRAME_END,
-    HEADER,
-    METHOD,
-    NAME,
-    PERSISTENT,
-    QOS,
-    QOS_OK,
-    TAG,
-    long,
-    method_frame,
-    short,
-)
 from comparison.cases import Case
 from comparison.load import CONNECT_LIMIT_S, HOST, come, exactly
 from comparison.wires import Mqtt, packet_head, packet_id, string
@@ -65,7 +42,7 @@ class Books(Protocol):
         """Nothing that follows can be believed."""
 
 
-class Inbox(asyncio.Protocol):
+class Inbox(asyncio.Protocol, ABC):
     """One user's device: takes mail, accounts for it, acknowledges it."""
 
     def __init__(self, load: Books, user: int) -> None:
@@ -91,9 +68,9 @@ class Inbox(asyncio.Protocol):
         """Called by asyncio."""
         self._load.fail(f"user {self._user} was disconnected: {exc}")
 
+    @abstractmethod
     def _read(self, rest: bytes, answers: list[bytes]) -> int:
         """Take what is whole. Returns where the first begins that is not."""
-        raise NotImplementedError
 
     def _took(self, body: bytes, at: int) -> None:
         number = NUMBER.unpack_from(body, at)[0]
@@ -104,7 +81,7 @@ class Inbox(asyncio.Protocol):
         self._load.fail(f"user {self._user} received what is no mail: {what[:200]!r}")
 
 
-class Sender(asyncio.Protocol):
+class Sender(asyncio.Protocol, ABC):
     """Sends windows of mail and waits until all is confirmed."""
 
     def __init__(self, load: Books) -> None:
@@ -139,13 +116,13 @@ class Sender(asyncio.Protocol):
         async with asyncio.timeout(CONFIRM_LIMIT_S):
             await self._all.wait()
 
+    @abstractmethod
     def _parts(self, number: int, user: int, body: bytes) -> Sequence[bytes]:
         """One message, as it is sent; `number` counts all from 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _count(self, data: bytes) -> int:
         """How many more are confirmed."""
-        raise NotImplementedError
 
 
 # --- MQTT
@@ -314,23 +291,23 @@ class AmqpInbox(Inbox):
 
     def _read(self, rest: bytes, answers: list[bytes]) -> int:
         at, took = 0, False
-        while len(rest) - at >= FRAME.size:
-            kind, _, size = FRAME.unpack_from(rest, at)
-            behind = at + FRAME.size + size + 1
+        while len(rest) - at >= amqp.FRAME.size:
+            kind, _, size = amqp.FRAME.unpack_from(rest, at)
+            behind = at + amqp.FRAME.size + size + 1
             if len(rest) < behind:
                 break
-            payload = at + FRAME.size
-            if kind == METHOD:
-                if NAME.unpack_from(rest, payload) != DELIVERED:
+            payload = at + amqp.FRAME.size
+            if kind == amqp.METHOD:
+                if amqp.NAME.unpack_from(rest, payload) != amqp.DELIVERED:
                     self._foreign(rest[at:])
                     return len(rest)
-                self._tag = TAG.unpack_from(rest, payload + 5 + rest[payload + 4])[0]
-            elif kind == BODY:
+                self._tag = amqp.TAG.unpack_from(rest, payload + 5 + rest[payload + 4])[0]
+            elif kind == amqp.BODY:
                 self._took(rest, payload)
                 took = True
             at = behind
         if took:
-            answers.append(method_frame(1, ACK, TAG.pack(self._tag, 1)))
+            answers.append(amqp.method_frame(1, amqp.ACK, amqp.TAG.pack(self._tag, 1)))
         return at
 
 
@@ -340,29 +317,32 @@ class AmqpSender(Sender):
     def __init__(self, load: Books) -> None:
         super().__init__(load)
         size = load.case.bytes
-        header = amqp.frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, size, 1 << 12, PERSISTENT)) + FRAME.pack(BODY, 1, size)
+        header = amqp.frame(amqp.HEADER, 1, struct.pack(">HHQHB", 60, 0, size, 1 << 12, amqp.PERSISTENT)) + amqp.FRAME.pack(
+            amqp.BODY, 1, size
+        )
         self._heads = [
-            method_frame(1, amqp.PUBLISH, struct.pack(">H", 0) + short("") + short(topic) + b"\0") + header for topic in load.topics
+            amqp.method_frame(1, amqp.PUBLISH, struct.pack(">H", 0) + amqp.short("") + amqp.short(topic) + b"\0") + header
+            for topic in load.topics
         ]
         self._rest = b""
         self._up_to = 0
         self._single: set[int] = set()
 
     def _parts(self, number: int, user: int, body: bytes) -> Sequence[bytes]:
-        return self._heads[user], body, FRAME_END
+        return self._heads[user], body, amqp.FRAME_END
 
     def _count(self, data: bytes) -> int:
         rest, at, before = self._rest + data, 0, self._up_to
-        while len(rest) - at >= FRAME.size:
-            kind, _, size = FRAME.unpack_from(rest, at)
-            behind = at + FRAME.size + size + 1
+        while len(rest) - at >= amqp.FRAME.size:
+            kind, _, size = amqp.FRAME.unpack_from(rest, at)
+            behind = at + amqp.FRAME.size + size + 1
             if len(rest) < behind:
                 break
-            if kind == METHOD:
-                if NAME.unpack_from(rest, at + FRAME.size) != ACK:
+            if kind == amqp.METHOD:
+                if amqp.NAME.unpack_from(rest, at + amqp.FRAME.size) != amqp.ACK:
                     self._load.fail(f"RabbitMQ did not confirm a mail: {rest[at : at + 200]!r}")
                     return 0
-                self._confirms(*TAG.unpack_from(rest, at + FRAME.size + NAME.size))
+                self._confirms(*amqp.TAG.unpack_from(rest, at + amqp.FRAME.size + amqp.NAME.size))
             at = behind
         self._rest = rest[at:]
         return self._up_to - before
@@ -386,9 +366,19 @@ def _come_by_amqp(port: int, load: Books, arguments: bytes = b"") -> list[socket
     for topic in load.topics:
         sock = amqp.connect(port)
         for said, due in (
-            (method_frame(1, DECLARE, struct.pack(">H", 0) + short(topic) + bytes([DURABLE]) + long(arguments)), DECLARE_OK),
-            (method_frame(1, QOS, struct.pack(">IHB", 0, PREFETCH, 0)), QOS_OK),
-            (method_frame(1, CONSUME, struct.pack(">H", 0) + short(topic) + short("user") + b"\0" + long(b"")), CONSUME_OK),
+            (
+                amqp.method_frame(
+                    1, amqp.DECLARE, struct.pack(">H", 0) + amqp.short(topic) + bytes([amqp.DURABLE]) + amqp.long(arguments)
+                ),
+                amqp.DECLARE_OK,
+            ),
+            (amqp.method_frame(1, amqp.QOS, struct.pack(">IHB", 0, PREFETCH, 0)), amqp.QOS_OK),
+            (
+                amqp.method_frame(
+                    1, amqp.CONSUME, struct.pack(">H", 0) + amqp.short(topic) + amqp.short("user") + b"\0" + amqp.long(b"")
+                ),
+                amqp.CONSUME_OK,
+            ),
         ):
             sock.sendall(said)
             amqp.expect(sock, due)
@@ -397,13 +387,13 @@ def _come_by_amqp(port: int, load: Books, arguments: bytes = b"") -> list[socket
 
 
 def _come_by_quorum(port: int, load: Books) -> list[socket.socket]:
-    return _come_by_amqp(port, load, short("x-queue-type") + b"S" + long(b"quorum"))
+    return _come_by_amqp(port, load, amqp.short("x-queue-type") + b"S" + amqp.long(b"quorum"))
 
 
 def _amqp_sender(port: int, load: Books) -> socket.socket:
     sock = amqp.connect(port)
-    sock.sendall(method_frame(1, CONFIRM, b"\0"))
-    amqp.expect(sock, CONFIRM_OK)
+    sock.sendall(amqp.method_frame(1, amqp.CONFIRM, b"\0"))
+    amqp.expect(sock, amqp.CONFIRM_OK)
     return sock
 
 

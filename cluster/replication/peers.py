@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -26,11 +26,11 @@ from google.protobuf.message import DecodeError
 from cluster.replication.messages import Message
 from cluster.replication.model import MemberID
 from cluster.replication.options import ReplicationOptions
+from cluster.replication.registry import LiveReplica
 from cluster.replication.wire import decode_message
 from cluster.rpc.framed import Framed, FramedHandler, framed_or_grpc
 from cluster.rpc.methods import REPLICATE
 from cluster.runtime.context import Context
-from pixiu.discovery.node import Node
 from pixiu.errors import ConfigurationError, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
@@ -78,14 +78,6 @@ SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
 HeldCall = Callable[[MemberID, pb.SnapshotPart.Begin], Awaitable[pb.SnapshotHeld]]
 
 
-class Place(NamedTuple):
-    """Where a peer is (host:port), since which of its incarnations, and as what it registered."""
-
-    address: str
-    incarnation: int
-    node: Node | None = None
-
-
 def new_outbox() -> Messages:
     """A bounded queue of messages for one peer."""
     return Outbox(MAX_QUEUED, MAX_QUEUED_BYTES)
@@ -94,12 +86,10 @@ def new_outbox() -> Messages:
 class _Outgoing:
     """The stream that this replica opens to a peer, when there is something to say; again with backoff."""
 
-    def __init__(
-        self, member: MemberID, place: Place, metadata: tuple[tuple[str, str], ...], on_data: Received, framed: Framed | None
-    ) -> None:
-        self._place, self._framed = place, framed
+    def __init__(self, peer: LiveReplica, metadata: tuple[tuple[str, str], ...], on_data: Received, framed: Framed | None) -> None:
+        self._peer, self._framed = peer, framed
         self.outbox = new_outbox()
-        self._member, self._metadata, self._on_data = member, metadata, on_data
+        self._metadata, self._on_data = metadata, on_data
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -119,7 +109,7 @@ class _Outgoing:
         """One connection from beginning to end. Whether it was there at all."""
         about = " ".join(f"{key}={value}" for key, value in self._metadata)
         try:
-            async with framed_or_grpc(self._framed, self._place.node, REPLICATE, bytes, self._by_grpc, about) as call:
+            async with framed_or_grpc(self._framed, self._peer.node, REPLICATE, bytes, self._by_grpc, about) as call:
                 await call.opened(CONNECT_WAIT_S)
                 await Duplex(call, self._take, self.outbox.give, work=self.outbox.work).run()
         except StreamEnded:
@@ -128,14 +118,14 @@ class _Outgoing:
 
     def _by_grpc(self) -> GrpcCall[bytes, bytes]:
         return GrpcCall.to(
-            self._place.address,
+            self._peer.address,
             dict(self._metadata)["pixiu-role"],
             CHANNEL_OPTIONS,
             lambda channel: channel.stream_stream(REPLICATE)(metadata=self._metadata),
         )
 
     def _take(self, data: bytes) -> None:
-        self._on_data(self._member, data, self.outbox)
+        self._on_data(self._peer.presence.member, data, self.outbox)
 
 
 @dataclass(slots=True)
@@ -160,7 +150,7 @@ class Peers:
         self, context: Context[Any], options: ReplicationOptions, on_message: Callable[[Message], None], own: Callable[[], MemberID]
     ) -> None:
         self._context, self._options, self._on_message, self._own = context, options, on_message, own
-        self._places: dict[MemberID, Place] = {}
+        self._live: dict[MemberID, LiveReplica] = {}
         self._outgoing: dict[MemberID, _Outgoing] = {}
         self._incoming: dict[MemberID, _Incoming] = {}
         self._heard: dict[MemberID, tuple[Messages, float]] = {}
@@ -191,15 +181,14 @@ class Peers:
         self._context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self._context.streams.serve(REPLICATE, bytes, self._exchange_framed)
 
-    def set_live(self, live: dict[MemberID, Place]) -> None:
+    def set_live(self, live: dict[MemberID, LiveReplica]) -> None:
         """Where the live replicas are: to a new incarnation new streams are opened."""
-
-        before, now = ({member: place.incarnation for member, place in places.items()} for places in (self._places, live))
+        before, now = ({member: peer.presence.incarnation for member, peer in peers.items()} for peers in (self._live, live))
         for member in [m for m in self._heard if now.get(m) != before.get(m)]:
             del self._heard[member]
         for member in [m for m in self._outgoing if now.get(m) != before.get(m)]:
             self._close(self._outgoing.pop(member))
-        self._places = live
+        self._live = live
 
     def _close(self, stream: _Outgoing) -> None:
         for member in [m for m, (outbox, _) in self._heard.items() if outbox is stream.outbox]:
@@ -213,9 +202,9 @@ class Peers:
         outbox, heard_at = self._heard.get(to, (None, 0.0))
         if outbox is None or time.monotonic() > heard_at + HEARD_S:
             stream = self._outgoing.get(to)
-            place = self._places.get(to)
-            if stream is None and place is not None:
-                stream = self._outgoing[to] = _Outgoing(to, place, self.metadata(to), self._take, self._context.framed)
+            peer = self._live.get(to)
+            if stream is None and peer is not None:
+                stream = self._outgoing[to] = _Outgoing(peer, self.metadata(to), self._take, self._context.framed)
             outbox = stream.outbox if stream is not None else None
         if outbox is not None and outbox.put(data, len(data)):
             self.counts["messages_sent_total"] += 1
@@ -232,10 +221,10 @@ class Peers:
         )
 
     def _address(self, to: MemberID) -> str:
-        place = self._places.get(to)
-        if place is None:
+        peer = self._live.get(to)
+        if peer is None:
             raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
-        return place.address
+        return peer.address
 
     async def ask_held(self, to: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
         """What a peer has of a snapshot that broke off. Raises Unavailable."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.replication.events import Outcome
@@ -37,12 +37,15 @@ STATE_MALFORMED: Final = "replica_state_malformed"
 
 @dataclass(frozen=True, slots=True)
 class LiveReplica:
-    """A registered replica, and where it is."""
+    """A registered replica, and its node."""
 
     presence: Presence
-    address: str
-    node: Node | None = field(default=None, compare=False)
-    """As it registered."""
+    node: Node
+
+    @property
+    def address(self) -> str:
+        """Where it is (host:port)."""
+        return self.node.address
 
 
 class PartitionRegistry:
@@ -219,4 +222,4 @@ class PartitionRegistry:
         if not node.member:
             return None
         presence = Presence(node.replica, MemberID(node.member), node.member_incarnation, node.member_end)
-        return LiveReplica(presence, node.address, node)
+        return LiveReplica(presence, node)

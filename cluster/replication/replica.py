@@ -29,7 +29,7 @@ from cluster.replication.machine import StateMachine
 from cluster.replication.messages import Message
 from cluster.replication.model import CLOCK, EntryKind, MemberID, Versioned
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import Peers, Place
+from cluster.replication.peers import Peers
 from cluster.replication.proposals import Proposal, Proposals, Written
 from cluster.replication.registry import LiveReplica, PartitionRegistry
 from cluster.replication.scrub import Scrub
@@ -128,7 +128,8 @@ class Replica:
         """Why there is no space for what a leader takes; empty: there is."""
         self._segment_bytes = segment_bytes
         self.log_full = ""
-        """Why the last write that found no space in the log was refused, until there is space for two segments again."""
+        """Why the last write was refused, where the log had no space for it; empty again when one is taken, or two segments are
+        free."""
         self._leader_node: LiveReplica | None = None
         """The node of a leader, as it was seen last: it may be gone while the leader is there."""
         self._told = 0
@@ -463,6 +464,7 @@ class Replica:
         verdict = self._verdict
         if not isinstance(verdict, ev.Accepted):
             raise self._refusal(verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER)
+        self.log_full = ""
         made: list[Proposal] = []
         first = verdict.first
         self._batch_entries.add(len(payloads))
@@ -652,9 +654,7 @@ class Replica:
             leader = read.state.leader
             self._leader_node = live.get(leader) or self._live.get(leader) or self._leader_node
         self._live = live
-        self._peers.set_live(
-            {member: Place(found.address, found.presence.incarnation, found.node) for member, found in live.items()}
-        )
+        self._peers.set_live(live)
         self._check_registration()
         self._step(ev.PresenceChanged(tuple(found.presence for found in live.values())))
 

@@ -6,7 +6,7 @@ A wake-up costs a process as much as the work for dozens of messages. What may w
 links, and MQTT clients' connections. Everything else (calls, framed streams, the registry, signals) wakes the loop at once, and
 so do timers; and who sends or hears something for which somebody waits keeps the loop from resting for a while (`hurry`).
 
-Source: docs/performance.md, "A pace for many small messages", docs/decisions/0275-a-pace-for-event-loops.md.
+Source: docs/performance.md, "QoS 1, and a pace for many small messages", docs/decisions/0275-a-pace-for-event-loops.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_S: Final = 0.0005
 """Shorter rests are none: the kernel's timer for them has milliseconds."""
 
 
-class Closeable(Protocol):
+class HasFileno(Protocol):
     """A socket, of which it is known when it is closed."""
 
     def fileno(self) -> int:
@@ -47,7 +47,7 @@ class PacedSelector(selectors.EpollSelector):
         self._rest_s = rest_s
         self._impatient = select.epoll()
         """What wakes a loop that rests."""
-        self._patient: dict[int, Closeable] = {}
+        self._patient: dict[int, HasFileno] = {}
         """By file descriptor, whose it is: another one's later is not."""
         self._next_at = 0.0
         """When a rest that begins now ends."""
@@ -58,7 +58,7 @@ class PacedSelector(selectors.EpollSelector):
         """In this window: wake-ups, rests, and rests behind which there was something to do."""
         self.rests = 0
 
-    def be_patient(self, sock: Closeable) -> None:
+    def be_patient(self, sock: HasFileno) -> None:
         """Let this socket, which may be registered or not, wait for the end of a rest, until it is closed."""
         fd = sock.fileno()
         if not self._is_patient(fd) and fd in self.get_map():

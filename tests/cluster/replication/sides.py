@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,10 @@ from cluster.replication.events import SnapshotReceived, SnapshotSent
 from cluster.replication.folder import DataFolder
 from cluster.replication.log import SegmentedLog
 from cluster.replication.messages import Message
-from cluster.replication.model import Entry, EntryKind, MemberID
+from cluster.replication.model import Entry, EntryKind, MemberID, Presence
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import Peers, Place
+from cluster.replication.peers import Peers
+from cluster.replication.registry import LiveReplica
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.rpc.framed import Framed
 from cluster.rpc.framed_door import FramedDoor
@@ -67,6 +67,7 @@ class Side:
     """One replica: its streams, its snapshots, and what it heard. `framed`: it opens framed streams where they are offered."""
 
     def __init__(self, member: MemberID, folder: Path, framed: Framed | None = None) -> None:
+        self.member = member
         self.heard: list[Message] = []
         self.snapshots: list[SnapshotReceived] = []
         self.promotions: list[tuple[str, str]] = []
@@ -107,11 +108,11 @@ class Side:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    @property
-    def place(self) -> Place:
-        """As the registry has it."""
-        node = Node("xiu", 3, 0, NodeState.RUNNING, "127.0.0.1", self.port, 0, EndpointID(1), 1, "", "", 0)
-        return Place(self.address, 1, replace(node, stream_port=self.stream_port))
+    def registered(self, port: int | None = None) -> LiveReplica:
+        """As the registry has it, at another port if that is given."""
+        port = self.port if port is None else port
+        node = Node("xiu", 3, 0, NodeState.RUNNING, "127.0.0.1", port, 0, EndpointID(1), 1, "", "", 0, stream_port=self.stream_port)
+        return LiveReplica(Presence(0, self.member, 1), node)
 
 
 def log_of(folder: Path) -> SegmentedLog:

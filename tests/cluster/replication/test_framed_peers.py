@@ -29,7 +29,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     await two.door.start()
     for side, other, member in ((one, two, B), (two, one, A)):
         await side.server.start()
-        side.peers.set_live({member: other.place})
+        side.peers.set_live({member: other.registered()})
     yield one, two
     for side in (one, two):
         await side.peers.close()

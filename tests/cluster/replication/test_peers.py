@@ -15,7 +15,7 @@ import pytest
 from cluster.replication.events import SnapshotReceived, SnapshotSent
 from cluster.replication.messages import Append, Appended, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, Position
-from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, Place, new_outbox
+from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, new_outbox
 from cluster.replication.wire import encode_message
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
@@ -33,7 +33,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     one, two = Side(A, tmp_path / "a"), Side(B, tmp_path / "b")
     for side, other, member in ((one, two, B), (two, one, A)):
         await side.server.start()
-        side.peers.set_live({member: Place(other.address, 1)})
+        side.peers.set_live({member: other.registered()})
     yield one, two
     for side in (one, two):
         await side.sender.close()
@@ -51,7 +51,7 @@ async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(p
         one.peers.send(B, encode_message(append(A, counter)))
     await until(lambda: len(two.heard) == 49)
     assert two.heard == [append(A, counter) for counter in range(1, 50)]
-    two.peers.set_live({A: Place("127.0.0.1:1", 1)})  # it cannot reach the leader by itself
+    two.peers.set_live({A: one.registered(1)})  # it cannot reach the leader by itself
     two.peers._heard[A] = (two.peers._incoming[A].outbox, float("inf"))
     two.peers.send(A, encode_message(Appended(2, B, 1, 49, 1.5)))
     await until(lambda: one.heard)

@@ -10,7 +10,6 @@ import pytest
 
 from cluster.replication.events import SnapshotReceived, SnapshotSent
 from cluster.replication.model import MemberID, Position
-from cluster.replication.peers import Place
 from cluster.replication.snapshots import MAX_SENDING
 from pixiu.errors import Unavailable
 from tests.cluster.replication.sides import A, B, Side, begin, data, end, head, log_of, parts_of
@@ -67,7 +66,7 @@ async def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await two.server.start()
     link = CutLink(two.port)
     await link.start()
-    one.peers.set_live({B: Place(f"127.0.0.1:{link.port}", 1)})
+    one.peers.set_live({B: two.registered(link.port)})
     yield Far(one, two, link)
     await one.sender.close()
     await link.close()
