@@ -71,7 +71,7 @@ class Machine:
     ) -> None:  # fmt: skip
         self._folder, self._map_bytes, self._heads = folder, map_bytes, heads
         self.full = ""
-        """Why nothing can be written now; empty: it can."""
+        """Why the newest try to write failed for want of space; empty: it did not."""
         self.damaged = ""
         """What the scrub found."""
         self.transactions = 0
@@ -111,6 +111,7 @@ class Machine:
         self.opened = True
         self.flushed = self.state.applied.counter
         """The state is durable up to this counter."""
+        self.full = ""  # also of a snapshot that took the place of what could not be written
 
     @property
     def applied(self) -> int:
@@ -235,9 +236,12 @@ class Machine:
                 await asyncio.wait({written})  # the thread cannot be stopped, and its environment must stay open
                 self.state.table.refused()
                 raise
-            except PixiuError:
+            except PixiuError as problem:
                 self.state.table.refused()
+                if isinstance(problem, DiskFull):
+                    self.full = str(problem)
                 raise
+            self.full = ""  # whoever asked for it: a try that finds nothing left to write would not say so
             self.store.renew()
             self.state.table.thawed()
             record = self.state.doubled.record
@@ -311,13 +315,11 @@ class Machine:
                 continue
             try:
                 await self.flush()
-            except DiskFull as full:
-                self.full = str(full)
+            except DiskFull:
+                continue
             except PixiuError as failed:
                 self._on_failed(failed)
                 return
-            else:
-                self.full = ""
 
     async def _scrub(self, keys_per_s: int) -> None:
         """Look through everything that is stored, again and again, for values that the disk changed."""

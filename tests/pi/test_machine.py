@@ -108,6 +108,30 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         assert again.state.inboxes.head(UIN, 1).last == 40
 
 
+async def test_a_snapshot_that_writes_what_a_full_disk_did_not_take_says_that_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine(tmp_path / "a") as one:
+        write = one.store.write
+
+        def full(changes: object) -> None:
+            raise DiskFull("no space")
+
+        monkeypatch.setattr(one.store, "write", full)
+        one.start(0)
+        one.apply(entries(1, 3))
+        await until(lambda: one.full)
+        monkeypatch.setattr(one.store, "write", write)
+        (tmp_path / "snapshot").mkdir()
+        assert await one.snapshot(tmp_path / "snapshot") == 3
+        assert one.full == ""  # nothing is left for the next try to write
+        monkeypatch.setattr(one.store, "write", full)
+        one.apply(entries(4, 4))
+        await until(lambda: one.full)
+        await one.load(tmp_path / "snapshot")
+        assert (one.applied, one.full) == (3, "")
+
+
 async def test_a_replica_that_cannot_write_its_inboxes_applies_no_more_than_it_may_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
