@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import lmdb
@@ -43,6 +43,18 @@ async def machine(folder: Path, map_mb: int = 64, failed: list[PixiuError] | Non
         yield made
     finally:
         await made.close()
+
+
+@contextmanager
+def full_disk(one: Machine) -> Iterator[None]:
+    """Every write of its state finds no space meanwhile."""
+
+    def write(changes: object) -> None:
+        raise DiskFull("no space")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one.store, "write", write)
+        yield
 
 
 async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -86,21 +98,15 @@ async def test_a_broken_snapshot_is_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_path: Path) -> None:
     failed: list[PixiuError] = []
     async with machine(tmp_path, failed=failed) as one:
-        write = one.store.write
-
-        def full(changes: object) -> None:
-            raise DiskFull("no space")
-
-        monkeypatch.setattr(one.store, "write", full)
-        one.start(0)
-        one.apply(entries(1, 3))
-        await until(lambda: one.full)
-        one.apply(entries(4, 4))
-        assert (one.state.inboxes.head(UIN, 1).last, one.flushed) == (40, 0)
-        monkeypatch.setattr(one.store, "write", write)
+        with full_disk(one):
+            one.start(0)
+            one.apply(entries(1, 3))
+            await until(lambda: one.full)
+            one.apply(entries(4, 4))
+            assert (one.state.inboxes.head(UIN, 1).last, one.flushed) == (40, 0)
         await until(lambda: one.flushed == 4)
         assert one.full == ""
         assert not failed
@@ -108,28 +114,21 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         assert again.state.inboxes.head(UIN, 1).last == 40
 
 
-async def test_a_snapshot_that_writes_what_a_full_disk_did_not_take_says_that_there_is_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+async def test_a_snapshot_that_writes_what_a_full_disk_did_not_take_says_that_there_is_space(tmp_path: Path) -> None:
     async with machine(tmp_path / "a") as one:
-        write = one.store.write
-
-        def full(changes: object) -> None:
-            raise DiskFull("no space")
-
-        monkeypatch.setattr(one.store, "write", full)
-        one.start(0)
-        one.apply(entries(1, 3))
-        await until(lambda: one.full)
-        monkeypatch.setattr(one.store, "write", write)
+        with full_disk(one):
+            one.start(0)
+            one.apply(entries(1, 3))
+            await until(lambda: one.full)
         (tmp_path / "snapshot").mkdir()
         assert await one.snapshot(tmp_path / "snapshot") == 3
         assert one.full == ""  # nothing is left for the next try to write
-        monkeypatch.setattr(one.store, "write", full)
-        one.apply(entries(4, 4))
-        await until(lambda: one.full)
-        await one.load(tmp_path / "snapshot")
-        assert (one.applied, one.full) == (3, "")
+        with full_disk(one):
+            one.apply(entries(4, 4))
+            await until(lambda: one.full)
+            await one.load(tmp_path / "snapshot")
+            assert (one.applied, one.full) == (3, "")
 
 
 async def test_a_replica_that_cannot_write_its_inboxes_applies_no_more_than_it_may_keep(
@@ -137,20 +136,14 @@ async def test_a_replica_that_cannot_write_its_inboxes_applies_no_more_than_it_m
 ) -> None:
     monkeypatch.setattr("pi.machine.MAX_CHANGES", 1000)
     async with machine(tmp_path) as one:
-        write = one.store.write
-
-        def full(changes: object) -> None:
-            raise DiskFull("no space")
-
-        monkeypatch.setattr(one.store, "write", full)
-        one.start(0)
-        counter = 0
-        with pytest.raises(DiskFull):
-            for counter in range(1, 200):
-                one.apply(entries(counter, counter))
-        assert one.applied == counter - 1
-        assert 1000 <= one.state.unwritten < 1100
-        monkeypatch.setattr(one.store, "write", write)
+        with full_disk(one):
+            one.start(0)
+            counter = 0
+            with pytest.raises(DiskFull):
+                for counter in range(1, 200):
+                    one.apply(entries(counter, counter))
+            assert one.applied == counter - 1
+            assert 1000 <= one.state.unwritten < 1100
         await until(lambda: not one.behind)
         one.apply(entries(counter, counter))
         assert one.applied == counter
