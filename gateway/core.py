@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -97,7 +98,7 @@ class Core:
         vrooms: the cluster's big rooms.
         through_relays: rooms' messages come through relays, so that a join has taken effect when those know the user.
         tracer: stamps traced records.
-        jitter: see `MembershipReporter`.
+        jitter, is_crowd: see `MembershipReporter`.
         unix_ms: the time by which lifetimes are over, Unix milliseconds; it may be that of the senders' IDs only about.
     """
 
@@ -111,6 +112,7 @@ class Core:
         through_relays: bool = False,
         tracer: Tracer = UNTRACED,
         jitter: Callable[[], float] = lambda: 0.0,
+        is_crowd: Callable[[], bool] = lambda: False,
         unix_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self._unix_ms = unix_ms
@@ -132,10 +134,9 @@ class Core:
         """What waits because its key moves to another proxy."""
         self._from: dict[int, dict[int, int]] = {}
         """Token of a parcel to a proxy → the connections that it is from, and how many bytes of each."""
-        self.rooms = MembershipReporter(instance, self._as_of, self._next_token, jitter=jitter)
-        self.users = MembershipReporter(
-            instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL, jitter=jitter
-        )
+        reporter = partial(MembershipReporter, instance, self._as_of, self._next_token, jitter=jitter, is_crowd=is_crowd)
+        self.rooms = reporter()
+        self.users = reporter(few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
         self.devices = DeviceIndex(self._next_id)
         devices = self.devices
         self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt)

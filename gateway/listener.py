@@ -15,9 +15,9 @@ from typing import Final
 
 from pixiu.errors import ConfigurationError, Unavailable
 
-ACCEPTS: Final = 4
-"""Connections that are accepted at once: less than a millisecond, in which nobody else is served."""
-REST_S: Final = 0.002
+ACCEPTS: Final = 8
+"""Connections that are accepted at once: about a millisecond, in which nobody else is served."""
+REST_S: Final = 0.004
 """After so many, until the next ones."""
 RETRY_S: Final = 1.0
 """When a process that may not open more files, or has no memory, tries again."""

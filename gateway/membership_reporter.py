@@ -19,6 +19,7 @@ Source: PiXiu §5.1 step 6, §5.1.1 and §5.3; docs/memberships.md, "Joins and l
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ FEW_MEMBERS = 3
 """A change of a room with fewer local members is sent twice; of devices none is."""
 REPEAT_S = 0.01
 """How long after the first time."""
+CROWD_PAUSE_S = 0.01
+"""While a crowd connects a partition is told so often what is new: a datagram with one change costs as much as one with dozens."""
 MAX_REPEATS = 50_000
 """Changes that wait to be sent a second time. Policy: further ones are sent once, and again when they are lost."""
 MAX_PRESENCES = 1 << 40
@@ -96,6 +99,7 @@ class _Window:
     failures: int = 0
     """Losses and time-outs in a row."""
     not_before: float = 0.0
+    told_at: float = -math.inf
 
     def forget(self, number: int) -> None:
         """A message need not be sent any more."""
@@ -128,6 +132,7 @@ class MembershipReporter:
         few_members: a change of a key with fewer local entries is sent twice.
         parcel: most messages in one, so that it fits a datagram.
         jitter: gives a number from 0 to 1, by which gateways that lost the same replica do not try together.
+        is_crowd: whether many clients come together now.
     """
 
     def __init__(
@@ -139,12 +144,14 @@ class MembershipReporter:
         few_members: int = FEW_MEMBERS,
         parcel: int = MESSAGES_A_CONTROL,
         jitter: Callable[[], float] = lambda: 0.0,
+        is_crowd: Callable[[], bool] = lambda: False,
     ) -> None:
         self._as_of = as_of
         self._next_token = next_token
         self._few_members = few_members
         self._parcel = parcel
         self._jitter = jitter
+        self._is_crowd = is_crowd
         self._has_replicas = False
         """The cluster has this role."""
         self._partitions = 1
@@ -280,7 +287,7 @@ class MembershipReporter:
         for partition, window in self._windows.items():
             if self._replicas.get(partition):
                 self._expire_window(partition, window, now)
-                if now >= window.not_before:
+                if now >= self._told_next(window):
                     self._fill(partition, window, now, parcels)
         effects = self._second_times(now)
         for peer, found in parcels.items():
@@ -290,6 +297,12 @@ class MembershipReporter:
                 self._sent[token] = (part[0][0], [change.message.id for _, change in part])
                 effects.append(ev.SendMembership(peer, [change.message for _, change in part], token))
         return effects
+
+    def _told_next(self, window: _Window) -> float:
+        """When a partition may be told more. More than one turn has room for never waits for what else may come."""
+        if len(window.new) < MAX_A_TURN and self._is_crowd():
+            return max(window.not_before, window.told_at + CROWD_PAUSE_S)
+        return window.not_before
 
     def _expire_window(self, partition: int, window: _Window, now: float) -> None:
         """What was not confirmed in time is to be sent again, and what was refused long ago."""
@@ -317,6 +330,8 @@ class MembershipReporter:
         room = max(0, min(MAX_A_TURN, WINDOW - len(window.under_way)))
         again = list(islice(window.again, room))
         new = list(islice(window.new, room - len(again)))
+        if again or new:
+            window.told_at = now
         for number in again:
             del window.again[number]
         for number in new:
@@ -421,7 +436,7 @@ class MembershipReporter:
         for partition, window in self._windows.items():
             if self._replicas.get(partition):
                 if (window.again or window.new) and len(window.under_way) < WINDOW:
-                    due.append(window.not_before)
+                    due.append(self._told_next(window))
                 if window.under_way:
                     due.append(next(iter(window.under_way.values())) + window.timeout_s())
                 if window.refused:

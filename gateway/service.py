@@ -151,6 +151,7 @@ class Service(RoleShell):
             through_relays=self._through_relays,
             tracer=tracer_of(self._context, Hop.GATEWAY),
             jitter=random.random,
+            is_crowd=self._clients.newcomers.is_crowd,
             unix_ms=lambda: time.time_ns() // 1_000_000,
         )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)

@@ -9,7 +9,7 @@ import pytest
 from cluster.runtime.contract import Settled, Tick
 from gateway import events as ev
 from gateway.core import LEAVES_A_TURN, Core
-from gateway.membership_reporter import MAX_A_TURN, WINDOW
+from gateway.membership_reporter import CROWD_PAUSE_S, MAX_A_TURN, WINDOW
 from pixiu.ids import EndpointID
 from tests.gateway.world import memberships, of, turn, updates
 
@@ -115,6 +115,25 @@ def test_jitter_spreads_those_that_lost_the_same_router() -> None:
         core.step(Settled([(send.token, False)]), 1.02)
         dues.add(round(core.next_deadline(), 3))
     assert len(dues) == 3
+
+
+def test_joins_of_a_crowd_are_told_together() -> None:
+    crowd = True
+    core = Core(instance=3, generation=5, is_crowd=lambda: crowd)
+    core.step(ev.RoutersChanged(1, (ev.Replica(ROUTER, 0),)), 0.0)
+
+    def come(uin: int, now: float, rooms: int = 1) -> int:
+        core.step(ev.Opened(uin, uin, True), now)
+        core.step(ev.Join(uin, 1, [(uin * 1000 + room, None) for room in range(rooms)]), now)
+        return sum(len(send.messages) for send in memberships(turn(core, now=now)) if send.token)
+
+    assert come(1, 1.0) == 1, "nobody came before"
+    assert [come(uin, 1.0 + uin / 1000) for uin in range(2, 6)] == [0] * 4
+    assert core.next_deadline() == pytest.approx(1.0 + CROWD_PAUSE_S)
+    assert come(6, 1.0 + CROWD_PAUSE_S) == 5
+    assert come(7, 1.001 + CROWD_PAUSE_S, MAX_A_TURN + 1) == MAX_A_TURN, "what fills a turn does not wait"
+    crowd = False
+    assert come(8, 1.002 + CROWD_PAUSE_S) == 2
 
 
 def test_many_clients_that_go_together_leave_in_slices() -> None:
