@@ -105,9 +105,9 @@ class ClusterOptions(Options):
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
     transport: str = choice("datagram", "datagram", "stream")
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
-    streams: str = choice("grpc", "grpc", "framed")
-    """What carries streams between processes (mail, QoS 1, replication): gRPC, or frames over TCP at a port of their own
-    (stream_port) towards processes that say so too."""
+    streams: str = choice("framed", "framed", "grpc")
+    """What carries streams between processes (mail, QoS 1, replication): frames over TCP at a port of their own (stream_port)
+    towards processes that say so too, or gRPC alone."""
     fanout: str = choice("gateway", "gateway", "relay")
     """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
     login_policy: str = choice("all", "all", "newest", "newest_of_class")

@@ -33,7 +33,7 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two proxies, two replicas of one partition of Xiu and of Pi; mail goes between them by framed streams."""
     folder = tmp_path_factory.mktemp("mailing")
     stores = ["--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=2", "--relays=0", "--proxies=2"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "cluster.streams=framed"]
+    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
     with running_cluster(folder, *SMALL, *stores) as cluster:
         cluster.wait_healthy()
         yield cluster

@@ -37,9 +37,9 @@ RECEIVED = re.compile(r"received PUBLISH \(d(\d), q1, r0, m\d+, 'user/\d+'")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Two gateways, two relays that share the users, one Xiu, one Pi: streams between them are framed, and their loops paced."""
+    """Two gateways, two relays that share the users, one Xiu, one Pi: their loops are paced."""
     folder = tmp_path_factory.mktemp("mail-mqtt")
-    settings = ["cluster.streams=framed", *(f"{role}.pace_ms=3" for role in PACED), f"xiu.table_dir={folder}"]
+    settings = [*(f"{role}.pace_ms=3" for role in PACED), f"xiu.table_dir={folder}"]
     with running_cluster(folder, *ARGUMENTS, *(word for setting in settings for word in ("--set", setting))) as running:
         running.wait_healthy()
         yield running

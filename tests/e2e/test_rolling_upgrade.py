@@ -4,7 +4,7 @@ with other settings.
     before     processes of the tree at the commit BEFORE, with its code, which know no protocol version
     upgraded   this tree: the first machine's one after the other, beside old ones of every role; then the other machine's
     back       the first machine's of the tree before, beside new ones of every role
-    prepared   this tree, machine by machine: another trace fraction, framed streams, and a second secret is accepted
+    prepared   this tree, machine by machine: another trace fraction, streams by gRPC, and a second secret is accepted
     changed    this tree, machine by machine: the second secret signs, the first one is still accepted
 
 A process is told to end (SIGTERM), and its successor starts in its place; the next one follows when the cluster is healthy. A
@@ -207,7 +207,7 @@ async def test_every_process_is_upgraded_and_then_changed_while_rooms_and_mail_f
                 rolling.settings["cluster_secret_file"] = tmp_path / secret
                 rolling.settings["cluster_accepted_secret_file"] = tmp_path / accepted
                 rolling.settings["cluster_trace_fraction"] = 0.5
-                rolling.settings["cluster_streams"] = "framed"
+                rolling.settings["cluster_streams"] = "grpc"
                 for number in range(REPLICAS):
                     await rolling.replace(*machine(number), **happens)
                     await traffic.more(20)

@@ -145,4 +145,4 @@ async def test_a_ring_proves_roles_and_a_secret_that_one_is_of_the_cluster(folde
     keys = ring.key_ring()
     assert stream_keys((), keys, "proxy", "xiu") != stream_keys((), keys, "relay", "xiu")
     assert stream_keys((None, None), None, "proxy", "xiu") is None
-    assert framed_calls("proxy", 3, ClusterOptions()) is None
+    assert framed_calls("proxy", 3, ClusterOptions(streams="grpc")) is None

@@ -248,7 +248,7 @@ def test_the_wire_hash_covers_what_must_agree_and_nothing_else(tmp_path: Path) -
     base = ClusterOptions()
     one, _, three = secret_files(tmp_path)
     files = {"secret_file", "accepted_secret_file", "tls_dir", "key_dir", "registry_credentials_file"}
-    others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2"), ("streams", "framed")]
+    others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2"), ("streams", "grpc")]
     assert {key for key, _ in others} | files | {"guests"} == set(specs(ClusterOptions))
     changing = {key for key, value in others if replace(base, **{key: value}).wire_hash() != base.wire_hash()}
     assert changing == set(WIRE_DEFAULTS)
