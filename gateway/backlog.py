@@ -42,6 +42,8 @@ class Backlog:
     writes.
     """
 
+    __slots__ = ("_bytes", "_chunks", "_late_since", "_leaving_since", "_limit", "_over", "_patience_s", "dropped")
+
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self._limit = limit_bytes
         self._patience_s = patience_s

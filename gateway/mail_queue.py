@@ -26,6 +26,8 @@ MAX_RANGES: Final = 10_000
 class MailQueue:
     """Mail that waits for one connection."""
 
+    __slots__ = "_chunks"
+
     def __init__(self) -> None:
         self._chunks: deque[bytes] | None = None
         """Made at the first mail: an empty one has 600 bytes, and most connections never need it."""

@@ -73,6 +73,44 @@ class _Steps:
 class MQTTConnection(asyncio.Protocol):
     """The connection of one MQTT client."""
 
+    __slots__ = (
+        "_address",
+        "_answer_bytes",
+        "_answers",
+        "_asking",
+        "_backlog",
+        "_behind",
+        "_clients",
+        "_codes",
+        "_in_line",
+        "_joins",
+        "_logging_in",
+        "_loop",
+        "_mail",
+        "_may_read",
+        "_new_until",
+        "_out",
+        "_out_count",
+        "_paused",
+        "_published",
+        "_publishing",
+        "_reads",
+        "_refusal",
+        "_refusing",
+        "_session",
+        "_steps",
+        "_takes_mail",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "_unread",
+        "_working",
+        "access",
+        "client_id",
+        "id",
+        "uin",
+    )
+
     packets = True
 
     def __init__(self, clients: Clients) -> None:
@@ -297,6 +335,8 @@ class MQTTConnection(asyncio.Protocol):
             del self._steps[packet_id]
             answer = ev.Answer(self.id, packet_id, answer.known, frozenset(steps.refused), steps.user_refused)
         found = self._codes.pop(packet_id, None)
+        if not self._codes:
+            self._codes = {}  # an emptied one keeps its table, 170 bytes
         if self._session is None or found is None:
             return
         codes = []

@@ -52,6 +52,8 @@ class Unacknowledged:
     Source: docs/operations.md.
     """
 
+    __slots__ = ("_since", "_waiting")
+
     def __init__(self) -> None:
         self._waiting: dict[int, set[int]] = {}
         self._since: dict[int, float] = {}

@@ -228,6 +228,38 @@ class ServerSession:
     Source: docs/operations.md; OASIS MQTT 3.1.1 sections 3 and 4.
     """
 
+    __slots__ = (
+        "_accepted",
+        "_admit",
+        "_asked",
+        "_assigned_client_id",
+        "_clean_session",
+        "_client_id",
+        "_connect_by",
+        "_decoder",
+        "_filter_bytes",
+        "_held_until",
+        "_inflight",
+        "_judged_later",
+        "_last_packet",
+        "_limits",
+        "_mail",
+        "_order",
+        "_partial_since",
+        "_paused",
+        "_pending",
+        "_pending_filters",
+        "_resolve",
+        "_silence_s",
+        "_state",
+        "_stopped",
+        "_subscriptions",
+        "_takes_mail",
+        "_topics",
+        "_unreleased",
+        "fruitless_filters",
+    )
+
     def __init__(
         self,
         now: float,
@@ -255,7 +287,7 @@ class ServerSession:
         self._inflight: dict[int, float] = {}
         self.fruitless_filters = 0
         """Filters that were refused, or left without being there, as they came: work that no effect shows."""
-        self._unreleased: set[int] = set()
+        self._unreleased: dict[int, None] = {}
         """Identifiers of QoS 2 whose PUBREL has not come."""
         self._order: deque[int] | None = None
         """Identifiers of `_inflight` in order; made at the first of them, as the next: most connections never need them."""
@@ -526,7 +558,7 @@ class ServerSession:
                 if packet.packet_id in self._unreleased:
                     effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
                     return
-                self._unreleased.add(packet.packet_id)
+                self._unreleased[packet.packet_id] = None
             self._inflight[packet.packet_id] = now
             if self._order is None:
                 self._order = deque()
@@ -599,6 +631,8 @@ class ServerSession:
         """SUBACK."""
         packet_id, codes = confirmed
         pending = self._pending.pop(packet_id, None)
+        if not self._pending:
+            self._pending = {}  # an emptied one keeps its table, 170 bytes
         if pending is None:
             return
         self._pending_filters -= len(pending.answers)
@@ -641,7 +675,7 @@ class ServerSession:
         if packet.packet_id in self._inflight:
             self._step(Event.CLOSE, _Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC"), now, effects)
             return
-        self._unreleased.discard(packet.packet_id)
+        self._unreleased.pop(packet.packet_id, None)
         effects.append(Send(codec.encode(Pubcomp(packet.packet_id))))
 
     def _send_mail(self, what: tuple[str, Sequence[Mail], bool], now: float, effects: list[Effect]) -> None:
