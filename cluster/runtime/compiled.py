@@ -149,6 +149,12 @@ def plain_because(root: Path = ROOT, switch: str = "", loaded: Sequence[str] = (
     return ""
 
 
+def build_to_come(root: Path = ROOT) -> Build:
+    """Which build a server runs that this process starts now, whatever this process has imported."""
+    reason = plain_because(root, os.environ.get(SWITCH, "0"))
+    return Build("plain" if reason else "compiled", reason)
+
+
 class Finder(MetaPathFinder):
     """Finds the compiled modules in their folder."""
 

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.runtime.compiled import FOLDER, MODULES, ROOT, STAMP, SUFFIX, Finder, hashes, names, plain_because, source_of, stamp
+import pixiu.ids
+from cluster.runtime.compiled import (
+    FOLDER,
+    MODULES,
+    ROOT,
+    STAMP,
+    SUFFIX,
+    SWITCH,
+    Finder,
+    build_to_come,
+    hashes,
+    names,
+    plain_because,
+    source_of,
+    stamp,
+)
 
 SERVERS = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway", "registry", "benchmarks")
 
@@ -74,6 +90,16 @@ def test_another_python_is_plain(built: Path) -> None:
 
 def test_who_has_imported_one_of_them_as_python_keeps_to_python(built: Path) -> None:
     assert plain_because(built, loaded=("gateway.core",)) == "gateway.core was imported as Python before"
+
+
+def test_servers_are_compiled_whatever_starts_them_has_imported(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    assert pixiu.ids.__name__ in sys.modules
+    assert build_to_come(built).name == "compiled"
+    monkeypatch.setenv(SWITCH, "0")
+    assert build_to_come(built).reason == "PIXIU_COMPILE is not 1"
+    monkeypatch.delenv(SWITCH)
+    assert build_to_come(built).name == "plain"
 
 
 def test_the_finder_finds_what_is_compiled_and_nothing_else(built: Path) -> None:
