@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -87,8 +88,10 @@ class BuildCompiled(build_ext):
             ([str(source_of(f"{package}.{module}")) for module in modules.split()], library_of(package))
             for package, modules in MODULES.items()
         ]
+        # What mypyc remembers of a module is of its group: with another list it would look for classes where they are no more.
+        cache = f"build/native/cache-{zlib.crc32(repr(MODULES).encode()):08x}"
         self.distribution.ext_modules = mypycify(
-            [*(str(source_of(name)) for name in names()), "--config-file", "setup.cfg", *CHECKS],
+            [*(str(source_of(name)) for name in names()), "--config-file", "setup.cfg", "--cache-dir", cache, *CHECKS],
             opt_level=OPTIMIZATION,
             debug_level="0",
             target_dir="build/native",

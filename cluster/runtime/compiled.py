@@ -37,6 +37,7 @@ SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 MODULES: Final = {
     "pixiu": "ids",
+    "pixiu.client": "publisher",
     "pixiu.wire": "cursor envelope levels record",
     "pixiu.placement": "big_rooms ordered_routes partition split weights",
     "pixiu.mqtt": "codec decoder events mail packets server topics",
@@ -51,16 +52,18 @@ MODULES: Final = {
     "cluster.replication": (
         "applier clock context core entry events follower insync leader messages proposals segment states wire"
     ),
+    "cluster.rpc": "frames",
     "cluster.runtime": "contract handler histogram hot_keys layout_notices parcels received_batches token_bucket",
     "proxy": (
         "big_rooms core destinations events mail mail_batches mail_events mail_notices mail_requests mail_results "
-        "offline_notices permits presence rates signals"
+        "offline_notices permits presence publisher rates signals"
     ),
     "broker": "core events fanout feeds multicast",
     "router": "core events",
     "gateway": (
-        "access backlog controls core dedupe devices events feedback mail mail_lane mail_queue membership_reporter memory_budget "
-        "mqtt paced_fanout rates rooms signals slow_consumers subscriber traces"
+        "access admission backlog clients controls core dedupe devices events feedback join_share mail mail_lane mail_queue "
+        "membership_reporter memory_budget mqtt mqtt_publishing paced_fanout rates rooms signals slow_consumers subscriber traces "
+        "turn"
     ),
     "relay": "chat core events login_conflicts mail_answers mail_core mail_devices mail_events",
     "relay.delivery": "events limits saving session sessions slots states window",
@@ -69,8 +72,10 @@ MODULES: Final = {
 }
 """What is compiled, by package: what a message passes on its way. Left out, beside all that no message passes:
 
-    pixiu.client, pixiu.cli          users and tools: the SDK is pure Python
-    *.service, cluster.rpc           wait for gRPC, the disk and the registry; nothing to gain
+    pixiu.client, pixiu.cli          users and tools: the SDK is pure Python; its publisher is compiled for gateways, which use it
+    pixiu.client.awaited, .streams   a mixin with slots, which mypyc does not take, and what extends it; gateway.publishing, too
+    *.service                        wait for gRPC, the disk and the registry; nothing to gain
+    cluster.rpc, pixiu.rpc           wait for sockets; mypyc has no asynchronous generators
     cluster.runtime.role             the services derive from it, and a class of Python cannot derive from a compiled one
     cluster.replication.log          waits for the disk; mypyc has no `continue` inside `try … finally`
     cluster.replication.peers        mypyc has no asynchronous generators
