@@ -26,7 +26,7 @@ MAX_RANGES: Final = 10_000
 class MailQueue:
     """Mail that waits for one connection."""
 
-    __slots__ = "_chunks"
+    __slots__ = ("_chunks",)
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] | None = None

@@ -100,6 +100,7 @@ class _Window:
     """Losses and time-outs in a row."""
     not_before: float = 0.0
     told_at: float = -math.inf
+    """When it was last told anything."""
 
     def forget(self, number: int) -> None:
         """A message need not be sent any more."""
