@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._receives and not transport.is_closing():
             transport.resume_reading()  # what is not read at the end would make TCP take back what was said last
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):  # the time is over, or the other side has reset it and the loop has not heard so yet
             if transport.can_write_eof():
                 transport.write_eof()
             else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 
 import pytest
 
 from cluster.rpc import framed_door
-from cluster.rpc.framed import LOST, FramedHandler
+from cluster.rpc.framed import LOST, Connection, FramedHandler
 from cluster.rpc.frames import HEAD, MAX_HELLO_BYTES, Kind, frame
 from pixiu.errors import InvalidArgument, NotAllowed, Overloaded
 from pixiu.rpc.duplex import CLOSED_BY_PEER, Duplex, End, Outbox, StreamEnded, ask
@@ -397,6 +398,18 @@ async def test_a_peer_that_dies_in_the_middle_of_a_frame_ends_the_stream() -> No
         carrier._connection.transport.abort()
         await until(lambda: ended, "the end")
         assert isinstance(ended[0], (StreamEnded, asyncio.CancelledError))
+
+
+async def test_a_connection_that_was_reset_is_left_without_an_error() -> None:
+    connection = Connection(MAX_BYTES)
+    server = await asyncio.get_running_loop().create_server(lambda: connection, HOST, 0)
+    async with server:
+        with socket.create_connection(server.sockets[0].getsockname()) as peer:
+            await until(lambda: connection._transport is not None, "the connection")
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await connection.leave(30.0)  # before the loop has heard of it
+        with pytest.raises(StreamEnded):
+            await connection.frame()
 
 
 async def test_a_connection_of_either_side_has_keep_alive() -> None:
