@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.runtime.compiled import SWITCH, build_to_come
+from cluster.runtime.compiled import SWITCH, build_of_new_process
 from registry.up import LocalCluster, UpOptions
 
 
@@ -75,7 +75,7 @@ async def cluster(
 
 def builds() -> list[tuple[str, str]]:
     """The builds to measure in turn: a name, and what `build` takes. Plain Python too where servers run the compiled one."""
-    return [("pixiu", "1"), ("pixiu, plain", "0")] if build_to_come().name == "compiled" else [("pixiu", "0")]
+    return [("pixiu", "1"), ("pixiu, plain", "0")] if build_of_new_process().name == "compiled" else [("pixiu", "0")]
 
 
 @contextlib.contextmanager

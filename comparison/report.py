@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import RenderableType
 from rich.table import Table
 
-from cluster.runtime.compiled import build_to_come
+from cluster.runtime.compiled import build_of_new_process
 from comparison.cases import CASES
 from comparison.results import OURS, Results, cpu_us, doubts, middle, ratios, wrong
 from comparison.servers import Peer
@@ -73,7 +73,7 @@ def processor_in(text: str) -> str:
 
 def machine(peers: Sequence[Peer], with_ours: bool) -> Machine:
     """This machine, and the versions of servers."""
-    versions = {OURS: f"{__version__} ({build_to_come().name})"} if with_ours else {}
+    versions = {OURS: f"{__version__} ({build_of_new_process().name})"} if with_ours else {}
     return Machine(
         processor_in(Path("/proc/cpuinfo").read_text()) or platform.machine(),
         len(os.sched_getaffinity(0)),

@@ -112,7 +112,7 @@ class _Window:
         """Another replica has to be told all that was under way, at once."""
         self.again.update(dict.fromkeys(self.under_way))
         self.under_way.clear()
-        self.failures, self.not_before = 0, 0.0
+        self.failures, self.not_before, self.told_at = 0, 0.0, -math.inf
 
     def timeout_s(self) -> float:
         """How long a confirmation may take, before jitter."""

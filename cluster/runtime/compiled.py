@@ -154,9 +154,12 @@ def plain_because(root: Path = ROOT, switch: str = "", loaded: Sequence[str] = (
     return ""
 
 
-def build_to_come(root: Path = ROOT) -> Build:
-    """Which build a server runs that this process starts now, whatever this process has imported."""
-    reason = plain_because(root, os.environ.get(SWITCH, "0"))
+def build_of_new_process(root: Path = ROOT, loaded: Sequence[str] = ()) -> Build:
+    """Which build a process runs that starts in this environment: a server that this one starts, whatever this one has imported.
+
+    Args: see `plain_because`.
+    """
+    reason = plain_because(root, os.environ.get(SWITCH, "0"), loaded)
     return Build("plain" if reason else "compiled", reason)
 
 
@@ -177,10 +180,10 @@ class Finder(MetaPathFinder):
 
 def install() -> Build:
     """Decide which build this process runs, and have imports find it."""
-    reason = plain_because(switch=os.environ.get(SWITCH, "0"), loaded=tuple(sys.modules))
-    if not reason:
+    build = build_of_new_process(loaded=tuple(sys.modules))
+    if not build.reason:
         sys.meta_path.insert(0, Finder())
-    return Build("plain" if reason else "compiled", reason)
+    return build
 
 
 BUILD: Final = install()

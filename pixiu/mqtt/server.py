@@ -288,7 +288,7 @@ class ServerSession:
         self.fruitless_filters = 0
         """Filters that were refused, or left without being there, as they came: work that no effect shows."""
         self._unreleased: dict[int, None] = {}
-        """Identifiers of QoS 2 whose PUBREL has not come."""
+        """Identifiers of QoS 2 whose PUBREL has not come. A dict, as most connections have none: an empty set has 216 bytes."""
         self._order: deque[int] | None = None
         """Identifiers of `_inflight` in order; made at the first of them, as the next: most connections never need them."""
         self._accepted: set[int] | None = None

@@ -136,6 +136,15 @@ def test_joins_of_a_crowd_are_told_together() -> None:
     assert come(8, 1.002 + CROWD_PAUSE_S) == 2
 
 
+def test_a_replica_that_takes_anothers_place_is_told_at_once_in_a_crowd_too() -> None:
+    core = Core(instance=3, generation=5, is_crowd=lambda: True)
+    core.step(ev.RoutersChanged(1, (ev.Replica(ROUTER, 0),)), 0.0)
+    joined(core, 1)
+    (send,) = memberships(turn(core))
+    (again,) = memberships(turn(core, ev.RoutersChanged(1, (ev.Replica(OTHER, 0),)), now=1.001))
+    assert (send.peer, again.peer) == (ROUTER, OTHER)
+
+
 def test_many_clients_that_go_together_leave_in_slices() -> None:
     core = gateway()
     clients, rooms = 20, 100

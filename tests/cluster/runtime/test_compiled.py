@@ -17,7 +17,7 @@ from cluster.runtime.compiled import (
     SUFFIX,
     SWITCH,
     Finder,
-    build_to_come,
+    build_of_new_process,
     hashes,
     names,
     plain_because,
@@ -95,11 +95,11 @@ def test_who_has_imported_one_of_them_as_python_keeps_to_python(built: Path) -> 
 def test_servers_are_compiled_whatever_starts_them_has_imported(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "1")
     assert pixiu.ids.__name__ in sys.modules
-    assert build_to_come(built).name == "compiled"
+    assert build_of_new_process(built).name == "compiled"
     monkeypatch.setenv(SWITCH, "0")
-    assert build_to_come(built).reason == "PIXIU_COMPILE is not 1"
+    assert build_of_new_process(built).reason == "PIXIU_COMPILE is not 1"
     monkeypatch.delenv(SWITCH)
-    assert build_to_come(built).name == "plain"
+    assert build_of_new_process(built).name == "plain"
 
 
 def test_the_finder_finds_what_is_compiled_and_nothing_else(built: Path) -> None:
