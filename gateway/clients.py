@@ -22,6 +22,7 @@ from cluster.runtime.role import totals
 from gateway import events as ev
 from gateway.admission import Admission
 from gateway.join_share import JoinRate, JoinShare
+from gateway.mail_run import MailRun
 from gateway.memory_budget import SMALL_BYTES, MemoryBudget
 from gateway.options import Options
 from gateway.paced_fanout import PacedFanout
@@ -35,7 +36,6 @@ from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
-from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import control_pb2
 
 MAX_REMEMBERED_CLIENTS: Final = 10_000
@@ -60,7 +60,7 @@ class Connection(Protocol):
     def flush(self) -> None:
         """Write what was delivered in this turn."""
 
-    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
 
     def answer(self, answer: ev.Answer) -> None:
@@ -356,7 +356,7 @@ class Clients:
         """Write mail to a connection."""
         connection = self._connections.get(effect.connection)
         if connection is not None:
-            connection.deliver_mail(effect.deliveries, effect.anew)
+            connection.deliver_mail(effect.runs, effect.anew)
 
     def answer(self, effect: ev.Answer) -> None:
         """Tell a client that its subscription has taken effect."""

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.lww_map import Update
 from cluster.runtime.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
+from gateway.mail_run import MailRun
 from pixiu.ids import EndpointID
-from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import control_pb2
 
 
@@ -203,7 +203,7 @@ class MailArrived:
 
     stream: int
     devices: Sequence[MailDevice]
-    deliveries: Sequence[Envelope]
+    runs: Sequence[MailRun]
     asked: Sequence[DeviceLane] = ()
     """Which lanes the relay wants to be told of."""
 
@@ -328,7 +328,7 @@ class WriteMail:
     """Write mail to a connection. `anew`: of a new session; what of an older one has not left yet is not to leave any more."""
 
     connection: int
-    deliveries: list[Envelope]
+    runs: list[MailRun]
     anew: bool
 
 

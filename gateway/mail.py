@@ -1,6 +1,6 @@
 """Mail on a gateway: what was written to which connection, and what its client has acknowledged. Pure.
 
-    relay ── MailArrived ──▶ bound to a connection? session? above what was written? ── WriteMail ──▶ client
+    relay ── MailArrived ──▶ runs: bound to a connection? session? above what was written? ── WriteMail ──▶ client
           ◀── one batch of {UpTo, map} a turn, on the stream of the session's relay ── acknowledgements, any order
 
 A relay's envelopes and records are passed on as they came; only the flag for what was sent before may change.
@@ -23,10 +23,10 @@ from typing import Final, NamedTuple
 
 from gateway import events as ev
 from gateway.mail_lane import MailLane
+from gateway.mail_run import MailRun, read_runs
 from pixiu.errors import MalformedData
 from pixiu.mqtt.mail import lane_of
-from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope, envelopes
-from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, intact_body
+from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024
@@ -101,17 +101,12 @@ class _Stream:
     last_words: deque[Acknowledgement] = field(default_factory=lambda: deque(maxlen=MAX_LAST_WORDS))
 
 
-def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[ev.MailDevice], list[Envelope]]:
+def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[ev.MailDevice], list[MailRun]]:
     """What a relay sent. Raises `MalformedData`: then nothing of it is to be believed."""
     if len(batch.deliveries) and not batch.count:
         raise MalformedData("a batch of deliveries says that there are none")
-    found = envelopes(batch.deliveries, batch.count)
-    for item in found:
-        if item.lane >= INBOX_LANES or not item.session or not item.seq:
-            raise MalformedData(f"an envelope names lane {item.lane}, session {item.session}, InboxSeq {item.seq}")
-        if len(item.data) > ENVELOPE_SIZE + MAX_RECORD_BYTES:
-            raise MalformedData(f"a record has {len(item.data) - ENVELOPE_SIZE} bytes, and may have {MAX_RECORD_BYTES}")
-    return [ev.MailDevice(one.uin, one.key, one.connect_time, one.device) for one in batch.devices], found
+    devices = [ev.MailDevice(one.uin, one.key, one.connect_time, one.device) for one in batch.devices]
+    return devices, read_runs(batch.deliveries, batch.count)
 
 
 class MailBook:
@@ -163,15 +158,15 @@ class MailBook:
         writes: dict[int, ev.WriteMail] = {}
         asked: tuple[int, int] | None = None
         recipient: _Recipient | None = None
-        for item in event.deliveries:
-            if (item.uin, item.device) != asked:
-                asked = item.uin, item.device
+        for run in event.runs:
+            if (run.uin, run.device) != asked:
+                asked = run.uin, run.device
                 recipient = self._recipient(stream, asked)
             if recipient is None:
-                self.counters.without_connection += 1
+                self.counters.without_connection += run.count
             else:
-                self._take(recipient, event.stream, item, writes)
-        out += [write for write in writes.values() if write.deliveries or write.anew]
+                self._take(recipient, event.stream, run, writes)
+        out += [write for write in writes.values() if write.runs or write.anew]
         for lane in event.asked:
             recipient = self._recipient(stream, (lane.uin, lane.device))
             if recipient is not None and recipient.session == lane.session and 0 <= lane.lane < INBOX_LANES:
@@ -208,15 +203,18 @@ class MailBook:
     def packets_acknowledged(self, event: ev.PacketsAcknowledged, now: float, out: list[ev.Effect]) -> None:
         """A client answered these packets of QoS 1."""
         recipient = self._recipients.get(event.connection)
-        for packet_id in event.packet_ids:
-            lane = lane_of(packet_id)
-            seq = recipient.lanes[lane].seq_of(packet_id) if recipient is not None else 0
-            if recipient is None or not seq:
+        if recipient is None:
+            self.counters.acknowledgements_unknown += len(event.packet_ids)
+            return
+        for first, count in consecutive(event.packet_ids):
+            lane = lane_of(first)
+            for index in range(count):
+                seq = recipient.lanes[lane].seq_of(first + index)
+                if seq:
+                    self._acknowledge(recipient, lane, seq, seq + count - index - 1)
+                    break
                 self.counters.acknowledgements_unknown += 1
-            else:
-                self._acknowledge(recipient, lane, seq, seq)
-        if recipient is not None:
-            out += self._due(recipient.stream)
+        out += self._due(recipient.stream)
 
     def closed(self, connection: int) -> list[ev.AcknowledgementsDue]:
         """A connection is gone, or takes no mail any more. What its client acknowledged last is still told."""
@@ -259,51 +257,62 @@ class MailBook:
             found = self._recipients[connection] = _Recipient(connection, self._packets(connection))
         return found
 
-    def _take(self, recipient: _Recipient, stream: int, item: Envelope, writes: dict[int, ev.WriteMail]) -> None:
+    def _take(self, recipient: _Recipient, stream: int, run: MailRun, writes: dict[int, ev.WriteMail]) -> None:
         counters, connection = self.counters, recipient.connection
-        if item.session > recipient.session:
-            self._start(recipient, item)
+        if run.session > recipient.session:
+            self._start(recipient, run)
             writes[connection] = ev.WriteMail(connection, [], True)
-        elif item.session < recipient.session or item.device != recipient.device:
-            counters.sessions_refused += 1
+        elif run.session < recipient.session or run.device != recipient.device:
+            counters.sessions_refused += run.count
             return
         recipient.stream = stream
-        lane = recipient.lanes[item.lane]
-        if item.seq <= lane.highest:
-            counters.repeats_dropped += 1
-            self._soon(recipient, item.lane)
-            return
-        gap = bool(item.flags & GAP)
-        if not gap and intact_body(item.data[ENVELOPE_SIZE:]) is None:
+        lane = recipient.lanes[run.lane]
+        if run.first <= lane.highest:
+            known = min(run.last, lane.highest) - run.first + 1
+            counters.repeats_dropped += known
+            self._soon(recipient, run.lane)
+            if known == run.count:
+                return
+            run = run.part(known, run.count)
+        if run.damaged:
             counters.damaged += 1
-            lane.hold_back(item.seq)
+            lane.hold_back(run.first)
             return
         before = lane.unacknowledged
-        # A marker without a MsgID is of what the inbox dropped: nothing below it will come again.
-        if not lane.write(item.seq, releases=gap and not item.msg_id):
-            counters.held_back += 1
+        written = lane.write(run.first, run.count, releases=run.dropped)
+        counters.held_back += run.count - written
+        if not written:
             return
         self.unacknowledged += lane.unacknowledged - before
-        counters.gaps += gap
-        if gap and recipient.packets:
-            counters.gaps_untold += 1
-            self._acknowledge(recipient, item.lane, item.seq, item.seq)
-            return
-        if not gap and item.seq <= recipient.marked[item.lane] and not item.flags & REDELIVERED:
-            counters.again += 1
-            item = item.redelivered()
-        counters.delivered += not gap
+        if run.gap:
+            counters.gaps += 1
+            if recipient.packets:
+                counters.gaps_untold += 1
+                self._acknowledge(recipient, run.lane, run.first, run.first)
+                return
+        else:
+            counters.delivered += written
         write = writes.get(connection)
         if write is None:
             write = writes[connection] = ev.WriteMail(connection, [], False)
-        write.deliveries.append(item)
+        write.runs.extend(self._mark(recipient, run.part(0, written)))
 
-    def _start(self, recipient: _Recipient, item: Envelope) -> None:
+    def _mark(self, recipient: _Recipient, run: MailRun) -> list[MailRun]:
+        """The same, where what was written under an earlier session is marked as sent before."""
+        marked = recipient.marked[run.lane]
+        if run.first > marked or run.gap or run.redelivered:
+            return [run]
+        again = min(run.last, marked) - run.first + 1
+        self.counters.again += again
+        first = run.part(0, again).marked()
+        return [first] if again == run.count else [first, run.part(again, run.count)]
+
+    def _start(self, recipient: _Recipient, run: MailRun) -> None:
         """A higher session: begin anew."""
         self.unacknowledged -= sum(lane.unacknowledged for lane in recipient.lanes)
         recipient.marked = [max(pair) for pair in zip(recipient.marked, (lane.highest for lane in recipient.lanes), strict=True)]
         recipient.lanes = [MailLane() for _ in range(INBOX_LANES)]
-        recipient.uin, recipient.device, recipient.session = item.uin, item.device, item.session
+        recipient.uin, recipient.device, recipient.session = run.uin, run.device, run.session
 
     def _acknowledge(self, recipient: _Recipient, lane: int, first: int, last: int) -> None:
         number, known = recipient.lanes[lane].acknowledge(first, last)
@@ -326,3 +335,19 @@ class MailBook:
 def _acknowledgement(recipient: _Recipient, number: int) -> Acknowledgement:
     lane = recipient.lanes[number]
     return Acknowledgement(recipient.uin, recipient.device, recipient.session, number, lane.up_to, lane.bits, lane.highest)
+
+
+def consecutive(packet_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """(First, how many) of identifiers of one lane that follow each other."""
+    found: list[tuple[int, int]] = []
+    first = count = 0
+    for packet_id in packet_ids:
+        if count and packet_id == first + count and lane_of(packet_id) == lane_of(first):
+            count += 1
+            continue
+        if count:
+            found.append((first, count))
+        first, count = packet_id, 1
+    if count:
+        found.append((first, count))
+    return found

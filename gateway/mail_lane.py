@@ -41,28 +41,29 @@ class MailLane:
         """How many entries wait for the client."""
         return self.highest - self._cursor.up_to - self._cursor.bits.bit_count()
 
-    def write(self, seq: int, *, releases: bool = False) -> bool:
-        """Note an entry above `highest` as written. False when it may not be: it is beyond the window, or behind what is missing.
+    def write(self, first: int, count: int = 1, *, releases: bool = False) -> int:
+        """Note so many entries from one above `highest` on as written. How many of them may be: none behind what is missing, or
+        beyond the window.
 
-        releases: everything below it is gone, and waits no longer.
+        releases: everything below the first is gone, and waits no longer.
         """
+        if not releases and 0 < self._missing < first:
+            return 0
         up_to = self._cursor.up_to
-        waiting = up_to < self.highest
-        if not releases:
-            beyond = waiting and seq > up_to + MAP_BITS
-            if beyond:
-                self.hold_back(seq)
-            if beyond or 0 < self._missing < seq:
-                return False
-        if releases or not waiting:
-            self._cursor = Cursor(seq - 1)
-        else:
-            between = (1 << (seq - self.highest - 1)) - 1
-            self._cursor.bits |= between << (self.highest - up_to)
-        self.highest = seq
-        if self._missing <= seq:
-            self._missing = 0
-        return True
+        waiting = up_to < self.highest and not releases
+        written = max(0, min(count, (up_to if waiting else first - 1) + MAP_BITS - first + 1))
+        if written:
+            if waiting:
+                between = (1 << (first - self.highest - 1)) - 1
+                self._cursor.bits |= between << (self.highest - up_to)
+            else:
+                self._cursor = Cursor(first - 1)
+            self.highest = first + written - 1
+            if self._missing <= self.highest:
+                self._missing = 0
+        if written < count:
+            self.hold_back(first + written)
+        return written
 
     def hold_back(self, seq: int) -> None:
         """An entry above `highest` is not written: it must come again first."""

@@ -7,7 +7,7 @@ what an older one has left here goes, because it comes again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pixiu.errors import InvalidArgument
@@ -26,33 +26,41 @@ MAX_RANGES: Final = 10_000
 class MailQueue:
     """Mail that waits for one connection."""
 
-    __slots__ = ("_chunks",)
+    __slots__ = ("_chunks", "_count")
 
     def __init__(self) -> None:
-        self._chunks: deque[bytes] | None = None
-        """Made at the first mail: an empty one has 600 bytes, and most connections never need it."""
+        self._chunks: deque[tuple[bytes, int]] | None = None
+        """Bytes, and how many entries they are. Made at the first mail: an empty one has 600 bytes, and most connections never
+        need it."""
+        self._count = 0
 
     def __len__(self) -> int:
         """Entries that wait."""
-        return len(self._chunks) if self._chunks is not None else 0
+        return self._count
 
-    def put(self, chunks: list[bytes], *, anew: bool) -> bool:
-        """Add entries. False when there are too many, and the connection is to end."""
+    def put(self, chunks: Iterable[tuple[bytes, int]], *, anew: bool) -> bool:
+        """Add bytes of so many entries each. False when there are too many, and the connection is to end."""
         if self._chunks is None:
             self._chunks = deque()
         if anew:
             self._chunks.clear()
-        self._chunks.extend(chunks)
-        return len(self._chunks) <= MAX_WAITING
+            self._count = 0
+        for chunk in chunks:
+            self._chunks.append(chunk)
+            self._count += chunk[1]
+        return self._count <= MAX_WAITING
 
-    def take(self, max_bytes: int) -> list[bytes]:
-        """Entries of up to so many bytes together; at least one."""
+    def take(self, max_bytes: int) -> tuple[bytes, int]:
+        """Bytes of up to so many together, but at least one chunk, and of how many entries; nothing where none waits."""
         taken: list[bytes] = []
-        size = 0
-        while self._chunks and (not taken or size + len(self._chunks[0]) <= max_bytes):
-            size += len(self._chunks[0])
-            taken.append(self._chunks.popleft())
-        return taken
+        size = count = 0
+        while self._chunks and (not taken or size + len(self._chunks[0][0]) <= max_bytes):
+            data, entries = self._chunks.popleft()
+            size += len(data)
+            count += entries
+            taken.append(data)
+        self._count -= count
+        return b"".join(taken), count
 
 
 def acknowledged_ranges(said: Sequence[wire_pb2.MailAcknowledgement]) -> list[tuple[int, int, int]]:

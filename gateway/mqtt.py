@@ -24,18 +24,17 @@ from gateway.backlog import Backlog, Grade
 from gateway.clients import Clients
 from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue
+from gateway.mail_run import MailRun
 from gateway.mqtt_publishing import Publishing
 from gateway.turn import SMALL_READ_BYTES
 from pixiu.errors import PixiuError
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt import events as session_events
 from pixiu.mqtt.events import CloseReason, Effect
-from pixiu.mqtt.mail import Mail
+from pixiu.mqtt.mail import Mails
 from pixiu.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect
 from pixiu.mqtt.server import ServerSession
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
-from pixiu.wire.envelope import ENVELOPE_SIZE, REDELIVERED, Envelope
-from pixiu.wire.record import body_of
 
 WRITE_BYTES = 64 << 10
 """A client that catches up is written so much at a time. What it does not take at once waits in asyncio's buffer; as long
@@ -314,12 +313,10 @@ class MQTTConnection(asyncio.Protocol):
         if not patient:
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
-    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, as the client takes it."""
         if self._session is not None:
-            mails = [
-                Mail(item.lane, item.seq, body_of(item.data[ENVELOPE_SIZE:]), bool(item.flags & REDELIVERED)) for item in deliveries
-            ]
+            mails = [Mails(run.lane, run.first, run.bodies, run.redelivered) for run in runs]
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
 
     def answer(self, answer: ev.Answer) -> None:
@@ -655,7 +652,7 @@ class MQTTConnection(asyncio.Protocol):
         self._clients.step(ev.Leave(self.id, channels, user, mail))
 
     def _send_mail(self, effect: session_events.SendMail) -> None:
-        if self._mail.put(effect.packets, anew=effect.anew):
+        if self._mail.put([(packet, 1) for packet in effect.packets], anew=effect.anew):
             self._write_mail()
         else:
             self.end(CloseReason.MAIL_OVERRUN, OVERRUN)
@@ -663,7 +660,7 @@ class MQTTConnection(asyncio.Protocol):
     def _write_mail(self) -> None:
         self._write_answers()
         while self._mail and not self._paused and self._transport is not None:
-            self._write(b"".join(self._mail.take(WRITE_BYTES)))
+            self._write(self._mail.take(WRITE_BYTES)[0])
 
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1

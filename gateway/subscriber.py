@@ -23,6 +23,7 @@ from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.clients import Clients
 from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
+from gateway.mail_run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.server import SessionLimits
@@ -30,7 +31,6 @@ from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
-from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
@@ -123,8 +123,8 @@ class _Stream:
     def flush(self) -> None:
         """Nothing: the writer of the stream takes what is there."""
 
-    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
-        if not self._mail.put([item.data for item in deliveries], anew=anew):
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
+        if not self._mail.put([(run.data, run.count) for run in runs], anew=anew):
             self.close(OVERRUN)
         self.work.set()
 
@@ -189,8 +189,8 @@ class _Stream:
             return self._replies.popleft()
         self._mail_next = not self._mail_next
         if self._mail and (self._mail_next or not self._backlog):
-            mails = self._mail.take(MAX_BATCH_BYTES)
-            return wire_pb2.SubscribeReply(mail=b"".join(mails), mail_count=len(mails))
+            mail, count = self._mail.take(MAX_BATCH_BYTES)
+            return wire_pb2.SubscribeReply(mail=mail, mail_count=count)
         if self._backlog:
             return self._batch()
         if self.closing is not None:

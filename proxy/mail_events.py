@@ -243,20 +243,29 @@ Effect = Connect | Hurry | Disconnect | SendStore | SendAppend | Answer | EndWri
 
 
 class Notice(NamedTuple):
-    """An inbox has a new entry."""
+    """A lane of an inbox has new entries."""
 
     uin: int
-    seq: int
-    """InboxSeq; 0: not known."""
-    msg_id: int
-    record: bytes
-    """Empty: not in the notice."""
+    lane: int
+    seqs: list[int]
+    """InboxSeq of each; 0: not known."""
+    msg_ids: list[int]
+    records: list[bytes]
+    """Of each; empty: not in the notice."""
     tries: int
 
     @property
-    def inbox(self) -> tuple[int, int]:
-        """Whose, and which lane."""
-        return self.uin, msg_lane(self.msg_id)
+    def size(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self.records))
+
+    def part(self, begin: int, end: int) -> Notice:
+        """The entries from the index `begin` to below `end`."""
+        return Notice(self.uin, self.lane, self.seqs[begin:end], self.msg_ids[begin:end], self.records[begin:end], self.tries)
+
+    def without_records(self, tries: int) -> Notice:
+        """That there is the newest of them, and no more."""
+        return Notice(self.uin, self.lane, self.seqs[-1:], self.msg_ids[-1:], [b""], tries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ Source: docs/architecture.md, "A mail is sent", "Delivery of mail").
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +64,8 @@ class Notices:
         self.counters = NoticeCounters()
         self._owners: Mapping[int, Sequence[int]] = {}
         self._partitions = 0
-        self._turn: list[ev.Notice] = []
+        self._turn: dict[int, ev.Notice] = {}
+        """UIN << 2 | lane → what came in this turn."""
         self._later: tuple[deque[tuple[float, ev.Notice]], ...] = tuple([deque() for _ in (UNKNOWN_S, *RETRY_S)])
         """By pause, so that each is in order of time."""
         self._unanswered: dict[int, dict[int, tuple[float, Sequence[ev.Notice]]]] = {}
@@ -72,6 +73,7 @@ class Notices:
         self._number = 0
         self._count = self._bytes = 0
         self._given_up: dict[tuple[int, int], tuple[float, ev.Notice]] = {}
+        """(UIN, lane) → when its last notice was given up, and that notice."""
 
         self._events: EventTable[ev.NoticesEffect] = EventTable()
         self._events.on(ev.InboxesGrew, self._on_grown)
@@ -113,25 +115,32 @@ class Notices:
             given_up, self._given_up = self._given_up, {}
             for at, notice in given_up.values():
                 if now < at + GIVEN_UP_S and self._count < MAX_NOTICES:
-                    self._keep(notice._replace(record=b"", tries=0), 1, now)
+                    self._keep(notice, 1, now)
 
     def _on_grown(self, event: ev.InboxesGrew, now: float, out: list[ev.NoticesEffect]) -> None:
         """Told of at the end of the turn. In a cluster without relays nobody is told."""
         if not self._partitions:
             return
-        for uin, _lane, seq, msg_id, record in event.items():
+        turn = self._turn
+        for uin, lane, seq, msg_id, record in event.items():
             self.counters.notices += 1
             if self._count >= MAX_NOTICES:
                 self.counters.notices_overflowed += 1
                 continue
-            whole = len(record) <= MAX_RECORD_BYTES and self._bytes + len(record) <= MAX_BYTES and seq
-            notice = ev.Notice(uin, seq, msg_id, record if whole else b"", 0)
-            if seq:
-                self._count += 1
-                self._bytes += len(notice.record)
-                self._turn.append(notice)
+            if not seq:
+                self._keep(ev.Notice(uin, lane, [0], [msg_id], [b""], 0), 0, now)
+                continue
+            if len(record) > MAX_RECORD_BYTES or self._bytes + len(record) > MAX_BYTES:
+                record = b""
+            self._count += 1
+            self._bytes += len(record)
+            notice = turn.get(uin << 2 | lane)
+            if notice is None:
+                turn[uin << 2 | lane] = ev.Notice(uin, lane, [seq], [msg_id], [record], 0)
             else:
-                self._keep(notice, 0, now)
+                notice.seqs.append(seq)
+                notice.msg_ids.append(msg_id)
+                notice.records.append(record)
 
     def _on_taken(self, event: ev.NoticesTaken, now: float, out: list[ev.NoticesEffect]) -> None:
         _, notices = self._unanswered.get(event.relay, {}).pop(event.number, (0.0, ()))
@@ -156,10 +165,11 @@ class Notices:
             if batches and next(iter(batches.values()))[0] + ANSWER_S <= now:
                 self._lost(relay, now)
                 out.append(ev.LeaveRelay(relay))
+        turn = list(self._turn.values())
+        self._turn.clear()
         for waiting in self._later:
             while waiting and waiting[0][0] <= now:
-                self._turn.append(waiting.popleft()[1])
-        turn, self._turn = self._turn, []
+                turn.append(waiting.popleft()[1])
         by_owner: dict[int, list[ev.Notice]] = {}
         for notice in turn:
             relays = self._owners.get(notice.uin % self._partitions if self._partitions else 0, ())
@@ -169,37 +179,57 @@ class Notices:
                 self._drop(notice)
                 self._retry(notice, now)
         for relay, notices in by_owner.items():
-            out += [self._batch(relay, notices[at : at + MAX_BATCH], now) for at in range(0, len(notices), MAX_BATCH)]
+            out += [self._batch(relay, batch, now) for batch in _batches(notices)]
 
-    def _batch(self, relay: int, notices: list[ev.Notice], now: float) -> ev.SendNotices:
+    def _batch(self, relay: int, notices: Sequence[ev.Notice], now: float) -> ev.SendNotices:
         took = 0
-        for at, notice in enumerate(notices):
-            took += len(notice.record)
-            if took > MAX_BATCH_BYTES:
-                self._bytes -= len(notice.record)
-                took -= len(notice.record)
-                notices[at] = notice._replace(record=b"")
+        for notice in notices:
+            self.counters.notices_sent += len(notice.seqs)
+            for at, record in enumerate(notice.records):
+                if took + len(record) > MAX_BATCH_BYTES:
+                    self._bytes -= len(record)
+                    notice.records[at] = b""
+                else:
+                    took += len(record)
         self._number += 1
-        self.counters.notices_sent += len(notices)
         self._unanswered.setdefault(relay, {})[self._number] = now, notices
         return ev.SendNotices(relay, self._number, notices)
 
     def _drop(self, notice: ev.Notice) -> None:
-        self._count -= 1
-        self._bytes -= len(notice.record)
+        self._count -= len(notice.seqs)
+        self._bytes -= notice.size
 
     def _keep(self, notice: ev.Notice, queue: int, now: float) -> None:
-        self._count += 1
-        self._bytes += len(notice.record)
+        self._count += len(notice.seqs)
+        self._bytes += notice.size
         self._later[queue].append((now + (UNKNOWN_S, *RETRY_S)[queue], notice))
 
     def _retry(self, notice: ev.Notice, now: float) -> None:
         if notice.tries < len(RETRY_S):
-            self.counters.notices_retried += 1
+            self.counters.notices_retried += len(notice.seqs)
             self._keep(notice._replace(tries=notice.tries + 1), 1 + notice.tries, now)
             return
-        self.counters.notices_given_up += 1
-        self._given_up.pop(notice.inbox, None)
+        self.counters.notices_given_up += len(notice.seqs)
+        inbox = notice.uin, notice.lane
+        self._given_up.pop(inbox, None)
         if len(self._given_up) >= MAX_GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
-        self._given_up[notice.inbox] = now, notice._replace(record=b"")
+        self._given_up[inbox] = now, notice.without_records(0)
+
+
+def _batches(notices: Sequence[ev.Notice]) -> Iterator[list[ev.Notice]]:
+    """Notices of so many entries as a batch may have; one that has more than are left in it goes on in the next."""
+    batch: list[ev.Notice] = []
+    room = MAX_BATCH
+    for notice in notices:
+        rest = notice
+        while len(rest.seqs) > room:
+            if room:
+                batch.append(rest.part(0, room))
+                rest = rest.part(room, len(rest.seqs))
+            yield batch
+            batch, room = [], MAX_BATCH
+        batch.append(rest)
+        room -= len(rest.seqs)
+    if batch:
+        yield batch

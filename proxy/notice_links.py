@@ -136,11 +136,11 @@ class NoticeLinks:
         stream = self._streams.get(effect.relay)
         batch = delivery_pb2.NoticeBatch(
             number=effect.number,
-            uins=[notice.uin for notice in effect.notices],
-            seqs=[notice.seq for notice in effect.notices],
-            msg_ids=[notice.msg_id for notice in effect.notices],
-            sizes=[len(notice.record) for notice in effect.notices],
-            records=b"".join([notice.record for notice in effect.notices]),
+            uins=[notice.uin for notice in effect.notices for _ in notice.seqs],
+            seqs=[seq for notice in effect.notices for seq in notice.seqs],
+            msg_ids=[msg_id for notice in effect.notices for msg_id in notice.msg_ids],
+            sizes=[len(record) for notice in effect.notices for record in notice.records],
+            records=b"".join([record for notice in effect.notices for record in notice.records]),
         )
         if stream is None:
             node = self._view().by_endpoint(effect.relay)

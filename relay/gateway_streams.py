@@ -12,7 +12,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Final, Protocol
 
 from cluster.rpc.framed import Framed, framed_or_grpc
@@ -25,7 +24,7 @@ from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex, StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
-from relay.delivery.events import DeviceLane
+from relay.delivery.events import Chunk, DeviceLane
 from relay.mail_devices import Place
 
 READY_S: Final = 5.0
@@ -39,7 +38,6 @@ MAX_MESSAGE_BYTES: Final = 512 << 10
 MAX_SAID: Final = 200_000
 """Devices that a stream has named. Policy: all are forgotten, and named again."""
 Deliveries = Duplex[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
-_WHOSE: Final = Struct("<16xQ4xH")
 
 
 class Owner(Protocol):
@@ -64,6 +62,8 @@ class Batch:
 
     devices: list[delivery_pb2.MailDevice] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
+    count: int = 0
+    """Of envelopes in them."""
     asked: list[delivery_pb2.DeviceLane] = field(default_factory=list)
     size: int = 0
 
@@ -87,10 +87,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def add(self, chunks: Sequence[bytes]) -> None:
-        """Envelopes with their records. A device is named before its first one, and again when its connection is another."""
-        for chunk in chunks:
-            uin, number = _WHOSE.unpack_from(chunk)
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Mails. A device is named before its first one, and again when its connection is another."""
+        for uin, number, count, chunk in chunks:
             place = self._place(uin, number)
             named: delivery_pb2.MailDevice | None = None
             if place is not None and place.gateway == self._gateway:
@@ -108,6 +107,7 @@ class Outbox:
             if named is not None:
                 last.devices.append(named)
             last.chunks.append(chunk)
+            last.count += count
             last.size += len(chunk)
             self.bytes += len(chunk)
 
@@ -144,7 +144,7 @@ class _Stream:
     def ready(self) -> bool:
         return self._duplex is not None
 
-    def send(self, chunks: Sequence[bytes]) -> None:
+    def send(self, chunks: Sequence[Chunk]) -> None:
         self.outbox.add(chunks)
         if self._duplex is not None:
             self._duplex.wake()
@@ -208,7 +208,7 @@ class _Stream:
         self._leaving = batch = self.outbox.take()
         self._stalled = asyncio.get_running_loop().call_later(STALL_S, self.give_up)
         return delivery_pb2.DeliveryBatch(
-            devices=batch.devices, deliveries=b"".join(batch.chunks), count=len(batch.chunks), asked=batch.asked
+            devices=batch.devices, deliveries=b"".join(batch.chunks), count=batch.count, asked=batch.asked
         )
 
     def _over(self) -> None:
@@ -264,7 +264,7 @@ class GatewayStreams:
             stream = self._streams[gateway] = _Stream(gateway, self)
         return stream.ready
 
-    def deliver(self, gateway: int, chunks: Sequence[bytes]) -> bool:
+    def deliver(self, gateway: int, chunks: Sequence[Chunk]) -> bool:
         """Send, in order. Whether there is a stream that takes it."""
         if not self.want(gateway):
             return False

@@ -22,6 +22,8 @@ MAX_READS: Final = 64
 _CODES: Final = {UnknownDevice.code: ev.Failure.REFUSED, OldSession.code: ev.Failure.FENCED}
 _MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE, Overloaded.code: ev.Missing.FULL}
 
+_NONE: Final[tuple[int, list[int], list[bytes]]] = (0, [], [])
+
 ReadItem = tuple[ev.Asked, int, Sequence[ev.Read]]
 FetchItem = tuple[ev.Asked, Sequence[int]]
 
@@ -110,7 +112,7 @@ def _record(answer: tuple[str, bytes] | None) -> bytes | ev.Missing:
 
 
 def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
-    """A batch's notices; None for one that is malformed."""
+    """A batch's notices, what follows each other in a lane of a user in one; None for a batch that is malformed."""
     count = len(batch.uins)
     if count > MAX_NOTICES or not count == len(batch.seqs) == len(batch.msg_ids) == len(batch.sizes):
         return None
@@ -118,6 +120,8 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
     if sum(batch.sizes) != len(records):
         return None
     found: list[ev.Notice] = []
+    growing: dict[int, tuple[int, list[int], list[bytes]]] = {}
+    """UIN << 2 | lane → what would be the next InboxSeq of the last notice of it, and the lists of that notice."""
     at = 0
     for uin, seq, msg_id, size in zip(batch.uins, batch.seqs, batch.msg_ids, batch.sizes, strict=True):
         record = records[at : at + size]
@@ -125,7 +129,16 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
         said = int.from_bytes(record[:SIZE_FIELD], "little")
         if size and (said < MIN_SIZE or said + SIZE_FIELD != size):
             return None
-        found.append(ev.Notice(uin, msg_lane(msg_id), seq, msg_id, record))
+        lane = msg_lane(msg_id)
+        inbox = uin << 2 | lane
+        following, msg_ids, bodies = growing.get(inbox, _NONE)
+        if seq and seq == following:
+            msg_ids.append(msg_id)
+            bodies.append(record)
+        else:
+            msg_ids, bodies = [msg_id], [record]
+            found.append(ev.Notice(uin, lane, seq, msg_ids, bodies))
+        growing[inbox] = seq + 1, msg_ids, bodies
     return found
 
 

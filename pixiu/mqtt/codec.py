@@ -5,7 +5,7 @@ Source: OASIS MQTT 3.1.1 sections 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Final
 
 from pixiu.errors import InvalidArgument
@@ -124,6 +124,19 @@ def encode_publish_parts(
     identifier = _encode_packet_id(packet_id) if qos else b""
     first = 0x30 | dup << 3 | qos << 1 | retain
     return b"".join((_head(first, len(prefix) + len(identifier) + len(payload)), prefix, identifier, payload))
+
+
+def encode_publishes(prefix: bytes, payloads: Sequence[bytes], packet_ids: Sequence[int], *, dup: bool) -> list[bytes]:
+    """A PUBLISH of QoS 1 for each payload; a `topic_prefix`, and identifiers that are not checked. Raises `InvalidArgument`."""
+    first = 0x32 | dup << 3
+    head, size = b"", -1
+    packets: list[bytes] = []
+    for payload, packet_id in zip(payloads, packet_ids, strict=True):
+        if len(payload) != size:
+            size = len(payload)
+            head = _head(first, len(prefix) + 2 + size) + prefix
+        packets.append(head + packet_id.to_bytes(2, "big") + payload)
+    return packets
 
 
 def encode_pubacks(packet_ids: Iterable[int], exactly: Container[int] = ()) -> bytes:

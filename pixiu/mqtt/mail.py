@@ -9,25 +9,25 @@ Source: docs/operations.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from pixiu.mqtt.codec import encode_publish_parts, topic_prefix
+from pixiu.mqtt.codec import encode_publishes, topic_prefix
 
 SEQ_BITS: Final = 14
 SEQS: Final = (1 << SEQ_BITS) - 1
 """Identifiers of a lane: 0 is none in MQTT, so no lane uses its first."""
 
 
-class Mail(NamedTuple):
-    """A mail for a client."""
+class Mails(NamedTuple):
+    """Mails for a client under consecutive InboxSeqs."""
 
     lane: int
-    seq: int
-    """InboxSeq."""
-    payload: bytes
+    first: int
+    """InboxSeq of the first one."""
+    payloads: Sequence[bytes]
     redelivered: bool
-    """It may have arrived before: DUP."""
+    """They may have arrived before: DUP."""
 
 
 def packet_id_of(lane: int, seq: int) -> int:
@@ -61,18 +61,21 @@ class Unacknowledged:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def send(self, topic: str, mails: Iterable[Mail], now: float, *, anew: bool) -> list[bytes]:
+    def send(self, topic: str, mails: Iterable[Mails], now: float, *, anew: bool) -> list[bytes]:
         """The PUBLISH packets of mails that are given to the connection. `anew`: of a new session, so what waits waits no more."""
         if anew:
             self._waiting.clear()
             self._since.clear()
         prefix = topic_prefix(topic)
         packets: list[bytes] = []
-        for lane, seq, payload, redelivered in mails:
-            packet_id = packet_id_of(lane, seq)
-            self._waiting.setdefault(lane, set()).add(packet_id)
+        for lane, first, payloads, redelivered in mails:
+            waiting = self._waiting.get(lane)
+            if waiting is None:
+                waiting = self._waiting[lane] = set()
             self._since.setdefault(lane, now)
-            packets.append(encode_publish_parts(prefix, payload, 1, packet_id, dup=redelivered))
+            packet_ids = [packet_id_of(lane, seq) for seq in range(first, first + len(payloads))]
+            waiting.update(packet_ids)
+            packets += encode_publishes(prefix, payloads, packet_ids, dup=redelivered)
         return packets
 
     def acknowledge(self, packet_id: int, now: float) -> bool:

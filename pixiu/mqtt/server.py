@@ -55,7 +55,7 @@ from pixiu.mqtt.events import (
     SubscribeFilters,
     UnsubscribeFilters,
 )
-from pixiu.mqtt.mail import Mail, Unacknowledged
+from pixiu.mqtt.mail import Mails, Unacknowledged
 from pixiu.mqtt.packets import (
     FIRST_PACKET_BYTES,
     MAX_FILTERS,
@@ -424,7 +424,7 @@ class ServerSession:
         """
         return self._run(Event.SUBSCRIPTION_CONFIRMED, (packet_id, codes), now)
 
-    def deliver_mail(self, topic: str, mails: Sequence[Mail], now: float, *, anew: bool = False) -> list[Effect]:
+    def deliver_mail(self, topic: str, mails: Sequence[Mails], now: float, *, anew: bool = False) -> list[Effect]:
         """Mail for the client. `anew`: it is of a new session, and nothing of an older one waits for its PUBACK any more."""
         return self._run(Event.MAIL, (topic, mails, anew), now)
 
@@ -678,7 +678,7 @@ class ServerSession:
         self._unreleased.pop(packet.packet_id, None)
         effects.append(Send(codec.encode(Pubcomp(packet.packet_id))))
 
-    def _send_mail(self, what: tuple[str, Sequence[Mail], bool], now: float, effects: list[Effect]) -> None:
+    def _send_mail(self, what: tuple[str, Sequence[Mails], bool], now: float, effects: list[Effect]) -> None:
         """PUBLISH of QoS 1."""
         topic, mails, anew = what
         self._takes_mail = True

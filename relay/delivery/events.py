@@ -32,15 +32,26 @@ class Login(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """An inbox has a new entry, which is committed in Pi and in Xiu; without a number it may be so a moment later."""
+    """A lane of an inbox has new entries, which are committed in Pi and in Xiu; without a number it may be so a moment later."""
 
     uin: int
     lane: int
-    seq: int
-    """0: not known."""
-    msg_id: int
-    record: bytes
-    """Empty: not in the notify."""
+    first: int
+    """InboxSeq of the first one, the others follow it; 0: not known, and there is one."""
+    msg_ids: Sequence[int]
+    records: Sequence[bytes]
+    """Of each; empty: not in the notify."""
+
+    @property
+    def last(self) -> int:
+        """InboxSeq of the last one; 0: not known."""
+        return self.first + len(self.msg_ids) - 1 if self.first else 0
+
+    def part(self, begin: int, end: int) -> Notice:
+        """The entries from the index `begin` to below `end`; itself when these are all."""
+        if begin == 0 and end == len(self.msg_ids):
+            return self
+        return Notice(self.uin, self.lane, self.first + begin, self.msg_ids[begin:end], self.records[begin:end])
 
 
 class Acknowledgement(NamedTuple):
@@ -253,12 +264,22 @@ class SaveCursors:
     items: Sequence[Acknowledgement]
 
 
+class Chunk(NamedTuple):
+    """Mails for one device."""
+
+    uin: int
+    device: int
+    number: int
+    data: bytes
+    """So many envelopes with their records, end to end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send to a gateway: envelopes with their records, in order."""
+    """Send to a gateway, in order."""
 
     gateway: int
-    chunks: Sequence[bytes]
+    chunks: Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True)

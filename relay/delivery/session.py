@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from cluster.runtime.contract import NEVER
-from pixiu.wire.envelope import GAP, REDELIVERED, encode
+from pixiu.wire.envelope import ENVELOPE, GAP, REDELIVERED
 from pixiu.wire.record import INBOX_LANES
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
@@ -24,6 +24,8 @@ from relay.delivery.window import WINDOW, Lane, Plan
 
 _WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
+CHUNK_BYTES: Final = 64 << 10
+"""Records of several mails that go in one piece."""
 _FIRST_READS: Final = [ev.Read(lane, None, WINDOW) for lane in range(INBOX_LANES)]
 """Of a whole window, since it is all that says what of it was acknowledged before."""
 
@@ -51,7 +53,7 @@ class SessionHost(Protocol):
     def fetch(self, session: Session, msg_ids: Sequence[int]) -> None:
         """Ask Xiu for records."""
 
-    def deliver(self, gateway: int, chunks: list[bytes]) -> None:
+    def deliver(self, gateway: int, chunks: list[ev.Chunk]) -> None:
         """Send to a gateway."""
 
     def sendable(self, gateway: int, now: float) -> bool:
@@ -273,10 +275,13 @@ class Session:
         self._host.leave(self)
         self.token = self._host.next_token()
         self.opening, self._failures = False, 0
-        chunks: list[bytes] = []
+        chunks: list[ev.Chunk] = []
         records = iter(answers)
         for plan in self._plans:
             lane = self.lanes[plan.lane]
+            ready: list[tuple[int, int, bytes]] = []
+            size = 0
+            whole = True
             for seq, msg_id in plan.items:
                 # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
                 answer = next(records, ev.Missing.FULL) if msg_id else ev.Missing.GONE
@@ -284,40 +289,78 @@ class Session:
                     continue
                 if isinstance(answer, bytes):
                     record = answer
-                    stopped = not lane.fits(len(record))
-                    if stopped:
+                    whole = lane.fits(len(record), size)
+                    if not whole:
                         lane.wait_for_room(len(record))
                 else:
                     record = b""
-                    stopped = answer is not ev.Missing.GONE
-                    if stopped and answer is not ev.Missing.FULL:
+                    whole = answer is ev.Missing.GONE
+                    if not whole and answer is not ev.Missing.FULL:
                         lane.blocked_until = now + self._pause_s(lane.failures)
                         lane.failures += 1
-                if stopped:
+                if not whole:
                     # The lane goes on from here; what other lanes have behind it in the answer still counts.
                     for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
                         next(records, None)
                     break
                 lane.failures = 0
-                chunks.append(self._chunk(plan.lane, seq, msg_id, record, now))
-            else:
+                ready.append((seq, msg_id, record))
+                size += len(record)
+            chunks += self._chunks(plan.lane, ready, now)
+            if whole:
                 lane.sent_up_to(plan.end)
         self._plans = []
         if chunks:
             self._host.deliver(self.gateway, chunks)
         self._look(now)
 
-    def _chunk(self, number: int, seq: int, msg_id: int, record: bytes, now: float) -> bytes:
+    def _chunks(self, number: int, ready: Sequence[tuple[int, int, bytes]], now: float) -> list[ev.Chunk]:
+        """(InboxSeq, MsgID, record) as they are sent, what follows each other together; an empty record is a gap marker."""
+        chunks: list[ev.Chunk] = []
+        msg_ids: list[int] = []
+        records: list[bytes] = []
+        first = size = 0
+        for seq, msg_id, record in ready:
+            if msg_ids and (not record or seq != first + len(msg_ids) or size + len(record) > CHUNK_BYTES):
+                chunks.append(self._chunk(number, first, msg_ids, records, now))
+                msg_ids, records, size = [], [], 0
+            if not record:
+                chunks.append(self._marker(number, seq, msg_id, now))
+                continue
+            if not msg_ids:
+                first = seq
+            msg_ids.append(msg_id)
+            records.append(record)
+            size += len(record)
+        if msg_ids:
+            chunks.append(self._chunk(number, first, msg_ids, records, now))
+        return chunks
+
+    def _chunk(self, number: int, first: int, msg_ids: Sequence[int], records: Sequence[bytes], now: float) -> ev.Chunk:
+        """These mails of a lane as they are sent."""
         lane = self.lanes[number]
         if not lane.unacknowledged:
             self._set_resend(now)
-        flags = REDELIVERED if seq <= lane.marked else 0
-        if not record:
-            flags |= GAP
-            self._host.sent_gap()
-        lane.sent_up_to(seq, len(record))
+        lane.sent_records(first, records)
+        uin, device, session, marked = self.uin, self.device, self.number, lane.marked
+        parts: list[bytes] = []
+        for seq, (msg_id, record) in enumerate(zip(msg_ids, records, strict=True), first):
+            flags = REDELIVERED if seq <= marked else 0
+            parts += (ENVELOPE.pack(msg_id, seq, uin, session, device, number, flags), record)
+        return ev.Chunk(uin, device, len(records), b"".join(parts))
+
+    def _marker(self, number: int, seq: int, msg_id: int, now: float) -> ev.Chunk:
+        """A gap marker as it is sent."""
+        lane = self.lanes[number]
+        if not lane.unacknowledged:
+            self._set_resend(now)
+        lane.sent_up_to(seq)
         lane.top = seq
-        return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
+        self._host.sent_gap()
+        flags = GAP | (REDELIVERED if seq <= lane.marked else 0)
+        return ev.Chunk(
+            self.uin, self.device, 1, ENVELOPE.pack(msg_id, seq, self.uin, self.number, self.device, number, flags)
+        )  # fmt: skip
 
     def _set_resend(self, now: float) -> None:
         limits, resends = self._host.limits, self._resends
@@ -336,32 +379,32 @@ class Session:
                     lane.asked, lane.written = lane.top, 0
                     self._host.ask(self.gateway, ev.DeviceLane(self.uin, self.device, self.number, number))
 
-    def kind_of(self, notice: ev.Notice, now: float) -> Cause:
-        """What a notice is to this session."""
-        if not notice.seq:
-            return Cause.NOTIFIED_SOME
+    def kind_of(self, notice: ev.Notice, now: float) -> tuple[Cause, int]:
+        """What a notice is to this session, and for how many of its entries; the others are another notice behind it."""
+        count = len(notice.msg_ids)
+        if not notice.first:
+            return Cause.NOTIFIED_SOME, count
         lane = self.lanes[notice.lane]
-        if self.state is not _SENDING or not lane.takes(notice.seq) or not self._host.sendable(self.gateway, now):
-            return Cause.NOTIFIED
-        size = len(notice.record)
-        whole = 0 < size <= self._host.limits.record_bytes and lane.fits(size)
-        return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
+        if self.state is not _SENDING or not lane.takes(notice.first) or not self._host.sendable(self.gateway, now):
+            return Cause.NOTIFIED, count
+        fits = lane.room_for(notice.first, notice.records, self._host.limits.record_bytes)
+        return (Cause.NOTIFIED_NEXT, fits) if fits else (Cause.NOTIFIED_ID, 1)
 
     def _send_notified(self, notice: ev.Notice, now: float) -> None:
-        """Send the record."""
-        self._host.deliver(self.gateway, [self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)])
+        """Send the records."""
+        self._host.deliver(self.gateway, [self._chunk(notice.lane, notice.first, notice.msg_ids, notice.records, now)])
         self._note(notice, now)
 
     def _fetch_notified(self, notice: ev.Notice, now: float) -> None:
         """Wait for a slot to fetch the record; Pi has nothing to add."""
         self._note(notice, now)
-        self._plans = [Plan(notice.lane, [(notice.seq, notice.msg_id)], notice.seq)]
+        self._plans = [Plan(notice.lane, [(notice.first, notice.msg_ids[0])], notice.first)]
         self._queue(None, now)
 
     def _note(self, notice: ev.Notice, now: float) -> None:
         """Remember how far the inbox goes: the next fetch gets it."""
         lane = self.lanes[notice.lane]
-        lane.last = max(lane.last, notice.seq)
+        lane.last = max(lane.last, notice.last)
 
     def _note_and_look(self, notice: ev.Notice, now: float) -> None:
         """Remember how far the inbox goes, and fetch if something is missing."""

@@ -99,7 +99,7 @@ class Deliveries:
         self._opens: list[ev.Asked] = []
         self._reads: list[tuple[ev.Asked, int, Sequence[ev.Read]]] = []
         self._fetches: list[tuple[ev.Asked, Sequence[int]]] = []
-        self._chunks: dict[int, list[bytes]] = {}
+        self._chunks: dict[int, list[ev.Chunk]] = {}
         self._asks: dict[int, list[ev.DeviceLane]] = {}
         self._confirmed: list[ev.Effect] = []
         self._events: EventTable[ev.Effect] = EventTable()
@@ -170,7 +170,7 @@ class Deliveries:
             out.append(ev.FetchMessages(self._fetches))
             self._fetches = []
         for gateway, chunks in self._chunks.items():
-            self.counters.delivered += len(chunks)
+            self.counters.delivered += sum([chunk.number for chunk in chunks])
             out.append(ev.Deliver(gateway, chunks))
         self._chunks.clear()
         for gateway, lanes in self._asks.items():
@@ -213,7 +213,7 @@ class Deliveries:
         """Ask Xiu for records."""
         self._fetches.append((session.asked, msg_ids))
 
-    def deliver(self, gateway: int, chunks: list[bytes]) -> None:
+    def deliver(self, gateway: int, chunks: list[ev.Chunk]) -> None:
         """Send to a gateway."""
         there = self._chunks.get(gateway)
         if there is None:
@@ -367,12 +367,15 @@ class Deliveries:
         self._confirmed.append(ev.ConfirmNotices(event.peer, event.number, tuple(elsewhere)))
 
     def _notify(self, session: Session, notice: ev.Notice, now: float) -> None:
-        if notice.seq and notice.seq <= session.lanes[notice.lane].sent:
-            return
-        cause = session.kind_of(notice, now)
-        if cause is Cause.NOTIFIED_NEXT:
-            self.counters.from_notices += 1
-        self._on(session, cause, notice, now)
+        count = len(notice.msg_ids)
+        begin = min(count, max(0, session.lanes[notice.lane].sent - notice.first + 1)) if notice.first else 0
+        while begin < count:
+            rest = notice.part(begin, count)
+            cause, taken = session.kind_of(rest, now)
+            if cause is Cause.NOTIFIED_NEXT:
+                self.counters.from_notices += taken
+            self._on(session, cause, rest.part(0, taken), now)
+            begin += taken
 
     def _on_acknowledged(self, event: ev.Acknowledged, now: float, out: list[ev.Effect]) -> None:
         for item in event.acknowledgements:

@@ -27,7 +27,7 @@ class Cause(Enum):
     LOGIN = "login on a newer connection"
     HEARTBEAT = "heartbeat of a device that is served by nobody here"
     LOGOUT = "logout, gateway gone or user served elsewhere"
-    NOTIFIED_NEXT = "notify of the next entry, with its record"
+    NOTIFIED_NEXT = "notify of the next entries, with their records"
     NOTIFIED_ID = "notify of the next entry, without its record"
     NOTIFIED = "notify of another entry"
     NOTIFIED_SOME = "notify of an entry whose number is not known"

@@ -10,6 +10,7 @@ Source: Long connections (the sliding window); docs/delivery.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pixiu.wire.cursor import MAP_BITS, Cursor
@@ -103,9 +104,10 @@ class Lane:
             return False
         return self.unread or room >= _WORTH_A_FETCH or self.last - self.sent <= room
 
-    def fits(self, size: int) -> bool:
-        """Whether a record of so many bytes may be sent now."""
-        return not self.bytes_sent or self.bytes_sent + size <= self.window_bytes
+    def fits(self, size: int, before: int = 0) -> bool:
+        """Whether a record of so many bytes may be sent now, behind others of so many that are sent with it."""
+        sent = self.bytes_sent + before
+        return not sent or sent + size <= self.window_bytes
 
     @property
     def most(self) -> int:
@@ -168,19 +170,40 @@ class Lane:
         self._sizes = self._sizes[: max(self.sent - self._base, 0)] or _NO_SIZES
         self.bytes_sent = sum(self._sizes)
 
-    def sent_up_to(self, seq: int, size: int = 0) -> None:
-        """Everything up to here was sent, or need not be; this entry with a record of so many bytes."""
-        if size:
-            sizes = self._sizes
-            if not sizes:
-                self._base = seq - 1
-                sizes = self._sizes = []
-            elif seq != self._base + len(sizes) + 1:
-                sizes += [0] * (seq - 1 - self._base - len(sizes))
+    def room_for(self, first: int, records: Sequence[bytes], most: int) -> int:
+        """How many records from an InboxSeq on may be sent now: up to the first one that does not fit, is not there or has more
+        than `most` bytes."""
+        count, room, sent = 0, self.cursor.up_to + WINDOW - first + 1, self.bytes_sent
+        for record in records:
+            size = len(record)
+            if count >= room or not 0 < size <= most or (sent and sent + size > self.window_bytes):
+                break
+            sent += size
+            count += 1
+        return count
+
+    def sent_records(self, first: int, records: Sequence[bytes]) -> None:
+        """The records from this InboxSeq on were sent."""
+        sizes = self._sizes
+        if not sizes:
+            self._base = first - 1
+            sizes = self._sizes = []
+        elif first != self._base + len(sizes) + 1:
+            sizes += [0] * (first - 1 - self._base - len(sizes))
+        typical, sent = self._typical, self.bytes_sent
+        for record in records:
+            size = len(record)
             sizes.append(size)
-            self.bytes_sent += size
-            typical = self._typical * 3 // 4
-            self._typical = size if size > typical else typical
+            sent += size
+            typical = typical * 3 // 4
+            if size > typical:
+                typical = size
+        self._typical, self.bytes_sent = typical, sent
+        self.top = first + len(records) - 1
+        self.sent_up_to(self.top)
+
+    def sent_up_to(self, seq: int) -> None:
+        """Everything up to here was sent, or need not be."""
         if seq > self.sent:
             self.sent = seq
         if self.sent > self.reach:

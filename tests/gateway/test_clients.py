@@ -12,11 +12,11 @@ import pytest
 
 from gateway import events as ev
 from gateway.clients import MAX_REMEMBERED_CLIENTS
+from gateway.mail_run import MailRun
 from gateway.options import Options
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import SnowflakeID
 from pixiu.mqtt.events import CloseReason
-from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import control_pb2
 from tests.gateway.world import World
 
@@ -39,8 +39,8 @@ class Connection:
     def flush(self) -> None:
         self.noted.append("written")
 
-    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
-        self.noted.append(deliveries)
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
+        self.noted.append(runs)
 
     def answer(self, answer: ev.Answer) -> None:
         self.noted.append((answer.request, answer.known))

@@ -13,11 +13,11 @@ from gateway.mail import SPARE_DEVICES, Acknowledgement, read_batch
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.mqtt.mail import packet_id_of
-from pixiu.wire.envelope import GAP, REDELIVERED, Envelope
-from pixiu.wire.record import Kind
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode
+from pixiu.wire.record import Kind, decode
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import control_pb2, delivery_pb2
-from tests.gateway.world import enveloped, of, turn, updates
+from tests.gateway.world import mails_of, of, runs_of, turn, updates
 
 UIN, KEY, NUMBER = 7, device_key(1, 9), 3
 WALL_MS = 1_700_000_000_000
@@ -25,9 +25,9 @@ FIRST, SECOND = 11, 12
 """Streams."""
 
 
-def item(seq: int, *, session: int = 1, lane: int = 1, flags: int = 0, msg_id: int | None = None, uin: int = UIN) -> Envelope:
+def item(seq: int, *, session: int = 1, lane: int = 1, flags: int = 0, msg_id: int | None = None, uin: int = UIN) -> Delivery:
     record = b"" if flags & GAP else record_of(Kind.MAIL, uin, b"%d" % seq, 100 + seq)
-    return enveloped(1000 + seq if msg_id is None else msg_id, seq, uin, session, NUMBER, lane, flags, record)
+    return Delivery(1000 + seq if msg_id is None else msg_id, seq, uin, session, NUMBER, lane, flags, record)
 
 
 class Gateway:
@@ -57,15 +57,15 @@ class Gateway:
     def bound(self, *, uin: int = UIN) -> ev.MailDevice:
         return ev.MailDevice(uin, KEY, self.connect_time[uin, KEY], NUMBER)
 
-    def take(self, *items: Envelope, stream: int = FIRST, bind: bool = True) -> list[ev.WriteMail]:
+    def take(self, *items: Delivery, stream: int = FIRST, bind: bool = True) -> list[ev.WriteMail]:
         devices = [self.bound()] if bind else []
-        effects = self.step(ev.MailArrived(stream, devices, items))
+        effects = self.step(ev.MailArrived(stream, devices, runs_of(items)))
         return of(ev.WriteMail, effects)
 
-    def seqs(self, *items: Envelope, stream: int = FIRST, bind: bool = True) -> list[tuple[int, int, int, int]]:
+    def seqs(self, *items: Delivery, stream: int = FIRST, bind: bool = True) -> list[tuple[int, int, int, int]]:
         """What is written: (connection, InboxSeq, session, flags)."""
         writes = self.take(*items, stream=stream, bind=bind)
-        return [(write.connection, one.seq, one.session, one.flags) for write in writes for one in write.deliveries]
+        return [(write.connection, one.seq, one.session, one.flags) for write in writes for one in mails_of(write.runs)]
 
     def acknowledge(self, *ranges: tuple[int, int, int], connection: int = 1) -> list[ev.Effect]:
         return self.step(ev.MailAcknowledged(connection, ranges))
@@ -110,7 +110,7 @@ def test_a_relay_that_asks_is_told_up_to_where_mail_was_written(gateway: Gateway
     gateway.said()
     lanes = [delivery_pb2.DeviceLane(uin=UIN, device=NUMBER, session=1, lane=lane) for lane in (0, 1, 3)]
     assert set(gateway.written(FIRST, *lanes)) == {(0, 0, 0), (1, 1, 2), (3, 7, 8)}
-    gateway.take(item(3)._replace(data=item(3).data[:-1] + b"?"), item(4))
+    gateway.take(item(3)._replace(record=item(3).record[:-1] + b"?"), item(4))
     assert gateway.written(FIRST, lanes[1]) == [(1, 1, 2)], "neither what was damaged nor what stands behind it"
     wrong = [{"session": 2}, {"uin": UIN + 1}, {"lane": 9}]
     others = [delivery_pb2.DeviceLane(**{"uin": UIN, "device": NUMBER, "session": 1, "lane": 1, **each}) for each in wrong]
@@ -127,7 +127,7 @@ def test_what_is_not_above_what_was_written_is_dropped_and_answered_with_what_is
     gateway.take(item(1), item(2))
     gateway.acknowledge((1, 2, 2))
     gateway.said()
-    effects = gateway.step(ev.MailArrived(FIRST, [], [item(2), item(1, flags=REDELIVERED)]))
+    effects = gateway.step(ev.MailArrived(FIRST, [], runs_of([item(2), item(1, flags=REDELIVERED)])))
     assert effects == [ev.AcknowledgementsDue(FIRST)]
     assert gateway.said() == [ack(0, 0b10)]
     assert gateway.core.mail.counters.repeats_dropped == 2
@@ -146,7 +146,7 @@ def test_a_higher_session_begins_anew_and_marks_what_the_connection_was_written_
     gateway.acknowledge((1, 1, 2))
     (write,) = gateway.take(item(3, session=2), item(4, session=2), item(5, session=2), stream=SECOND)
     assert write.anew
-    assert [(one.seq, one.flags) for one in write.deliveries] == [(3, REDELIVERED), (4, REDELIVERED), (5, 0)]
+    assert [(one.seq, one.flags) for one in mails_of(write.runs)] == [(3, REDELIVERED), (4, REDELIVERED), (5, 0)]
     assert gateway.core.mail.unacknowledged == 3
     gateway.acknowledge((1, 3, 5))
     assert (gateway.said(), gateway.said(SECOND)) == ([], [ack(5, session=2)]), "to the relay whose session it is"
@@ -261,7 +261,7 @@ def test_for_an_mqtt_client_the_gateway_acknowledges_markers_itself() -> None:
 
 
 def test_nothing_is_written_behind_what_was_damaged_until_it_has_come_again(gateway: Gateway) -> None:
-    damaged = item(2)._replace(data=item(2).data[:-1] + b"?")
+    damaged = item(2)._replace(record=item(2).record[:-1] + b"?")
     assert gateway.seqs(item(1), damaged, item(3)) == [(1, 1, 1, 0)]
     gateway.acknowledge((1, 1, 1))
     assert gateway.said() == [ack(1)]
@@ -272,7 +272,7 @@ def test_nothing_is_written_behind_what_was_damaged_until_it_has_come_again(gate
 def test_a_relay_cannot_make_more_wait_than_the_windows_hold(gateway: Gateway) -> None:
     items = [item(seq, lane=lane) for lane in range(4) for seq in range(1, 1000)]
     (write,) = gateway.take(*items)
-    assert len(write.deliveries) == gateway.core.mail.unacknowledged == 4 * 64
+    assert len(mails_of(write.runs)) == gateway.core.mail.unacknowledged == 4 * 64
     assert gateway.take(*(item(seq, session=2) for seq in range(1, 3)))[0].anew
     assert gateway.core.mail.unacknowledged == 2
 
@@ -281,7 +281,7 @@ def test_the_streams_of_a_relay_that_ended_get_nothing_and_a_repeat_on_the_next_
     gateway.take(item(1), item(2))
     gateway.step(ev.MailStreamClosed(FIRST))
     assert gateway.acknowledge((1, 1, 2)) == []
-    assert gateway.step(ev.MailArrived(FIRST, [gateway.bound()], [item(3)])) == []
+    assert gateway.step(ev.MailArrived(FIRST, [gateway.bound()], runs_of([item(3)]))) == []
     gateway.step(ev.MailStreamOpened(13, EndpointID(201)))
     assert gateway.take(item(1), stream=13, bind=False) == [], "it has not said which connection it means"
     assert gateway.take(item(1), stream=13) == []
@@ -298,7 +298,7 @@ def test_a_relay_that_names_devices_without_end_loses_its_stream(gateway: Gatewa
     gone = [ev.MailDevice(UIN, KEY, 5, number) for number in range(3 * SPARE_DEVICES)]
     assert gateway.step(ev.MailArrived(FIRST, gone, [])) == [], "what is not here is not kept"
     many = [gateway.bound()._replace(device=number) for number in range(3 * SPARE_DEVICES)]
-    (end,) = gateway.step(ev.MailArrived(FIRST, many, [item(1)]))
+    (end,) = gateway.step(ev.MailArrived(FIRST, many, runs_of([item(1)])))
     assert isinstance(end, ev.EndMailStream)
     assert (end.stream, end.at_fault, gateway.core.mail.streams) == (FIRST, True, 1)
 
@@ -313,10 +313,12 @@ def test_devices_that_left_are_forgotten_where_there_are_many() -> None:
 
 
 def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
-    data = item(1).data + item(2, flags=GAP).data
+    mails = [item(1), item(2, flags=GAP)]
+    data = b"".join(encode(*one) for one in mails)
     device = delivery_pb2.MailDevice(uin=UIN, key=KEY, connect_time=5, device=NUMBER)
     batch = delivery_pb2.DeliveryBatch(devices=[device], deliveries=data, count=2)
-    assert read_batch(batch) == ([ev.MailDevice(UIN, KEY, 5, NUMBER)], [item(1), item(2, flags=GAP)])
+    devices, runs = read_batch(batch)
+    assert (devices, mails_of(runs)) == ([ev.MailDevice(UIN, KEY, 5, NUMBER)], mails)
     assert read_batch(delivery_pb2.DeliveryBatch()) == ([], [])
     for wrong in (
         delivery_pb2.DeliveryBatch(deliveries=data, count=3),
@@ -324,10 +326,55 @@ def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
         delivery_pb2.DeliveryBatch(deliveries=data, count=1),
         delivery_pb2.DeliveryBatch(deliveries=data[:-1], count=2),
         delivery_pb2.DeliveryBatch(count=1),
-        *(delivery_pb2.DeliveryBatch(deliveries=one.data, count=1) for one in (item(1, lane=4), item(0), item(1, session=0))),
+        *(delivery_pb2.DeliveryBatch(deliveries=encode(*one), count=1) for one in (item(1, lane=4), item(0), item(1, session=0))),
     ):
         with pytest.raises(MalformedData):
             read_batch(wrong)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_is_written_and_acknowledged_as_its_mails_are_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    together, apart = Gateway(), Gateway()
+    for gateway in (together, apart):
+        gateway.connect(1)
+        gateway.connect(2, uin=8, packets=True)
+    longest = 0
+    for number in range(400):
+        some = []
+        for _ in range(rng.randrange(3)):
+            uin, lane, session = rng.choice((7, 8)), rng.randrange(2), number // 80 + 1 - (rng.random() < 0.1)
+            first = max(1, number % 80 * 3 + rng.randrange(-6, 70 if rng.random() < 0.1 else 6))
+            mails = [item(seq, uin=uin, lane=lane, session=session or 1) for seq in range(first, first + rng.randrange(1, 12))]
+            if rng.random() < 0.1:
+                at = rng.randrange(len(mails))
+                mails[at] = rng.choice(
+                    (mails[at]._replace(record=mails[at].record[:-1] + b"?"), item(mails[at].seq, uin=uin, lane=lane, flags=GAP))
+                )
+            some += mails
+        runs = runs_of(some)
+        longest = max(longest, *(run.count for run in runs), 0)
+        acknowledged = rng.random() < 0.7, rng.randrange(1, 70), rng.random() < 0.2
+        written = []
+        for gateway, batch in ((together, runs), (apart, [run for one in some for run in runs_of([one])])):
+            devices = [gateway.bound(uin=uin) for uin in (7, 8)]
+            writes = of(ev.WriteMail, gateway.step(ev.MailArrived(FIRST, devices, batch)))
+            said: list[tuple[object, ...]] = []
+            for write in writes:
+                mails = mails_of(write.runs)
+                bodies = [body for run in write.runs for body in run.bodies]
+                assert bodies == [decode(one.record).body for one in mails if one.record]
+                said.append((write.connection, mails, write.anew))
+                if acknowledged[0]:
+                    ids = [packet_id_of(one.lane, one.seq) for one in mails][: acknowledged[1]]
+                    ids += ids[:1] if acknowledged[2] else []
+                    ranges = [(one.lane, one.seq, one.seq) for one in mails]
+                    packets = write.connection == 2
+                    gateway.step(ev.PacketsAcknowledged(2, ids) if packets else ev.MailAcknowledged(1, ranges))
+            said += gateway.core.mail.take_acknowledgements(FIRST, 100)
+            written.append((said, gateway.core.mail.counters, gateway.core.mail.unacknowledged))
+        assert written[0] == written[1]
+    assert longest > 5
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -349,7 +396,7 @@ def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> Non
         ]  # fmt: skip
         devices = [gateway.bound(uin=uin) for uin in (7, 8) if rng.random() < 0.5]
         events: list[ev.Event] = [
-            ev.MailArrived(rng.choice((FIRST, SECOND, 99)), devices, some),
+            ev.MailArrived(rng.choice((FIRST, SECOND, 99)), devices, runs_of(some)),
             ev.MailAcknowledged(rng.choice((1, 2, 5)), [(rng.randrange(4), seq, seq + rng.randrange(100)) for seq in seqs[:4]]),
             ev.PacketsAcknowledged(rng.choice((1, 2, 5)), [rng.randrange(1 << 16), packet_id_of(1, 2)]),
             rng.choice((ev.MailStreamClosed(FIRST), ev.MailStreamOpened(FIRST, EndpointID(201)), ev.Leave(1, [], mail=True))),
@@ -357,7 +404,7 @@ def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> Non
         ]
         rng.shuffle(events)
         for write in of(ev.WriteMail, gateway.step(*events)):
-            for one in write.deliveries:
+            for one in mails_of(write.runs):
                 place = write.connection, one.session, one.lane
                 assert one.seq > last.get(place, 0) or write.connection == 1, "in order, but for who took mail anew"
                 last[place] = one.seq

@@ -92,6 +92,30 @@ def test_packet_identifiers_name_what_waits() -> None:
     assert lane.seq_of(1 << 14) == 0, "the identifier of no InboxSeq"
 
 
+def test_a_run_is_written_as_far_as_its_entries_are_one_by_one() -> None:
+    rng = random.Random(9)
+    parts = set()
+    for _ in range(200):
+        together, apart = MailLane(), MailLane()
+        for _ in range(60):
+            first, count = together.highest + rng.choice((1, 1, 1, 2, 9, 40)), rng.choice((1, 3, 10, 70))
+            releases = rng.random() < 0.05
+            written = together.write(first, count, releases=releases)
+            one_by_one = [apart.write(seq, releases=releases and seq == first) for seq in range(first, first + count)]
+            assert one_by_one == [1] * written + [0] * (count - written)
+            parts.add((written > 0) + (written == count))
+            if rng.random() < 0.5:
+                low = rng.randrange(max(1, together.highest - 80), together.highest + 3)
+                high = low + rng.randrange(80)
+                assert together.acknowledge(low, high) == apart.acknowledge(low, high)
+            if rng.random() < 0.1:
+                missing = together.highest + rng.randrange(1, 20)
+                together.hold_back(missing)
+                apart.hold_back(missing)
+            assert (said(together), together.highest, together.unacknowledged) == (said(apart), apart.highest, apart.unacknowledged)
+    assert parts == {0, 1, 2}
+
+
 @pytest.mark.slow
 def test_at_random_it_says_what_a_list_of_all_entries_says() -> None:
     rng = random.Random(7)

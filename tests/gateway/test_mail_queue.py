@@ -17,14 +17,14 @@ from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
 from pixiu.mqtt.server import ServerSession
 from pixiu.rpc.duplex import Duplex
-from pixiu.wire.envelope import REDELIVERED, Envelope, split
+from pixiu.wire.envelope import REDELIVERED, Delivery, split
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
-from tests.gateway.world import World, enveloped
+from tests.gateway.world import World, runs_of
 
 
-def item(seq: int, size: int = 10, flags: int = 0) -> Envelope:
-    return enveloped(5000 + seq, seq, 7, 1, 3, 1, flags, encode(Kind.MAIL, 7, bytes(size), 100 + seq))
+def item(seq: int, size: int = 10, flags: int = 0) -> Delivery:
+    return Delivery(5000 + seq, seq, 7, 1, 3, 1, flags, encode(Kind.MAIL, 7, bytes(size), 100 + seq))
 
 
 def said(lane: int, first: int, last: int) -> wire_pb2.MailAcknowledgement:
@@ -33,23 +33,24 @@ def said(lane: int, first: int, last: int) -> wire_pb2.MailAcknowledgement:
 
 def test_what_waits_leaves_in_order_a_batch_at_a_time_and_at_least_one() -> None:
     queue = MailQueue()
-    assert queue.put([b"a" * 60, b"b" * 60, b"c" * 60], anew=False)
-    assert queue.take(120) == [b"a" * 60, b"b" * 60]
-    assert queue.take(1) == [b"c" * 60]
-    assert (queue.take(1), bool(queue)) == ([], False)
+    assert queue.put([(b"a" * 60, 3), (b"b" * 60, 1), (b"c" * 60, 2)], anew=False)
+    assert len(queue) == 6
+    assert queue.take(120) == (b"a" * 60 + b"b" * 60, 4)
+    assert queue.take(1) == (b"c" * 60, 2)
+    assert (queue.take(1), len(queue)) == ((b"", 0), 0)
 
 
 def test_a_new_session_takes_the_place_of_what_waits() -> None:
     queue = MailQueue()
-    queue.put([b"old"] * 100, anew=False)
-    assert queue.put([b"new"], anew=True)
-    assert queue.take(1000) == [b"new"]
+    queue.put([(b"old", 1)] * 100, anew=False)
+    assert queue.put([(b"new", 1)], anew=True)
+    assert queue.take(1000) == (b"new", 1)
 
 
 def test_more_than_the_windows_hold_is_an_overrun() -> None:
     queue = MailQueue()
-    assert queue.put([b"x"] * MAX_WAITING, anew=False)
-    assert not queue.put([b"x"], anew=False)
+    assert queue.put([(b"x", MAX_WAITING)], anew=False)
+    assert not queue.put([(b"x", 1)], anew=False)
 
 
 @pytest.mark.parametrize("wrong", [(4, 1, 1), (0, 0, 1), (1, 5, 4)])
@@ -89,11 +90,11 @@ async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read(
     stream, call = _Stream(World().clients, ""), Call()
     duplex: Duplex[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = Duplex(call, lambda _: None, stream.give, work=stream.work)
     running = asyncio.create_task(duplex.run())
-    stream.deliver_mail([item(1)], True)
+    stream.deliver_mail(runs_of([item(1)]), True)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     for seq in range(2, 65):
-        stream.deliver_mail([item(seq, MAX_BATCH_BYTES // 40)], False)
+        stream.deliver_mail(runs_of([item(seq, MAX_BATCH_BYTES // 40)]), False)
     for _ in range(4):
         call.reads.release()
     async with asyncio.timeout(30):
@@ -103,7 +104,7 @@ async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read(
     assert len(found[0]) == 1
     assert [one.seq for batch in found for one in batch] == list(range(1, 65))
     assert max(len(reply.mail) for reply in call.written) <= MAX_BATCH_BYTES
-    stream.deliver_mail([item(seq) for seq in range(100, 101 + MAX_WAITING)], False)
+    stream.deliver_mail(runs_of([item(seq) for seq in range(100, 101 + MAX_WAITING)]), False)
     assert stream.closing == OVERRUN
     duplex.end("")
     call.reads.release()
@@ -150,8 +151,8 @@ def packets(data: bytes) -> list[Publish]:
 
 async def test_mail_waits_for_an_mqtt_client_that_does_not_read_and_none_of_it_is_dropped() -> None:
     connection, transport, world = mqtt_client(100)
-    connection.deliver_mail([item(seq, 1000, REDELIVERED if seq == 3 else 0) for seq in range(1, 65)], True)
-    connection.deliver_mail([item(seq, 1000) for seq in range(65, 129)], False)
+    connection.deliver_mail(runs_of([item(seq, 1000, REDELIVERED if seq == 3 else 0) for seq in range(1, 65)]), True)
+    connection.deliver_mail(runs_of([item(seq, 1000) for seq in range(65, 129)]), False)
     first = len(packets(transport.data))
     assert 0 < first <= WRITE_BYTES // 1000
     assert not connection._backlog, "its own queue"
@@ -166,10 +167,10 @@ async def test_mail_waits_for_an_mqtt_client_that_does_not_read_and_none_of_it_i
 
 async def test_an_overrun_ends_an_mqtt_connection() -> None:
     connection, transport, world = mqtt_client(1)
-    connection.deliver_mail([item(0)], True)
+    connection.deliver_mail(runs_of([item(5000)]), True)
     assert transport.data
-    connection.deliver_mail([item(seq) for seq in range(1, MAX_WAITING + 2)], False)
+    connection.deliver_mail(runs_of([item(seq) for seq in range(1, MAX_WAITING + 2)]), False)
     assert world.closed_for == [CloseReason.MAIL_OVERRUN.value]
-    connection.deliver_mail([item(1)], False)
+    connection.deliver_mail(runs_of([item(1)]), False)
     assert isinstance(connection._backlog, Backlog)
     assert not connection._backlog

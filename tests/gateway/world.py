@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from cluster.runtime.contract import END_OF_TURN, RecordsReceived, Settle
 from gateway import events as ev
 from gateway.clients import Clients
 from gateway.core import Core
+from gateway.mail_run import MailRun, read_runs
 from gateway.mqtt import MQTTConnection
 from gateway.options import Options
 from gateway.publishing import Confirmable
@@ -24,7 +25,7 @@ from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt import codec
 from pixiu.mqtt.packets import Connect, Packet, Side
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.envelope import Envelope, encode, envelopes
+from pixiu.wire.envelope import Delivery, encode, split
 from pixiu.wire.record import MAX_RECORD_BYTES
 
 PEER = EndpointID(301)
@@ -71,10 +72,15 @@ def updates(effects: list[ev.Effect]) -> list[Update]:
     return [update for effect in of(ev.SendMembership, effects) for update in effect.messages]
 
 
-def enveloped(msg_id: int, seq: int, uin: int, session: int, device: int, lane: int, flags: int, record: bytes) -> Envelope:
-    """A delivery as a relay sends it, read in place."""
-    (found,) = envelopes(encode(msg_id, seq, uin, session, device, lane, flags, record), 1)
-    return found
+def runs_of(items: Iterable[Delivery]) -> list[MailRun]:
+    """Deliveries as a relay sends them, read in place."""
+    data = [encode(*item) for item in items]
+    return read_runs(b"".join(data), len(data))
+
+
+def mails_of(runs: Iterable[MailRun]) -> list[Delivery]:
+    """What is passed on."""
+    return [item for run in runs for item in split(run.data, run.count)]
 
 
 @dataclass

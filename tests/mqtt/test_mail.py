@@ -16,7 +16,7 @@ from pixiu.mqtt.events import (
     SendMail,
     SubscribeFilters,
 )
-from pixiu.mqtt.mail import SEQS, Mail, Unacknowledged, lane_of, packet_id_of, seq_from
+from pixiu.mqtt.mail import SEQS, Mails, Unacknowledged, lane_of, packet_id_of, seq_from
 from pixiu.mqtt.packets import MAX_PACKET_ID, Connect, Packet, Puback, Publish, Side, Subscribe
 from pixiu.mqtt.server import ServerSession, SessionLimits, State
 
@@ -49,8 +49,8 @@ def packets(effects: list[Effect]) -> list[Packet]:
     return [codec.decode(data, Side.CLIENT) for data in effect.packets]
 
 
-def mails(*seqs: int, lane: int = 1, redelivered: bool = False) -> list[Mail]:
-    return [Mail(lane, seq, b"%d" % seq, redelivered) for seq in seqs]
+def mails(*seqs: int, lane: int = 1, redelivered: bool = False) -> list[Mails]:
+    return [Mails(lane, seq, [b"%d" % seq], redelivered) for seq in seqs]
 
 
 def closed(effects: list[Effect]) -> Close:

@@ -116,7 +116,7 @@ def test_what_was_given_up_is_told_to_the_next_owner() -> None:
     notices.owners(1, {0: (B,)}, now + 1)
     (batch,) = sent(notices, now + 2)
     assert batch.relay == B
-    assert [(notice.uin, notice.seq, notice.record) for notice in batch.notices] == [(7, 2, b"")]
+    assert [(notice.uin, notice.seqs, notice.records) for notice in batch.notices] == [(7, [2], [b""])]
 
 
 def test_what_was_given_up_long_ago_is_not_told() -> None:
@@ -161,22 +161,55 @@ def test_mail_without_a_number_is_told_a_moment_later_and_without_its_record() -
     notices.grown(grew(7, seqs=()), 0.0)
     assert sent(notices, 0.0) == []
     (batch,) = sent(notices, UNKNOWN_S)
-    assert [(notice.seq, notice.record) for notice in batch.notices] == [(0, b"")]
+    assert [(notice.seqs, notice.records) for notice in batch.notices] == [([0], [b""])]
 
 
 def test_large_records_and_large_batches_are_told_without() -> None:
     notices = running(A)
     notices.grown(grew(7, record=b"r" * (MAX_RECORD_BYTES + 1)), 0.0)
     (batch,) = sent(notices, 0.0)
-    assert [notice.record for notice in batch.notices] == [b""]
+    assert [notice.records for notice in batch.notices] == [[b""]]
     notices.taken(A, batch.number, (), 0.0)
     notices.grown(grew(*range(1, MAX_BATCH + 2), record=b"r" * MAX_RECORD_BYTES), 0.0)
     first, second = sent(notices, 0.0)
     assert (len(first.notices), len(second.notices)) == (MAX_BATCH, 1)
-    assert sum(len(notice.record) for notice in first.notices) == MAX_BATCH_BYTES
+    assert sum(notice.size for notice in first.notices) == MAX_BATCH_BYTES
     assert notices.waiting_bytes == MAX_BATCH_BYTES + MAX_RECORD_BYTES
     notices.taken(A, first.number, (), 0.0)
     notices.taken(A, second.number, (), 0.0)
+    assert (notices.waiting, notices.waiting_bytes) == (0, 0)
+
+
+def test_what_comes_to_a_lane_in_a_turn_is_one_notice() -> None:
+    notices = running(A)
+    for seq in (1, 2, 4):
+        notices.grown(grew(7, 8, seqs=[seq, seq + 10]), 0.0)
+    notices.grown(grew(7, seqs=[9], msg_id=5), 0.0)
+    (batch,) = sent(notices, 0.0)
+    assert [(notice.uin, notice.lane, notice.seqs, len(notice.records)) for notice in batch.notices] == [
+        (7, 1, [1, 2, 4], 3),
+        (8, 1, [11, 12, 14], 3),
+        (7, 0, [9], 1),
+    ]
+    assert (notices.waiting, notices.waiting_bytes, notices.counters.notices_sent) == (7, 7 * 60, 7)
+    notices.grown(grew(7, seqs=[5]), 0.0)
+    assert [notice.seqs for batch in sent(notices, 0.0) for notice in batch.notices] == [[5]]
+    notices.broken(A, 0.0)
+    assert (notices.waiting, notices.waiting_bytes, notices.counters.notices_retried) == (8, 8 * 60, 8)
+    assert [notice.seqs for batch in sent(notices, RETRY_S[0]) for notice in batch.notices] == [[1, 2, 4], [11, 12, 14], [9], [5]]
+
+
+def test_a_notice_goes_on_in_the_next_batch_when_one_is_full() -> None:
+    notices = running(A)
+    for seq in range(1, MAX_BATCH + 3):
+        notices.grown(grew(7, seqs=[seq], record=b"r"), 0.0)
+    notices.grown(grew(8, record=b"r"), 0.0)
+    batches = sent(notices, 0.0)
+    told = [[(notice.uin, notice.seqs) for notice in batch.notices] for batch in batches]
+    assert told == [[(7, list(range(1, MAX_BATCH + 1)))], [(7, [MAX_BATCH + 1, MAX_BATCH + 2]), (8, [1])]]
+    assert notices.waiting == notices.waiting_bytes == MAX_BATCH + 3
+    for batch in batches:
+        notices.taken(A, batch.number, (), 0.0)
     assert (notices.waiting, notices.waiting_bytes) == (0, 0)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pixiu.wire.envelope import GAP, encode
+from relay.delivery.events import Chunk
 from relay.gateway_streams import MAX_MESSAGE_BYTES, Outbox
 from relay.mail_devices import Place
 
 HERE = 101
 
 
-def chunk(uin: int, device: int, seq: int, size: int = 0) -> bytes:
+def chunk(uin: int, device: int, seq: int, size: int = 0) -> Chunk:
     """A delivery."""
-    return encode(1, seq, uin, 5, device, 0, GAP, bytes(size))
+    return Chunk(uin, device, 1, encode(1, seq, uin, 5, device, 0, GAP, bytes(size)))
 
 
 def test_a_device_is_named_before_its_first_delivery_and_again_with_another_connection() -> None:
@@ -21,7 +22,8 @@ def test_a_device_is_named_before_its_first_delivery_and_again_with_another_conn
     outbox.add([chunk(7, 1, 3)])
     first = outbox.take()
     assert [(d.uin, d.key, d.connect_time, d.device) for d in first.devices] == [(7, 70, 5, 1)]
-    assert first.chunks == [chunk(7, 1, 1), chunk(7, 1, 2), chunk(7, 1, 3)]
+    assert first.chunks == [chunk(7, 1, seq).data for seq in (1, 2, 3)]
+    assert first.count == 3
     assert outbox.bytes == first.size
     outbox.sent(first)
     assert (outbox.bytes, len(outbox)) == (0, 0)
@@ -30,7 +32,7 @@ def test_a_device_is_named_before_its_first_delivery_and_again_with_another_conn
     outbox.add([chunk(7, 1, 1), chunk(8, 2, 1)])
     batches = [outbox.take() for _ in range(len(outbox))]
     assert [[(d.uin, d.connect_time) for d in batch.devices] for batch in batches] == [[], [(7, 9)], [(8, 6)]]
-    assert [batch.chunks for batch in batches] == [[chunk(7, 1, 4)], [chunk(7, 1, 1)], [chunk(8, 2, 1)]]
+    assert [batch.chunks for batch in batches] == [[chunk(7, 1, 4).data], [chunk(7, 1, 1).data], [chunk(8, 2, 1).data]]
 
 
 def test_a_device_that_is_elsewhere_by_now_is_not_named_here() -> None:

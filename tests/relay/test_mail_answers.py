@@ -70,7 +70,7 @@ def test_notices_are_taken_apart_and_malformed_ones_are_not_believed() -> None:
     )
     found = notices_of(batch)
     assert found is not None
-    assert [(n.uin, n.lane, n.seq, n.msg_id, n.record) for n in found] == [(7, 1, 1, 1 << 54, RECORD), (8, 0, 0, 9, b"")]
+    assert found == [ev.Notice(7, 1, 1, [1 << 54], [RECORD]), ev.Notice(8, 0, 0, [9], [b""])]
     for wrong in ({"seqs": [1]}, {"sizes": [len(RECORD), 1]}, {"records": b"\xff" * len(RECORD)}, {"uins": range(4097)}):
         broken = delivery_pb2.NoticeBatch.FromString(batch.SerializeToString())
         for name, value in wrong.items():
@@ -93,5 +93,34 @@ def test_the_records_of_a_batch_are_copied_once_however_many_notices_it_has() ->
             return RECORD * 100
 
     batch: Any = Counted()
-    assert len(notices_of(batch) or ()) == 100
+    notices = notices_of(batch)
+    assert notices is not None
+    assert [len(notice.msg_ids) for notice in notices] == [100]
     assert len(copies) == 1
+
+
+def test_what_follows_each_other_in_a_lane_is_one_notice_whatever_lies_between() -> None:
+    normal, urgent = 1 << 54, 5
+    told = [
+        (7, 4, normal),
+        (8, 1, normal),
+        (7, 5, normal + 1),
+        (7, 9, urgent),
+        (7, 7, normal + 2),
+        (8, 0, 6),
+        (8, 0, 7),
+        (7, 8, normal + 3),
+    ]
+    batch = delivery_pb2.NoticeBatch(number=1, sizes=[0] * len(told))
+    for uin, seq, msg_id in told:
+        batch.uins.append(uin)
+        batch.seqs.append(seq)
+        batch.msg_ids.append(msg_id)
+    assert [(each.uin, each.lane, each.first, list(each.msg_ids)) for each in notices_of(batch) or ()] == [
+        (7, 1, 4, [normal, normal + 1]),
+        (8, 1, 1, [normal]),
+        (7, 0, 9, [urgent]),
+        (7, 1, 7, [normal + 2, normal + 3]),
+        (8, 0, 0, [6]),
+        (8, 0, 0, [7]),
+    ]

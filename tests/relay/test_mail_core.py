@@ -124,7 +124,7 @@ class Relay:
 
 def mail(uin: int, seq: int) -> dv.Notice:
     """An inbox has one more."""
-    return dv.Notice(uin, 1, seq, seq, encode(Kind.MAIL, uin, b"m", seq, type=64))
+    return dv.Notice(uin, 1, seq, [seq], [encode(Kind.MAIL, uin, b"m", seq, type=64)])
 
 
 def test_pi_is_asked_once_a_partition_for_what_one_turn_brings() -> None:
@@ -148,7 +148,7 @@ def acknowledged_by_two_partitions() -> tuple[Relay, list[ev.AskPi]]:
     relay.serve()
     relay.step(dv.Notified(1, 1, [mail(2, 1), mail(3, 1)]))
     (sent,) = relay.take(dv.Deliver)
-    assert sent.chunks == [deliver(1, 1, uin, 5, 1, 1, 0, mail(uin, 1).record) for uin in (2, 3)]
+    assert sent.chunks == [dv.Chunk(uin, 1, 1, deliver(1, 1, uin, 5, 1, 1, 0, mail(uin, 1).records[0])) for uin in (2, 3)]
     relay.step(dv.Acknowledged([dv.Acknowledgement(uin, 1, 5, 1, 1, 0) for uin in (2, 3)]))
     relay.tick()
     asked = relay.take(ev.AskPi)

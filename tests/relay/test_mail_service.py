@@ -13,7 +13,7 @@ from pixiu.ids import EndpointID, msg_id
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
 from relay import mail_core, mail_events
-from relay.delivery.events import Asked, Fetched, FetchMessages
+from relay.delivery.events import Asked, Chunk, Fetched, FetchMessages
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
 from tests.support.waiting import until
 
@@ -170,7 +170,7 @@ async def test_what_a_gateway_does_not_take_is_bounded_and_its_stream_opened_ane
         world.gateway.reads.clear()
         streams = world.service._gateways
         large = encode(1, 2, UIN, 1, 1, 1, GAP, bytes(200_000))
-        taken = [streams.deliver(GATEWAY, [large]) for _ in range(10)]
+        taken = [streams.deliver(GATEWAY, [Chunk(UIN, 1, 1, large)]) for _ in range(10)]
         assert taken == [True] * 6 + [False] * 4
         assert streams.waiting_bytes <= (1 << 20) + len(large) or not len(streams)
         world.store()

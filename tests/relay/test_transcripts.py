@@ -56,7 +56,7 @@ def effect_text(effect: ev.Effect) -> Iterator[str]:
             for each in items:
                 yield f"saves in session {each.session}: lane {each.lane} up to {each.up_to}, bits {each.bits:b}"
         case ev.Deliver(_, chunks):
-            for mail in split(b"".join(chunks), len(chunks)):
+            for mail in [mail for chunk in chunks for mail in split(chunk.data, chunk.number)]:
                 what = "a gap" if mail.flags & GAP else decode(mail.record).body.decode()
                 again = ", redelivered" if mail.flags & REDELIVERED else ""
                 yield f"→ device, session {mail.session}: {mail.lane}/{mail.seq} {what}{again}"
@@ -138,7 +138,7 @@ class Bench:
         number, place = int(seq), int(lane)
         self.inbox[place].append(number)
         body = b"" if without else record(place, number)
-        yield from self.tell(ev.Notified(PROXY, self.notices, [ev.Notice(UIN, place, number, message_id(place, number), body)]))
+        yield from self.tell(ev.Notified(PROXY, self.notices, [ev.Notice(UIN, place, number, [message_id(place, number)], [body])]))
 
     def do_ack(self, lane: str, up_to: str, bits: str = "0", session: str = "1") -> Iterator[str]:
         done = int(up_to)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pixiu.errors import MalformedData
-from pixiu.wire.envelope import ENVELOPE_SIZE, FLAGS_AT, GAP, REDELIVERED, Delivery, encode, envelopes, split
+from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 
@@ -26,21 +26,6 @@ def test_a_batch_comes_apart_as_it_was() -> None:
     mails = [MAIL, MARKER, MAIL._replace(seq=10), MARKER]
     assert split(b"".join(encode(*mail) for mail in mails), len(mails)) == mails
     assert split(b"", 0) == []
-
-
-def test_a_hop_reads_a_batch_in_place_and_passes_its_bytes_on() -> None:
-    data = encode(*MAIL) + encode(*MARKER)
-    found = envelopes(data, 2)
-    assert b"".join(item.data for item in found) == data
-    assert [Delivery(*item[:-1], item.data[ENVELOPE_SIZE:]) for item in found] == split(data, 2)
-
-
-def test_marking_it_as_sent_before_changes_one_byte() -> None:
-    plain = encode(*MAIL._replace(flags=4))
-    (marked,) = [item.redelivered() for item in envelopes(plain, 1)]
-    assert marked.flags == plain[FLAGS_AT] | REDELIVERED == 6
-    assert [at for at in range(len(plain)) if marked.data[at] != plain[at]] == [FLAGS_AT]
-    assert envelopes(marked.data, 1) == [marked]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

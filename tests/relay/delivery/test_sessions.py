@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -47,7 +48,7 @@ class Bench:
         for effect in self.table.step(event, self.now):
             if isinstance(effect, ev.Deliver):
                 assert effect.gateway == GATEWAY
-                self.delivered += split(b"".join(effect.chunks), len(effect.chunks))
+                self.delivered += [delivery for chunk in effect.chunks for delivery in split(chunk.data, chunk.number)]
             else:
                 self.asked.append(effect)
 
@@ -109,7 +110,7 @@ class Bench:
 
     def notify(self, seq: int, lane: int = 1) -> None:
         self.inbox[lane].append(seq)
-        notice = ev.Notice(UIN, lane, seq, seq << 8 | lane, record(seq, lane))
+        notice = ev.Notice(UIN, lane, seq, [seq << 8 | lane], [record(seq, lane)])
         self.tell(ev.Notified(5, seq, [notice]))
         assert self.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, seq, ())
 
@@ -118,6 +119,48 @@ class Bench:
 
     def seqs(self) -> list[int]:
         return [delivery.seq for delivery in self.delivered]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_notice_of_several_entries_does_what_notices_of_one_do(seed: int) -> None:
+    rng = random.Random(seed)
+    together, apart = Bench(), Bench()
+    for bench in (together, apart):
+        bench.online(1, 2)
+    newest = longest = 0
+    for number in range(300):
+        newest = max(newest, 2)
+        first = newest + 1 if rng.random() < 0.9 else rng.randrange(1, newest + 3)
+        count = rng.choice((1, 2, 5, 20, 90))
+        records = [
+            b"" if rng.random() < 0.02 else record(seq, 1, 2000 if rng.random() < 0.02 else rng.choice((0, 900)))
+            for seq in range(first, first + count)
+        ]
+        newest = max(newest, first + count - 1)
+        run = ev.Notice(UIN, 1, first, [seq << 8 | 1 for seq in range(first, first + count)], records)
+        for bench, notices in ((together, [run]), (apart, [run.part(at, at + 1) for at in range(count)])):
+            bench.inbox[1] += [seq for seq in range(first, first + count) if seq > max(bench.inbox[1])]
+            before = len(bench.delivered)
+            bench.tell(ev.Notified(5, number, notices))
+            longest = max(longest, len(bench.delivered) - before)
+        up_to, bits = newest - rng.randrange(90), rng.getrandbits(64)
+        for bench in (together, apart):
+            bench.take(ev.ConfirmNotices)
+            bench.acknowledge(up_to, bits)
+            while any(isinstance(each, ev.ReadInboxes | ev.FetchMessages) for each in bench.asked):
+                if not bench.none(ev.ReadInboxes):
+                    bench.answer_read()
+                else:
+                    bench.answer_fetch()
+            if number % 10 == 0:
+                bench.tick()
+            bench.asked.clear()
+        assert together.delivered == apart.delivered
+        assert together.state() == apart.state()
+        assert together.table.counters == apart.table.counters
+        assert together.table.next_deadline() == apart.table.next_deadline()
+    assert longest > 10
+    assert together.table.counters.from_notices > 1000
 
 
 def test_a_login_opens_reads_every_lane_and_sends_lane_0_first() -> None:
@@ -153,7 +196,7 @@ def test_a_session_that_is_caught_up_sends_from_the_notify_alone() -> None:
 def test_a_record_that_is_not_in_the_notify_or_too_large_for_it_is_fetched_and_pi_is_not_read(size: int) -> None:
     bench = Bench()
     bench.online(1)
-    bench.tell(ev.Notified(5, 1, [ev.Notice(UIN, 1, 2, 2 << 8 | 1, bytes(size))]))
+    bench.tell(ev.Notified(5, 1, [ev.Notice(UIN, 1, 2, [2 << 8 | 1], [bytes(size)])]))
     assert bench.state() is State.GETTING_MESSAGES
     assert bench.none(ev.ReadInboxes)
     bench.answer_fetch()
@@ -244,7 +287,7 @@ def test_what_is_redelivered_has_a_window_of_its_own_and_notices_keep_to_it() ->
     bench.online(1, 2)
     assert [item.seq for item in bench.delivered] == [1, 2]
     for seq in range(3, 30):
-        notice = ev.Notice(UIN, 1, seq, seq << 8 | 1, record(seq, 1, 900))
+        notice = ev.Notice(UIN, 1, seq, [seq << 8 | 1], [record(seq, 1, 900)])
         bench.inbox[1].append(seq)
         bench.tell(ev.Notified(5, seq, [notice]))
         if not bench.none(ev.FetchMessages):
@@ -653,7 +696,7 @@ def test_a_user_who_is_served_elsewhere_is_left_alone() -> None:
     assert len(bench.take(ev.SaveCursors).items) == 1
     bench.log_in(connection=5)
     assert bench.state() is State.OFFLINE
-    bench.tell(ev.Notified(5, 77, [ev.Notice(UIN, 1, 2, 2 << 8, b"")]))
+    bench.tell(ev.Notified(5, 77, [ev.Notice(UIN, 1, 2, [2 << 8], [b""])]))
     assert bench.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, 77, (UIN,))
 
 
@@ -714,7 +757,7 @@ def test_limits_name_what_is_wrong() -> None:
 def test_a_notice_without_a_number_is_a_read_at_once_and_another_one_a_moment_later() -> None:
     bench = Bench()
     bench.online(1)
-    some = ev.Notified(5, 9, [ev.Notice(UIN, 1, 0, 2 << 8 | 1, b"")])
+    some = ev.Notified(5, 9, [ev.Notice(UIN, 1, 0, [2 << 8 | 1], [b""])])
     bench.tell(some)
     assert bench.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, 9, ())
     bench.answer_read()  # the entry is not in the inbox yet
@@ -730,7 +773,7 @@ def test_a_notice_without_a_number_is_a_read_at_once_and_another_one_a_moment_la
 
 def test_a_notice_without_a_number_counts_whatever_the_session_does() -> None:
     bench = Bench()
-    some = ev.Notified(5, 9, [ev.Notice(UIN, 1, 0, 2 << 8 | 1, b"")])
+    some = ev.Notified(5, 9, [ev.Notice(UIN, 1, 0, [2 << 8 | 1], [b""])])
     bench.log_in()
     bench.tell(some)
     bench.answer_open()

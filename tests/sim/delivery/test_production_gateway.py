@@ -11,8 +11,9 @@ import pytest
 from gateway import events as ev
 from gateway.mail import MailBook
 from gateway.mail_lane import MailLane
+from gateway.mail_run import read_runs
 from pixiu.ids import EndpointID
-from pixiu.wire.envelope import Delivery, encode, envelopes, split
+from pixiu.wire.envelope import Delivery, encode, split
 from relay.delivery.events import Acknowledgement, Device, DeviceLane
 from tests.sim.delivery import clients, world
 from tests.sim.delivery.schedule import run
@@ -90,7 +91,7 @@ class BookedGateway(clients.Gateway):
             if meant in self._meant:
                 devices.append(ev.MailDevice(item.uin, item.device, self._meant[meant], item.device))
         data = b"".join(encode(*item) for item in deliveries)
-        self._tell(self._book.arrived, ev.MailArrived(stream, devices, envelopes(data, len(deliveries))))
+        self._tell(self._book.arrived, ev.MailArrived(stream, devices, read_runs(data, len(deliveries))))
 
     def asked(self, relay: Relay, lanes: Sequence[DeviceLane]) -> None:
         stream = relay.streams[self.endpoint]
@@ -124,11 +125,10 @@ class BookedGateway(clients.Gateway):
                 if effect.anew:
                     self.world.counts["session followed on a connection"] += bool(connection.session)
                     connection.highest = [0] * len(connection.highest)
-                for item in effect.deliveries:
+                for item in [item for run in effect.runs for item in split(run.data, run.count)]:
                     connection.session = item.session
                     connection.highest[item.lane] = item.seq
-                    (delivery,) = split(item.data, 1)
-                    connection.client.receive(connection, item.session, delivery)
+                    connection.client.receive(connection, item.session, item)
             elif isinstance(effect, ev.AcknowledgementsDue):
                 self.world.after(0.01, self._flush, self._book, effect.stream)
 

@@ -183,7 +183,7 @@ class World(Simulation):
             self.after(relay.tick_at - self.now, self._tick, relay, relay.start)
 
     def _digest(self, relay: Relay, effect: ev.Effect) -> None:
-        said = b"".join(effect.chunks) if isinstance(effect, ev.Deliver) else type(effect).__name__.encode()
+        said = b"".join(chunk.data for chunk in effect.chunks) if isinstance(effect, ev.Deliver) else type(effect).__name__.encode()
         self.note(b"%d " % relay.number, said)
 
     def _tick(self, relay: Relay, start: int) -> None:
@@ -271,7 +271,7 @@ class World(Simulation):
             known = 0 if self.rng.random() < 0.1 else seq
             in_notify = msg_id not in self.xiu.late and msg_id not in self.xiu.gone and self.rng.random() < 0.8
             self._notice += 1
-            self._notices[self._notice] = ev.Notice(uin, lane, known, msg_id, record if in_notify else b"")
+            self._notices[self._notice] = ev.Notice(uin, lane, known, [msg_id], [record if in_notify else b""])
             for wait in NOTIFY_AFTER_S:
                 self.after(wait, self._notify, self._notice, False)
             if self.reliable:
@@ -298,7 +298,7 @@ class World(Simulation):
     # --- streams between relays and gateways
 
     def _deliver(self, relay: Relay, effect: ev.Deliver) -> None:
-        deliveries = split(b"".join(effect.chunks), len(effect.chunks))
+        deliveries = [delivery for chunk in effect.chunks for delivery in split(chunk.data, chunk.number)]
         for delivery in deliveries:
             self.watch.delivered(relay, delivery)
         gateway = next((g for g in self.gateways if g.endpoint == effect.gateway and g.up), None)

@@ -24,7 +24,6 @@ from pi.doubling import Record, rows_body, rows_of
 from pi.doubling_state import DoublingState
 from pi.state import State
 from pixiu.placement.partition import serves
-from pixiu.wire.envelope import REDELIVERED
 from pixiu.wire.inbox_operations import Writer
 from pixiu.wire.v1.doubling_pb2 import DOUBLING_SPLIT
 from proxy.mail_batches import Batch
@@ -71,7 +70,7 @@ class DropsRedeliveries(gateway.core.Core):
     def step(self, event: ge.Event, now: float) -> list[ge.Effect]:
         """Without what is marked."""
         if isinstance(event, ge.MailArrived):
-            event = replace(event, deliveries=[item for item in event.deliveries if not item.flags & REDELIVERED])
+            event = replace(event, runs=[run for run in event.runs if not run.redelivered])
         return super().step(event, now)
 
 

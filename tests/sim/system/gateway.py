@@ -65,8 +65,8 @@ class SystemGateway(Served, GatewayProcess):
                 self.step(ge.MailStreamOpened(number, EndpointID(batch.relay)))
                 stream.reply(delivery_pb2.DeliveryReply(ready=True))
                 return
-            devices, deliveries = read_batch(batch)
-            self.step(ge.MailArrived(number, devices, deliveries, batch.asked))
+            devices, runs = read_batch(batch)
+            self.step(ge.MailArrived(number, devices, runs, batch.asked))
 
         def left() -> None:
             if self._relays.pop(number, None) is not None:
@@ -77,10 +77,10 @@ class SystemGateway(Served, GatewayProcess):
     def other(self, effect: Any) -> None:
         """Mail's effects."""
         match effect:
-            case ge.WriteMail(connection, deliveries, anew):
+            case ge.WriteMail(connection, runs, anew):
                 self.world.mail.written(self, effect)
                 client = self.inboxes[connection]
-                client.queue.put([item.data for item in deliveries], anew=anew)
+                client.queue.put([(run.data, run.count) for run in runs], anew=anew)
             case ge.AcknowledgementsDue(stream):
                 found = self._relays.get(stream)
                 if found is not None:
@@ -102,8 +102,8 @@ class SystemGateway(Served, GatewayProcess):
         super().end_of_turn()
         for client in self.inboxes.values():
             while client.queue:
-                mails = client.queue.take(MAX_BATCH_BYTES)
-                client.stream.reply(wire_pb2.SubscribeReply(mail=b"".join(mails), mail_count=len(mails)))
+                mail, count = client.queue.take(MAX_BATCH_BYTES)
+                client.stream.reply(wire_pb2.SubscribeReply(mail=mail, mail_count=count))
 
     # --- clients
 

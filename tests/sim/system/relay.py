@@ -100,7 +100,7 @@ class _GatewayStream:
         self._failures = 0
         self._connect()
 
-    def send(self, chunks: Sequence[bytes]) -> None:
+    def send(self, chunks: Sequence[dv.Chunk]) -> None:
         """Envelopes, in order."""
         self.outbox.add(chunks)
         self._flush()
@@ -115,7 +115,7 @@ class _GatewayStream:
             parcel = self.outbox.take()
             self.outbox.sent(parcel)
             assert self._stream is not None
-            batch = delivery_pb2.DeliveryBatch(devices=parcel.devices, deliveries=b"".join(parcel.chunks), count=len(parcel.chunks))
+            batch = delivery_pb2.DeliveryBatch(devices=parcel.devices, deliveries=b"".join(parcel.chunks), count=parcel.count)
             batch.asked.extend(parcel.asked)
             self._stream.send(batch)
 

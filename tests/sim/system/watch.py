@@ -17,7 +17,7 @@ from cluster.replication.states import State
 from pi.keys import uin_of
 from pixiu.client.inbox_core import GapReason, Held
 from pixiu.wire.cursor import MAP_BITS, Cursor
-from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery
 from pixiu.wire.envelope import split as split_envelopes
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
@@ -34,6 +34,7 @@ from pixiu.wire.inbox_operations import (
 )
 from pixiu.wire.levels import Level
 from pixiu.wire.record import INBOX_LANES, split
+from relay.delivery.events import Chunk
 from tests.history.record import Listed
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.told import Told
@@ -222,10 +223,10 @@ class MailWatch:
 
     # --- relays and gateways
 
-    def delivered(self, relay: SystemRelay, gateway: int, chunks: Sequence[bytes]) -> None:
+    def delivered(self, relay: SystemRelay, gateway: int, chunks: Sequence[Chunk]) -> None:
         """A relay sends to a gateway: what the inbox has, nothing that its cursor had when the session was opened, and a
         session has one relay."""
-        for item in split_envelopes(b"".join(chunks), len(chunks)):
+        for item in [item for chunk in chunks for item in split_envelopes(chunk.data, chunk.number)]:
             number, cursors = self._opened[item.uin, item.session]
             assert number == item.device, "a session is of another device"
             one = self._sessions.setdefault((item.uin, item.session), relay.endpoint)
@@ -241,7 +242,7 @@ class MailWatch:
 
     def written(self, gateway: SystemGateway, effect: ge.WriteMail) -> None:
         """A gateway writes to a connection: sessions rise, and in each the numbers of a lane."""
-        for item in effect.deliveries:
+        for item in [item for run in effect.runs for item in split_envelopes(run.data, run.count)]:
             key = effect.connection, item.lane
             before = self._written.get(key, (0, 0))
             assert before < (item.session, item.seq), "a gateway writes an entry again, or of an older session"
@@ -249,11 +250,10 @@ class MailWatch:
             self._check_record(item)
             self.checked["written"] += 1
 
-    def _check_record(self, item: Envelope) -> None:
+    def _check_record(self, item: Delivery) -> None:
         if not item.flags & GAP:
-            record = item.data[ENVELOPE_SIZE:]
-            snowflake = int.from_bytes(record[16:24], "little")
-            assert self._records[snowflake] == record, "another record than was sent"
+            snowflake = int.from_bytes(item.record[16:24], "little")
+            assert self._records[snowflake] == item.record, "another record than was sent"
             assert item.uin in self.letters[snowflake].receivers, "somebody gets another user's mail"
 
     # --- applications
