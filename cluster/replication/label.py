@@ -3,7 +3,9 @@
 `member` is written once. `label` is one record within one sector, which a disk writes whole or not at all, so that a
 label that cannot be read is damage and not a torn write.
 
-Source: docs/replication.md.
+A seal that only rises may be in the page cache alone for a tenth of a second; everything else is durable when `write` returns.
+
+Source: docs/replication.md; docs/decisions/0282-a-seal-may-lag-a-tenth-of-a-second.md.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import secrets
 import struct
 import time
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +27,8 @@ _RECORD: Final = struct.Struct("<4sIQIIQIQBxxx")
 _MAGIC: Final = b"PXLB"
 _VERSION: Final = 1
 SECTOR: Final = 512
+SEAL_LAG_S: Final = 0.1
+"""For so long a seal that rose may wait for its own sync, in which it covers every group since."""
 assert _RECORD.size + 4 <= SECTOR
 
 
@@ -34,7 +39,7 @@ class Label:
     incarnation: int
     promised: int = 0
     seal: Position = START
-    """The last position that was acknowledged; synced before the acknowledgement leaves."""
+    """The last position that was acknowledged; written before the acknowledgement leaves, synced soon after."""
     resetting: Position = START
     """Not START: the log is being replaced by this position, and an open must end that."""
     unclean: bool = False
@@ -57,29 +62,57 @@ class Label:
 
 
 class LabelFile:
-    """The label of one directory, open for writing."""
+    """The label of one directory, open for writing.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: of the log.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = directory / "label"
+        self._clock = clock
         self.missing = not self._path.exists()
         """It was not there, or it was unreadable."""
         found = None if self.missing else Label.decode(self._path.read_bytes())
         self.missing = found is None
         # Counts from the clock at the directory's making, so that a label that was lost starts above what it had.
         self.now = found if found is not None else Label(incarnation=int(time.time()))
+        """What is written."""
+        self._lags_since: float | None = clock()
+        """Since when what is written is not what a power cut leaves; None: it is. Nobody knows of one that was found."""
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         if found is None:
             self.write(self.now)
             sync_directory(directory)
 
+    @property
+    def lags(self) -> bool:
+        """Whether a power cut may leave an older seal than what is written."""
+        return self._lags_since is not None
+
     def write(self, label: Label) -> None:
-        """Make a label durable. Raises DiskFailed."""
+        """Write a label and make it durable, unless its seal alone rose and the oldest such rise waits for less than
+        `SEAL_LAG_S`. Raises DiskFailed."""
+        rose = label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)
         try:
             os.pwrite(self._fd, label.encode(), 0)
+        except OSError as problem:
+            raise DiskFailed(f"{self._path}: {problem.strerror}") from problem
+        now = self._clock()
+        if self._lags_since is None:
+            self._lags_since = now
+        if not rose or now >= self._lags_since + SEAL_LAG_S:
+            self.sync()
+        self.now = label
+
+    def sync(self) -> None:
+        """What is written is durable. Raises DiskFailed."""
+        try:
             os.fdatasync(self._fd)
         except OSError as problem:
             raise DiskFailed(f"{self._path}: {problem.strerror}") from problem
-        self.now = label
+        self._lags_since = None
 
     def close(self) -> None:
         """Nothing is written any more."""

@@ -9,7 +9,10 @@
                                 seal     end       what is bad beyond the seal is a torn write and is cut;
                                                    what is bad before it is damage, and is reported
 
-One thread changes the log. `sync` may run in another one beside it, and so may `read`.
+A power cut may leave a seal that is a tenth of a second old, or a little more (`LabelFile`). What stands behind it may have been
+acknowledged: an opening keeps all of it that is good.
+
+One thread changes the log. `sync` and `sync_seal` may run in another one beside it, one at a time, and so may `read`.
 
 Source: docs/protocol.md, "Record", docs/stores.md, docs/replication.md; PiXiu §6.2.1.
 """
@@ -19,9 +22,10 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -45,11 +49,19 @@ class SegmentedLog:
         segment_bytes: a segment that is larger is followed by another one.
         verify_from: entries up to this counter were verified before (they are in the state): their files are checked
             when they are read, or by `verify`.
+        clock: monotonic seconds.
 
     Raises DiskFailed, DiskFull. What is wrong with the contents is in `damage`.
     """
 
-    def __init__(self, directory: Path, *, segment_bytes: int = 64 << 20, verify_from: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int = 64 << 20,
+        verify_from: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.segment_bytes = segment_bytes
@@ -65,7 +77,7 @@ class SegmentedLog:
         self._retired: list[Segment] = []
         self._tail: list[Entry] = []
         self._tail_bytes = 0
-        self._label = LabelFile(directory)  # before `member`: a directory with a member and no label has lost something
+        self._label = LabelFile(directory, clock)  # before `member`: a directory with a member and no label has lost something
         self.member, new = load_member(directory)
         self._wanted = self._label.now
         self._segments = self._find()
@@ -126,22 +138,18 @@ class SegmentedLog:
 
     def _make_durable(self) -> None:
         """What stands behind the seal was written by a process that is gone, and may be in the page cache alone. After a sync that
-        failed the system even calls those pages clean: written again, they are dirty whatever happened before."""
+        failed the system even calls those pages clean: written again, they are dirty whatever happened before. Or the seal is old,
+        and they were acknowledged: they are written in place, so that no end of this process or of the power loses them."""
         seal = self._wanted.seal.counter
-        behind = [index for index, segment in enumerate(self._segments) if segment.last.counter > seal]
-        for index in behind:
-            try:
-                self._segments[index].write_again(max(seal, self._segments[index].base.counter))
-            except DiskFull:  # nothing behind the seal was acknowledged
-                while len(self._segments) > index + 1:
-                    self._remove(self._segments.pop())
-                break
+        for segment in self._segments:
+            if segment.last.counter > seal:
+                segment.write_again(max(seal, segment.base.counter))
         if self.last.counter > max(seal, self.first.counter):
             self._wanted = replace(self._wanted, seal=self.last)
             self._write_label()
 
     def _cut_torn(self, index: int) -> None:
-        """Beyond the seal nothing was acknowledged: a write that a power cut tore goes."""
+        """What is bad beyond the seal was torn by a power cut before it was acknowledged, and goes."""
         for segment in reversed(self._segments[index + 1 :]):
             self.torn_bytes += segment.path.stat().st_size
             self._remove(segment)
@@ -176,7 +184,8 @@ class SegmentedLog:
         self._write_label()
 
     def _write_label(self) -> None:
-        """Make the newest label durable. Never called with the lock held, so that nobody waits for the disk behind it."""
+        """Write the newest label, and make it durable unless its seal alone rose. Never called with the lock held, so that nobody
+        waits for the disk behind it."""
         with self._label_lock:
             with self._lock:
                 label = self._wanted
@@ -212,6 +221,11 @@ class SegmentedLog:
     def seal(self) -> Position:
         """Everything up to here was synced, and may have been acknowledged."""
         return self._wanted.seal
+
+    @property
+    def seal_lags(self) -> bool:
+        """Whether a power cut may leave an older seal: whoever syncs the log calls `sync_seal` within `SEAL_LAG_S`."""
+        return self._label.lags
 
     @property
     def incarnation(self) -> int:
@@ -362,7 +376,8 @@ class SegmentedLog:
                 self._tail_bytes = sum(len(entry.payload) for entry in self._tail)
 
     def sync(self) -> Position:
-        """Make every change so far durable, then the seal and the promise. Returns what is sealed. Raises DiskFailed."""
+        """Make every change so far durable, then the promise; the seal is written, and is durable within `SEAL_LAG_S`. Returns what
+        is sealed. Raises DiskFailed."""
         with self._lock:
             self._check()
             self._limit = self.last.counter
@@ -385,6 +400,17 @@ class SegmentedLog:
                 segment.close()
             self._retired.clear()
         return sealed
+
+    def sync_seal(self) -> None:
+        """Make the seal durable if it lags. Raises DiskFailed."""
+        with self._lock:
+            self._check()
+        with self._label_lock:
+            if self._label.lags:
+                try:
+                    self._label.sync()
+                except DiskFailed as problem:
+                    raise self._fail(str(problem)) from problem
 
     def cut(self, after: int) -> None:
         """Drop every entry beyond a counter, durably: the seal goes down first. Raises DiskFailed, LogDamaged."""
@@ -439,7 +465,11 @@ class SegmentedLog:
             self._wanted = replace(self._wanted, unclean=unclean)
 
     def close(self) -> None:
-        """Close the files. What was not synced may be lost."""
+        """Close the files. What was not synced may be lost; the seal is synced, if no sync hangs."""
+        if self._limit is None and self._label_lock.acquire(blocking=False):
+            self._label_lock.release()
+            with suppress(DiskFailed):  # what it seals is durable, and whoever failed before has said so
+                self.sync_seal()
         with self._lock:
             if self._closed:
                 return

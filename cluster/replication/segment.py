@@ -147,23 +147,18 @@ class Segment:
         self.sync()
 
     def write_again(self, after: int) -> None:
-        """Write the entries beyond a counter anew and make them durable. Raises DiskFull (they are cut off then), DiskFailed."""
+        """Write the entries beyond a counter anew where they are, and make them durable; whatever ends this meanwhile loses none.
+        Raises DiskFull, DiskFailed."""
         offset, end = self._offset_of(after + 1), self.size
         try:
-            data = os.pread(self.fd, end - offset, offset)
-            while len(data) < end - offset:
-                more = os.pread(self.fd, end - offset - len(data), offset + len(data))
-                if not more:
+            while offset < end:
+                data = os.pread(self.fd, min(READ_BYTES, end - offset), offset)
+                if not data:
                     raise DiskFailed(f"{self.path}: it ends before byte {end}")
-                data += more
-            os.ftruncate(self.fd, offset)
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self.fd, memoryview(data)[written:], offset + written)
+                offset += os.pwrite(self.fd, data, offset)
         except OSError as problem:
-            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                self.cut(after)
-                raise DiskFull(f"{self.path.parent}: no space left for the log") from problem
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):  # on a file system that never writes in place
+                raise DiskFull(f"{self.path.parent}: no space to write the log again; free some, then start again") from problem
             raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
         self.sync()
         self.dirty = False

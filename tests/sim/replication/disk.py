@@ -2,6 +2,7 @@
 
 MemoryLog      what this start wrote and did not sync     gone, or in the cache, after a kill
 Disk.cache     what earlier starts wrote                  read by the next start; gone after a power cut
+Disk.seals     what groups wrote into the label           the last is read by the next start; any may be there after a power cut
 Disk.image     the platter                                what a power cut leaves at least
 """
 
@@ -57,8 +58,12 @@ class Disk:
         self.image = Image()
         self.cache: list[tuple[str, Any]] = []
         """What killed processes handed to the system and nobody synced."""
+        self.seals: list[Position] = []
+        """Seals that are written and not synced, rising, above that of the image."""
         self.trusts_cache = False
         """A fault: a start takes what it reads for synced, and a sync looks only at what this start wrote."""
+        self.cuts_at_seal = False
+        """A fault: a start takes what stands behind the seal for torn."""
         self.full = False
         """No entry can be written."""
         self.incarnation = 0
@@ -68,7 +73,8 @@ class Disk:
         """Acknowledged entries were destroyed, and have not been brought back yet: what the simulation knows."""
 
     def rot(self, rng: random.Random) -> bool:
-        """Destroy acknowledged entries: the tail, or one in the middle (with which all behind it is unreadable)."""
+        """Destroy acknowledged entries: the tail, or one in the middle (with which all behind it is unreadable). Nobody promises to
+        notice it beyond the seal that a power cut leaves."""
         image = self.image
         sealed = image.seal.counter - image.first.counter
         if sealed < 1:
@@ -79,10 +85,13 @@ class Disk:
         return True
 
     def open(self) -> Damage | None:
-        """What a start finds. What stands behind the seal, and the mark, are durable before anything else happens."""
+        """What a start finds. What stands behind the seal, the seal and the mark are durable before anything else happens."""
         image = self.image
+        self.sync_seal()
         if not self.trusts_cache:
             self.write_back(len(self.cache))
+        if self.cuts_at_seal:
+            del image.entries[max(image.seal.counter - image.first.counter, 0) :]
         if image.last.counter >= image.seal.counter:
             return None
         damage = Damage(image.last, image.seal, "entries below the seal are missing")
@@ -92,13 +101,34 @@ class Disk:
     def write_back(self, count: int) -> None:
         """The oldest changes in the cache reach the platter."""
         for operation in self.cache[:count]:
-            self.image.apply(operation)
+            self.apply(operation)
         del self.cache[:count]
 
+    def apply(self, operation: tuple[str, Any]) -> None:
+        """A change reaches the platter. But for entries that come or go it is a change of the label, which is synced at once."""
+        if operation[0] not in ("append", "trim"):
+            self.sync_seal()
+        self.image.apply(operation)
+
+    def write_seal(self) -> None:
+        """A group's entries are on the platter, and its seal is in the label."""
+        written = self.seals[-1] if self.seals else self.image.seal
+        if self.image.last.counter > written.counter:
+            self.seals.append(self.image.last)
+
+    def sync_seal(self) -> None:
+        """What is in the label is on the platter."""
+        if self.seals:
+            self.image.seal = self.seals[-1]
+            self.seals.clear()
+
     def lose_power(self, rng: random.Random) -> None:
-        """Of what is in the cache, the platter has some."""
+        """Of what is in the cache, the platter has some; of the seals any."""
         self.write_back(rng.randint(0, len(self.cache)))
         self.cache.clear()
+        del self.seals[rng.randint(0, len(self.seals)) :]
+        self.sync_seal()
+        assert self.rotten or self.image.seal.counter <= self.image.last.counter, "a seal leads the entries"
 
 
 class MemoryLog:
@@ -209,7 +239,7 @@ class MemoryLog:
     # --- the disk
 
     def sync(self, up_to: int) -> None:
-        """The operations up to this number are durable, and what they wrote is sealed."""
+        """The operations up to this number are durable, and what they wrote is sealed, in a label that may lag."""
         disk, count = self.disk, up_to - self._durable
         if count <= 0:
             return
@@ -220,15 +250,27 @@ class MemoryLog:
         if wrote or not disk.trusts_cache:
             disk.write_back(len(disk.cache))
             for operation in operations:
-                disk.image.apply(operation)
-            disk.image.seal = disk.image.last
+                disk.apply(operation)
+            disk.write_seal()
+            if any(name in ("promise", "mark") for name, _ in operations):  # it is in the same sector
+                disk.sync_seal()
         else:  # no file is dirty: the label alone is written, with the end that this start sees
             for operation in operations:
                 if operation[0] == "trim":
                     disk.cache.append(operation)
                 else:
-                    disk.image.apply(operation)
+                    disk.apply(operation)
+            disk.sync_seal()
             disk.image.seal = self._now.last
+
+    @property
+    def seal_lags(self) -> bool:
+        """Whether a power cut may leave an older seal."""
+        return bool(self.disk.seals)
+
+    def sync_seal(self) -> None:
+        """The last seal that was written is on the platter."""
+        self.disk.sync_seal()
 
     def crash(self, rng: random.Random, power: bool) -> None:
         """The end of a start. A kill leaves what was handed to the system, whole; a power cut may tear that too."""
@@ -240,6 +282,6 @@ class MemoryLog:
         self.disk.lose_power(rng)
         for name, value in written:
             torn = name == "append" and rng.random() < 0.5
-            self.disk.image.apply((name, value[: rng.randint(0, len(value))] if torn else value))
+            self.disk.apply((name, value[: rng.randint(0, len(value))] if torn else value))
             if torn:
                 break

@@ -1,6 +1,6 @@
 """The log of a simulated replica on real files, beside its twin in memory; every read is compared.
 
-A power cut leaves what the log itself synced, file by file, and perhaps more of the newest one.
+A power cut leaves what the log itself synced, file by file, and perhaps more of the newest one, or the label as it was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FileDisk(Disk):
         self.opened: SegmentedLog | None = None
 
     def open(self) -> Damage | None:
-        log = SegmentedLog(self.directory, segment_bytes=SEGMENT_BYTES)
+        log = SegmentedLog(self.directory, segment_bytes=SEGMENT_BYTES, clock=lambda: 0.0)  # only the world lets time pass
         self.opened = log
         entries: list[Entry] = []
         while more := log.read(log.first.counter + len(entries), 1000, 1 << 20):
@@ -41,24 +41,27 @@ class FileDisk(Disk):
         return log.damage
 
     def lose_power(self, rng: random.Random) -> None:
-        """What was synced is left, at times with more of the newest file, torn."""
+        """What was synced is left, at times with more of the newest file, torn, or with the newest label."""
         newest = max(self.directory.glob("*.log"))
-        data = newest.read_bytes()
+        data, label = newest.read_bytes(), (self.directory / "label").read_bytes()
         shutil.rmtree(self.directory)
         shutil.copytree(self.platter.shadow, self.directory)
         kept = self.directory / newest.name
         if rng.random() < 0.5 and kept.exists() and data.startswith(kept.read_bytes()):
             kept.write_bytes(data[: rng.randint(kept.stat().st_size, len(data))])
+        if rng.random() < 0.5:
+            (self.directory / "label").write_bytes(label)
 
     def rot(self, rng: random.Random) -> bool:
-        """One bit of one file."""
+        """One bit of one file. Nobody promises to notice it beyond the seal that a power cut leaves: that is the newest here."""
         path = rng.choice(sorted(self.directory.glob("*.log")))
         data = bytearray(path.read_bytes())
         if not data:
             return False
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
-        shutil.copyfile(path, self.platter.shadow / path.name)
+        for each in (path, self.directory / "label"):
+            shutil.copyfile(each, self.platter.shadow / each.name)
         self.rotten = True
         return True
 
@@ -94,6 +97,15 @@ class FileLog(MemoryLog):
     def sync(self, up_to: int) -> None:
         super().sync(self.issued)
         self.files.sync()
+
+    @property
+    def seal_lags(self) -> bool:
+        assert self.files.seal_lags or not super().seal_lags
+        return self.files.seal_lags
+
+    def sync_seal(self) -> None:
+        super().sync_seal()
+        self.files.sync_seal()
 
     def crash(self, rng: random.Random, power: bool) -> None:
         """After a kill the files are as they are; after a power cut as they were synced."""

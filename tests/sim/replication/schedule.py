@@ -186,9 +186,10 @@ def run(
     trust_damage: bool = False,
     files: Callable[[int], FileDisk] | None = None,
     trust_cache: bool = False,
+    cut_at_seal: bool = False,
 ) -> Verdict:
     """Play one seed."""
-    world = World(seed, core, trust_damage, files, trust_cache)
+    world = World(seed, core, trust_damage, files, trust_cache, cut_at_seal)
     Schedule(world).begin()
     world.run_until(FAULTS_S)
     heal(world)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.replication import events as ev
 from cluster.replication.core import Core
+from cluster.replication.label import SEAL_LAG_S
 from cluster.replication.messages import Append
 from cluster.replication.model import EntryKind, MemberID
 from cluster.replication.options import ReplicationOptions
@@ -55,6 +56,8 @@ class Node:
     syncing: bool = False
     sync_next: tuple[int, int] | None = None
     """What waits for the sync under way: (operations of the log, ticket)."""
+    sealing: bool = False
+    """The seal is about to be synced."""
     disk_s: float = 0.01
     """What a sync takes at most."""
     disk_least: float = 0.1
@@ -78,6 +81,7 @@ class World(Simulation):
         trust_damage: a start believes what is left of a damaged log.
         files: makes the disk of replica i, if the logs are real ones.
         trust_cache: a start takes what it reads for what is on the disk.
+        cut_at_seal: a start takes what stands behind the seal for torn.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class World(Simulation):
         trust_damage: bool = False,
         files: Callable[[int], FileDisk] | None = None,
         trust_cache: bool = False,
+        cut_at_seal: bool = False,
     ) -> None:
         super().__init__(seed)
         self.core_class = core
@@ -95,7 +100,7 @@ class World(Simulation):
         replicas = self.rng.choice((2, 3, 3))
         disks = [files(i + 1) if files else Disk() for i in range(replicas)]
         for disk in disks:
-            disk.trusts_cache = trust_cache
+            disk.trusts_cache, disk.cuts_at_seal = trust_cache, cut_at_seal
         self.nodes = [Node(MemberID(i + 1), disk) for i, disk in enumerate(disks)]
         self.history = History(self)
         self.counts: Counter[str] = Counter()
@@ -149,6 +154,8 @@ class World(Simulation):
         self._tick(node, node.start)
 
     def stop(self, node: Node, power: bool) -> None:
+        if power and node.disk.seals:
+            self.counts["power cuts within the lag of a seal"] += 1
         if node.core is None or node.log is None:
             if power:
                 node.disk.lose_power(self.rng)
@@ -159,7 +166,7 @@ class World(Simulation):
         node.start += 1
         node.paused_until = 0.0
         node.held.clear()
-        node.syncing, node.sync_next = False, None
+        node.syncing, node.sync_next, node.sealing = False, None, False
         node.session = None
 
     def deliver(self, node: Node, start: int, event: ev.Event) -> None:
@@ -223,9 +230,17 @@ class World(Simulation):
         node.log.sync(issued)
         self.history.check_repaired(node)
         node.syncing = False
+        if node.log.seal_lags and not node.sealing:
+            node.sealing = True
+            self.after(SEAL_LAG_S, self._seal, node, start)
         if node.sync_next is not None:
             self._begin_sync(node)
         self.deliver(node, start, ev.Synced(ticket))
+
+    def _seal(self, node: Node, start: int) -> None:
+        if node.start == start and node.log is not None:
+            node.sealing = False
+            node.log.sync_seal()
 
     def _do_Send(self, node: Node, effect: ev.Send) -> None:
         rng = self.rng
