@@ -35,7 +35,7 @@ from xiu.restoring import Step
 from xiu.restoring import encode as encode_restore
 from xiu.restoring import problem_of as problem_of_restore
 from xiu.retention import trim_below, trim_to
-from xiu.state import DEDUPE, STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+from xiu.state import STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
@@ -84,6 +84,9 @@ class Store(Protocol):
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
         """The values of keys."""
+
+    def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """The last row at or before a key."""
 
     def write(self, decisions: Iterable[Decision]) -> None:
         """Write decisions and the last one's head, whole or not at all. Raises Blocked."""
@@ -211,6 +214,7 @@ class Core:
         self._events.on(ev.LayoutChanged, self._on_layout)
         self._events.on(ev.SpaceChanged, self._on_space)
         self._events.on(ev.TrimDue, self._on_trim_due)
+        self._events.on(ev.RunsRead, self._on_runs_read)
         self._events.on(ev.EntriesCommitted, self._on_committed)
         self._events.on(ev.ParentAnswered, self._on_parent)
         self._events.on(Accepted, self._on_accepted)
@@ -427,12 +431,12 @@ class Core:
                 values = self._state.stored_already(store_entry(run.records, run.count))
                 asked = {one.index for one in self._to_ask([run])}
             except errors.StoreDamaged:
-                values, asked = [b""] * run.count, set()
+                values, asked = [0] * run.count, set()
             for index, value in enumerate(values, run.index):
                 position = event.position + index
                 if value:
                     self.counters.repeated += 1
-                    results.append(ev.Result(position, 1, "", msg_id=DEDUPE.unpack(value)[0]))
+                    results.append(ev.Result(position, 1, "", msg_id=value))
                 elif value is None and index not in asked:
                     results.append(ev.Result(position, 1, full, text=text))
                 else:
@@ -721,6 +725,12 @@ class Core:
             self.counters.trims += 1
         self._token += 1
         out.append(Propose(self._token, [(int(Kind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
+
+    def _on_runs_read(self, event: ev.RunsRead, now: float, out: list[ev.Effect]) -> None:
+        """From an entry on that says so, the partition keeps runs."""
+        if self.epoch and not self.stuck and not self._catches_up and not self._state.head.runs_from:
+            self._token += 1
+            out.append(Propose(self._token, [(int(Kind.RUNS), b"")], event.at_us, replicated=False))
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

@@ -60,6 +60,13 @@ class TrimDue:
     """A reader needs what lies at this sequence or behind."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunsRead:
+    """Every replica of the partition reads runs of SnowflakeIDs (`xiu.dedupe`); the host's time, Unix µs."""
+
+    at_us: int
+
+
 @dataclass(slots=True)
 class EntriesCommitted:
     """These entries follow what is in the store, and are committed. Answered by `Settle`: TAKEN when they are all written;
@@ -79,7 +86,7 @@ class ParentAnswered:
 
 
 Event = (
-    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted | ParentAnswered
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | RunsRead | EntriesCommitted | ParentAnswered
     | Accepted | Rejected | Persisted | Leading | Deposed | Tick
 )  # fmt: skip
 

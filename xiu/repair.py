@@ -21,7 +21,9 @@ import xxhash
 from pixiu.errors import StoreDamaged
 from pixiu.ids import MSG_COUNTER_BITS, msg_sequence
 from xiu import block as blocks
-from xiu.state import BLOCKS, DEDUPE, DERIVED, DERIVED_KEY, HEAD_KEY, KEY, MARK, MARKS, SNOWFLAKES, Head
+from xiu.dedupe import run_of_row
+from xiu.keys import BLOCKS, DEDUPE, DERIVED, DERIVED_KEY, HEAD_KEY, KEY, MARK, MARKS, RUNS, SNOWFLAKES
+from xiu.state import Head
 
 Row = tuple[bytes, bytes]
 RANGE_BITS: Final = 16
@@ -229,6 +231,9 @@ def _belongs(key: bytes, value: bytes, head: Head) -> bool:
     sequence: int = KEY.unpack(key)[1]
     if space == SNOWFLAKES:
         return len(value) == DEDUPE.size and _dedupe_sequence(value) <= head.last
+    if space == RUNS:
+        run = run_of_row(key, value)
+        return run is not None and msg_sequence(run.msg_id) + len(run.lows) - 1 <= head.last
     if space == MARKS:
         return len(value) == MARK.size and sequence <= head.last
     return space == BLOCKS and head.floor <= sequence <= head.last and blocks.decode(sequence, value) is not None

@@ -26,7 +26,8 @@ from cluster.runtime.context import Context
 from cluster.runtime.contract import Tick
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.shared_memory import folder_name
-from pixiu.discovery.node import Node
+from pixiu.discovery.agreement import spoken
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.errors import (
     DiskFull,
@@ -48,12 +49,13 @@ from xiu.block import Block
 from xiu.core import Core, Settings
 from xiu.cuts import Cuts
 from xiu.export import XiuExport
+from xiu.keys import BLOCKS, KEY
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.repairer import NOT_REPAIRED, Repairer
 from xiu.restoring import Step
-from xiu.state import BLOCKS, KEY, Head
+from xiu.state import Head
 from xiu.store import Store
 from xiu.streams import Streams, XiuService
 from xiu.table import Table, open_table
@@ -64,7 +66,10 @@ FLUSH_FAILED: Final = "flush_failed"
 RESTORE: Final = "restore"
 TRIM: Final = "trim"
 LAYOUT_REFUSED: Final = "layout_refused"
+RUNS_PROTOCOL: Final = 6
+"""Spoken by Xius that read runs of SnowflakeIDs (`xiu.dedupe`)."""
 SPACE_INTERVAL_S: Final = 1.0
+RUNS_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 OPEN_POLL_S: Final = 0.1
 """How often a replica looks whether it leads a child that learns."""
@@ -177,6 +182,7 @@ class Service(RoleShell):
         self.every(self._options.flush_interval_s, self._flush)
         self.every(self._options.trim_interval_s, self._trim)
         self.every(SPACE_INTERVAL_S, self._watch_space)
+        self.every(RUNS_INTERVAL_S, self._look_who_reads_runs)
         self.every(MEND_POLL_S, self._mend)
         self.every(OPEN_POLL_S, self.cuts.open_when_split)
         limit = time.monotonic() + LEADER_WAIT_S
@@ -379,6 +385,12 @@ class Service(RoleShell):
     def _trim(self) -> None:
         now_us = time.time_ns() // 1000
         self._runner.step(ev.TrimDue(self._replica.now_us(), self.export.readers.keep_from(now_us)))
+
+    def _look_who_reads_runs(self) -> None:
+        """A replica that reads none must never get a snapshot that has them."""
+        replicas = self._context.view.replicas("xiu", self._options.partition, tuple(NodeState))
+        if self.core is not None and self.core.epoch and not self.head.runs_from and spoken(replicas) >= RUNS_PROTOCOL:
+            self._runner.step(ev.RunsRead(self._replica.now_us()))
 
     def _watch_space(self) -> None:
         assert self.core is not None

@@ -1,12 +1,6 @@
 """What a Xiu decides when it applies an entry of its log: from the state alone, in log order, so that replicas agree. Pure.
 
-    b"h"                                    the head: applied position, clock, last sequence, floor, bytes
-    b"r" sequence u64                       a block of records (`xiu.block`)
-    b"t" sequence u64                       a mark: clock µs u64, bytes stored before it u64; where the store may be trimmed
-    b"s" SnowflakeID u64                    MsgID u64, CRC u32: kept for the dedupe window
-    b"d" day u16, derived ID u64            the same for derived IDs, which hold no time: by the day when they were stored
-
-Keys are big-endian, values little-endian. The clock is the highest time that a leader wrote into an entry; no replica asks its
+What the state is kept in is in `xiu.keys`. The clock is the highest time that a leader wrote into an entry; no replica asks its
 host. A decision is made once: by a leader when it appends (so that it can answer before the commit), by everybody else when
 the entry is committed. What was decided and never commits is forgotten with `forget`.
 
@@ -17,43 +11,39 @@ from __future__ import annotations
 
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
-from pixiu.wire.record import SIZE_FIELD, Flag
+from pixiu.wire.record import SIZE_FIELD
 from xiu import doubling, restoring
 from xiu.block import Block
 from xiu.block import encode as encode_block
+from xiu.dedupe import Dedupe, Known, Parts, Reader, Single, Window, heads, runs_before
 from xiu.doubling import DOUBLING_BYTES, NO_DOUBLING, Change, Doubling
+from xiu.keys import BLOCKS, DERIVED, DERIVED_KEY, KEY, MARK, MARKS, RUNS, SNOWFLAKES
 from xiu.restoring import Step
 
-HEAD_KEY: Final = b"h"
-BLOCKS: Final = b"r"
-MARKS: Final = b"t"
-SNOWFLAKES: Final = b"s"
-DERIVED: Final = b"d"
-
-KEY: Final = struct.Struct(">cQ")
-DERIVED_KEY: Final = struct.Struct(">cHQ")
-DEDUPE: Final = struct.Struct("<QI")
-MARK: Final = struct.Struct("<QQ")
 _HEAD: Final = struct.Struct("<IQQQQQQQ")
 _RESTORE: Final = struct.Struct("<QQ")
 """Of the head, while a restore is under way."""
 HEAD_BYTES: Final = _HEAD.size + 12
 _MORE: Final = (0, _RESTORE.size, DOUBLING_BYTES, _RESTORE.size + DOUBLING_BYTES)
+_RUNS: Final = struct.Struct("<BQQ")
+"""Of the head, once the partition keeps runs. A release that knows none takes such a head for a broken one."""
+_RUNS_FORM: Final = 1
 _COUNT: Final = struct.Struct("<I")
 _TRIM: Final = struct.Struct("<QQ")
-_FIELDS: Final = struct.Struct("<IBBB5xIQ")
-"""size, kind, flags, type, CRC, SnowflakeID of a record."""
+_SIZE: Final = struct.Struct("<I")
 _USER: Final = struct.Struct("<Q")
 _USER_AT: Final = 24
 """Where a record has its UIN."""
 
+NONE_MOVED: Final[frozenset[int]] = frozenset()
 LAST_COUNTER: Final = (1 << MSG_COUNTER_BITS) - 1
 DEDUPE_WINDOW_MS: Final = 24 * 3_600_000
 MAX_AHEAD_MS: Final = 60_000
@@ -72,6 +62,8 @@ class Kind(IntEnum):
     """See `xiu.restoring`."""
     DOUBLING = 19
     """See `xiu.doubling`."""
+    RUNS = 20
+    """From here on the partition keeps runs of SnowflakeIDs, see `xiu.dedupe`."""
 
 
 STORE: Final = int(Kind.STORE)
@@ -125,12 +117,16 @@ class Head:
     below: int = 0
     """Where that restore ends: what lies here or behind is stored already. 0: none is under way."""
     doubling: Doubling = NO_DOUBLING
+    runs_from: int = 0
+    """New runs hold SnowflakeIDs from this one on; 0: the partition keeps none yet."""
+    forgotten: int = 0
+    """What runs hold below this SnowflakeID was beyond the window when something was trimmed, and counts no more."""
 
     def at(self, applied: Position, clock_us: int) -> Head:
         """A copy, at another position and time. By hand: `dataclasses.replace` takes five times as long."""
         return Head(
             applied, clock_us, self.last, self.floor, self.stored_bytes, self.trimmed_bytes, self.marked_us, self.marked_bytes,
-            self.restored, self.below, self.doubling,
+            self.restored, self.below, self.doubling, self.runs_from, self.forgotten,
         )  # fmt: skip
 
     def encode(self) -> bytes:
@@ -142,19 +138,36 @@ class Head:
         if self.below:
             data += _RESTORE.pack(self.restored, self.below)
         data += self.doubling.encode()
+        if self.runs_from:
+            data += _RUNS.pack(_RUNS_FORM, self.runs_from, self.forgotten)
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     @classmethod
     def decode(cls, value: bytes) -> Head | None:
         """The head; None when it is broken."""
-        more = len(value) - HEAD_BYTES
-        if more not in _MORE or zlib.crc32(value[:-4]).to_bytes(4, "little") != value[-4:]:
+        end, runs_from, forgotten = len(value) - 4, 0, 0
+        if zlib.crc32(value[:end]).to_bytes(4, "little") != value[end:]:
+            return None
+        if end - HEAD_BYTES + 4 - _RUNS.size in _MORE:
+            end -= _RUNS.size
+            _, runs_from, forgotten = _RUNS.unpack_from(value, end)
+        more = end - HEAD_BYTES + 4
+        if more not in _MORE:
             return None
         epoch, counter, clock, last, floor, stored, trimmed, marked_us = _HEAD.unpack_from(value)
         marked = int.from_bytes(value[_HEAD.size : _HEAD.size + 8], "little")
         restored, below = (0, 0) if more in (0, DOUBLING_BYTES) else _RESTORE.unpack_from(value, _HEAD.size + 8)
-        doubled = Doubling.decode(value[-4 - DOUBLING_BYTES : -4] if more >= DOUBLING_BYTES else b"")
-        return cls(Position(epoch, counter), clock, last, floor, stored, trimmed, marked_us, marked, restored, below, doubled)
+        doubled = Doubling.decode(value[end - DOUBLING_BYTES : end] if more >= DOUBLING_BYTES else b"")
+        position = Position(epoch, counter)
+        return cls(
+            position, clock, last, floor, stored, trimmed, marked_us, marked, restored, below, doubled, runs_from, forgotten,
+        )  # fmt: skip
+
+    def window(self) -> Window:
+        """Which SnowflakeIDs are taken, and how they are looked up."""
+        now_ms = self.clock_us // 1000 - SNOWFLAKE_EPOCH_MS
+        oldest, newest = max(now_ms - DEDUPE_WINDOW_MS, 0) << 22, max(now_ms + MAX_AHEAD_MS + 1, 0) << 22
+        return Window(oldest, newest, self.clock_us // DAY_US, self.runs_from, self.forgotten)
 
 
 @dataclass(slots=True)
@@ -178,13 +191,6 @@ class Blocked(Exception):
         self.full = full
 
 
-class Reader(Protocol):
-    """What was decided and written."""
-
-    def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
-        """The values of keys."""
-
-
 def store_entry(records: bytes, count: int) -> bytes:
     """The payload of an entry that stores records."""
     return _COUNT.pack(count) + records
@@ -206,22 +212,18 @@ class State:
 
     def __init__(self, partition: int, reader: Reader, head: Head) -> None:
         self._partition = partition
-        self._reader = reader
+        self._dedupe = Dedupe(reader)
         self.head = head
         """After the last decision."""
-        self._unwritten: dict[bytes, bytes] = {}
-        """Dedupe entries of decisions that are not written yet. As many as the replication lets wait for their commit."""
 
     def forget(self, head: Head) -> None:
         """Go back to what was written: the decisions after it are made anew from what commits."""
         self.head = head
-        self._unwritten.clear()
+        self._dedupe.forget()
 
     def written(self, decision: Decision) -> None:
         """The reader has it now."""
-        if self._unwritten:
-            for key, _ in decision.puts:
-                self._unwritten.pop(key, None)
+        self._dedupe.written(decision.puts)
 
     def decide(self, entry: Entry) -> Decision:
         """The next entry. Every entry of the log comes, whatever its kind."""
@@ -239,135 +241,101 @@ class State:
         elif entry.kind == Kind.DOUBLING:
             doubled = doubling.after(before.doubling, Change.decode(entry.payload), self._partition, entry.counter, clock)
             decision.head = replace(decision.head, doubling=doubled)
+        elif entry.kind == Kind.RUNS:
+            self._begin_runs(decision.head)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
             back = min(clock, CLOCK.unpack(entry.payload)[0])
             decision.head = replace(decision.head, clock_us=back, marked_us=0)  # the next mark has the right time
         self.head = decision.head
         return decision
 
-    def _keys(self, data: bytes, count: int, day: int) -> tuple[list[tuple[int, int, int, int, int]], list[bytes], list[bytes]]:
-        """(offset, flags, type, CRC, SnowflakeID) of each record, the keys of their dedupe entries, and of derived IDs those
-        under which they stand if they were stored yesterday."""
-        parsed: list[tuple[int, int, int, int, int]] = []
-        keys: list[bytes] = []
-        yesterday: list[bytes] = []
-        unpack, pack, offset = _FIELDS.unpack_from, KEY.pack, _COUNT.size
-        for _ in range(count):
-            size, _, flags, type_, crc, snowflake = unpack(data, offset)
-            parsed.append((offset, flags, type_, crc, snowflake))
-            if flags & Flag.DERIVED_ID:
-                keys.append(DERIVED_KEY.pack(DERIVED, day, snowflake))
-                yesterday.append(DERIVED_KEY.pack(DERIVED, day - 1 & 0xFFFF, snowflake))
-            else:
-                keys.append(pack(SNOWFLAKES, snowflake))
-            offset += SIZE_FIELD + size
-        return parsed, keys, yesterday
-
-    def stored_already(self, payload: bytes) -> list[bytes | None]:
-        """The dedupe entry of each record of an entry's payload, without a decision: None when it is not stored, b"" when it is
-        decided and not written yet. Raises StoreDamaged."""
-        count: int = _COUNT.unpack_from(payload)[0]
-        parsed, keys, old_keys = self._keys(payload, count, self.head.clock_us // DAY_US & 0xFFFF)
-        found = self._reader.get_many(keys + old_keys)
-        yesterday = iter(zip(old_keys, found[count:], strict=True))
-        values: list[bytes | None] = []
-        for (_, flags, _, crc, _), key, value in zip(parsed, keys, found, strict=False):
-            old_key, old_value = next(yesterday) if flags & Flag.DERIVED_ID else (key, None)
-            known = value or old_value
-            if known is None:
-                values.append(b"" if key in self._unwritten or old_key in self._unwritten else None)
-            else:
-                values.append(known if DEDUPE.unpack(known)[1] == crc else None)
-        return values
+    def _begin_runs(self, head: Head) -> None:
+        """What was stored under higher IDs than this has no rows of its own, then or later."""
+        if not head.runs_from:
+            head.runs_from = max(head.window().oldest, self._dedupe.end_of_rows(), 1)
 
     def _store(self, entry: Entry, decision: Decision) -> None:
         data, head = entry.payload, decision.head
         count: int = _COUNT.unpack_from(data)[0]
-        day = head.clock_us // DAY_US & 0xFFFF
-        parsed, keys, old_keys = self._keys(data, count, day)
-        found = self._reader.get_many(keys + old_keys)
-        yesterday = zip(old_keys, found[count:], strict=True)
-        now_ms = head.clock_us // 1000 - SNOWFLAKE_EPOCH_MS
-        oldest, newest = max(now_ms - DEDUPE_WINDOW_MS, 0) << 22, max(now_ms + MAX_AHEAD_MS + 1, 0) << 22
+        window = head.window()
+        moved = self._moved(data, count) if head.doubling.phase else NONE_MOVED
         sequence = max(head.last, entry.epoch << MSG_COUNTER_BITS)
         left = (entry.epoch << MSG_COUNTER_BITS | LAST_COUNTER) - sequence if entry.epoch <= MAX_MSG_EPOCH else 0
-        unwritten, puts, pack, partition = self._unwritten, decision.puts, DEDUPE.pack, self._partition
-        first = sequence + 1
-        moved = self._moved(data, parsed) if head.doubling.phase else ()
-        rulings: list[Ruling] = []
-        kept: list[bytes] = []
-        """Slices of records; only when some are left out."""
-        begin = parsed[0][0] if parsed else 0
-        run = 0
-        for index in range(count):
-            offset, flags, type_, crc, snowflake = parsed[index]
-            key = keys[index]
-            known = unwritten.get(key) or found[index]
-            if flags & Flag.DERIVED_ID:
-                old_key, old_found = next(yesterday)
-                known = known or unwritten.get(old_key) or old_found
-            elif not oldest <= snowflake < newest:
-                known = b""
-            if moved and index in moved:
-                known = b""
-            if known is None and left:
-                left -= 1
-                sequence += 1
-                value = pack(msg_id(partition, type_, sequence), crc)
-                unwritten[key] = value
-                puts.append((key, value))
+        first, parts = sequence + 1, self._dedupe.parts(data, count, _COUNT.size, window, moved)
+        parts.number(self._partition, first)
+        refused: list[Ruling] = []
+        for single in parts.singles:
+            rank = single.index - len(refused)
+            if single.index in moved:
+                verdict, value = Verdict.MOVED, 0
+            elif not single.derived and not window.oldest <= single.snowflake < window.newest:
+                verdict, value = Verdict.TOO_OLD if single.snowflake < window.oldest else Verdict.ID_AHEAD, 0
+            elif (known := self._known(single, window, parts, refused, left)) is not None:
+                verdict, value = (Verdict.SAME, known[0]) if known[1] == single.crc else (Verdict.ID_REUSED, 0)
+            elif rank >= left:
+                verdict, value = Verdict.NO_NUMBERS, 0
+            else:
+                stored = msg_id(self._partition, single.type, first + rank), single.crc
+                self._dedupe.keep(single.snowflake, single.derived, window.day, stored, decision.puts)
                 continue
-            if index > run:
-                rulings.append(Ruling(run, index - run, Verdict.STORED, sequence - (index - run) + 1))
-                kept.append(data[begin:offset])
-            verdict = (Verdict.MOVED, 0) if index in moved else _judge(known, crc, snowflake < oldest)
-            rulings.append(Ruling(index, 1, *verdict))
-            run = index + 1
-            begin = parsed[run][0] if run < count else len(data)
-        if run < count:
-            rulings.append(Ruling(run, count - run, Verdict.STORED, sequence - (count - run) + 1))
-            kept.append(data[begin:])
-        decision.rulings = rulings
-        if sequence >= first:
-            self._add_block(decision, Block(first, sequence - first + 1, head.clock_us, b"".join(kept)))
+            refused.append(Ruling(single.index, 1, verdict, value))
+        if count - len(refused) > left:
+            late = _late(refused, count, left)
+            parts.cut(late[0].index)
+            refused = sorted(refused + late, key=_index_of)
+        if refused:
+            parts.leave_out([ruling.index for ruling in refused])
+        self._dedupe.keep_runs(parts, decision.puts)
+        decision.rulings = _rulings(refused, count, first)
+        if count > len(refused):
+            self._add_block(decision, Block(first, count - len(refused), head.clock_us, _stored(data, decision.rulings)))
 
-    def _moved(self, data: bytes, parsed: Sequence[tuple[int, int, int, int, int]]) -> frozenset[int]:
+    def _known(self, single: Single, window: Window, parts: Parts, refused: Sequence[Ruling], left: int) -> Known | None:
+        """What is stored under a record's SnowflakeID, or is earlier in the same entry."""
+        known = self._dedupe.decided(single.snowflake, single.derived, window) or single.known
+        if known is None and not single.derived and (earlier := parts.find(single.snowflake)) is not None:
+            index, found, crc = earlier
+            out = bisect_left(refused, index, key=_index_of)
+            known = (found - out, crc) if index - out < left else None
+        return known
+
+    def _moved(self, data: bytes, count: int) -> frozenset[int]:
         """Indexes of records that were proposed before the partition was split, and come behind that."""
-        now, partition, unpack = self.head.doubling, self._partition, _USER.unpack_from
-        return frozenset(
-            index
-            for index, (offset, *_) in enumerate(parsed)
-            if not doubling.takes(now, partition, unpack(data, offset + _USER_AT)[0])
-        )
+        now, partition, offset = self.head.doubling, self._partition, _COUNT.size
+        moved: list[int] = []
+        for index in range(count):
+            if not doubling.takes(now, partition, _USER.unpack_from(data, offset + _USER_AT)[0]):
+                moved.append(index)
+            offset += SIZE_FIELD + _SIZE.unpack_from(data, offset)[0]
+        return frozenset(moved)
+
+    def stored_already(self, payload: bytes) -> list[int | None]:
+        """The MsgID of each record of an entry's payload, without a decision: None when it is not stored, 0 when it is decided and
+        not written yet. Raises StoreDamaged."""
+        window, records = self.head.window(), heads(payload, _COUNT.unpack_from(payload)[0], _COUNT.size)
+        found = self._dedupe.find([(snowflake, derived) for snowflake, derived, _, _ in records], window)
+        values: list[int | None] = []
+        for (snowflake, derived, crc, _), known in zip(records, found, strict=True):
+            if known is not None:
+                values.append(known[0] if known[1] == crc else None)
+            else:
+                values.append(None if self._dedupe.decided(snowflake, derived, window) is None else 0)
+        return values
 
     def unknown(self, records: bytes, count: int) -> list[tuple[int, int, bool, int]]:
         """(index, SnowflakeID, whether it is derived, CRC) of those of some records that are not known here. Raises StoreDamaged,
         DiskFailed."""
-        parsed, keys, old_keys = self._keys(_COUNT.pack(count) + records, count, self.head.clock_us // DAY_US & 0xFFFF)
-        found = self._reader.get_many(keys + old_keys)
-        yesterday = zip(old_keys, found[count:], strict=True)
-        wanted: list[tuple[int, int, bool, int]] = []
-        for index, ((_, flags, _, crc, snowflake), key) in enumerate(zip(parsed, keys, strict=True)):
-            known, derived = self._unwritten.get(key) or found[index], bool(flags & Flag.DERIVED_ID)
-            if derived:
-                old_key, old_found = next(yesterday)
-                known = known or self._unwritten.get(old_key) or old_found
-            if known is None:
-                wanted.append((index, snowflake, derived, crc))
-        return wanted
+        window, parsed = self.head.window(), heads(records, count, 0)
+        found = self._dedupe.find([(snowflake, derived) for snowflake, derived, _, _ in parsed], window)
+        return [
+            (index, snowflake, derived, crc)
+            for index, (snowflake, derived, crc, _) in enumerate(parsed)
+            if found[index] is None and self._dedupe.decided(snowflake, derived, window) is None
+        ]
 
     def known(self, wanted: Sequence[tuple[int, bool]]) -> list[tuple[int, int] | None]:
         """(MsgID, CRC) of each SnowflakeID (and whether it is derived) that was written here. Raises StoreDamaged, DiskFailed."""
-        day = self.head.clock_us // DAY_US & 0xFFFF
-        keys = [DERIVED_KEY.pack(DERIVED, day, one) if derived else KEY.pack(SNOWFLAKES, one) for one, derived in wanted]
-        old = [(at, DERIVED_KEY.pack(DERIVED, day - 1 & 0xFFFF, one)) for at, (one, derived) in enumerate(wanted) if derived]
-        values = list(self._reader.get_many(keys + [key for _, key in old]))
-        for (at, _), value in zip(old, values[len(keys) :], strict=True):
-            values[at] = values[at] or value
-        found: list[tuple[int, int] | None] = []
-        for value in values[: len(keys)]:
-            found.append(DEDUPE.unpack(value) if value else None)
-        return found
+        return self._dedupe.find(wanted, self.head.window())
 
     @staticmethod
     def _add_block(decision: Decision, block: Block) -> None:
@@ -401,17 +369,20 @@ class State:
             decision.head = replace(head, restored=last, last=max(head.last, last), floor=max(head.floor, floor))
 
     def _remember(self, block: Block, decision: Decision) -> None:
-        """Of what is restored, the SnowflakeIDs that a writer may send again, but for those that were stored again meanwhile."""
-        day = block.at_us // DAY_US
-        parsed, keys, _ = self._keys(_COUNT.pack(block.count) + block.records, block.count, day & 0xFFFF)
-        now_us = decision.head.clock_us
-        oldest = max(now_us // 1000 - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS, 0) << 22
-        for place, ((_, flags, type_, crc, snowflake), found) in enumerate(zip(parsed, self._reader.get_many(keys), strict=True)):
-            wanted = day >= now_us // DAY_US - 1 if flags & Flag.DERIVED_ID else snowflake >= oldest
-            if wanted and found is None and keys[place] not in self._unwritten:
-                value = DEDUPE.pack(msg_id(self._partition, type_, block.first + place), crc)
-                self._unwritten[keys[place]] = value
-                decision.puts.append((keys[place], value))
+        """Of what is restored, the SnowflakeIDs that a writer may send again, but for those that were stored again meanwhile. They
+        have rows of their own, below the runs."""
+        head, day = decision.head, block.at_us // DAY_US
+        window = head.window()
+        today, window = window.day, window._replace(day=day)
+        records = heads(block.records, block.count, 0)
+        found = self._dedupe.find([(snowflake, derived) for snowflake, derived, _, _ in records], window, days=1)
+        for place, ((snowflake, derived, crc, type_), known) in enumerate(zip(records, found, strict=True)):
+            wanted = day >= today - 1 if derived else snowflake >= window.oldest
+            if wanted and known is None and self._dedupe.decided(snowflake, derived, window, days=1) is None:
+                known = msg_id(self._partition, type_, block.first + place), crc
+                self._dedupe.keep(snowflake, derived, day, known, decision.puts)
+                if head.runs_from and not derived:
+                    head.runs_from = max(head.runs_from, snowflake + 1)
 
     @staticmethod
     def _trim(entry: Entry, decision: Decision) -> None:
@@ -420,20 +391,54 @@ class State:
         if up_to > head.floor:
             for space in (BLOCKS, MARKS):
                 decision.deletes.append((KEY.pack(space, head.floor), KEY.pack(space, up_to)))
-            decision.head = replace(head, floor=up_to, trimmed_bytes=bytes_before)
+            head = decision.head = replace(head, floor=up_to, trimmed_bytes=bytes_before)
         oldest_ms = head.clock_us // 1000 - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS
         if oldest_ms > 0:
             decision.deletes.append((KEY.pack(SNOWFLAKES, 0), KEY.pack(SNOWFLAKES, oldest_ms << 22)))
+            if head.runs_from:
+                decision.deletes.append((KEY.pack(RUNS, 0), KEY.pack(RUNS, runs_before(oldest_ms))))
+                head.forgotten = max(head.forgotten, oldest_ms << 22)
         day = head.clock_us // DAY_US & 0xFFFF
         if day > 1:
             decision.deletes.append((DERIVED_KEY.pack(DERIVED, 0, 0), DERIVED_KEY.pack(DERIVED, day - 1, 0)))
 
 
-def _judge(known: bytes | None, crc: int, old: bool) -> tuple[Verdict, int]:
-    """Of a record that is not stored. `known`: its dedupe entry, b"" when its time is out of bounds."""
-    if known is None:
-        return Verdict.NO_NUMBERS, 0
-    if not known:
-        return (Verdict.TOO_OLD if old else Verdict.ID_AHEAD), 0
-    stored, stored_crc = DEDUPE.unpack(known)
-    return (Verdict.SAME, stored) if stored_crc == crc else (Verdict.ID_REUSED, 0)
+def _index_of(ruling: Ruling) -> int:
+    return ruling.index
+
+
+def _late(refused: Sequence[Ruling], count: int, left: int) -> list[Ruling]:
+    """What is said of the records for which there are no sequences left, of those that are not refused."""
+    out = {ruling.index for ruling in refused}
+    return [Ruling(index, 1, Verdict.NO_NUMBERS, 0) for index in range(count) if index not in out][left:]
+
+
+def _rulings(refused: Sequence[Ruling], count: int, first: int) -> list[Ruling]:
+    """What became of all records of an entry, where these are refused; the sequence of the first one that is not."""
+    rulings: list[Ruling] = []
+    begin = 0
+    for ruling in refused:
+        if ruling.index > begin:
+            rulings.append(Ruling(begin, ruling.index - begin, Verdict.STORED, first))
+            first += ruling.index - begin
+        rulings.append(ruling)
+        begin = ruling.index + 1
+    if count > begin:
+        rulings.append(Ruling(begin, count - begin, Verdict.STORED, first))
+    return rulings
+
+
+def _stored(data: bytes, rulings: Sequence[Ruling]) -> bytes:
+    """The records of an entry that are stored."""
+    if len(rulings) == 1:
+        return data[_COUNT.size :]
+    kept: list[bytes] = []
+    begin = _COUNT.size
+    for ruling in rulings:
+        end = begin
+        for _ in range(ruling.count):
+            end += SIZE_FIELD + _SIZE.unpack_from(data, end)[0]
+        if ruling.verdict is Verdict.STORED:
+            kept.append(data[begin:end])
+        begin = end
+    return b"".join(kept)

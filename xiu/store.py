@@ -21,7 +21,8 @@ from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, Writ
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from xiu import block as blocks
 from xiu.block import Block
-from xiu.state import BLOCKS, HEAD_KEY, KEY, MARK, MARKS, Blocked, Decision, Head
+from xiu.keys import BLOCKS, HEAD_KEY, KEY, MARK, MARKS
+from xiu.state import Blocked, Decision, Head
 
 BLOOM_BITS: Final = 10
 MEMTABLES: Final = 4
@@ -175,17 +176,21 @@ class Store:
             raise StoreDamaged(f"{self.folder}: the block of sequence {first:012x} has a wrong CRC")
         return block if sequence <= block.last else None
 
-    def _value_of(self, sequence: int) -> tuple[int, bytes] | None:
+    def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """The last row at or before a key; None: there is none. Raises StoreDamaged, DiskFailed."""
         try:
             rows = self._db.iter()
-            rows.seek_for_prev(KEY.pack(BLOCKS, sequence))
-            if not rows.valid():
-                rows.status()
-                return None
-            key, value = rows.key(), rows.value()
+            rows.seek_for_prev(key)
+            if rows.valid():
+                return rows.key(), rows.value()
+            rows.status()
         except Exception as problem:
             raise self._error("read", problem) from problem
-        return (KEY.unpack(key)[1], value) if key[:1] == BLOCKS else None
+        return None
+
+    def _value_of(self, sequence: int) -> tuple[int, bytes] | None:
+        found = self.row_before(KEY.pack(BLOCKS, sequence))
+        return (KEY.unpack(found[0])[1], found[1]) if found is not None and found[0][:1] == BLOCKS else None
 
     def next_first(self, sequence: int) -> int | None:
         """The first sequence of the first block at or behind one; None at the end. Raises StoreDamaged, DiskFailed."""

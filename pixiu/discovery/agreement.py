@@ -19,7 +19,7 @@ from pixiu.discovery.node import Node
 
 MIN_PROTOCOL: Final = 1
 """The oldest protocol version that this tree speaks."""
-MAX_PROTOCOL: Final = 5
+MAX_PROTOCOL: Final = 6
 """The newest: see docs/registry.md, "Protocol versions"."""
 
 

@@ -13,7 +13,7 @@ from pi.keys import CRC_BYTES, ENTRY_VALUE, entry_key, seal, unseal
 from pixiu.errors import StoreDamaged
 from tests.support.cluster import PIXIU
 from tests.support.roles import Roles
-from xiu.state import KEY, SNOWFLAKES
+from xiu.dedupe import Dedupe
 from xiu.store import Store
 
 STEP = 256
@@ -39,16 +39,16 @@ def alter(folder: Path, uin: int, seq: int, *, right_crc: bool = True) -> None:
         transaction.put(key, altered if right_crc else altered[:-CRC_BYTES] + bytes(value)[-CRC_BYTES:])
 
 
-def unreadable(folder: Path, keys: list[bytes]) -> list[bool]:
-    """Which rows of a store cannot be read; nobody has it open. Empty: it does not open."""
+def unreadable(folder: Path, snowflakes: list[int]) -> list[bool]:
+    """Of which SnowflakeIDs a store cannot say whether it has them; nobody has it open. Empty: it does not open."""
     found = []
     try:
         store = Store(folder)
     except StoreDamaged:
         return []
-    for key in keys:
+    for snowflake in snowflakes:
         try:
-            store.get_many([key])
+            Dedupe(store).find([(snowflake, False)], store.head.window())
             found.append(False)
         except StoreDamaged:
             found.append(True)
@@ -58,7 +58,7 @@ def unreadable(folder: Path, keys: list[bytes]) -> list[bool]:
 
 def damage_dedupe_window(folder: Path, records: list[bytes]) -> list[bytes]:
     """Flip bits until rows of the dedupe window cannot be read, and the store still opens; whose rows these are."""
-    keys = [KEY.pack(SNOWFLAKES, int.from_bytes(record[16:24], "little")) for record in records]
+    snowflakes = [int.from_bytes(record[16:24], "little") for record in records]
     for file in folder.glob("*.sst"):
         whole = file.read_bytes()
         for at in range(len(whole) - STEP, 0, -STEP):
@@ -66,7 +66,7 @@ def damage_dedupe_window(folder: Path, records: list[bytes]) -> list[bytes]:
             for offset in range(at, at + FLIPPED):
                 data[offset] ^= 1
             file.write_bytes(data)
-            bad = unreadable(folder, keys)
+            bad = unreadable(folder, snowflakes)
             if any(bad):
                 return [record for record, is_bad in zip(records, bad, strict=True) if is_bad]
             file.write_bytes(whole)

@@ -11,10 +11,12 @@ from pixiu.wire.record import Kind as RecordKind
 from pixiu.wire.record import encode
 from xiu import block as blocks
 from xiu.block import Block
-from xiu.state import BLOCKS, HEAD_KEY, KEY, MARK, MARKS, Blocked, Decision, Head, Kind, store_entry
+from xiu.keys import BLOCKS, HEAD_KEY, KEY, MARK, MARKS
+from xiu.state import Blocked, Decision, Head, Kind, store_entry
 
 NOW_MS = 1_750_000_000_000
 NOW_US = NOW_MS * 1000
+KEEPS_RUNS = Head(runs_from=1)
 
 
 def mail(number: int, body: bytes = b"body", *, key: int = 0, at_ms: int = NOW_MS, flags: int = 0, type_: int = 64) -> bytes:
@@ -27,12 +29,13 @@ def store(counter: int, *records: bytes, epoch: int = 1, at_us: int = NOW_US) ->
 
 
 class MemoryStore:
-    """RocksDB's twin: what was flushed survives `crash`."""
+    """RocksDB's twin: what was flushed survives `crash`. It begins with `head`: of a partition that keeps runs of SnowflakeIDs from
+    its first entry on."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: Head = KEEPS_RUNS) -> None:
         self.rows: dict[bytes, bytes] = {}
         self.flushed: dict[bytes, bytes] = {}
-        self.head = Head()
+        self.head = self._begins = head
         self.blocked: Blocked | None = None
         self.reopened = 0
         self.unreadable: set[bytes] = set()
@@ -43,6 +46,12 @@ class MemoryStore:
         if not self.unreadable.isdisjoint(keys):
             raise StoreDamaged("page")
         return [self.rows.get(key) for key in keys]
+
+    def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        found = max((there for there in self.rows if there <= key), default=None)
+        if found is not None and found in self.unreadable:
+            raise StoreDamaged("page")
+        return None if found is None else (found, self.rows[found])
 
     def write(self, decisions: Iterable[Decision]) -> None:
         if self.blocked is not None:
@@ -62,7 +71,7 @@ class MemoryStore:
 
     def crash(self) -> None:
         self.rows = dict(self.flushed)
-        head = Head.decode(self.rows[HEAD_KEY]) if self.rows else Head()
+        head = Head.decode(self.rows[HEAD_KEY]) if self.rows else self._begins
         assert head is not None
         self.head = head
 

@@ -9,13 +9,14 @@ from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryStore
 from tests.xiu.world import Xiu, codes, first, results, user
+from xiu.dedupe import place_of
 from xiu.events import Result
-from xiu.state import KEY, MARKS, SNOWFLAKES
+from xiu.keys import KEY, MARKS, RUNS
 
 
 def dedupe_key(record: bytes) -> bytes:
-    """Of a record, in the store."""
-    return KEY.pack(SNOWFLAKES, int.from_bytes(record[16:24], "little"))
+    """Of the run that begins with a record, in the store."""
+    return KEY.pack(RUNS, place_of(int.from_bytes(record[16:24], "little")))
 
 
 def committed(*numbers: int) -> Xiu:

@@ -22,10 +22,11 @@ from tests.xiu.parts import NOW_MS, NOW_US, NoTable, mail, store
 from xiu import export as export_module
 from xiu.block import KEY
 from xiu.export import Export, advance, bounds
+from xiu.keys import BLOCKS
+from xiu.keys import KEY as STATE_KEY
 from xiu.reading import Reading
-from xiu.state import BLOCKS, State, trim_entry
-from xiu.state import KEY as STATE_KEY
 from xiu.state import Kind as EntryKind
+from xiu.state import State, trim_entry
 from xiu.store import Store
 
 PARTITION = 3

@@ -16,7 +16,7 @@ from xiu.core import Core, Settings
 from xiu.events import EntriesCommitted
 from xiu.machine import Machine
 from xiu.repair import Row
-from xiu.state import State
+from xiu.state import Head, State
 from xiu.store import Store
 
 
@@ -121,7 +121,7 @@ async def test_a_new_store_is_brought_forward_turn_by_turn_while_the_old_one_goe
     if machine.applied < len(log.entries):
         commit(len(log.entries))
     assert machine.applied == len(log.entries)
-    healthy = MemoryStore()
+    healthy = MemoryStore(Head())
     other = Core(Settings(partition=0, max_record_bytes=1 << 20), log, healthy, MemoryTable())
     other.step(EntriesCommitted(log.entries, 2), 0.0)
     cursor = machine.store.cursor()

@@ -8,9 +8,10 @@ import pytest
 
 from pixiu.errors import StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE
-from tests.xiu.parts import MemoryStore, mail, store
+from tests.xiu.parts import KEEPS_RUNS, MemoryStore, mail, store
+from xiu.keys import BLOCKS, HEAD_KEY
 from xiu.repair import Row, rebuild, verify
-from xiu.state import BLOCKS, HEAD_KEY, Head, Kind, State
+from xiu.state import Head, Kind, State
 from xiu.state import trim_entry as trim
 
 PAGE = 3
@@ -44,10 +45,13 @@ class Pages:
         return self.rows[self._at]
 
 
-def filled(entries: int) -> MemoryStore:
+FORMS = pytest.mark.parametrize("form", [KEEPS_RUNS, Head()], ids=["runs", "rows"])
+
+
+def filled(entries: int, form: Head = KEEPS_RUNS) -> MemoryStore:
     """A store after some entries of two epochs, two records each."""
-    found = MemoryStore()
-    state = State(0, found, Head())
+    found = MemoryStore(form)
+    state = State(0, found, form)
     for counter in range(1, entries + 1):
         entry = store(counter, mail(2 * counter), mail(2 * counter + 1), epoch=1 if counter <= 6 else 2)
         decision = state.decide(entry)
@@ -74,8 +78,9 @@ def without_head(rows: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {key: value for key, value in rows.items() if key != HEAD_KEY}
 
 
-def test_a_whole_store_is_copied_and_nothing_is_taken_from_elsewhere() -> None:
-    here = filled(12)
+@FORMS
+def test_a_whole_store_is_copied_and_nothing_is_taken_from_elsewhere(form: Head) -> None:
+    here = filled(12, form)
     rows, taken = rebuilt(Pages(here.rows), here, {})
     assert rows == without_head(here.rows)
     assert taken == 0
@@ -84,9 +89,10 @@ def test_a_whole_store_is_copied_and_nothing_is_taken_from_elsewhere() -> None:
     assert len(checked.ranges) == 2
 
 
+@FORMS
 @pytest.mark.parametrize("ahead", [0, 5])
-def test_every_damaged_page_is_filled_also_from_a_replica_that_is_ahead(ahead: int) -> None:
-    here, there = filled(12), filled(12 + ahead)
+def test_every_damaged_page_is_filled_also_from_a_replica_that_is_ahead(ahead: int, form: Head) -> None:
+    here, there = filled(12, form), filled(12 + ahead, form)
     pages = -(-len(here.rows) // PAGE)
     for page in range(pages):
         for damaged in ({page}, {page, page + 1}, set(range(page, pages))):

@@ -15,13 +15,12 @@ from pixiu.wire.record import Flag
 from tests.support.effort import runs
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
 from xiu.block import bounds
+from xiu.keys import DERIVED, SNOWFLAKES
 from xiu.retention import trim_to
 from xiu.state import (
     DAY_US,
-    DERIVED,
     LAST_COUNTER,
     MARK_BYTES,
-    SNOWFLAKES,
     Decision,
     Head,
     Kind,

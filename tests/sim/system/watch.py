@@ -38,7 +38,7 @@ from relay.delivery.events import Chunk
 from tests.history.record import Listed
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.told import Told
-from xiu.state import DEDUPE, KEY, SNOWFLAKES, Kind
+from xiu.state import Kind
 
 if TYPE_CHECKING:
     from tests.sim.system.client import Application, Device, Letter
@@ -138,9 +138,9 @@ class MailWatch:
                 continue
             for record in split(entry.payload[4:], int.from_bytes(entry.payload[:4], "little")):
                 snowflake = int.from_bytes(record[16:24], "little")
-                value = process.store.rows.get(KEY.pack(SNOWFLAKES, snowflake))
-                assert value is not None, "a Xiu refuses a mail for its ID"
-                msg_id = DEDUPE.unpack(value)[0]
+                (known,) = process.core.known([(snowflake, False)])
+                assert known is not None, "a Xiu refuses a mail for its ID"
+                msg_id = known[0]
                 assert self._msg_ids.setdefault(snowflake, msg_id) == msg_id, "a SnowflakeID has two MsgIDs"
                 self._snowflakes[msg_id] = snowflake
                 self.checked["stored"] += 1

@@ -22,9 +22,10 @@ from tests.sim.system.streams import Stream
 from tests.sim.system.xiu_doubler import XiuDoubler
 from xiu import block as blocks
 from xiu.block import Block
+from xiu.keys import BLOCKS, KEY, MARK, MARKS
 from xiu.reading import Reading
 from xiu.repair import Cursor
-from xiu.state import BLOCKS, KEY, MARK, MARKS, Decision, Head
+from xiu.state import Decision, Head
 
 MAX_RECORD_BYTES: Final = 1 << 20
 
@@ -33,13 +34,18 @@ class Rows:
     """The twin of `xiu.store.Store`: a dict. `durable` is what a crash leaves."""
 
     def __init__(self, durable: tuple[dict[bytes, bytes], Head] | None) -> None:
-        rows, self.head = durable if durable is not None else ({}, Head())
+        rows, self.head = durable if durable is not None else ({}, Head(runs_from=1))
         self.rows = dict(rows)
         self._firsts = sorted(KEY.unpack(key)[1] for key in rows if key[:1] == BLOCKS and len(key) == KEY.size)
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
         """See `xiu.core.Store`."""
         return [self.rows.get(key) for key in keys]
+
+    def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """See `xiu.core.Store`."""
+        found = max((there for there in self.rows if there <= key), default=None)
+        return None if found is None else (found, self.rows[found])
 
     def write(self, decisions: Iterable[Decision]) -> None:
         """See `xiu.core.Store`."""
