@@ -22,7 +22,6 @@ Source: docs/stores.md, docs/identifiers.md.
 from __future__ import annotations
 
 import struct
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,10 +49,7 @@ _TIME: Final = 0xFFFF_FC00
 _SEQUENCE: Final = 0x3FF
 _LOW: Final = 0xFFFF_FFFF
 _RUN: Final = struct.Struct("<QI")
-_U32: Final = "I"
-_U16: Final = "H"
 _LAST_KEY: Final = KEY.pack(SNOWFLAKES, (1 << 64) - 1)
-assert (array(_U32).itemsize, array(_U16).itemsize) == (4, 2)
 assert MAX_BLOCK_RECORDS <= 1 << 16, "an offset within an entry has 16 bits"
 
 
@@ -95,17 +91,15 @@ class Run:
 
     Args:
         span: of all.
-        type_: of the records.
+        lows, crcs: of each.
+        msg_id: to which the offset of each is added.
+        offsets: while the entry is decided, the indexes there.
     """
 
-    __slots__ = ("crcs", "lows", "msg_id", "offsets", "span", "type")
+    __slots__ = ("crcs", "lows", "msg_id", "offsets", "span")
 
-    def __init__(self, span: int, type_: int) -> None:
-        self.span, self.type, self.msg_id = span, type_, 0
-        self.lows: list[int] = []
-        self.crcs: list[int] = []
-        self.offsets: list[int] = []
-        """The MsgID of each is `msg_id` and this. While the entry is decided: its index there."""
+    def __init__(self, span: int, lows: list[int], crcs: list[int], msg_id: int, offsets: list[int]) -> None:
+        self.span, self.lows, self.crcs, self.msg_id, self.offsets = span, lows, crcs, msg_id, offsets
 
     def find(self, low: int) -> Known | None:
         """The record with an ID, if it is one of these."""
@@ -118,9 +112,9 @@ class Run:
         """What is written of it."""
         lows, offsets = self.lows, self.offsets
         count, first = len(lows), offsets[0]
-        value = _RUN.pack(self.msg_id + first, count) + array(_U32, lows + self.crcs).tobytes()
+        value = struct.pack(f"<QI{2 * count}I", self.msg_id + first, count, *lows, *self.crcs)
         if offsets[-1] - first >= count:
-            value += array(_U16, [offset - first for offset in offsets]).tobytes()
+            value += struct.pack(f"<{count}H", *[offset - first for offset in offsets])
         return KEY.pack(RUNS, self.span << 32 | lows[0]), value
 
 
@@ -132,11 +126,16 @@ def run_of_row(key: bytes, value: bytes) -> Run | None:
     end = _RUN.size + 8 * count
     if not count or len(value) not in (end, end + 2 * count):
         return None
-    words = array(_U32, value[_RUN.size : end]).tolist()
-    run = Run(_span_of(key), 0)
-    run.lows, run.crcs, run.msg_id = words[:count], words[count:], msg_id
-    run.offsets = array(_U16, value[end:]).tolist() or list(range(count))
+    words = list(struct.unpack_from(f"<{2 * count}I", value, _RUN.size))
+    offsets = list(struct.unpack_from(f"<{count}H", value, end)) if len(value) > end else list(range(count))
+    run = Run(_span_of(key), words[:count], words[count:], msg_id, offsets)
     return run if run.lows[0] == int.from_bytes(key[5:], "big") else None
+
+
+def _run_at(runs: Sequence[Run] | None, low: int) -> Run | None:
+    """The last run of a span, of these, that begins at or before an ID."""
+    at = bisect_right(runs, low, key=lambda run: run.lows[0]) if runs is not None else 0
+    return runs[at - 1] if runs is not None and at else None
 
 
 def _span_of(key: bytes) -> int:
@@ -165,20 +164,12 @@ class Parts:
     singles: list[Single]
     """In order."""
 
-    def number(self, partition: int, first: int) -> None:
-        """All get sequences from this one on: a record's MsgID is that of its index."""
-        for runs in self.spans.values():
-            for run in runs:
-                run.msg_id = msg_id(partition, run.type, first)
-
     def find(self, snowflake: int) -> tuple[int, int, int] | None:
         """(index, MsgID, CRC) of the record of a run that has an ID."""
         place = place_of(snowflake)
-        for run in self.spans.get(place >> 32, ()):
-            known = run.find(place & _LOW)
-            if known is not None:
-                return known[0] - run.msg_id, *known
-        return None
+        run = _run_at(self.spans.get(place >> 32), place & _LOW)
+        known = run.find(place & _LOW) if run is not None else None
+        return (known[0] - run.msg_id, *known) if run is not None and known is not None else None
 
     def cut(self, end: int) -> None:
         """Nothing at this index or behind it is stored."""
@@ -233,17 +224,16 @@ class Dedupe:
     def written(self, puts: Iterable[Row]) -> None:
         """The reader has these rows now."""
         rows, runs = self._rows, self._runs
-        if not rows and not runs:
-            return
         for key, _ in puts:
-            if key[:1] == RUNS:
-                waiting = runs.get(_span_of(key))
-                if waiting:
-                    waiting.pop(0)
-                    if not waiting:
-                        del runs[_span_of(key)]
-            else:
+            if key[:1] != RUNS:
                 rows.pop(key, None)
+                continue
+            span = _span_of(key)
+            waiting = runs.get(span)
+            if waiting is not None:
+                del waiting[0]
+                if not waiting:
+                    del runs[span]
 
     # --- what is known
 
@@ -291,8 +281,8 @@ class Dedupe:
         runs = self._runs.get(place >> 32)
         if known is not None or runs is None or snowflake < window.forgotten:
             return known
-        at = bisect_right(runs, place & _LOW, key=lambda run: run.lows[0])
-        return runs[at - 1].find(place & _LOW) if at else None
+        run = _run_at(runs, place & _LOW)
+        return run.find(place & _LOW) if run is not None else None
 
     def end_of_rows(self) -> int:
         """Above the highest SnowflakeID that has a row of its own. Raises StoreDamaged."""
@@ -323,18 +313,22 @@ class Dedupe:
 
     # --- what is new
 
-    def parts(self, data: bytes, count: int, offset: int, window: Window, moved: Collection[int]) -> Parts:
+    def parts(
+        self, data: bytes, count: int, offset: int, window: Window, moved: Collection[int], partition: int, first: int
+    ) -> Parts:
         """The records of an entry, as they are decided. Raises StoreDamaged: then nothing has changed.
 
         Args:
             data: the records begin at `offset`.
             moved: indexes of those that are not taken.
+            partition, first: the first record that is stored gets this sequence.
         """
         spans: dict[int, list[Run]] = {}
         singles: list[Single] = []
+        marks = self._marks
         unpack, derived, newest = FIELDS.unpack_from, int(Flag.DERIVED_ID), window.newest
         oldest = max(window.oldest, window.runs_from, window.forgotten) if window.runs_from else newest
-        last, limit, worker, kind = 0, 0, 0, 0
+        last, limit, worker, kind, base = 0, 0, 0, -1, 0
         lows: list[int] = []
         crcs: list[int] = []
         indexes: list[int] = []
@@ -349,21 +343,29 @@ class Dedupe:
                 indexes.append(index)
                 continue
             if not apart and oldest <= snowflake < newest:
-                place = place_of(snowflake)
-                span, low = place >> 32, place & _LOW
+                span = snowflake >> SPAN_BITS << 12 | (snowflake & _WORKER) >> 10
+                low = snowflake >> 12 & _TIME | snowflake & _SEQUENCE
                 runs = spans.get(span)
-                if low > (runs[-1].lows[-1] if runs else self._mark(span)):
-                    if runs is None:
-                        runs = spans[span] = []
-                    if not runs or runs[-1].type != type_:
-                        runs.append(Run(span, type_))
-                    run = runs[-1]
-                    last, worker, kind = snowflake, snowflake & _WORKER, type_
-                    limit = min(newest, (snowflake >> SPAN_BITS) + 1 << SPAN_BITS)
-                    lows, crcs, indexes = run.lows, run.crcs, run.offsets
-                    lows.append(low)
-                    crcs.append(crc)
-                    indexes.append(index)
+                mark = runs[-1].lows[-1] if runs is not None else marks.get(span)
+                if low > (mark if mark is not None else self._mark(span)):
+                    if type_ != kind:
+                        kind, base = type_, msg_id(partition, type_, first)
+                    if runs is not None and runs[-1].msg_id == base:
+                        run = runs[-1]
+                        lows, crcs, indexes = run.lows, run.crcs, run.offsets
+                        lows.append(low)
+                        crcs.append(crc)
+                        indexes.append(index)
+                    else:
+                        lows, crcs, indexes = [low], [crc], [index]
+                        run = Run(span, lows, crcs, base, indexes)
+                        if runs is None:
+                            spans[span] = [run]
+                        else:
+                            runs.append(run)
+                    last, worker, limit = snowflake, snowflake & _WORKER, (snowflake >> SPAN_BITS) + 1 << SPAN_BITS
+                    if limit > newest:
+                        limit = newest
                     continue
             singles.append(Single(index, type_, crc, snowflake, bool(flags & derived)))
         if singles:

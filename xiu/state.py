@@ -261,8 +261,8 @@ class State:
         moved = self._moved(data, count) if head.doubling.phase else NONE_MOVED
         sequence = max(head.last, entry.epoch << MSG_COUNTER_BITS)
         left = (entry.epoch << MSG_COUNTER_BITS | LAST_COUNTER) - sequence if entry.epoch <= MAX_MSG_EPOCH else 0
-        first, parts = sequence + 1, self._dedupe.parts(data, count, _COUNT.size, window, moved)
-        parts.number(self._partition, first)
+        first = sequence + 1
+        parts = self._dedupe.parts(data, count, _COUNT.size, window, moved, self._partition, first)
         refused: list[Ruling] = []
         for single in parts.singles:
             rank = single.index - len(refused)

@@ -472,8 +472,7 @@ def test_a_head_with_runs_is_read_as_it_was_written_and_a_broken_one_is_noticed(
 
 
 def test_what_is_no_run_is_not_taken_for_one() -> None:
-    run = Run(5, 64)
-    run.lows, run.crcs, run.offsets, run.msg_id = [3, 9], [1, 2], [0, 4], 77
+    run = Run(5, [3, 9], [1, 2], 77, [0, 4])
     key, value = run.row()
     found = run_of_row(key, value)
     assert found is not None
