@@ -10,8 +10,8 @@ LMDB transaction, write batch) 60 µs, 0.6 µs a record. 2.6 µs in all: 380 000
 First run (2 shared, loaded cores, python 3.11): 369 000 at batches of 100, 445 000 at 1000, 148 000 at 10, 20 000 one by one (an
 LMDB transaction and a write batch of RocksDB each); with 1 KB 199 000 at batches of 100.
 
-With runs of SnowflakeIDs (decision 284), on a busier machine, before → after: 233 000 → 443 000 at batches of 100, 290 000 → 650 000 at
-1000, 94 000 → 106 000 at 10, 14 400 → 13 700 one by one; with 1 KB 144 000 → 226 000 at batches of 100.
+With runs of SnowflakeIDs (decision 284), before and after on a busier machine: 233 000 and 443 000 at batches of 100, 290 000 and
+650 000 at 1000, 94 000 and 106 000 at 10, 14 400 and 13 700 one by one; with 1 KB 144 000 and 226 000 at batches of 100.
 """
 
 from __future__ import annotations
