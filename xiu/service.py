@@ -227,6 +227,7 @@ class Service(RoleShell):
             "waiting_entries": core.waiting if core is not None else 0,
             "degraded": degraded,
             "doubling": self.head.doubling.phase.name if core is not None else "NONE",
+            "keeps_runs": core is not None and bool(self.head.runs_from),
         }
 
     def on_view(self, view: View) -> None:

@@ -29,18 +29,33 @@ def figures(what: str, times: list[float]) -> str:
     return f"\n{what}: {', '.join(f'{t:.2f}' for t in times)} s; least {min(times):.2f} s, most {max(times):.2f} s"
 
 
-async def health(node: Node) -> dict[str, Any]:
-    """What a replica says of itself."""
+async def service(node: Node) -> dict[str, Any]:
+    """What a store says of itself."""
 
     def get() -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=30) as reply:
-                found: dict[str, Any] = json.load(reply)["service"]["replication"]
+                found: dict[str, Any] = json.load(reply)["service"]
         except OSError:  # it is not serving
             found = {}
         return found
 
     return await asyncio.to_thread(get)
+
+
+async def health(node: Node) -> dict[str, Any]:
+    """What a store's replica says of itself."""
+    found: dict[str, Any] = (await service(node)).get("replication", {})
+    return found
+
+
+async def until_it_keeps_runs(node: Node) -> None:
+    """Until the log of a Xiu's partition says that its SnowflakeIDs are kept in runs."""
+
+    async def keeps() -> bool:
+        return bool((await service(node)).get("keeps_runs"))
+
+    await until(keeps, "runs")
 
 
 async def leader_of(roles: Roles, *names: str) -> str:
