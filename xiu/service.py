@@ -9,6 +9,7 @@ Source: PiXiu §6.1; docs/stores.md.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -69,7 +70,8 @@ LAYOUT_REFUSED: Final = "layout_refused"
 RUNS_PROTOCOL: Final = 6
 """Spoken by Xius that read runs of SnowflakeIDs (`xiu.dedupe`)."""
 SPACE_INTERVAL_S: Final = 1.0
-RUNS_INTERVAL_S: Final = 1.0
+RUNS_POLL_S: Final = 0.1
+"""How often a replica looks whether all of its partition read runs."""
 MEND_POLL_S: Final = 0.2
 OPEN_POLL_S: Final = 0.1
 """How often a replica looks whether it leads a child that learns."""
@@ -127,6 +129,8 @@ class Service(RoleShell):
         """Of Xiu, as it was taken last."""
         self._refused: RoleLayout | None = None
         """A layout that no doubling led to."""
+        self._reads_runs_s = math.inf
+        """Since when all replicas read runs, as this one saw it; monotonic."""
         self._not_repaired = ""
         """Why the last repair failed, as it was logged."""
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=Tick()))
@@ -182,7 +186,7 @@ class Service(RoleShell):
         self.every(self._options.flush_interval_s, self._flush)
         self.every(self._options.trim_interval_s, self._trim)
         self.every(SPACE_INTERVAL_S, self._watch_space)
-        self.every(RUNS_INTERVAL_S, self._look_who_reads_runs)
+        self.every(RUNS_POLL_S, self._look_who_reads_runs)
         self.every(MEND_POLL_S, self._mend)
         self.every(OPEN_POLL_S, self.cuts.open_when_split)
         limit = time.monotonic() + LEADER_WAIT_S
@@ -388,9 +392,15 @@ class Service(RoleShell):
         self._runner.step(ev.TrimDue(self._replica.now_us(), self.export.readers.keep_from(now_us)))
 
     def _look_who_reads_runs(self) -> None:
-        """A replica that reads none must never get a snapshot that has them."""
-        replicas = self._context.view.replicas("xiu", self._options.partition, tuple(NodeState))
-        if self.core is not None and self.core.epoch and not self.head.runs_from and spoken(replicas) >= RUNS_PROTOCOL:
+        """A replica of a release that reads none must never get a store or a snapshot that has them."""
+        if self.core is None or self.head.runs_from:
+            return
+        now = self._context.now()
+        if spoken(self._context.view.replicas("xiu", self._options.partition, tuple(NodeState))) < RUNS_PROTOCOL:
+            self._reads_runs_s = math.inf
+            return
+        self._reads_runs_s = min(self._reads_runs_s, now)
+        if self.core.epoch and (not self.head.last or now >= self._reads_runs_s + self._options.keep_rows_h * 3600):
             self._runner.step(ev.RunsRead(self._replica.now_us()))
 
     def _watch_space(self) -> None:
