@@ -50,6 +50,10 @@ BATCH = 100
 TRANSACTION_CHANGES = 50_000
 """As the role's shell writes them."""
 AT_US = 1_750_000_000_000_000
+TRANSACTION_MAILS = 10_000
+TRANSACTIONS = 64
+ROUND_US = 600_000_000
+"""Between two transactions of `written`, by the log's time."""
 
 
 class Replica:
@@ -113,6 +117,46 @@ def run(uins: int, batch: int) -> str:
     )
 
 
+def written(a_user: int) -> str:
+    """One row: so many mails a user in each transaction, entries of 1,000; what each part takes."""
+    chance, writer = random.Random(1), Writer(1, 1, 1)
+    users = list(range(1, TRANSACTION_MAILS // a_user + 1)) * a_user
+    applying = encoding = writing = 0.0
+    number = 0
+    with tempfile.TemporaryDirectory() as folder:
+        replica = Replica(Path(folder))
+        began_bytes = bytes_written()
+        for turn in range(TRANSACTIONS):
+            chance.shuffle(users)
+            items = [APPEND.pack(1 << 48 | 1 << 54 | (number + place), uin) for place, uin in enumerate(users, 1)]
+            number += len(items)
+            payloads = [encode([Appends(writer, b"".join(items[at : at + 1000]))]) for at in range(0, len(items), 1000)]
+            began = time.process_time()
+            for payload in payloads:
+                replica.counter += 1
+                replica.state.apply([Entry(1, replica.counter, ENTRY_KIND, AT_US + turn * ROUND_US, payload)])
+            applied = time.process_time()
+            changes = replica.state.freeze()
+            frozen = time.process_time()
+            replica.store.write(changes)
+            replica.store.renew()
+            replica.state.table.thawed()
+            ended = time.process_time()
+            applying, encoding, writing = applying + applied - began, encoding + frozen - applied, writing + ended - frozen
+        put, used = bytes_written() - began_bytes, replica.store.bytes_used
+        replica.store.close()
+    parts = [spent * 1e6 / number for spent in (applying, encoding, writing)]
+    return (
+        f"{a_user:>3} mails a user and transaction, µs a mail: {parts[0]:.2f} applied, {parts[1]:.2f} encoded, {parts[2]:.2f} in LMDB, "
+        f"{sum(parts):.2f} in all; {used / number:.0f} bytes a mail on the disk, {put / number:.0f} given to it"
+    )
+
+
+def bytes_written() -> int:
+    """By this process, ever: what it gave to the system."""
+    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"])
+
+
 class NoInboxes:
     """Nobody reads."""
 
@@ -157,6 +201,8 @@ def main() -> None:
     gc.freeze()  # as a process does: a look at every module that was imported would fall into whichever case is being measured
     for batch, requests in ((1000, 1), (100, 10), (10, 10), (1, 10)):
         print(lead(batch, requests))
+    for a_user in (1, 10, 100):
+        print(written(a_user))
     for uins, batch in ((1000, 100), (100_000, 100), (1000, 1000), (1000, 10), (1000, 1)):
         print(run(uins, batch))
 

@@ -3,7 +3,7 @@
     range of a row    the top bits of its UIN times a constant: equally many users in each, whatever UINs are given
     digest            the sum of a hash of every row, modulo 2^64: rows come in any order
 
-A row is a key and its value with the value's CRC, as it is stored.
+A row is a key and its value with the value's CRC, as it is stored; of a chunk, its entries.
 
 Source: docs/replication.md.
 """
@@ -15,6 +15,7 @@ from typing import Final
 
 import xxhash
 
+from pi.chunk import content_of
 from pi.keys import uin_of
 
 RANGE_BITS: Final = 8
@@ -51,7 +52,7 @@ class Digest:
         for key, value in rows:
             place = range_of(key)
             # A key's length is its first byte's, so that no other row has the same bytes.
-            sums[place] = sums[place] + value_of(key + value) & _MASK
+            sums[place] = sums[place] + value_of(key + (content_of(value) if key[:1] == b"K" else value)) & _MASK
             count += 1
             size += len(key) + len(value)
         self.rows += count

@@ -35,8 +35,9 @@ from pixiu.wire.inbox_operations import ENTRY_KIND, Op
 
 SLICE_KEYS: Final = 500
 """Looked at by one entry that deletes: about a millisecond."""
-_ORDER: Final = b"TEICDHU"
-"""The sweeps find inboxes by T: nothing else of an inbox may go before it."""
+_ORDER: Final = b"TKICDHU"
+"""The sweeps find inboxes by T: nothing else of an inbox may go before it. Nothing is stored under I any more: records say by
+numbers how far they have come."""
 _KEPT: Final = (META_KEY, DOUBLING_KEY)
 _END: Final = b"\xff"
 _CLOCK: Final = bytes((Op.CLOCK,))

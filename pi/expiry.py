@@ -2,7 +2,7 @@
 
     floor moves    over what every counted device acknowledged and whose history is over; over what is too old; by a trim; over
                    what was deleted
-    base follows   behind the floor when the dedupe window is over: entries and their index go from the store
+    base follows   behind the floor when the dedupe window is over: entries go from the store
 
 Two sweeps go through the hours in which inboxes got entries: the near one behind the dedupe window, the far one behind the age
 limit. Each clock entry of the log moves them on by a bounded number of steps.
@@ -18,8 +18,8 @@ from typing import Final
 
 from pi.deletions import Deletions
 from pi.inbox import Head
-from pi.inbox_table import InboxTable
-from pi.keys import TIME_KEY, entry_key, index_key, time_key
+from pi.inbox_table import Entries, InboxTable
+from pi.keys import TIME_KEY, time_key
 
 PURGE_A_TOUCH: Final = 64
 """Entries that one operation on an inbox looks at, at most."""
@@ -75,8 +75,8 @@ class Expiry:
         read = acknowledged = max(self.acknowledged(uin, lane), head.floor)
         looked = 0
         if limits.history_s:
-            read = head.floor
-            while read < acknowledged and looked < budget and inboxes.entry(uin, lane, read + 1)[1] + limits.history_s <= now_s:
+            read, entries = head.floor, Entries(inboxes, uin, lane, head)
+            while read < acknowledged and looked < budget and entries.at(read + 1)[1] + limits.history_s <= now_s:
                 read, looked = read + 1, looked + 1
         read = self._deletions.of(uin, lane, head).after(read)
         if read > head.floor:
@@ -89,25 +89,23 @@ class Expiry:
         if head.oldest_s > until_s:
             # Counted as if it had been looked up: what a replica happens to remember must not move its sweeps further than others'.
             return int(head.base < head.floor and budget > 0)
-        delete = inboxes.table.delete
-        while head.base < head.floor and looked < budget:
+        base, oldest_s, entries = head.base, head.oldest_s, Entries(inboxes, uin, lane, head)
+        while base < head.floor and looked < budget:
             looked += 1
-            msg_id, at_s = inboxes.entry(uin, lane, head.base + 1)
-            head.oldest_s = at_s
-            if at_s > until_s:
+            oldest_s = entries.at(base + 1)[1]
+            if oldest_s > until_s:
                 break
-            delete(entry_key(uin, lane, head.base + 1))
-            delete(index_key(uin, lane, msg_id))
-            head.base += 1
-            head.oldest_s = 0
-            inboxes.changed(uin, lane, head)
+            base, oldest_s = base + 1, 0
+        head.oldest_s = oldest_s
+        if base > head.base:
+            inboxes.cut(uin, lane, head, base)
         return looked
 
     def _expire(self, uin: int, lane: int, head: Head, budget: int) -> int:
         """Drop what is over the age limit."""
         inboxes, looked = self._inboxes, 0
-        until_s, up_to = inboxes.now_s - inboxes.limits.age_s, head.floor
-        while up_to < head.last and looked < budget and inboxes.entry(uin, lane, up_to + 1)[1] <= until_s:
+        until_s, up_to, entries = inboxes.now_s - inboxes.limits.age_s, head.floor, Entries(inboxes, uin, lane, head)
+        while up_to < head.last and looked < budget and entries.at(up_to + 1)[1] <= until_s:
             up_to, looked = up_to + 1, looked + 1
         self.drop(uin, lane, head, up_to)
         return looked

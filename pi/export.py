@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc.aio
 
 from cluster.runtime.export import PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, users_of
+from pi.chunk import Chunk
 from pi.inbox import Head, User
-from pi.keys import CURSOR_KEY, CURSOR_VALUE, ENTRY_KEY, ENTRY_VALUE, EPOCH_S, INBOX_KEY, USER_KEY, unseal
+from pi.keys import CHUNK_KEY, CURSOR_KEY, CURSOR_VALUE, EPOCH_S, INBOX_KEY, USER_KEY, unseal
 from pi.options import Options
 from pi.store import StateStore
 from pixiu.discovery.view import View
@@ -47,27 +48,30 @@ def _micros(seconds: int) -> int:
     return (seconds + EPOCH_S) * 1_000_000
 
 
-def _entry(key: bytes, body: bytes) -> Sequence[Row]:
-    _, uin, lane, seq = ENTRY_KEY.unpack(key)
-    msg_id, at_s = ENTRY_VALUE.unpack(body)
-    return ({"uin": uin, "lane": lane, "inbox_seq": seq, "msg_id": msg_id, "appended_at": _micros(at_s)},)
+def _entries(key: bytes, value: bytes) -> Sequence[Row]:
+    _, uin, lane, begin = CHUNK_KEY.unpack(key)
+    chunk = Chunk.decode(begin, key, value)
+    return [
+        {"uin": uin, "lane": lane, "inbox_seq": seq, "msg_id": msg_id, "appended_at": _micros(at_s)}
+        for seq, (msg_id, at_s) in enumerate(chunk, chunk.first)
+    ]
 
 
-def _head(key: bytes, body: bytes) -> Sequence[Row]:
+def _head(key: bytes, value: bytes) -> Sequence[Row]:
     _, uin, lane = INBOX_KEY.unpack(key)
-    head = Head.decode(body)
+    head = Head.decode(unseal(key, value))
     found = {name: getattr(head, name) for name in ("last", "floor", "base", "gap", "dropped")}
     return ({"uin": uin, "lane": lane, **found},)
 
 
-def _cursor(key: bytes, body: bytes) -> Sequence[Row]:
+def _cursor(key: bytes, value: bytes) -> Sequence[Row]:
     _, uin, device, lane = CURSOR_KEY.unpack(key)
-    up_to, bits = CURSOR_VALUE.unpack(body)
+    up_to, bits = CURSOR_VALUE.unpack(unseal(key, value))
     return ({"uin": uin, "device": device, "lane": lane, "up_to": up_to, "map": _signed(bits)},)
 
 
-def _devices(key: bytes, body: bytes) -> Sequence[Row]:
-    (_, uin), user = USER_KEY.unpack(key), User.decode(body)
+def _devices(key: bytes, value: bytes) -> Sequence[Row]:
+    (_, uin), user = USER_KEY.unpack(key), User.decode(unseal(key, value))
     return [
         {"uin": uin, "device": number, "session": each.session, "seen_at": _micros(each.seen_s), "client_id": each.client_id}
         for number, each in user.devices.items()
@@ -75,12 +79,12 @@ def _devices(key: bytes, body: bytes) -> Sequence[Row]:
 
 
 _TABLES: Final[dict[str, tuple[bytes, Callable[[bytes, bytes], Sequence[Row]]]]] = {
-    INBOXES: (b"E", _entry),
+    INBOXES: (b"K", _entries),
     HEADS: (b"H", _head),
     ACKNOWLEDGEMENTS: (b"C", _cursor),
     DEVICES: (b"U", _devices),
 }
-"""The first byte of a table's keys, and the rows that a value makes."""
+"""The first byte of a table's keys, and the rows that a stored value makes. They raise StateDamaged."""
 
 
 class Export:
@@ -115,18 +119,18 @@ class Export:
         seen, breath = 0, Breath()
         reader = self._store().reader()
         try:
-            while self._ranges and seen < PART_ROWS:
+            while self._ranges and max(seen, len(found)) < PART_ROWS:
                 low, high = self._ranges[0]
                 start = max(low, self._after + b"\0") if self._after else low
                 rows, _ = reader.rows(start, PAGE_ROWS)
                 seen += PAGE_ROWS if len(rows) == PAGE_ROWS else len(rows) + 1
                 for key, value in rows:
-                    if key >= high:
+                    if key >= high or len(found) >= PART_ROWS:
                         break
-                    found += self._rows_of(key, unseal(key, value))
+                    found += self._rows_of(key, value)
                     self._after = key
                     breath.take()
-                if len(rows) < PAGE_ROWS or rows[-1][0] >= high:
+                if len(found) < PART_ROWS and (len(rows) < PAGE_ROWS or rows[-1][0] >= high):
                     self._ranges.pop(0)
         finally:
             reader.close()

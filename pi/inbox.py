@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
+from pi.chunk import Chunk
 from pi.ranges import NO_RANGES, Ranges
 from pixiu.wire.cursor import Cursor
 
@@ -30,7 +31,7 @@ DEVICE: Final = struct.Struct("<HIIB")
 class Head:
     """One inbox: what a user has in one lane."""
 
-    __slots__ = ("base", "deleted", "dropped", "floor", "gap", "highest", "hour", "last", "oldest_s")
+    __slots__ = ("base", "deleted", "dropped", "floor", "gap", "highest", "hour", "last", "oldest_s", "tail")
 
     def __init__(self) -> None:
         self.last = 0
@@ -52,6 +53,8 @@ class Head:
         self.deleted: Ranges | None = NO_RANGES
         """What nobody can read any more, of the entries above the floor; None: not looked up. Stored apart from this; here is
         only whether there is anything, so that nobody looks for it in vain."""
+        self.tail: Chunk | None = None
+        """The chunk that `last` is in; None: not looked up, or it is empty. Stored apart from this."""
 
     def encode(self) -> bytes:
         """Encode as stored."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Final
 
 from pi.caches import Cache
+from pi.chunk import Chunk
 from pi.inbox import Device, Head, User
-from pi.keys import CURSOR_VALUE, ENTRY_VALUE, INDEX_VALUE, cursor_key, entry_key, head_key, index_key, user_key
+from pi.keys import CHUNK_ENTRIES, CURSOR_VALUE, chunk_key, cursor_key, head_key, user_key
 from pi.unwritten import Table
 from pixiu.errors import StateDamaged
 from pixiu.wire.cursor import Cursor
@@ -23,6 +24,8 @@ from pixiu.wire.inbox_operations import DEFAULT_LIMITS, MAX_LANE, Limits
 MAX_HEADS: Final = 200_000
 MAX_USERS: Final = 100_000
 """Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
+_COUNTER: Final = (1 << 48) - 1
+_NOT_KNOWN: Final = 1 << 64
 
 
 class InboxTable:
@@ -32,7 +35,7 @@ class InboxTable:
         table: the values.
         max_heads, max_users: kept in memory.
 
-    Raises StateDamaged from every method when a value has a wrong CRC, or is missing.
+    Raises StateDamaged from every method when a value has a wrong CRC; a chunk raises it when an entry of it is asked for.
     """
 
     def __init__(self, table: Table, max_heads: int = MAX_HEADS, max_users: int = MAX_USERS) -> None:
@@ -50,9 +53,12 @@ class InboxTable:
         self._sizes = max_heads, max_users
 
     def encode(self) -> None:
-        """Turn heads that changed into values."""
+        """Turn heads that changed into values, and the chunks that their newest entries are in."""
         for key, head in self.dirty.items():
-            self.table.put(head_key(key >> 2, key & 3), head.encode())
+            uin, lane, tail = key >> 2, key & 3, head.tail
+            self.table.put(head_key(uin, lane), head.encode())
+            if tail is not None and tail.changed:
+                self._store(uin, lane, tail)
         self.dirty = {}
 
     def forget_all(self) -> None:
@@ -75,23 +81,71 @@ class InboxTable:
         """An inbox is to be stored again."""
         self.dirty[uin << 2 | lane] = head
 
-    def entry(self, uin: int, lane: int, seq: int) -> tuple[int, int]:
-        """(MsgID, when it was appended) of an entry that must be there."""
-        body = self.table.get(entry_key(uin, lane, seq))
-        if body is None:
-            raise StateDamaged(f"entry {seq} of lane {lane} of inbox {uin:016x} is missing; repair this replica from a peer")
-        found: tuple[int, int] = ENTRY_VALUE.unpack(body)
-        return found
-
-    def number_of(self, uin: int, lane: int, msg_id: int) -> int:
-        """The InboxSeq of a MsgID that is stored, or 0."""
-        body = self.table.get(index_key(uin, lane, msg_id))
-        return 0 if body is None else int(INDEX_VALUE.unpack(body)[0])
-
     def replace(self, uin: int, lane: int, head: Head) -> None:
         """Another head takes an inbox's place."""
         self.heads.put(uin << 2 | lane, head)
         self.changed(uin, lane, head)
+
+    # --- entries
+
+    def chunk(self, uin: int, lane: int, head: Head, seq: int) -> Chunk:
+        """The chunk that an entry is in. A caller that changes it and does not `keep` it has changed a copy."""
+        tail = head.tail
+        if tail is not None and tail.number == (seq - 1) // CHUNK_ENTRIES:
+            return tail
+        key = chunk_key(uin, lane, seq)
+        return Chunk.decode(seq, key, self.table.get_raw(key))
+
+    def keep(self, uin: int, lane: int, head: Head, chunk: Chunk) -> None:
+        """A chunk has changed, or takes the place of another."""
+        if chunk.number == (head.last - 1) // CHUNK_ENTRIES:
+            head.tail, chunk.changed = chunk, True
+            self.changed(uin, lane, head)
+        else:
+            self._store(uin, lane, chunk)
+
+    def tail(self, uin: int, lane: int, head: Head) -> Chunk:
+        """The chunk that takes the next entry. What is appended to it the head must be `changed` for."""
+        tail, last = head.tail, head.last
+        if tail is not None:
+            if last % CHUNK_ENTRIES:
+                return tail
+            if tail.changed:
+                self._store(uin, lane, tail)
+        head.tail = tail = self.chunk(uin, lane, head, last) if last % CHUNK_ENTRIES and head.base < last else Chunk(last + 1)
+        return tail
+
+    def cut(self, uin: int, lane: int, head: Head, base: int) -> None:
+        """Entries up to a new base go."""
+        table, first, begin = self.table, head.base // CHUNK_ENTRIES, base // CHUNK_ENTRIES
+        if base == head.last:
+            head.tail = None
+            begin = (base - 1) // CHUNK_ENTRIES + 1
+        for number in range(first, begin):
+            table.delete(chunk_key(uin, lane, number * CHUNK_ENTRIES + 1))
+        head.base = base
+        if base < head.last and base % CHUNK_ENTRIES:
+            chunk = self.chunk(uin, lane, head, base)
+            chunk.cut(base)
+            self.keep(uin, lane, head, chunk)
+        self.changed(uin, lane, head)
+
+    def number_of(self, uin: int, lane: int, msg_id: int) -> int:
+        """The InboxSeq of a MsgID that is stored, or 0. Raises StateDamaged."""
+        head, partition, counter = self.head(uin, lane), msg_id >> 56, msg_id & _COUNTER
+        seq = head.last if counter <= head.highest.get(partition, -1) else head.base
+        while seq > head.base:
+            chunk = self.chunk(uin, lane, head, seq)
+            found = chunk.find(msg_id)
+            if found or counter >= chunk.before.get(partition, _NOT_KNOWN):
+                return found
+            seq = chunk.first - 1
+        return 0
+
+    def _store(self, uin: int, lane: int, chunk: Chunk) -> None:
+        key = chunk_key(uin, lane, chunk.first)
+        self.table.changes[key] = chunk.encode(key)
+        chunk.changed = False
 
     # --- users and their devices
 
@@ -134,3 +188,24 @@ class InboxTable:
     def counts(self, device: Device) -> bool:
         """Whether an inbox waits for a device."""
         return self.now_s - device.seen_s < self.limits.device_age_s
+
+
+class Entries:
+    """Looks up one entry after the other of an inbox that does not change meanwhile."""
+
+    __slots__ = ("_chunk", "_head", "_inboxes", "_lane", "_uin")
+
+    def __init__(self, inboxes: InboxTable, uin: int, lane: int, head: Head) -> None:
+        self._inboxes, self._uin, self._lane, self._head = inboxes, uin, lane, head
+        self._chunk: Chunk | None = head.tail
+
+    def at(self, seq: int) -> tuple[int, int]:
+        """(MsgID, when it was appended) of an entry that must be there. Raises StateDamaged."""
+        chunk = self._chunk
+        if chunk is None or chunk.number != (seq - 1) // CHUNK_ENTRIES:
+            self._chunk = chunk = self._inboxes.chunk(self._uin, self._lane, self._head, seq)
+        try:
+            return chunk.at(seq)
+        except IndexError as missing:
+            inbox = f"lane {self._lane} of inbox {self._uin:016x}"
+            raise StateDamaged(f"entry {seq} of {inbox} is missing; repair this replica from a peer") from missing

@@ -1,8 +1,7 @@
 """Keys and values of Pi's state. Pure.
 
     key (big-endian)                                     value (little-endian, then a CRC-32 of key and value)
-    E | UIN u64 | lane u8 | InboxSeq u64                 MsgID u64 | appended at u32
-    I | UIN u64 | lane u8 | MsgID u64                    InboxSeq u64
+    K | UIN u64 | lane u8 | InboxSeq u64                 a chunk, under the first InboxSeq that belongs into it: see `pi.chunk`
     H | UIN u64 | lane u8                                head: last, floor, base, gap, dropped, hour, highest counters, D?
     C | UIN u64 | device u16 | lane u8                   cursor: UpTo u64 | map u64
     D | UIN u64 | lane u8                                deleted: n × (first InboxSeq u64 | last u64)
@@ -29,17 +28,19 @@ from pixiu.ids import SNOWFLAKE_EPOCH_MS
 
 EPOCH_S: Final = SNOWFLAKE_EPOCH_MS // 1000
 """Unix seconds of time 0."""
-ENTRY_KEY: Final = struct.Struct(">cQBQ")
+CHUNK_KEY: Final = struct.Struct(">cQBQ")
 INBOX_KEY: Final = struct.Struct(">cQB")
 CURSOR_KEY: Final = struct.Struct(">cQHB")
 USER_KEY: Final = struct.Struct(">cQ")
 TIME_KEY: Final = struct.Struct(">cIQB")
 WRITER_KEY: Final = struct.Struct(">cH")
 META_KEY: Final = b"M"
+META_VERSION: Final = 2
+"""First byte of its value: the form of what is stored. 1: `pi.earlier`."""
 CRC: Final = struct.Struct("<I")
 CRC_BYTES: Final = CRC.size
-ENTRY_VALUE: Final = struct.Struct("<QI")
-INDEX_VALUE: Final = struct.Struct("<Q")
+CHUNK_ENTRIES: Final = 32
+"""InboxSeqs of one chunk. Part of the stored form."""
 CURSOR_VALUE: Final = struct.Struct("<QQ")
 WRITER_VALUE: Final = struct.Struct("<II")
 
@@ -61,10 +62,9 @@ def name_of(key: bytes) -> str:
     if key == META_KEY:
         return "the applied position"
     space, size = key[:1], len(key)
-    if space in (b"E", b"I") and size == ENTRY_KEY.size:
-        _, uin, lane, number = ENTRY_KEY.unpack(key)
-        what = f"entry {number}" if space == b"E" else f"the index of message {number:016x}"
-        return f"{what} of lane {lane} of inbox {uin:016x}"
+    if space == b"K" and size == CHUNK_KEY.size:
+        _, uin, lane, first = CHUNK_KEY.unpack(key)
+        return f"entries {first} to {first + CHUNK_ENTRIES - 1} of lane {lane} of inbox {uin:016x}"
     if space in (b"H", b"D") and size == INBOX_KEY.size:
         _, uin, lane = INBOX_KEY.unpack(key)
         return f"{'the head' if space == b'H' else 'what was deleted'} of lane {lane} of inbox {uin:016x}"
@@ -77,7 +77,7 @@ def name_of(key: bytes) -> str:
 
 
 _UIN: Final = struct.Struct(">Q")
-_UIN_AT: Final = {b"E": 1, b"I": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
+_UIN_AT: Final = {b"K": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
 """Where a key has its UIN, by its first byte."""
 
 
@@ -87,14 +87,9 @@ def uin_of(key: bytes) -> int | None:
     return None if at is None or len(key) < at + _UIN.size else int(_UIN.unpack_from(key, at)[0])
 
 
-def entry_key(uin: int, lane: int, seq: int) -> bytes:
-    """Key of an entry of an inbox."""
-    return ENTRY_KEY.pack(b"E", uin, lane, seq)
-
-
-def index_key(uin: int, lane: int, msg_id: int) -> bytes:
-    """Key of the InboxSeq of a MsgID."""
-    return ENTRY_KEY.pack(b"I", uin, lane, msg_id)
+def chunk_key(uin: int, lane: int, seq: int) -> bytes:
+    """Key of the chunk that an InboxSeq belongs into."""
+    return CHUNK_KEY.pack(b"K", uin, lane, (seq - 1) // CHUNK_ENTRIES * CHUNK_ENTRIES + 1)
 
 
 def head_key(uin: int, lane: int) -> bytes:

@@ -38,7 +38,8 @@ from pi.doubling import (
     rows_body,
     split_in,
 )
-from pi.keys import uin_of, unseal
+from pi.earlier import check_form
+from pi.keys import META_VERSION, uin_of, unseal
 from pi.machine import Machine
 from pixiu.discovery.node import NodeState
 from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
@@ -87,7 +88,7 @@ class Learner:
         address = nodes[next(_asked) % len(nodes)].address
         request = pb.PiLearnRequest(
             doubling=self._doubling.number, partitions=self._doubling.partitions, partition=self._doubling.partition,
-            epoch=record.learned.epoch, counter=record.learned.counter,
+            epoch=record.learned.epoch, counter=record.learned.counter, form=META_VERSION,
         )  # fmt: skip
         async with peer_channel(address, "pi", _CHANNEL) as channel:
             stub: Any = pb_grpc.PiDoublingStub(channel)
@@ -115,6 +116,7 @@ class Learner:
         """Write what was heard. Whether that was all."""
         doubled = self._machine.state.doubled
         if reply.snapshot:
+            check_form(reply.form)
             await self._propose(Step.RESET, position_body(Position(reply.epoch, reply.counter)))
             while not doubled.record.emptied:
                 await self._propose(Step.DROP)
@@ -167,6 +169,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
         name = f"child {request.partition}"
         try:
             self._check(doubling)
+            check_form(request.form)
             await self._hold(doubling)
             learned = Position(request.epoch, request.counter)
             if learned == START or not self._has(learned):
@@ -220,7 +223,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
             return pb.PiLearnReply(epoch=position.epoch, counter=position.counter, rows=rows_body(position, rows, last=last))
 
         try:
-            yield pb.PiLearnReply(snapshot=True, epoch=position.epoch, counter=position.counter)
+            yield pb.PiLearnReply(snapshot=True, epoch=position.epoch, counter=position.counter, form=META_VERSION)
             while (rows := await self._machine.read_view(view, moved)) is not None:
                 for part in _parts(rows):
                     self._replica.check_leader()

@@ -1,8 +1,7 @@
 """Values that no replica has whole: what is made of the rest of the state in their place. Pure.
 
-    entry            its MsgID is lost: a deleted entry, which devices are told of as a gap
-    index            made again from the entries; without its entry nobody needs it
-    head             made again from the entries and the keys of the index: nothing is lost
+    chunk            the MsgIDs of its entries are lost: deleted entries, which devices are told of as a gap
+    head             made again from the chunks: nothing is lost
     deleted ranges   gone: what was deleted can be read again
     cursor           gone: the device gets again what is stored
     devices          gone with their cursors: each begins again as a new device
@@ -17,35 +16,34 @@ from __future__ import annotations
 
 from typing import Final
 
+from pi.chunk import Chunk
 from pi.deletions import Deletions
 from pi.inbox import Head, User
 from pi.inbox_table import InboxTable
 from pi.keys import (
+    CHUNK_ENTRIES,
+    CHUNK_KEY,
     CURSOR_KEY,
     CURSOR_VALUE,
-    ENTRY_KEY,
-    ENTRY_VALUE,
     INBOX_KEY,
-    INDEX_VALUE,
     TIME_KEY,
     USER_KEY,
     WRITER_KEY,
+    chunk_key,
     cursor_key,
     deleted_key,
-    entry_key,
-    index_key,
 )
 from pi.ranges import NO_RANGES
 from pixiu.errors import StateDamaged
 from pixiu.wire.inbox_operations import MAX_LANE
 
-ORDER: Final = b"UCHDEITG"
+ORDER: Final = b"UCHDKTG"
 """Each of these may need those before it to be whole."""
 JUMP: Final = 1 << 20
 """An inbox without entries whose head is lost goes on so far behind what its cursors have seen: no number is given twice."""
 _SIZES: Final = {
-    b"U": USER_KEY.size, b"C": CURSOR_KEY.size, b"H": INBOX_KEY.size, b"D": INBOX_KEY.size, b"E": ENTRY_KEY.size,
-    b"I": ENTRY_KEY.size, b"T": TIME_KEY.size, b"G": WRITER_KEY.size,
+    b"U": USER_KEY.size, b"C": CURSOR_KEY.size, b"H": INBOX_KEY.size, b"D": INBOX_KEY.size, b"K": CHUNK_KEY.size,
+    b"T": TIME_KEY.size, b"G": WRITER_KEY.size,
 }  # fmt: skip
 _COUNTER: Final = (1 << 48) - 1
 _MAX: Final = (1 << 64) - 1
@@ -61,11 +59,12 @@ class Loss:
     def give_up(self, keys: tuple[bytes, ...]) -> list[int]:
         """Put something whole in the place of the values of these keys. 1 for each that is done, 0 for one that is no key."""
         known = [key for key in keys if _SIZES.get(key[:1]) == len(key)]
+        self._inboxes.encode()  # values are made of values
         for key in sorted(known, key=lambda each: (ORDER.index(each[0]), each)):
-            self._give_up(key)
+            self._give_up(key, frozenset(known))
         return [int(key in known) for key in keys]
 
-    def _give_up(self, key: bytes) -> None:
+    def _give_up(self, key: bytes, lost: frozenset[bytes]) -> None:
         table = self._inboxes.table
         match key[:1]:
             case b"U":
@@ -74,17 +73,16 @@ class Loss:
                 table.delete(key)
                 self._inboxes.forget_user(CURSOR_KEY.unpack(key)[1])
             case b"H":
-                self._head(*INBOX_KEY.unpack(key)[1:])
+                _, uin, lane = INBOX_KEY.unpack(key)
+                self._head(uin, lane, lost)
             case b"D":
                 _, uin, lane = INBOX_KEY.unpack(key)
                 head = self._inboxes.head(uin, lane)
                 head.deleted = NO_RANGES
                 table.delete(key)
                 self._inboxes.changed(uin, lane, head)
-            case b"E":
-                self._entry(*ENTRY_KEY.unpack(key)[1:])
-            case b"I":
-                self._index(*ENTRY_KEY.unpack(key)[1:])
+            case b"K":
+                self._chunk(key)
             case b"T":
                 table.put(key, b"")
             case _:
@@ -99,19 +97,25 @@ class Loss:
         inboxes.put_user(uin, user)
         inboxes.forget_user(uin)
 
-    def _head(self, uin: int, lane: int) -> None:
+    def _head(self, uin: int, lane: int, lost: frozenset[bytes]) -> None:
         table = self._inboxes.table
         head = Head()
-        entries = [ENTRY_KEY.unpack(key)[3] for key in self._keys(b"E", uin, lane)]
-        if entries:
-            head.last = max(entries)
-            head.base = head.floor = min(entries) - 1
-        else:
+        found = table.keys(chunk_key(uin, lane, 1), CHUNK_KEY.pack(b"K", uin, lane, _MAX), _ALL)
+        keys = [key for key in found if _is_aligned(key)]
+        for key in keys:
+            begin = CHUNK_KEY.unpack(key)[3]
+            first, head.last = begin, begin + CHUNK_ENTRIES - 1
+            if key not in lost:
+                chunk = Chunk.decode(begin, key, table.get_raw(key))
+                for msg_id, _ in chunk:
+                    partition = msg_id >> 56
+                    if msg_id:
+                        head.highest[partition] = max(head.highest.get(partition, 0), msg_id & _COUNTER)
+                first, head.last = chunk.first, chunk.last
+            if key == keys[0]:
+                head.base = head.floor = first - 1
+        if not keys:
             head.last = head.base = head.floor = head.gap = self._seen(uin, lane) + JUMP
-        for key in self._keys(b"I", uin, lane):
-            msg_id = ENTRY_KEY.unpack(key)[3]
-            partition = msg_id >> 56
-            head.highest[partition] = max(head.highest.get(partition, 0), msg_id & _COUNTER)
         if table.get_raw(deleted_key(uin, lane)) is not None:
             head.deleted = None
         self._inboxes.replace(uin, lane, head)
@@ -130,33 +134,22 @@ class Loss:
             seen = max(seen, up_to + bits.bit_length())
         return seen
 
-    def _keys(self, space: bytes, uin: int, lane: int) -> list[bytes]:
-        return self._inboxes.table.keys(ENTRY_KEY.pack(space, uin, lane, 0), ENTRY_KEY.pack(space, uin, lane, _MAX), _ALL)
-
-    def _entry(self, uin: int, lane: int, seq: int) -> None:
-        table = self._inboxes.table
-        for key in self._keys(b"I", uin, lane):
-            try:
-                body = table.get(key)
-            except StateDamaged:
-                continue
-            if body is not None and INDEX_VALUE.unpack(body)[0] == seq:
-                table.delete(key)
-        head = self._inboxes.head(uin, lane)
-        if not head.base < seq <= head.last:
-            table.delete(entry_key(uin, lane, seq))
+    def _chunk(self, key: bytes) -> None:
+        inboxes = self._inboxes
+        _, uin, lane, begin = CHUNK_KEY.unpack(key)
+        head = inboxes.head(uin, lane)
+        first, last = max(begin, head.base + 1), min(begin + CHUNK_ENTRIES - 1, head.last)
+        if first > last or not _is_aligned(key):
+            inboxes.table.delete(key)
             return
-        table.put(entry_key(uin, lane, seq), ENTRY_VALUE.pack(0, self._inboxes.now_s))
-        self._deletions.delete(uin, lane, seq, seq)  # where there are too many ranges already, MsgID 0 says the same
+        chunk = Chunk(first)
+        for _ in range(first, last + 1):
+            chunk.append(0, inboxes.now_s)
+        inboxes.keep(uin, lane, head, chunk)
+        self._deletions.delete(uin, lane, first, last)  # where there are too many ranges already, MsgID 0 says the same
         head.oldest_s = 0
 
-    def _index(self, uin: int, lane: int, msg_id: int) -> None:
-        table, key = self._inboxes.table, index_key(uin, lane, msg_id)
-        table.delete(key)
-        for place in self._keys(b"E", uin, lane):
-            try:
-                body = table.get(place)
-            except StateDamaged:
-                continue
-            if body is not None and ENTRY_VALUE.unpack(body)[0] == msg_id:
-                table.put(key, INDEX_VALUE.pack(ENTRY_KEY.unpack(place)[3]))
+
+def _is_aligned(key: bytes) -> bool:
+    """Whether a chunk may have this key; else the disk changed it."""
+    return int(CHUNK_KEY.unpack(key)[3]) % CHUNK_ENTRIES == 1

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from cluster.replication.model import Entry
 from pi.digest import Digest
 from pi.doubling import Phase
+from pi.earlier import convert
 from pi.events import NO_DEVICE
 from pi.keys import EPOCH_S
 from pi.reading import Read
@@ -104,7 +105,7 @@ class Machine:
         mark(self._folder, reason)
 
     def _open(self) -> None:
-        self.store = StateStore(self._folder, self._map_bytes)
+        self.store = self._store_in(self._folder)
         self.store.sync()  # the last transaction of a process that was killed may be in the page cache alone
         self.state = State(self.store, max_heads=self._heads)
         self.state.doubled.on_open = self._keep_cut
@@ -112,6 +113,16 @@ class Machine:
         self.flushed = self.state.applied.counter
         """The state is durable up to this counter."""
         self.full = ""  # also of a snapshot that took the place of what could not be written
+
+    def _store_in(self, folder: Path) -> StateStore:
+        """What a folder holds, in the present form."""
+        store = StateStore(folder, self._map_bytes)
+        try:
+            convert(store)
+        except PixiuError:
+            store.close()
+            raise
+        return store
 
     @property
     def applied(self) -> int:
@@ -282,7 +293,7 @@ class Machine:
 
     def _position_of(self, folder: Path, *, check: bool = False) -> int:
         """What a snapshot holds: a transaction may have come between the flush and the copy."""
-        store = StateStore(folder, self._map_bytes)
+        store = self._store_in(folder)
         try:
             after: bytes | None = b"" if check else None
             while after is not None:

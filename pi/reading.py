@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from pi.deletions import Deletions
 from pi.inbox import Device, Head
-from pi.inbox_table import InboxTable
+from pi.inbox_table import Entries, InboxTable
 from pi.ranges import Ranges
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import MAX_LANE, Code
@@ -110,13 +110,13 @@ class Reader:
         if before:
             entries = self._back(uin, lane, before, count)
         else:
-            entries = []
+            entries, stored = [], Entries(inboxes, uin, lane, head)
             cursor = acknowledged if start is None else Cursor(min(start, head.last))
             seq, wanted = max(cursor.up_to, head.floor), min(count, MAX_READ)
             while seq < head.last and len(entries) < wanted:
                 seq += 1
                 if not cursor.has(seq):
-                    entries.append((seq, 0 if len(deleted) and deleted.at(seq) else inboxes.entry(uin, lane, seq)[0]))
+                    entries.append((seq, 0 if len(deleted) and deleted.at(seq) else stored.at(seq)[0]))
         unread = unread_by(acknowledged, head, deleted)
         found = self._devices(uin, lane, head, deleted) if devices else ()
         return Read(entries, head.floor, head.gap, head.last, head.dropped, acknowledged.up_to, unread, found)
@@ -125,26 +125,28 @@ class Reader:
         """What can be read after a number."""
         inboxes, entries = self._inboxes, list[tuple[int, int]]()
         head = inboxes.head(uin, lane)
+        stored = Entries(inboxes, uin, lane, head)
         deleted = self._deletions.of(uin, lane, head)
         seq, wanted = max(start, head.floor), min(count, MAX_READ)
         while len(entries) < wanted:
             seq = deleted.after(seq) + 1
             if seq > head.last:
                 break
-            entries.append((seq, inboxes.entry(uin, lane, seq)[0]))
+            entries.append((seq, stored.at(seq)[0]))
         return entries
 
     def _back(self, uin: int, lane: int, before: int, count: int) -> list[tuple[int, int]]:
         """What can be read before a number, the newest first."""
         inboxes, entries = self._inboxes, list[tuple[int, int]]()
         head = inboxes.head(uin, lane)
+        stored = Entries(inboxes, uin, lane, head)
         deleted = self._deletions.of(uin, lane, head)
         seq, wanted = min(before, head.last + 1) - 1, min(count, MAX_READ)
         while seq > head.floor and len(entries) < wanted:
             if (gone := deleted.at(seq)) is not None:
                 seq = gone[0] - 1
                 continue
-            entries.append((seq, inboxes.entry(uin, lane, seq)[0]))
+            entries.append((seq, stored.at(seq)[0]))
             seq -= 1
         return entries
 

@@ -11,26 +11,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final, ParamSpec
-from zlib import crc32
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
+from pi.chunk import ENTRY
 from pi.deletions import Deletions
 from pi.doubling import DOUBLING_KIND
 from pi.doubling_state import DoublingState
 from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
 from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
-from pi.keys import (
-    CRC,
-    ENTRY_KEY,
-    ENTRY_VALUE,
-    EPOCH_S,
-    INDEX_VALUE,
-    META_KEY,
-    WRITER_VALUE,
-    time_key,
-    writer_key,
-)
+from pi.keys import CHUNK_ENTRIES, EPOCH_S, META_KEY, META_VERSION, WRITER_VALUE, time_key, writer_key
 from pi.loss import Loss
 from pi.reading import Read as Read
 from pi.reading import Reader
@@ -68,7 +58,6 @@ from pixiu.wire.inbox_operations import (
 )
 
 META: Final = struct.Struct("<BIQIQ13s13s")
-META_VERSION: Final = 1
 SEEN_STEP_S: Final = 3600
 """A device's time is written again when it is older than this: what depends on it counts in days."""
 _COUNTER: Final = (1 << 48) - 1
@@ -276,8 +265,7 @@ class State:
         """The hot path: (MsgID, UIN) of each append."""
         found: Results = []
         inboxes = self.inboxes
-        heads, dirty, changes = inboxes.heads.young, inboxes.dirty, self.table.changes
-        pack_key, pack_value, pack_index, pack_crc = ENTRY_KEY.pack, ENTRY_VALUE.pack, INDEX_VALUE.pack, CRC.pack
+        heads, dirty, pack = inboxes.heads.young, inboxes.dirty, ENTRY.pack
         now_s, cap, hour = inboxes.now_s, inboxes.limits.cap, inboxes.now_s // _HOUR_S
         for msg_id, uin in pairs:
             lane = msg_id >> LANE_SHIFT & 3
@@ -298,14 +286,16 @@ class State:
             if head.last - head.floor >= cap and not self._make_room(uin, lane, head):
                 found.append(-Code.INBOX_FULL)
                 continue
+            tail = head.tail
+            if tail is None or not head.last % CHUNK_ENTRIES:
+                tail = inboxes.tail(uin, lane, head)
+            if partition not in tail.before:
+                tail.before[partition] = head.highest.get(partition, -1) + 1
             head.highest[partition] = highest
             head.last = seq = head.last + 1
+            tail.entries += pack(msg_id, now_s)
+            tail.changed = True
             dirty[key] = head
-            entry, index = pack_key(b"E", uin, lane, seq), pack_key(b"I", uin, lane, msg_id)
-            value = pack_value(msg_id, now_s)
-            changes[entry] = value + pack_crc(crc32(entry + value))
-            value = pack_index(seq)
-            changes[index] = value + pack_crc(crc32(index + value))
             if head.hour != hour:
                 head.hour = hour
                 self.table.put(time_key(hour, uin, lane), b"")

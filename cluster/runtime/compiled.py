@@ -67,7 +67,7 @@ MODULES: Final = {
     ),
     "relay": "chat core events login_conflicts mail_answers mail_core mail_devices mail_events",
     "relay.delivery": "events limits saving session sessions slots states window",
-    "pi": "checks core deletions events inbox inbox_table keys machine ranges reading state unwritten view",
+    "pi": "checks chunk core deletions events inbox inbox_table keys machine ranges reading state unwritten view",
     "xiu": "asking batch block core dedupe events keys machine readers reading state table",
 }
 """What is compiled, by package: what a message passes on its way. Left out, beside all that no message passes:

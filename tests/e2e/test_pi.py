@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from pi.keys import entry_key
+from pi.keys import CHUNK_ENTRIES, chunk_key
 from pixiu.discovery.node import Node
 from pixiu.wire.inbox_operations import AddDevice, Code
 from tests.support.alerts import until_firing
@@ -142,13 +142,14 @@ async def test_a_flipped_byte_in_the_inboxes_is_refused_and_everything_else_is_s
     await roles.layout(pi=1)
     roles.start("pi-0", partition=0)
     client, epoch = await connect(roles)
-    pairs = [(message(number), UIN) for number in range(1, 21)]
+    first, last = CHUNK_ENTRIES + 1, 2 * CHUNK_ENTRIES + 20
+    pairs = [(message(number), UIN) for number in range(1, last + 1)]
     assert not (await client.ask(appends(epoch, *pairs))).code
     await client.close()
     await stopped(roles, "pi-0")
     (file,) = (roles.folder / "pi-0").rglob("data.mdb")
     data = bytearray(file.read_bytes())
-    key = entry_key(UIN, 1, 10)
+    key = chunk_key(UIN, 1, first)
     at = data.find(key)
     while at >= 0:
         data[at + len(key) + 2] ^= 1
@@ -157,10 +158,10 @@ async def test_a_flipped_byte_in_the_inboxes_is_refused_and_everything_else_is_s
     roles.start("pi-0", partition=0)
     client, epoch = await connect(roles)
     session = await client.session(UIN)
-    assert list((await client.read(UIN, session, num=9)).seqs) == list(range(1, 10))
-    assert (await client.read(UIN, session, num=10)).code == "STATE_DAMAGED"
-    assert list((await client.read(UIN, session, start=10)).seqs) == list(range(11, 21))
-    assert list((await client.ask(appends(epoch, (message(21), UIN), (message(1), UIN + 1)))).results) == [21, 1]
+    assert list((await client.read(UIN, session, num=first - 1)).seqs) == list(range(1, first))
+    assert (await client.read(UIN, session, num=first)).code == "STATE_DAMAGED"
+    assert list((await client.read(UIN, session, start=2 * CHUNK_ENTRIES)).seqs) == list(range(2 * CHUNK_ENTRIES + 1, last + 1))
+    assert list((await client.ask(appends(epoch, (message(last + 1), UIN), (message(1), UIN + 1)))).results) == [last + 1, 1]
     node = (await roles.running("pi-0"))[0]
     assert await roles.metric(node, "damaged") == 1
     await client.close()

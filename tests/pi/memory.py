@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.replication.model import Entry
+from pi.chunk import Chunk
+from pi.keys import CHUNK_ENTRIES, CHUNK_KEY
 from pi.state import Results, State
 from pi.unwritten import Store
 from pixiu.wire.inbox_operations import ENTRY_KIND, Operation, encode
@@ -12,6 +14,18 @@ from pixiu.wire.inbox_operations import ENTRY_KIND, Operation, encode
 HOUR = 3600
 START_S = 100 * 24 * HOUR
 """The log's time at the beginning of a test, seconds since 2020."""
+
+
+def entries_in(values: Mapping[bytes, bytes]) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """(UIN, lane, InboxSeq) → (MsgID, when) of everything that is stored. Raises StateDamaged."""
+    found: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for key, value in values.items():
+        if key[:1] == b"K":
+            _, uin, lane, begin = CHUNK_KEY.unpack(key)
+            chunk = Chunk.decode(begin, key, value)
+            found |= {(uin, lane, seq): entry for seq, entry in enumerate(chunk, chunk.first)}
+            assert begin <= chunk.first <= chunk.last < begin + CHUNK_ENTRIES, "no chunk is empty, or too long"
+    return found
 
 
 class MemoryStore:

@@ -10,8 +10,9 @@ import pytest
 
 from cluster.replication.model import Entry
 from pi import expiry
+from pi.chunk import Chunk
 from pi.digest import NOBODY, RANGES, Digest, range_of, range_of_user
-from pi.keys import deleted_key, entry_key, index_key, seal, time_key, user_key, writer_key
+from pi.keys import chunk_key, deleted_key, head_key, seal, time_key, user_key, writer_key
 from pi.machine import Machine
 from pi.state import State
 from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
@@ -46,7 +47,7 @@ def of(values: dict[bytes, bytes]) -> list[int]:
 
 def test_every_row_of_a_user_is_in_the_users_range_and_users_are_spread() -> None:
     for uin in (1, 7, 1 << 40, (1 << 63) - 1):
-        keys = [entry_key(uin, 1, 5), deleted_key(uin, 1), index_key(uin, 1, 5), time_key(9, uin, 1), user_key(uin)]
+        keys = [chunk_key(uin, 1, 5), deleted_key(uin, 1), head_key(uin, 1), time_key(9, uin, 1), user_key(uin)]
         assert {range_of(key) for key in keys} == {range_of_user(uin)}
     assert [range_of(key) for key in (b"M", writer_key(3), b"E", b"?" * 20)] == [NOBODY] * 4
     for users in (range(1, 10_001), range(4, 40_004, 4), range(1 << 50, (1 << 50) + 10_000)):
@@ -56,16 +57,33 @@ def test_every_row_of_a_user_is_in_the_users_range_and_users_are_spread() -> Non
         assert max(counts) < 3 * 10_000 / RANGES
 
 
+def a_chunk(uin: int, lane: int, seq: int, msg_id: int, at_s: int = 5, before: int = 1) -> tuple[bytes, bytes]:
+    chunk, key = Chunk(seq), chunk_key(uin, lane, seq)
+    chunk.before = {0: before}
+    chunk.append(msg_id, at_s)
+    return key, chunk.encode(key)
+
+
 def test_a_row_that_is_changed_missing_or_more_is_found_in_its_range() -> None:
-    rows = {entry_key(uin, 1, seq): seal(b"", b"%d" % seq) for uin in range(1, 200) for seq in range(1, 4)}
+    rows = dict(a_chunk(uin, 1, seq, seq) for uin in range(1, 200) for seq in (1, 50, 100))
+    rows |= {user_key(uin): seal(b"", b"%d" % uin) for uin in range(1, 200)}
     whole = Digest()
     whole.add(list(rows.items())[::-1])
     assert whole.rows == len(rows)
     assert whole.differing(of(rows)) == []
-    key = entry_key(9, 1, 2)
-    for other in ({**rows, key: seal(b"", b"?")}, {k: v for k, v in rows.items() if k != key}, {**rows, entry_key(9, 2, 1): b""}):
+    key = chunk_key(9, 1, 50)
+    others = [dict([a_chunk(9, 1, *other)]) for other in ((50, 51), (51, 50), (50, 50, 6))]
+    assert all(list(other) == [key] for other in others)
+    others += [{user_key(9): seal(b"", b"?")}, {head_key(9, 2): b""}, {key: b"?"}]
+    for other in (*({**rows, **other} for other in others), {k: v for k, v in rows.items() if k != key}):
         assert whole.differing(of(other)) == [range_of_user(9)]
     assert whole.differing([]) == list(range(RANGES + 1)), "a leader of another version"
+
+
+def test_where_a_search_may_end_is_no_difference() -> None:
+    (key, one), (_, other) = a_chunk(9, 1, 50, 51), a_chunk(9, 1, 50, 51, before=40)
+    assert one != other
+    assert of({key: one}) == of({key: other})
 
 
 def some_operations(random: Random, sent: int) -> list[Operation]:
@@ -105,7 +123,8 @@ def test_a_replica_that_remembers_nothing_comes_to_the_same_state(seed: int, mon
 def entries(first: int, last: int, mark_at: int, mark: int) -> list[Entry]:
     found = []
     for counter in range(first, last + 1):
-        payload = encode([appends(1, *((message(counter * 50 + n), uin) for n, uin in enumerate(range(1, 51))))])
+        numbers = range(counter * 50, counter * 50 + 50)
+        payload = encode([appends(1, *((message(number), 1 + number % 1000) for number in numbers))])
         if counter == mark_at:
             found.append(Entry(1, counter, MARK_KIND, at_us(START_S), mark.to_bytes(8, "little")))
         else:

@@ -11,7 +11,7 @@ from cluster.replication.model import Entry
 from cluster.runtime.export import Part
 from pi import export as export_module
 from pi.export import Export
-from pi.keys import EPOCH_S, entry_key
+from pi.keys import EPOCH_S, chunk_key
 from pi.machine import Machine
 from pixiu.errors import StateDamaged
 from pixiu.wire.export_tables import columns_of
@@ -61,7 +61,7 @@ async def test_rows_are_what_the_state_holds(tmp_path: Path) -> None:
         lane = entries[0]["lane"]
         for row in entries:
             assert row["pi_partition"] == 2
-            assert one.state.inboxes.entry(row["uin"], lane, row["inbox_seq"])[0] == row["msg_id"]
+            assert one.state.peek(row["uin"], lane, row["inbox_seq"] - 1, 1).entries == [(row["inbox_seq"], row["msg_id"])]
             assert round(row["appended_at"].timestamp()) == START_S + EPOCH_S
         heads = rows_of(export(one, "heads"))
         assert [(row["uin"], row["last"], row["floor"], row["dropped"]) for row in heads] == [(uin, 5, 0, 0) for uin in USERS]
@@ -97,6 +97,6 @@ async def test_a_broken_value_is_told(tmp_path: Path) -> None:
         filled(one)
         await one.flush()
         lane = rows_of(export(one, "inboxes"))[0]["lane"]
-        one.store.write({entry_key(7, lane, 3): b"x" * 16})
+        one.store.write({chunk_key(7, lane, 3): b"x" * 16})
         with pytest.raises(StateDamaged):
             export(one, "inboxes")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from pi.checks import check
-from pi.keys import cursor_key, deleted_key, entry_key, head_key, index_key, time_key, unseal, user_key, writer_key
+from pi.keys import CHUNK_ENTRIES, CHUNK_KEY, chunk_key, cursor_key, deleted_key, head_key, time_key, unseal, user_key, writer_key
 from pi.loss import JUMP
 from pixiu.errors import InvalidArgument, MalformedData, StateDamaged
 from pixiu.wire.inbox_operations import (
@@ -30,12 +32,14 @@ from tests.support.pi import acknowledges, appends, message
 UIN = 7
 OTHER = 8
 HEAD, DELETED, CURSOR = head_key(UIN, 1), deleted_key(UIN, 1), cursor_key(UIN, 0, 1)
+LAST = 2 * CHUNK_ENTRIES + 10
+CHUNKS = [chunk_key(UIN, 1, seq) for seq in range(1, LAST, CHUNK_ENTRIES)]
 
 
 def world() -> Replica:
-    """Ten entries, 4 acknowledged, 7 deleted; and another user."""
+    """Two whole chunks and a third, 4 acknowledged, 7 deleted; and another user."""
     replica = Replica()
-    replica.apply(appends(1, *((message(number), UIN) for number in range(1, 11))), appends(1, (message(1), OTHER)))
+    replica.apply(appends(1, *((message(number), UIN) for number in range(1, LAST + 1))), appends(1, (message(1), OTHER)))
     replica.apply(OpenSessions(USER_DEVICE.pack(UIN, 0) + USER_DEVICE.pack(OTHER, 0)), acknowledges(UIN, 1, 4))
     replica.apply(Deletes(DELETE.pack(UIN, 1, 7, 7)))
     replica.flush()
@@ -67,19 +71,22 @@ def broken(replica: Replica) -> list[bytes]:
 
 def listed(replica: Replica) -> dict[int, int]:
     """What the device is given: InboxSeq → MsgID."""
-    return dict(replica.state.read(UIN, 0, 1, 1, None, 100).entries)
+    return dict(replica.state.read(UIN, 0, 1, 1, None, 2 * LAST).entries)
 
 
-ENTRIES = {seq: message(seq) for seq in (5, 6, 7, 8, 9, 10)} | {7: 0}
+def lost(first: int, last: int) -> dict[int, int]:
+    return dict.fromkeys(range(first, last + 1), 0)
+
+
+ENTRIES = {seq: message(seq) for seq in range(5, LAST + 1)} | lost(7, 7)
 
 
 @pytest.mark.parametrize(
     ("key", "left"),
     [
-        (entry_key(UIN, 1, 8), ENTRIES | {8: 0}),
-        (entry_key(UIN, 1, 5), ENTRIES | {5: 0}),
-        (entry_key(UIN, 1, 2), ENTRIES),  # acknowledged
-        (index_key(UIN, 1, message(8)), ENTRIES),
+        (CHUNKS[0], ENTRIES | lost(5, CHUNK_ENTRIES)),
+        (CHUNKS[1], ENTRIES | lost(CHUNK_ENTRIES + 1, 2 * CHUNK_ENTRIES)),
+        (CHUNKS[2], ENTRIES | lost(2 * CHUNK_ENTRIES + 1, LAST)),
         (HEAD, ENTRIES),
         (DELETED, ENTRIES | {7: message(7)}),
         (CURSOR, ENTRIES),  # what was acknowledged is no longer read
@@ -93,23 +100,57 @@ def test_what_is_lost_is_one_value_and_the_rest_goes_on(key: bytes, left: dict[i
     assert broken(replica) == []
     found = listed(replica)
     assert {seq: msg_id for seq, msg_id in found.items() if msg_id} == {seq: msg_id for seq, msg_id in left.items() if msg_id}
-    assert replica.apply(appends(1, (message(10), UIN), (message(11), UIN))) == [[10, 11]], "a repeat has its number"
+    repeats = [seq for seq in (1, 8, CHUNK_ENTRIES, CHUNK_ENTRIES + 1, LAST) if left.get(seq, key != CHUNKS[0])]
+    operation = appends(1, *((message(number), UIN) for number in (*repeats, LAST + 1)))
+    assert replica.apply(operation) == [[*repeats, LAST + 1]], "a repeat has its number"
     assert replica.state.peek(OTHER, 1, 0, 100).entries == [(1, message(1))]
     replica.flush()
-    assert listed(again(replica)) == found | {11: message(11)}
+    assert listed(again(replica)) == found | {LAST + 1: message(LAST + 1)}
 
 
-def test_every_replica_does_the_same_whether_its_value_is_broken_or_not() -> None:
-    keys = (entry_key(UIN, 1, 8), index_key(UIN, 1, message(9)), HEAD, DELETED, CURSOR, user_key(OTHER), writer_key(1))
-    whole, rotten = again(world()), again(world(), *keys[:-1])
-    listed(whole)  # it remembers heads and users
-    for replica in (whole, rotten):
-        assert replica.apply(GiveUp(keys)) == [[1] * len(keys)]
-        assert replica.apply(appends(1, (message(12), UIN))) == [[11]]
-        replica.flush()
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_every_replica_does_the_same_whether_its_value_is_broken_or_not(chunk: bytes) -> None:
+    keys = (chunk, HEAD, DELETED, CURSOR, user_key(OTHER), writer_key(1))
+    replica = world()
+    whole, rotten = again(replica), again(replica, *keys[:-1])
+    listed(whole)  # it remembers heads and users, and then the newest chunk
+    chance = Random(1)
+    begun = (LAST if chunk != CHUNKS[2] else 3 * CHUNK_ENTRIES) + 1
+    for each in (whole, rotten):
+        assert each.apply(GiveUp(keys)) == [[1] * len(keys)]
+        assert each.apply(appends(1, (message(LAST + 1), UIN))) == [[begun]], "no number is given twice"
+        each.flush()
+    for _ in range(20):
+        numbers = [chance.randrange(1, LAST + 40) for _ in range(5)]
+        operation = appends(1, *((message(number), UIN) for number in numbers))
+        assert whole.apply(operation) == rotten.apply(operation)
+    for each in (whole, rotten):
+        each.flush()
     assert isinstance(whole.store, MemoryStore)
     assert isinstance(rotten.store, MemoryStore)
     assert whole.store.values == rotten.store.values
+    assert broken(rotten) == []
+
+
+def test_a_head_is_made_of_chunks_that_are_not_written_yet() -> None:
+    replica, written = world(), world()
+    for each in (replica, written):
+        each.apply(appends(1, *((message(number), UIN) for number in range(LAST + 1, LAST + 20))))
+    written.flush()
+    for each in (replica, written):
+        each.apply(GiveUp((HEAD,)))
+        assert each.apply(appends(1, (message(LAST + 19), UIN), (message(LAST + 20), UIN))) == [[LAST + 19, LAST + 20]]
+
+
+def test_entries_that_came_behind_a_broken_chunk_are_given_up_with_it() -> None:
+    replica = again(world(), CHUNKS[2])
+    more = range(LAST + 1, 3 * CHUNK_ENTRIES + 5)
+    assert replica.apply(appends(1, *((message(number), UIN) for number in more))) == [list(more)]
+    assert broken(replica) == [CHUNKS[2]]
+    replica.apply(GiveUp((CHUNKS[2],)))
+    assert broken(replica) == []
+    found = {seq: msg_id for seq, msg_id in listed(replica).items() if seq > 2 * CHUNK_ENTRIES and msg_id}
+    assert found == {seq: message(seq) for seq in range(3 * CHUNK_ENTRIES + 1, more[-1] + 1)}
 
 
 def test_devices_that_are_lost_begin_again_with_higher_sessions_and_get_what_is_stored() -> None:
@@ -123,33 +164,38 @@ def test_devices_that_are_lost_begin_again_with_higher_sessions_and_get_what_is_
 
 def test_no_number_is_given_twice_in_an_inbox_whose_head_is_lost_and_that_holds_nothing() -> None:
     replica = world()
-    replica.apply(acknowledges(UIN, 1, 10))
+    replica.apply(acknowledges(UIN, 1, LAST))
     replica.now_s += 25 * HOUR
-    replica.apply(Clock(Limits()), Trims(TRIM.pack(UIN, 1, 10)))
+    for _ in range(3):
+        replica.apply(Clock(Limits()), Trims(TRIM.pack(UIN, 1, LAST)))
     replica.flush()
-    assert not list(replica.store.scan(b"E" + UIN.to_bytes(8, "big"), b"E" + OTHER.to_bytes(8, "big")))
+    assert not list(replica.store.scan(chunk_key(UIN, 1, 1), chunk_key(OTHER, 0, 1)))
     replica = again(replica, HEAD)
     replica.now_s = START_S + 25 * HOUR
     replica.apply(GiveUp((HEAD,)))
-    assert replica.apply(appends(1, (message(11), UIN))) == [[10 + JUMP + 1]]
+    assert replica.apply(appends(1, (message(LAST + 1), UIN))) == [[LAST + JUMP + 1]]
     assert broken(replica) == []
 
 
 def test_what_was_given_up_expires_like_everything_else() -> None:
-    replica = again(world(), entry_key(UIN, 1, 8))
-    replica.apply(GiveUp((entry_key(UIN, 1, 8),)))
-    replica.apply(acknowledges(UIN, 1, 10))
+    replica = again(world(), *CHUNKS)
+    replica.apply(GiveUp(tuple(CHUNKS)))
+    replica.apply(acknowledges(UIN, 1, LAST))
     replica.now_s += 26 * HOUR
     for _ in range(3):
         replica.apply(Clock(Limits()), DropDevices(USER_DEVICE.pack(OTHER, 0)))
     replica.flush()
-    assert not [key for key, _ in replica.store.scan(b"E" + UIN.to_bytes(8, "big"), b"E" + OTHER.to_bytes(8, "big"))]
+    assert not list(replica.store.scan(chunk_key(UIN, 1, 1), chunk_key(OTHER, 0, 1)))
     assert broken(replica) == []
 
 
 def test_only_a_leader_gives_up_and_keys_that_are_none_change_nothing() -> None:
     replica = world()
-    assert replica.apply(GiveUp((b"X", b"E", b"M"))) == [[0, 0, 0]]
+    stray = CHUNK_KEY.pack(b"K", UIN, 1, 5)
+    before = dict(replica.store.scan(b"A", b"M"))
+    assert replica.apply(GiveUp((b"X", b"E", b"M", stray))) == [[0, 0, 0, 1]], "the last one may be a key that the disk changed"
+    replica.flush()
+    assert dict(replica.store.scan(b"A", b"M")) == before
     payload = encode([GiveUp((HEAD,))])
     assert decode(payload) == [GiveUp((HEAD,))]
     with pytest.raises(InvalidArgument):

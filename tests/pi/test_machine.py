@@ -12,6 +12,7 @@ import lmdb
 import pytest
 
 from cluster.replication.model import Entry
+from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
 from pi.machine import Machine
 from pi.store import FILE_NAME
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
@@ -25,14 +26,13 @@ UIN = 7
 WAIT_S = 60.0
 
 
-def entries(first: int, last: int, each: int = 10) -> list[Entry]:
-    """Of the log, with appends to one inbox."""
-    return [
-        Entry(
-            1, counter, ENTRY_KIND, at_us(START_S), encode([appends(1, *((message(counter * each + n), UIN) for n in range(each)))])
-        )
-        for counter in range(first, last + 1)
-    ]
+def entries(first: int, last: int, each: int = 10, users: int = 1) -> list[Entry]:
+    """Of the log, with appends to one inbox, or to so many in turn."""
+    found = []
+    for counter in range(first, last + 1):
+        pairs = ((message(number), UIN + number % users) for number in range(counter * each, counter * each + each))
+        found.append(Entry(1, counter, ENTRY_KIND, at_us(START_S), encode([appends(1, *pairs)])))
+    return found
 
 
 @asynccontextmanager
@@ -141,11 +141,11 @@ async def test_a_replica_that_cannot_write_its_inboxes_applies_no_more_than_it_m
             counter = 0
             with pytest.raises(DiskFull):
                 for counter in range(1, 200):
-                    one.apply(entries(counter, counter))
+                    one.apply(entries(counter, counter, users=10_000))
             assert one.applied == counter - 1
             assert 1000 <= one.state.unwritten < 1100
         await until(lambda: not one.behind)
-        one.apply(entries(counter, counter))
+        one.apply(entries(counter, counter, users=10_000))
         assert one.applied == counter
 
 
@@ -187,7 +187,7 @@ async def test_a_disk_that_was_full_while_it_was_written_to_is_no_broken_one(
 
 async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path) -> None:
     async with machine(tmp_path / "a", map_mb=1) as one:
-        one.apply(entries(1, 1000))
+        one.apply(entries(1, 1000, users=10_000))
         with pytest.raises(DiskFull, match=r"raise pi\.store_mb"):
             await one.flush()
     async with machine(tmp_path / "a", map_mb=64) as again:
@@ -199,29 +199,29 @@ async def test_a_check_counts_every_value_once(tmp_path: Path) -> None:
         assert await one.verify() == 0
         counted = 0
         for begin, end in ((1, 3), (4, 60), (61, 200)):
-            one.apply(entries(begin, end))
+            one.apply(entries(begin, end, users=10_000))
             await one.flush()
             found = await one.verify()
             assert found == one.store.count_from(b"")
-            assert found >= counted + 10 * (end - begin + 1)
+            assert found >= counted + 3 * 10 * (end - begin + 1)
             counted = found
 
 
 async def test_a_check_counts_what_was_applied_and_not_written_yet(tmp_path: Path) -> None:
     async with machine(tmp_path) as one:
-        one.apply(entries(1, 3))
+        one.apply(entries(1, 3, users=30))
         assert await one.verify() > 30
 
 
-async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Path) -> None:
+async def test_every_flipped_byte_of_a_chunk_in_the_file_is_found(tmp_path: Path) -> None:
     async with machine(tmp_path) as one:
-        one.apply(entries(1, 3))
-        one.apply([Entry(1, 4, ENTRY_KIND, 0, encode([OpenSessions(USER_DEVICE.pack(UIN, 0))]))])
+        one.apply(entries(1, 10))
+        one.apply([Entry(1, 11, ENTRY_KIND, 0, encode([OpenSessions(USER_DEVICE.pack(UIN, 0))]))])
     file = tmp_path / FILE_NAME
     whole = file.read_bytes()
-    key = b"E" + UIN.to_bytes(8, "big") + b"\x01" + (17).to_bytes(8, "big")
+    key, first, size = chunk_key(UIN, 1, CHUNK_ENTRIES + 1), CHUNK_ENTRIES + 1, 2 + 9 + 12 * CHUNK_ENTRIES + CRC_BYTES
     assert whole.count(key) >= 1
-    for at in range(16):
+    for at in (*range(2 + 9 + 12), *range(size - 12 - CRC_BYTES, size)):
         broken = bytearray(whole)
         place = broken.rfind(key)
         while place >= 0:  # in every page that ever had it
@@ -229,9 +229,10 @@ async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Pat
             place = broken.rfind(key, 0, place)
         file.write_bytes(broken)
         async with machine(tmp_path) as one:
-            assert len(one.read(UIN, 0, 1, 1, None, 16).entries) == 16
+            assert len(one.read(UIN, 0, 1, 1, None, CHUNK_ENTRIES).entries) == CHUNK_ENTRIES
             with pytest.raises(StateDamaged):
-                one.read(UIN, 0, 1, 1, None, 17)
+                one.read(UIN, 0, 1, 1, None, first)
+            assert len(one.read(UIN, 0, 1, 1, 2 * CHUNK_ENTRIES, 100).entries) == 100 - 2 * CHUNK_ENTRIES
             with pytest.raises(StateDamaged):
                 await one.verify()
             one.start(1_000_000)
@@ -239,8 +240,8 @@ async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Pat
 
 
 def rot(file: Path, uin: int = UIN, seq: int = 17) -> None:
-    """A byte of an entry's value is another one, in every page that ever had it."""
-    broken, key = bytearray(file.read_bytes()), b"E" + uin.to_bytes(8, "big") + b"\x01" + seq.to_bytes(8, "big")
+    """A byte of an entry's chunk is another one, in every page that ever had it."""
+    broken, key = bytearray(file.read_bytes()), chunk_key(uin, 1, seq)
     place = broken.rfind(key)
     assert place >= 0
     while place >= 0:
@@ -258,7 +259,7 @@ async def test_no_snapshot_is_made_of_a_state_with_a_broken_value_and_the_damage
     async with machine(tmp_path / "a", failed=failed) as one:
         with pytest.raises(StateDamaged, match="lane 1 of inbox 0000000000000007"):
             await one.snapshot(tmp_path / "snapshot")
-        assert "entry 17" in one.damaged
+        assert f"entries 1 to {CHUNK_ENTRIES}" in one.damaged
     assert [type(each) for each in failed] == [StateDamaged]
 
 

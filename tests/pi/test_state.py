@@ -6,7 +6,8 @@ import pytest
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
 from pi import expiry
-from pi.keys import entry_key, index_key
+from pi.chunk import Chunk
+from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
 from pi.state import Refusal
 from pixiu.errors import MalformedData, StateDamaged
 from pixiu.wire.cursor import Cursor
@@ -30,7 +31,7 @@ from pixiu.wire.inbox_operations import (
     encode,
     encode_add_device,
 )
-from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
+from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us, entries_in
 from tests.support.pi import acknowledges, appends, message
 
 UIN = 7
@@ -50,13 +51,18 @@ def stored(replica: Replica, kind: bytes) -> int:
     return sum(key.startswith(kind) for key, _ in replica.store.scan(b"", b"\xff"))
 
 
+def entries_stored(replica: Replica) -> int:
+    replica.flush()
+    return len(entries_in(dict(replica.store.scan(b"", b"\xff"))))
+
+
 def test_a_message_sent_again_within_the_window_has_its_number_though_it_was_acknowledged_and_trimmed() -> None:
     replica = filled(5)
     assert replica.apply(acknowledges(UIN, 1, 3), Trims(TRIM.pack(UIN, 1, 5))) == [[0], [5]]
     replica.now_s += DAY - 1
     replica.apply(Clock(Limits()))
     assert replica.apply(appends(1, *((message(number), UIN) for number in (1, 5, 6)))) == [[1, 5, 6]]
-    assert stored(replica, b"E") == stored(replica, b"I") == 6
+    assert entries_stored(replica) == 6
 
 
 def test_who_looks_without_a_device_sees_what_can_be_read_and_changes_nothing() -> None:
@@ -85,7 +91,7 @@ def test_behind_the_window_what_was_acknowledged_goes_from_the_store() -> None:
     replica.apply(acknowledges(UIN, 1, 3))
     replica.now_s += DAY + 2 * HOUR
     assert replica.apply(Clock(Limits())) == [[1]]
-    assert stored(replica, b"E") == stored(replica, b"I") == 2
+    assert entries_stored(replica) == 2
     read = replica.state.read(UIN, 0, 1, 1, None, 10)
     assert ([seq for seq, _ in read.entries], read.floor, read.gap, read.dropped) == ([4, 5], 3, 0, 0)
     assert replica.apply(appends(1, (message(6), UIN))) == [[6]]
@@ -102,7 +108,7 @@ def test_over_the_age_entries_go_with_a_gap_that_says_how_many() -> None:
     read = replica.state.read(UIN, 0, 1, 2, None, 10)
     assert ([seq for seq, _ in read.entries], read.floor, read.gap, read.dropped) == ([6], 5, 5, 3)
     assert replica.state.inboxes.dropped == 3
-    assert stored(replica, b"E") == stored(replica, b"T") == 1
+    assert entries_stored(replica) == stored(replica, b"T") == 1
 
 
 def test_history_keeps_what_was_acknowledged_readable() -> None:
@@ -115,7 +121,7 @@ def test_history_keeps_what_was_acknowledged_readable() -> None:
     replica.now_s += 2 * DAY + 2 * HOUR
     replica.apply(Clock(limits))
     assert not replica.state.read(UIN, 0, 1, 1, 0, 10).entries
-    assert stored(replica, b"E") == 0
+    assert entries_stored(replica) == 0
 
 
 def test_a_full_inbox_drops_its_oldest_or_refuses() -> None:
@@ -145,7 +151,7 @@ def test_sweeps_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         rounds += 1
         assert rounds < 1000
     assert rounds > 10
-    assert stored(replica, b"E") == stored(replica, b"I") == stored(replica, b"T") == 0
+    assert entries_stored(replica) == stored(replica, b"K") == stored(replica, b"T") == 0
     assert replica.state.inboxes.dropped == 140
     assert replica.state.inboxes.head(20, 1).last == 7
 
@@ -204,35 +210,73 @@ def test_reads_without_a_right_are_refused() -> None:
         assert refused.value.code is code
 
 
-@pytest.mark.parametrize("at", range(16))
-def test_a_flipped_byte_of_an_entry_is_found_by_the_read(at: int) -> None:
-    replica = filled(2)
+def chunked(chunks: int) -> tuple[Replica, MemoryStore]:
+    """With so many whole chunks stored, and nothing of them in memory; the session of device 0."""
+    replica = filled(chunks * CHUNK_ENTRIES)
     replica.flush()
-    store = replica.store
-    assert isinstance(store, MemoryStore)
-    key = entry_key(UIN, 1, 2)
+    replica.restart()
+    assert isinstance(replica.store, MemoryStore)
+    return replica, replica.store
+
+
+@pytest.mark.parametrize("at", range(2 + 9 + 12 + 4))
+def test_a_flipped_byte_of_a_chunk_is_found_by_the_read_and_others_are_served(at: int) -> None:
+    replica, store = chunked(3)
+    key = chunk_key(UIN, 1, CHUNK_ENTRIES + 1)
     value = bytearray(store.values[key])
-    value[at] ^= 0x20
+    value[at if at < 2 + 9 + 12 else at - 2 - 9 - 12 - CRC_BYTES] ^= 0x20
     store.values[key] = bytes(value)
-    assert len(replica.state.read(UIN, 0, 1, 1, 0, 1).entries) == 1
-    with pytest.raises(StateDamaged):
-        replica.state.read(UIN, 0, 1, 1, 0, 2)
+    assert len(replica.state.read(UIN, 0, 1, 1, 0, CHUNK_ENTRIES).entries) == CHUNK_ENTRIES
+    assert len(replica.state.read(UIN, 0, 1, 1, 2 * CHUNK_ENTRIES, 100).entries) == CHUNK_ENTRIES
+    for read in (
+        lambda: replica.state.read(UIN, 0, 1, 1, 0, CHUNK_ENTRIES + 1),
+        lambda: replica.state.peek(UIN, 1, 0, CHUNK_ENTRIES + 1, 2 * CHUNK_ENTRIES + 2),
+        lambda: replica.apply(appends(1, (message(CHUNK_ENTRIES), UIN))),
+    ):
+        with pytest.raises(StateDamaged, match=f"entries {CHUNK_ENTRIES + 1} to {2 * CHUNK_ENTRIES} of lane 1"):
+            read()
 
 
 def test_a_value_under_a_wrong_key_and_a_missing_one_are_found() -> None:
-    replica = filled(2)
-    replica.flush()
-    store = replica.store
-    assert isinstance(store, MemoryStore)
-    store.values[entry_key(UIN, 1, 1)] = store.values[entry_key(UIN, 1, 2)]
+    replica, store = chunked(2)
+    first, second = chunk_key(UIN, 1, 1), chunk_key(UIN, 1, CHUNK_ENTRIES + 1)
+    store.values[first] = store.values[second]
     with pytest.raises(StateDamaged, match="CRC"):
         replica.state.read(UIN, 0, 1, 1, 0, 1)
-    del store.values[entry_key(UIN, 1, 1)]
-    with pytest.raises(StateDamaged, match="missing"):
+    del store.values[first]
+    with pytest.raises(StateDamaged, match=f"entries 1 to {CHUNK_ENTRIES} of lane 1 of inbox 0000000000000007 are missing"):
         replica.state.read(UIN, 0, 1, 1, 0, 1)
-    store.values[index_key(UIN, 1, message(1))] = b"12345678" + bytes(4)
+    store.values[first] = Chunk(2).encode(first)
+    with pytest.raises(StateDamaged, match="entry 1 of lane 1 of inbox 0000000000000007 is missing"):
+        replica.state.read(UIN, 0, 1, 1, 0, 1)
+    del store.values[first]
     with pytest.raises(StateDamaged):
         replica.apply(appends(1, (message(1), UIN)))
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_appends_go_on_behind_a_chunk_that_is_broken_and_it_stays_broken(gone: bool) -> None:
+    replica = filled(3)
+    replica.flush()
+    replica.restart()
+    whole, store, key = Replica(MemoryStore()), replica.store, chunk_key(UIN, 1, 1)
+    assert isinstance(store, MemoryStore)
+    assert isinstance(whole.store, MemoryStore)
+    whole.store.values = dict(store.values)
+    whole.restart()
+    store.values[key] = bytes((store.values[key][0] ^ 1,)) + store.values[key][1:]
+    if gone:
+        del store.values[key]
+    for numbers in (range(4, 10), range(10, 2 * CHUNK_ENTRIES)):
+        operation = appends(1, *((message(number), UIN) for number in numbers))
+        assert replica.apply(operation) == whole.apply(operation) == [list(numbers)]
+        for each in (replica, whole):
+            each.flush()
+            each.restart()
+    with pytest.raises(StateDamaged, match="CRC"):
+        replica.state.peek(UIN, 1, 8, 1)
+    assert len(replica.state.peek(UIN, 1, CHUNK_ENTRIES, 100).entries) == CHUNK_ENTRIES - 1
+    assert {each for each in whole.store.values if store.values[each] != whole.store.values[each]} == {key}
 
 
 def test_entries_that_are_not_operations_change_nothing_but_the_position() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import lmdb
 
-from pi.keys import CRC_BYTES, ENTRY_VALUE, entry_key, seal, unseal
+from pi.chunk import ENTRY, ENTRY_BYTES, Chunk
+from pi.keys import CRC_BYTES, chunk_key
 from pixiu.errors import StoreDamaged
 from tests.support.cluster import PIXIU
 from tests.support.roles import Roles
@@ -31,11 +32,13 @@ def flip(folder: Path) -> None:
 def alter(folder: Path, uin: int, seq: int, *, right_crc: bool = True) -> None:
     """Another MsgID in one entry of a Pi that is not running, and the CRC that belongs to it or to the old one."""
     with lmdb.open(str(folder), map_size=1 << 30) as environment, environment.begin(write=True) as transaction:
-        key = entry_key(uin, 1, seq)
+        key = chunk_key(uin, 1, seq)
         value = transaction.get(key)
         assert value is not None
-        msg_id, at_s = ENTRY_VALUE.unpack(unseal(key, bytes(value)))
-        altered = seal(key, ENTRY_VALUE.pack(msg_id + 1, at_s))
+        chunk = Chunk.decode(seq, key, bytes(value))
+        msg_id, at_s = chunk.at(seq)
+        ENTRY.pack_into(chunk.entries, (seq - chunk.first) * ENTRY_BYTES, msg_id + 1, at_s)
+        altered = chunk.encode(key)
         transaction.put(key, altered if right_crc else altered[:-CRC_BYTES] + bytes(value)[-CRC_BYTES:])
 
 

@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 from cluster.replication.model import Entry
+from pi.keys import CHUNK_ENTRIES, chunk_key
 from pi.machine import Machine
 from pi.store import FILE_NAME
 from pixiu.errors import StateDamaged, StorageError
@@ -108,10 +109,9 @@ class _Run:
             self._log.append(Entry(1, counter, ENTRY_KIND, at_us(START_S), encode([appends(1, *mail)])))
 
     def _break(self, file: Path) -> None:
-        """A byte of an entry's value, in every page that ever had it."""
-        held, keys = file.read_bytes(), list[bytes]()
-        for uin in UINS:
-            keys += [b"E" + uin.to_bytes(8, "big") + b"\x01" + seq.to_bytes(8, "big") for seq in range(1, 10)]
+        """A byte of a chunk's value, in every page that ever had it."""
+        held = file.read_bytes()
+        keys = [chunk_key(uin, 1, seq) for uin in UINS for seq in range(1, 10 * CHUNK_ENTRIES, CHUNK_ENTRIES)]
         key = self._rng.choice([key for key in keys if key in held])
         with file.open("r+b") as opened:
             place = held.find(key)
