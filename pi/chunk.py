@@ -58,7 +58,7 @@ class Chunk:
         return self.first + len(self.entries) // ENTRY_BYTES - 1
 
     def encode(self, key: bytes) -> bytes:
-        """As stored, with its CRC; what was broken with a wrong one."""
+        """Encode as stored, with the CRC; what was broken with a wrong one."""
         if self.damage:
             return bytes(self.entries) + CRC.pack(crc32(key + self.entries) ^ _NO_CRC)
         skipped = (self.first - 1) % CHUNK_ENTRIES
