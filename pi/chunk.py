@@ -119,7 +119,7 @@ class Chunk:
         """(MsgID, when it was appended) of each entry. Raises StateDamaged."""
         if self.damage:
             raise StateDamaged(self.damage)
-        return cast(Iterator[tuple[int, int]], ENTRY.iter_unpack(self.entries))
+        return cast(Iterator[tuple[int, int]], ENTRY.iter_unpack(bytes(self.entries)))
 
 
 def content_of(value: bytes) -> bytes:

@@ -24,7 +24,8 @@ from pixiu.wire.inbox_operations import DEFAULT_LIMITS, MAX_LANE, Limits
 MAX_HEADS: Final = 200_000
 MAX_USERS: Final = 100_000
 """Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
-_COUNTER: Final = (1 << 48) - 1
+COUNTER: Final = (1 << 48) - 1
+"""Of a MsgID: rises within a Xiu partition."""
 _NOT_KNOWN: Final = 1 << 64
 
 
@@ -132,8 +133,12 @@ class InboxTable:
 
     def number_of(self, uin: int, lane: int, msg_id: int) -> int:
         """The InboxSeq of a MsgID that is stored, or 0. Raises StateDamaged."""
-        head, partition, counter = self.head(uin, lane), msg_id >> 56, msg_id & _COUNTER
-        seq = head.last if counter <= head.highest.get(partition, -1) else head.base
+        head = self.head(uin, lane)
+        return self.find(uin, lane, head, msg_id) if msg_id & COUNTER <= head.highest.get(msg_id >> 56, -1) else 0
+
+    def find(self, uin: int, lane: int, head: Head, msg_id: int) -> int:
+        """The same of a MsgID that is not above all that came, by a search from the newest chunk on. Raises StateDamaged."""
+        seq, partition, counter = head.last, msg_id >> 56, msg_id & COUNTER
         while seq > head.base:
             chunk = self.chunk(uin, lane, head, seq)
             found = chunk.find(msg_id)

@@ -19,7 +19,7 @@ from typing import Final
 from pi.chunk import Chunk
 from pi.deletions import Deletions
 from pi.inbox import Head, User
-from pi.inbox_table import InboxTable
+from pi.inbox_table import COUNTER, InboxTable
 from pi.keys import (
     CHUNK_ENTRIES,
     CHUNK_KEY,
@@ -45,7 +45,6 @@ _SIZES: Final = {
     b"U": USER_KEY.size, b"C": CURSOR_KEY.size, b"H": INBOX_KEY.size, b"D": INBOX_KEY.size, b"K": CHUNK_KEY.size,
     b"T": TIME_KEY.size, b"G": WRITER_KEY.size,
 }  # fmt: skip
-_COUNTER: Final = (1 << 48) - 1
 _MAX: Final = (1 << 64) - 1
 _ALL: Final = 1 << 62
 
@@ -110,7 +109,7 @@ class Loss:
                 for msg_id, _ in chunk:
                     partition = msg_id >> 56
                     if msg_id:
-                        head.highest[partition] = max(head.highest.get(partition, 0), msg_id & _COUNTER)
+                        head.highest[partition] = max(head.highest.get(partition, 0), msg_id & COUNTER)
                 first, head.last = chunk.first, chunk.last
             if key == keys[0]:
                 head.base = head.floor = first - 1

@@ -19,7 +19,7 @@ from pi.doubling import DOUBLING_KIND
 from pi.doubling_state import DoublingState
 from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
-from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
+from pi.inbox_table import COUNTER, MAX_HEADS, MAX_USERS, InboxTable
 from pi.keys import CHUNK_ENTRIES, EPOCH_S, META_KEY, META_VERSION, WRITER_VALUE, time_key, writer_key
 from pi.loss import Loss
 from pi.reading import Read as Read
@@ -60,7 +60,6 @@ from pixiu.wire.inbox_operations import (
 META: Final = struct.Struct("<BIQIQ13s13s")
 SEEN_STEP_S: Final = 3600
 """A device's time is written again when it is older than this: what depends on it counts in days."""
-_COUNTER: Final = (1 << 48) - 1
 _HOUR_S: Final = 3600
 Arguments = ParamSpec("Arguments")
 
@@ -274,11 +273,11 @@ class State:
             if head is None:
                 head = inboxes.head(uin, lane)
                 heads = inboxes.heads.young
-            partition, counter = msg_id >> 56, msg_id & _COUNTER
+            partition, counter = msg_id >> 56, msg_id & COUNTER
             if counter > head.highest.get(partition, -1):
                 highest = counter
             else:
-                stored = inboxes.number_of(uin, lane, msg_id)
+                stored = inboxes.find(uin, lane, head, msg_id)
                 if stored:
                     found.append(stored)
                     continue

@@ -31,7 +31,7 @@ from tests.support.effort import runs
 from tests.support.pi import acknowledges, appends, message
 
 SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=30)
-UINS = (7, 8)
+UINS = (7, 8, 9)
 LIMITS = Limits(dedupe_s=3 * HOUR, age_s=40 * HOUR, device_age_s=900 * HOUR)
 
 
