@@ -328,14 +328,14 @@ class Dedupe:
         marks = self._marks
         unpack, derived, newest = FIELDS.unpack_from, int(Flag.DERIVED_ID), window.newest
         oldest = max(window.oldest, window.runs_from, window.forgotten) if window.runs_from else newest
-        last, limit, worker, kind, base = 0, 0, 0, -1, 0
+        last, limit, worker, kind, base, some_moved = 0, 0, 0, -1, 0, bool(moved)
         lows: list[int] = []
         crcs: list[int] = []
         indexes: list[int] = []
         for index in range(count):
             size, flags, type_, crc, snowflake = unpack(data, offset)
             offset += SIZE_FIELD + size
-            apart = flags & derived or index in moved
+            apart = flags & derived != 0 or (some_moved and index in moved)
             if last < snowflake < limit and snowflake & _WORKER == worker and type_ == kind and not apart:
                 last = snowflake
                 lows.append(snowflake >> 12 & _TIME | snowflake & _SEQUENCE)
