@@ -206,21 +206,22 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
             sent += 1000
             assert sent < 1_000_000
         assert code == "DISK_FULL"
-        # What is left is taken too: else segments that the log lets go make room again, sooner or later.
-        rest = fill(folder / "rest")
+        # What is left is taken too, and again and again: the store needs little, and segments that the log lets go make room.
+        rest = [fill(folder / "rest")]
         (node,) = await roles.running("pi-0")
         fires = asyncio.create_task(until_firing({}, {"pi-0": node}, "PixiuDiskFull"))
         number = 0
         while not fires.done():  # also where the store had all of it, and the log alone has no space
             number += 1
+            rest.append(fill(folder / f"rest-{number}"))
             await client.ask(appends(epoch, (message((1 << 41) + number), UIN + 1), worker=3, generation=number))
             await asyncio.sleep(0.05)
         await fires
         reply = await client.ask(appends(epoch, (message(1), UIN), (message(1 << 40), UIN), worker=2))
         assert (reply.code, list(reply.results)) == ("", [1, -Code.DISK_FULL])  # what is there is confirmed all the same
         assert list((await client.read(UIN, session, start=known - 5)).seqs)[:5] == list(range(known - 4, known + 1))
-        ballast.unlink()
-        rest.unlink()
+        for file in (ballast, *rest):
+            file.unlink()
         generation = 1
 
         async def taken() -> bool:
