@@ -24,6 +24,7 @@ from tests.support.lossy import INSIDE, OUTSIDE, START_TIMEOUT_S, LossyNetwork
 
 CHUNK: Final = 64 << 10
 CLIENT_ROLES: Final = ("gateway", "proxy")
+LOOK_S: Final = 1.0
 LISTEN: Final = "0A"
 """The state of a listening socket, in /proc/net/tcp."""
 Cut = tuple[int, int]
@@ -40,6 +41,8 @@ class _Stream:
     """The port of who took it."""
     client: int = 0
     """The process port of who opened it; 0: not known yet, or no process of the cluster."""
+    look_at: float = 0.0
+    """When to look for who opened it again, by the loop's time: chunk by chunk that takes all the time that the network has."""
 
 
 class CutNetwork(LossyNetwork):
@@ -180,7 +183,8 @@ class CutNetwork(LossyNetwork):
     def _is_cut(self, stream: _Stream, *, there: bool) -> bool:
         if not stream.server or not self._cuts:
             return False
-        if not stream.client:
+        if not stream.client and self._loop.time() >= stream.look_at:
+            stream.look_at = self._loop.time() + LOOK_S
             pid = owner_of(stream.source, self._process_ports)
             stream.client = self._process_ports.get(pid, 0)
         pair = (stream.client, stream.server) if there else (stream.server, stream.client)
@@ -200,8 +204,9 @@ def owner_of(port: int, pids: Iterable[int]) -> int:
         try:
             with os.scandir(f"/proc/{pid}/fd") as entries:
                 for entry in entries:
-                    if os.readlink(entry.path) == inode:
-                        return pid
+                    with contextlib.suppress(OSError):  # closed meanwhile
+                        if os.readlink(entry.path) == inode:
+                            return pid
         except OSError:
             continue
     return 0
