@@ -18,14 +18,13 @@ from pi.inbox import Device, Head, User
 from pi.keys import CHUNK_ENTRIES, CURSOR_VALUE, chunk_key, cursor_key, head_key, user_key
 from pi.unwritten import Table
 from pixiu.errors import StateDamaged
+from pixiu.ids import msg_partition, msg_sequence
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import DEFAULT_LIMITS, MAX_LANE, Limits
 
 MAX_HEADS: Final = 200_000
 MAX_USERS: Final = 100_000
 """Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
-COUNTER: Final = (1 << 48) - 1
-"""Of a MsgID: rises within a Xiu partition."""
 _NOT_KNOWN: Final = 1 << 64
 
 
@@ -134,11 +133,11 @@ class InboxTable:
     def number_of(self, uin: int, lane: int, msg_id: int) -> int:
         """The InboxSeq of a MsgID that is stored, or 0. Raises StateDamaged."""
         head = self.head(uin, lane)
-        return self.find(uin, lane, head, msg_id) if msg_id & COUNTER <= head.highest.get(msg_id >> 56, -1) else 0
+        return self.find(uin, lane, head, msg_id) if msg_sequence(msg_id) <= head.highest.get(msg_partition(msg_id), -1) else 0
 
     def find(self, uin: int, lane: int, head: Head, msg_id: int) -> int:
         """The same of a MsgID that is not above all that came, by a search from the newest chunk on. Raises StateDamaged."""
-        seq, partition, counter = head.last, msg_id >> 56, msg_id & COUNTER
+        seq, partition, counter = head.last, msg_partition(msg_id), msg_sequence(msg_id)
         while seq > head.base:
             chunk = self.chunk(uin, lane, head, seq)
             found = chunk.find(msg_id)

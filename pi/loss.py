@@ -19,7 +19,7 @@ from typing import Final
 from pi.chunk import Chunk
 from pi.deletions import Deletions
 from pi.inbox import Head, User
-from pi.inbox_table import COUNTER, InboxTable
+from pi.inbox_table import InboxTable
 from pi.keys import (
     CHUNK_ENTRIES,
     CHUNK_KEY,
@@ -35,6 +35,7 @@ from pi.keys import (
 )
 from pi.ranges import NO_RANGES
 from pixiu.errors import StateDamaged
+from pixiu.ids import msg_partition, msg_sequence
 from pixiu.wire.inbox_operations import MAX_LANE
 
 ORDER: Final = b"UCHDKTG"
@@ -107,9 +108,9 @@ class Loss:
             if key not in lost:
                 chunk = Chunk.decode(begin, key, table.get_raw(key))
                 for msg_id, _ in chunk:
-                    partition = msg_id >> 56
+                    partition = msg_partition(msg_id)
                     if msg_id:
-                        head.highest[partition] = max(head.highest.get(partition, 0), msg_id & COUNTER)
+                        head.highest[partition] = max(head.highest.get(partition, 0), msg_sequence(msg_id))
                 first, head.last = chunk.first, chunk.last
             if key == keys[0]:
                 head.base = head.floor = first - 1

@@ -19,7 +19,7 @@ from pi.doubling import DOUBLING_KIND
 from pi.doubling_state import DoublingState
 from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
-from pi.inbox_table import COUNTER, MAX_HEADS, MAX_USERS, InboxTable
+from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
 from pi.keys import CHUNK_ENTRIES, EPOCH_S, META_KEY, META_VERSION, WRITER_VALUE, time_key, writer_key
 from pi.loss import Loss
 from pi.reading import Read as Read
@@ -27,6 +27,7 @@ from pi.reading import Reader
 from pi.reading import Refusal as Refusal
 from pi.unwritten import Changes, Store, Table
 from pixiu.errors import MalformedData, StateDamaged
+from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
@@ -273,7 +274,7 @@ class State:
             if head is None:
                 head = inboxes.head(uin, lane)
                 heads = inboxes.heads.young
-            partition, counter = msg_id >> 56, msg_id & COUNTER
+            partition, counter = msg_id >> 56, msg_id & MAX_MSG_SEQUENCE
             if counter > head.highest.get(partition, -1):
                 highest = counter
             else:

@@ -28,6 +28,19 @@ MAX_WAITING: Final = 1 << 16
 """Batches of one stream; the core bounds those that are unanswered, so there are never so many. Policy: a further one is lost."""
 
 
+def batch_of(effect: ev.SendNotices) -> delivery_pb2.NoticeBatch:
+    """Notices in their wire form, entry by entry."""
+    notices = effect.notices
+    return delivery_pb2.NoticeBatch(
+        number=effect.number,
+        uins=[notice.uin for notice in notices for _ in notice.seqs],
+        seqs=[seq for notice in notices for seq in notice.seqs],
+        msg_ids=[msg_id for notice in notices for msg_id in notice.msg_ids],
+        sizes=[len(record) for notice in notices for record in notice.records],
+        records=b"".join([record for notice in notices for record in notice.records]),
+    )
+
+
 class _Stream:
     """One stream to a relay; ends by itself when it breaks."""
 
@@ -134,14 +147,7 @@ class NoticeLinks:
 
     def _send(self, effect: ev.SendNotices) -> None:
         stream = self._streams.get(effect.relay)
-        batch = delivery_pb2.NoticeBatch(
-            number=effect.number,
-            uins=[notice.uin for notice in effect.notices for _ in notice.seqs],
-            seqs=[seq for notice in effect.notices for seq in notice.seqs],
-            msg_ids=[msg_id for notice in effect.notices for msg_id in notice.msg_ids],
-            sizes=[len(record) for notice in effect.notices for record in notice.records],
-            records=b"".join([record for notice in effect.notices for record in notice.records]),
-        )
+        batch = batch_of(effect)
         if stream is None:
             node = self._view().by_endpoint(effect.relay)
             if node is None:

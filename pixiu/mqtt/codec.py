@@ -49,6 +49,7 @@ __all__ = [
     "encode_pubacks",
     "encode_publish",
     "encode_publish_parts",
+    "encode_publishes",
     "publish_qos0",
     "publish_qos0_parts",
     "topic_prefix",

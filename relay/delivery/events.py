@@ -269,9 +269,10 @@ class Chunk(NamedTuple):
 
     uin: int
     device: int
-    number: int
+    mails: int
+    """How many, gap markers included."""
     data: bytes
-    """So many envelopes with their records, end to end."""
+    """Their envelopes with their records, end to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from cluster.runtime.contract import NEVER
-from pixiu.wire.envelope import ENVELOPE, GAP, REDELIVERED
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import INBOX_LANES
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
@@ -346,7 +346,7 @@ class Session:
         parts: list[bytes] = []
         for seq, (msg_id, record) in enumerate(zip(msg_ids, records, strict=True), first):
             flags = REDELIVERED if seq <= marked else 0
-            parts += (ENVELOPE.pack(msg_id, seq, uin, session, device, number, flags), record)
+            parts.append(encode(msg_id, seq, uin, session, device, number, flags, record))
         return ev.Chunk(uin, device, len(records), b"".join(parts))
 
     def _marker(self, number: int, seq: int, msg_id: int, now: float) -> ev.Chunk:
@@ -358,9 +358,7 @@ class Session:
         lane.top = seq
         self._host.sent_gap()
         flags = GAP | (REDELIVERED if seq <= lane.marked else 0)
-        return ev.Chunk(
-            self.uin, self.device, 1, ENVELOPE.pack(msg_id, seq, self.uin, self.number, self.device, number, flags)
-        )  # fmt: skip
+        return ev.Chunk(self.uin, self.device, 1, encode(msg_id, seq, self.uin, self.number, self.device, number, flags, b""))
 
     def _set_resend(self, now: float) -> None:
         limits, resends = self._host.limits, self._resends

@@ -170,7 +170,7 @@ class Deliveries:
             out.append(ev.FetchMessages(self._fetches))
             self._fetches = []
         for gateway, chunks in self._chunks.items():
-            self.counters.delivered += sum([chunk.number for chunk in chunks])
+            self.counters.delivered += sum([chunk.mails for chunk in chunks])
             out.append(ev.Deliver(gateway, chunks))
         self._chunks.clear()
         for gateway, lanes in self._asks.items():

@@ -56,7 +56,7 @@ def effect_text(effect: ev.Effect) -> Iterator[str]:
             for each in items:
                 yield f"saves in session {each.session}: lane {each.lane} up to {each.up_to}, bits {each.bits:b}"
         case ev.Deliver(_, chunks):
-            for mail in [mail for chunk in chunks for mail in split(chunk.data, chunk.number)]:
+            for mail in [mail for chunk in chunks for mail in split(chunk.data, chunk.mails)]:
                 what = "a gap" if mail.flags & GAP else decode(mail.record).body.decode()
                 again = ", redelivered" if mail.flags & REDELIVERED else ""
                 yield f"→ device, session {mail.session}: {mail.lane}/{mail.seq} {what}{again}"

@@ -48,7 +48,7 @@ class Bench:
         for effect in self.table.step(event, self.now):
             if isinstance(effect, ev.Deliver):
                 assert effect.gateway == GATEWAY
-                self.delivered += [delivery for chunk in effect.chunks for delivery in split(chunk.data, chunk.number)]
+                self.delivered += [delivery for chunk in effect.chunks for delivery in split(chunk.data, chunk.mails)]
             else:
                 self.asked.append(effect)
 

@@ -298,7 +298,7 @@ class World(Simulation):
     # --- streams between relays and gateways
 
     def _deliver(self, relay: Relay, effect: ev.Deliver) -> None:
-        deliveries = [delivery for chunk in effect.chunks for delivery in split(chunk.data, chunk.number)]
+        deliveries = [delivery for chunk in effect.chunks for delivery in split(chunk.data, chunk.mails)]
         for delivery in deliveries:
             self.watch.delivered(relay, delivery)
         gateway = next((g for g in self.gateways if g.endpoint == effect.gateway and g.up), None)

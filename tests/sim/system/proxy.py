@@ -12,6 +12,7 @@ from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
 from proxy.mail_notices import Notices
 from proxy.mail_service import POLL_S
+from proxy.notice_links import batch_of
 from tests.sim.cluster.edges import ProxyProcess
 from tests.sim.system.base import Served
 from tests.sim.system.leader import LeaderLink
@@ -227,14 +228,7 @@ class SystemProxy(Served, ProxyProcess):
             stream.leave()
 
     def _tell(self, effect: me.SendNotices) -> None:
-        batch = delivery_pb2.NoticeBatch(
-            number=effect.number,
-            uins=[notice.uin for notice in effect.notices for _ in notice.seqs],
-            seqs=[seq for notice in effect.notices for seq in notice.seqs],
-            msg_ids=[msg_id for notice in effect.notices for msg_id in notice.msg_ids],
-            sizes=[len(record) for notice in effect.notices for record in notice.records],
-            records=b"".join([record for notice in effect.notices for record in notice.records]),
-        )
+        batch = batch_of(effect)
         if effect.relay not in self._relays:
             node = next((node for node in self.view.nodes if node.endpoint == effect.relay), None)
             if node is None:

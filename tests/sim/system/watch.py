@@ -226,7 +226,7 @@ class MailWatch:
     def delivered(self, relay: SystemRelay, gateway: int, chunks: Sequence[Chunk]) -> None:
         """A relay sends to a gateway: what the inbox has, nothing that its cursor had when the session was opened, and a
         session has one relay."""
-        for item in [item for chunk in chunks for item in split_envelopes(chunk.data, chunk.number)]:
+        for item in [item for chunk in chunks for item in split_envelopes(chunk.data, chunk.mails)]:
             number, cursors = self._opened[item.uin, item.session]
             assert number == item.device, "a session is of another device"
             one = self._sessions.setdefault((item.uin, item.session), relay.endpoint)
