@@ -111,7 +111,8 @@ PLAYED: Final[dict[str, Play]] = {
     f"{PX} up": Play(last=True, stays=True, shows=("are Running",)),
     "pip install ./pixiu": Play(outside=True, shows=("Successfully installed .*pixiu-sdk",)),
     "import asyncio": Play(shows=(r"b'(hello|and more|go)'", "b'kept for you'")),
-    "mosquitto_sub -c -i phone:mine -u 7 -q 1 -t user/7": Play(stays=True, later=("kept for you",)),
+    # To its last mail: Ctrl-C while mails come may hang the stock client, whose signal handler takes a lock that it may hold.
+    "mosquitto_sub -c -i phone:mine -u 7 -q 1 -t user/7": Play(stays=True, later=("kept for you", "(?m)^999$")),
 }
 """By the command, or the first line of a snippet."""
 
