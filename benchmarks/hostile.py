@@ -73,8 +73,9 @@ class Client(asyncio.Protocol):
         self.on_packet, self.closed = on_packet, False
         self.transport: asyncio.Transport | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.expecting = False
         self._data = b""
+        self._over, self._room = asyncio.Event(), asyncio.Event()
+        self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It stands."""
@@ -108,9 +109,27 @@ class Client(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """It is over."""
         self.closed = True
+        self._over.set()
+        self._room.set()
         if not self.ready.done():
             self.ready.set_exception(ConnectionError("closed by the gateway"))
             self.ready.exception()
+
+    def pause_writing(self) -> None:
+        """The gateway does not read all."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._room.set()
+
+    async def until_over(self) -> None:
+        """Wait for the end of the connection."""
+        await self._over.wait()
+
+    async def until_room(self) -> None:
+        """Wait while as much is unread as may be, or for the end."""
+        await self._room.wait()
 
     async def open(self, port: int, name: str, topic: str = "") -> None:
         """Connect, and subscribe where there is a topic. Raises ConnectionError, TimeoutError."""
@@ -138,9 +157,9 @@ class Client(asyncio.Protocol):
         """Wait until the connection is closed, so that its end is not taken for that of the next one."""
         if self.transport is not None:
             self.transport.abort()
-            while not self.closed:
-                await asyncio.sleep(0.01)
+            await self.until_over()
         self.closed, self.transport, self._data = False, None, b""
+        self._over.clear()
         self.ready = asyncio.get_running_loop().create_future()
 
 
@@ -212,14 +231,15 @@ async def _attack_once(kind: str, number: int, port: int, client: Client) -> Non
         await loop.create_connection(lambda: client, "127.0.0.1", port)
         assert client.transport is not None
         client.transport.write(connect_packet(f"half-{number}")[:9])
-        await _while_open(client)
+        await client.until_over()
         return
     await client.open(port, f"{kind}-{number}")
     assert client.transport is not None
+    client.transport.set_write_buffer_limits(high=MIB)
     write, turn = client.transport.write, 0
     if kind == "partial":
         write(publish_packet("room/1", bytes(MIB - 64))[:-1])
-        await _while_open(client)
+        await client.until_over()
         return
     if kind == "deaf":
         write(subscribe_packet(1, f"room/{LOUD_ROOM}"))
@@ -229,24 +249,21 @@ async def _attack_once(kind: str, number: int, port: int, client: Client) -> Non
     rooms = [string(f"room/{900_000 + number * 100 + one}") for one in range(50)]
     joins, leaves = b"".join(name + b"\0" for name in rooms), b"".join(rooms)
     long = publish_packet("t" * 65_500, b"x")
+    if kind == "deaf" and number % 40:
+        await client.until_over()
     while not client.closed:
         turn += 1
         packet_id = turn % 60_000 + 1
-        if client.transport.get_write_buffer_size() < MIB:
-            if kind == "filters":  # a hundred times a thousand
-                write(numbered(0x82, packet_id, wide.replace(TURN.encode(), b"%06d" % turn)))
-            elif kind == "topics":
-                write(long)
-            elif kind == "churn":
-                write(numbered(0x82, packet_id, joins) + numbered(0xA2, packet_id, leaves))
-            elif not number % 40:
-                write(publish_packet(f"room/{LOUD_ROOM}", bytes(8000)))
+        if kind == "filters":  # a hundred times a thousand
+            write(numbered(0x82, packet_id, wide.replace(TURN.encode(), b"%06d" % turn)))
+        elif kind == "topics":
+            write(long)
+        elif kind == "churn":
+            write(numbered(0x82, packet_id, joins) + numbered(0xA2, packet_id, leaves))
+        else:
+            write(publish_packet(f"room/{LOUD_ROOM}", bytes(8000)))
         await asyncio.sleep(0.1)
-
-
-async def _while_open(client: Client) -> None:
-    while not client.closed:
-        await asyncio.sleep(0.2)
+        await client.until_room()  # who looks ten times a second for it takes the CPU from those who are attacked
 
 
 async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
