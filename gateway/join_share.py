@@ -21,8 +21,10 @@ FREE_PER_S: Final = 1.0
 """So fast a connection's free joins come back."""
 MAX_WAIT_S: Final = 20.0
 """The longest wait in the line: less than the 30 s for which an MQTT session waits for an answer."""
-LONG_HOLD_S: Final = 10.0
-"""A client that was refused is not read from for half of this to all of it, at random."""
+LONG_HOLD_S: Final = MAX_WAIT_S
+"""A client that was refused is not read from for a quarter of this to all of it, at random, ..."""
+MAX_DOUBLINGS: Final = 1
+"""... and for twice as long when it is refused again, so often."""
 
 
 class JoinShare:
@@ -72,22 +74,32 @@ class JoinRate:
         free: joins and leaves that it has before it takes of the share.
     """
 
-    __slots__ = ("_few", "_free", "_own", "_share", "_subscriptions")
+    __slots__ = ("_few", "_free", "_own", "_refused", "_share", "_subscriptions")
 
     def __init__(self, share: JoinShare, per_s: float, burst: float, free: int, now: float) -> None:
-        self._share, self._few, self._subscriptions = share, free, 0
+        self._share, self._few, self._subscriptions, self._refused = share, free, 0, 0
         self._own = TokenBucket(per_s, burst, now) if per_s else None
         self._free = TokenBucket(FREE_PER_S, free, now)
 
     def wait_s(self, joins: int, now: float) -> float | None:
         """Seconds to wait before so many are joined; None: they are refused, as too many wait, or all hold too many."""
-        share = self._share
+        share, beyond = self._share, 0.0
         if share.subscriptions + joins > share.max_subscriptions and self._subscriptions + joins > self._few:
             wait_s = None
         else:
-            wait_s = share.wait_s(self._beyond(joins, now), now)
-        share.refused += joins if wait_s is None else 0
+            beyond = self._beyond(joins, now)
+            wait_s = share.wait_s(beyond, now)
+        if wait_s is None:
+            share.refused += joins
+            self._refused += 1
+        elif beyond:  # a free one would else let who was refused begin anew
+            self._refused = 0
         return wait_s
+
+    def refusal_hold_s(self, chance: float) -> float:
+        """Seconds for which the client is not to be read from, when it was refused. `chance`: from 0 to 1, so that those that are
+        refused together do not come back together."""
+        return (0.25 + 0.75 * chance) * LONG_HOLD_S * (1 << min(max(self._refused - 1, 0), MAX_DOUBLINGS))
 
     def has_now(self, subscriptions: int) -> None:
         """The connection has so many now."""

@@ -4,9 +4,10 @@
                                               └─ over: who holds the most of them goes, until it fits ─┘
 
 What one connection may hold is bounded by the size of a packet, and because it is not read from while its messages wait. The bound
-of an address keeps one machine from having others thrown out; machines behind one address share it.
+of an address keeps one machine from having others thrown out; machines behind one address share it. Who is thrown out may come back
+and fill its place again: where there is little room left (`is_crowded`) packets are read slowly.
 
-Source: docs/promises.md, "Failure rules" 4; docs/decisions/0208-budgets-of-memory.md.
+Source: docs/promises.md, "Failure rules" 4; docs/decisions/0208-budgets-of-memory.md, 0287-a-crowded-address-is-read-slowly.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 
 SMALL_BYTES: Final = 4096
 """A connection that holds less is not counted: most hold nothing, and one more would not matter."""
+CROWDED: Final = 0.75
+"""An address, or all, that hold this part of what they may are about to have connections thrown out."""
 
 
 class MemoryBudget:
@@ -52,6 +55,10 @@ class MemoryBudget:
         while self.bytes > self._total:
             gone.append(self._evict(max(self._held, key=self._held.__getitem__)))
         return gone
+
+    def is_crowded(self, address: str) -> bool:
+        """Whether there is little room left, at this address or at all."""
+        return self._bytes_of.get(address, 0) > CROWDED * self._per_address or self.bytes > CROWDED * self._total
 
     def forget(self, connection: int) -> None:
         """A connection holds nothing any more, or is gone."""

@@ -22,7 +22,6 @@ from gateway import events as ev
 from gateway.access import code_of, credentials_of, foresee_publish, foresee_subscribe, may_read_mail, may_subscribe, open_user
 from gateway.backlog import Backlog, Grade
 from gateway.clients import Clients
-from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.mail_run import MailRun
 from gateway.mqtt_publishing import Publishing
@@ -45,7 +44,8 @@ READ_BYTES = 64 << 10
 """Of one client in a turn: asyncio reads 256 KiB, before anybody has asked whether the turn has time for it."""
 LONG_BYTES = 4096
 WASTED_BYTES_PER_S = 64 << 10
-"""Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate."""
+"""Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate; and who has not finished a packet of as
+much, where there is little room for such packets."""
 JOINS_A_STEP = 32
 """So many filters of a SUBSCRIBE are joined at a time."""
 CONNECT_SPREAD_S = 1.0
@@ -208,6 +208,8 @@ class MQTTConnection(asyncio.Protocol):
         if fruitless:
             self._pace(fruitless)
         self._hold_memory()
+        if session.buffered_bytes >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
+            self.hold_reading(len(data) / WASTED_BYTES_PER_S)
         if self.is_open and session.has_more and self._may_read and self._asking is None:
             self._work_later()
 
@@ -564,7 +566,7 @@ class MQTTConnection(asyncio.Protocol):
     def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
         """Too many wait already: none of these is subscribed, and the client may try again later."""
         self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
-        self.hold_reading(random.uniform(0.5, 1.0) * LONG_HOLD_S)  # those that are refused together must not come back together
+        self.hold_reading(self._joins.refusal_hold_s(random.random()))
         self.answer(ev.Answer(self.id, effect.packet_id, True))
 
     def _asks(self) -> bool:

@@ -21,7 +21,6 @@ from gateway import events as ev
 from gateway.access import check_stream, foresee_stream, open_user
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.clients import Clients
-from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
 from gateway.mail_run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
@@ -314,7 +313,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         wait_s = stream.joins.wait_s(joins, self._clients.now())
         if wait_s is None:
             text = "too many clients join rooms and topics at once (gateway.joins_per_s)"
-            hold_s = random.uniform(0.5, 1.0) * LONG_HOLD_S
+            hold_s = stream.joins.refusal_hold_s(random.random())
             error = Overloaded(f"{text}; try again in {hold_s:.0f} s", int(hold_s * 1000))
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return asyncio.sleep(hold_s)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gateway import events as ev
-from gateway.join_share import LONG_HOLD_S, MAX_WAIT_S, JoinRate, JoinShare
+from gateway.join_share import LONG_HOLD_S, MAX_DOUBLINGS, MAX_WAIT_S, JoinRate, JoinShare
 from gateway.mqtt import JOINS_A_STEP
 from gateway.options import Options
 from gateway.subscriber import SubscriberService, _Stream
@@ -50,6 +50,20 @@ def test_a_line_that_is_too_long_is_not_joined() -> None:
     assert share.refused == 30
     later = 980 / 10 - MAX_WAIT_S + 0.1
     assert rate(share, now=later).wait_s(30, later) == pytest.approx(MAX_WAIT_S - 0.1)
+
+
+def test_who_is_refused_again_is_not_read_from_for_twice_as_long() -> None:
+    share = JoinShare(10.0, 10**9, 0.0)
+    assert rate(share).wait_s(1000, 0.0) == 0.0
+    client = rate(share)
+    for at in range(MAX_DOUBLINGS + 2):
+        assert client.wait_s(30, float(at)) is None
+        longest = LONG_HOLD_S * 2 ** min(at, MAX_DOUBLINGS)
+        assert (client.refusal_hold_s(0.0), client.refusal_hold_s(1.0)) == (longest / 4, longest)
+        assert client.wait_s(1, float(at + 1)) == 0.0, "what is free does not make it begin anew"
+    assert client.wait_s(1000, 90.0) is not None
+    assert client.wait_s(1000, 90.0) is None
+    assert client.refusal_hold_s(1.0) == LONG_HOLD_S
 
 
 def test_leaves_and_what_is_asked_for_in_vain_take_of_the_share() -> None:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from gateway import events as ev
-from gateway.mqtt import MAX_ANSWER_BYTES
+from gateway.mqtt import MAX_ANSWER_BYTES, WASTED_BYTES_PER_S
 from gateway.options import Options
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import CloseReason
@@ -138,6 +138,27 @@ async def test_unfinished_packets_have_one_bound_and_the_largest_go(options: Opt
     for connection, _ in clients:
         connection.connection_lost(None)
     assert world.clients.memory.bytes == 0
+
+
+@pytest.mark.parametrize("options", [Options(memory_bytes=4 << 20), Options(address_memory_bytes=4 << 20)], ids=["all", "address"])
+async def test_where_unfinished_packets_have_little_room_left_they_are_read_slowly(options: Options) -> None:
+    world = World(options, now=100.0)
+    unfinished = codec.encode(Publish("room/42", bytes(1_000_000), 0))
+    clients = [mqtt_client(world, f"hostile {number}") for number in range(4)]
+    for connection, _ in clients[:3]:
+        connection.data_received(unfinished[:990_000])
+    assert [wire.reading for _, wire in clients] == [True] * 4
+    innocent, innocents_wire = mqtt_client(world, "innocent")
+    last, wire = clients[3]
+    last.data_received(unfinished[:300_000])
+    assert not wire.reading
+    innocent.data_received(PINGREQ + codec.encode(Publish("room/42", bytes(60_000), 0)))
+    assert innocents_wire.reading, "what is finished is not held up"
+    world.now = 100.0 + 300_000 / WASTED_BYTES_PER_S + 0.1
+    last._timeout()
+    assert wire.reading
+    last.data_received(unfinished[300_000:])
+    assert (wire.reading, world.closed_for) == (True, []), "nobody was thrown out, and its message has come"
 
 
 async def test_the_filters_of_a_connection_have_a_bound_of_bytes() -> None:
