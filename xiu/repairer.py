@@ -89,14 +89,18 @@ class Repairer:
         self._task: asyncio.Task[None] | None = None
 
     def _peer(self) -> Node | None:
-        """Another replica that has everything that is committed."""
+        """Another replica that has everything that is committed, as it runs now: the view may hold a run of it that is over for a
+        minute."""
         own = self._context.membership.node
         member = own.member if own is not None else 0
         members = set(self._in_sync())
+        others: dict[int, Node] = {}
         for node in self._context.view.replicas("xiu", self._partition):
             if node.member != member and hex_id(node.member) in members:
-                return node
-        return None
+                known = others.get(node.member)
+                if known is None or node.member_incarnation > known.member_incarnation:
+                    others[node.member] = node
+        return next(iter(others.values()), None)
 
     # --- reads
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,7 +31,13 @@ ROWS = 0
 class Log:
     """Takes what is logged."""
 
-    def warning(self, event: str, **_: object) -> None: ...
+    def __init__(self) -> None:
+        self.peers: list[object] = []
+        """Whom repairs have asked."""
+
+    def warning(self, event: str, **fields: object) -> None:
+        if "peer" in fields:
+            self.peers.append(fields["peer"])
 
     error = warning
 
@@ -86,6 +93,19 @@ async def test_a_repair_waits_for_the_other_replica_to_be_in_the_view(xiu: Xiu) 
     asyncio.get_running_loop().call_later(0.05, xiu.sees_other)
     assert await xiu.repairer.repair() == ROWS
     assert (xiu.repairer.counters.repairs, xiu.repairer.counters.repairs_failed) == (1, 0)
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_repair_asks_the_other_replica_as_it_runs_now(xiu: Xiu, order: int) -> None:
+    """A run that is over may be in the view for a minute."""
+    over = make_node("xiu", port=7001, replica=1, member=OTHER, member_incarnation=1, endpoint=11, state=NodeState.RUNNING)
+    now = make_node("xiu", port=7002, replica=2, member=OTHER, member_incarnation=2, endpoint=12, state=NodeState.RUNNING)
+    if order < 0:  # sequences of ZooKeeper begin anew with the folder that they are in
+        over, now = replace(over, replica=2), replace(now, replica=1)
+    xiu.context.view = View(Layout(), (xiu.own, over, now))
+    await xiu.repairer.repair()
+    assert xiu.context.log.peers == [now.address]
 
 
 async def test_a_repair_waits_for_the_other_replica_to_be_in_sync(xiu: Xiu) -> None:
