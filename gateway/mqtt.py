@@ -43,7 +43,7 @@ MAX_ANSWER_BYTES = 256 << 10
 READ_BYTES = 64 << 10
 """Of one client in a turn: asyncio reads 256 KiB, before anybody has asked whether the turn has time for it."""
 LONG_BYTES = 4096
-WASTED_BYTES_PER_S = 64 << 10
+SLOW_READ_BYTES_PER_S = 64 << 10
 """Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate; and who has not finished a packet of as
 much, where there is little room for such packets."""
 JOINS_A_STEP = 32
@@ -208,8 +208,9 @@ class MQTTConnection(asyncio.Protocol):
         if fruitless:
             self._pace(fruitless)
         self._hold_memory()
-        if session.buffered_bytes >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
-            self.hold_reading(len(data) / WASTED_BYTES_PER_S)
+        unfinished = 0 if session.has_more else session.buffered_bytes
+        if unfinished >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
+            self.hold_reading(len(data) / SLOW_READ_BYTES_PER_S)
         if self.is_open and session.has_more and self._may_read and self._asking is None:
             self._work_later()
 
@@ -504,7 +505,7 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.DropMessages):
             self._clients.counters.unroutable += effect.number
             if effect.size >= LONG_BYTES:
-                self.hold_reading(min(effect.size / WASTED_BYTES_PER_S, MAX_HOLD_S))
+                self.hold_reading(min(effect.size / SLOW_READ_BYTES_PER_S, MAX_HOLD_S))
         elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
             self._may_read = isinstance(effect, session_events.ResumeReading)
             self._set_reading()

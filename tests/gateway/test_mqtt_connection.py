@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from gateway import events as ev
-from gateway.mqtt import MAX_ANSWER_BYTES, WASTED_BYTES_PER_S
+from gateway.mqtt import MAX_ANSWER_BYTES, SLOW_READ_BYTES_PER_S
 from gateway.options import Options
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import CloseReason
@@ -154,7 +154,10 @@ async def test_where_unfinished_packets_have_little_room_left_they_are_read_slow
     assert not wire.reading
     innocent.data_received(PINGREQ + codec.encode(Publish("room/42", bytes(60_000), 0)))
     assert innocents_wire.reading, "what is finished is not held up"
-    world.now = 100.0 + 300_000 / WASTED_BYTES_PER_S + 0.1
+    innocent.data_received(PINGREQ * 3000)
+    await until(lambda: answers(innocents_wire) == 3001)
+    await until(lambda: innocents_wire.reading, "reading, as what is finished and waits for the next turns is not held up either")
+    world.now = 100.0 + 300_000 / SLOW_READ_BYTES_PER_S + 0.1
     last._timeout()
     assert wire.reading
     last.data_received(unfinished[300_000:])
