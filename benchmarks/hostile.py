@@ -33,8 +33,9 @@ ROOM_SIZE: Final = 100
 TALKING: Final = 20
 """Rooms in which somebody says something twice a second; their members are measured."""
 HALF_S: Final = 0.5
-QUIET_S: Final = 10.0
+QUIET_S: Final = 20.0
 ATTACK_S: Final = 20.0
+"""Both as long, so that each p99 is of as many messages."""
 AT_ONCE: Final = 200
 TRIES: Final = 30
 """Of a client that a gateway does not admit yet, a second apart."""
@@ -64,6 +65,11 @@ def subscribe_packet(number: int, *filters: str) -> bytes:
 def numbered(first: int, number: int, rest: bytes) -> bytes:
     """A packet that begins with its identifier."""
     return packet(first, struct.pack(">H", number) + rest)
+
+
+LONG: Final = publish_packet("t" * 65_500, b"x")
+UNFINISHED: Final = publish_packet("room/1", bytes(MIB - 64))[:-1]
+LOUD: Final = publish_packet(f"room/{LOUD_ROOM}", bytes(8000))
 
 
 class Client(asyncio.Protocol):
@@ -214,23 +220,39 @@ class Innocent:
         return sum(client.closed for client in self.clients)
 
 
-async def attack(kind: str, number: int, port: int) -> None:
-    """One hostile client, for ever; whatever the gateway does about it, it begins anew."""
+def bodies(kind: str, number: int) -> tuple[bytes, ...]:
+    """What a hostile client of the kind sends again and again. Made once, before any connects: what is made meanwhile takes the CPU
+    from those who are attacked."""
+    if kind == "half":
+        return (connect_packet(f"half-{number}")[:9],)
+    if kind == "filters":
+        return (b"".join(string(f"wide/{number}/{TURN}/{one}") + b"\0" for one in range(1000)),)
+    if kind == "topics":
+        return (LONG,)
+    if kind == "partial":
+        return (UNFINISHED,)
+    if kind == "churn":
+        rooms = [string(f"room/{900_000 + number * 100 + one}") for one in range(50)]
+        return b"".join(name + b"\0" for name in rooms), b"".join(rooms)
+    return (LOUD,)
+
+
+async def attack(kind: str, number: int, port: int, made: tuple[bytes, ...]) -> None:
+    """One hostile client, for ever; whatever the gateway does about it, it begins anew. `made`: its `bodies`."""
     while True:
         client = Client()
         with contextlib.suppress(OSError, TimeoutError):
-            await _attack_once(kind, number, port, client)
+            await _attack_once(kind, number, port, made, client)
         if client.transport is not None:
             client.transport.abort()
         await asyncio.sleep(1.0)
 
 
-async def _attack_once(kind: str, number: int, port: int, client: Client) -> None:
-    loop = asyncio.get_running_loop()
+async def _attack_once(kind: str, number: int, port: int, made: tuple[bytes, ...], client: Client) -> None:
     if kind == "half":
-        await loop.create_connection(lambda: client, "127.0.0.1", port)
+        await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", port)
         assert client.transport is not None
-        client.transport.write(connect_packet(f"half-{number}")[:9])
+        client.transport.write(made[0])
         await client.until_over()
         return
     await client.open(port, f"{kind}-{number}")
@@ -238,41 +260,39 @@ async def _attack_once(kind: str, number: int, port: int, client: Client) -> Non
     client.transport.set_write_buffer_limits(high=MIB)
     write, turn = client.transport.write, 0
     if kind == "partial":
-        write(publish_packet("room/1", bytes(MIB - 64))[:-1])
+        write(made[0])
         await client.until_over()
         return
     if kind == "deaf":
         write(subscribe_packet(1, f"room/{LOUD_ROOM}"))
         client.transport.pause_reading()
-    # Made once: what is made in each turn takes the CPU from those who are attacked.
-    wide = b"".join(string(f"wide/{number}/{TURN}/{one}") + b"\0" for one in range(1000)) if kind == "filters" else b""
-    rooms = [string(f"room/{900_000 + number * 100 + one}") for one in range(50)]
-    joins, leaves = b"".join(name + b"\0" for name in rooms), b"".join(rooms)
-    long = publish_packet("t" * 65_500, b"x")
-    if kind == "deaf" and number % 40:
-        await client.until_over()
+        if number % 40:
+            await client.until_over()
     while not client.closed:
         turn += 1
         packet_id = turn % 60_000 + 1
         if kind == "filters":  # a hundred times a thousand
-            write(numbered(0x82, packet_id, wide.replace(TURN.encode(), b"%06d" % turn)))
-        elif kind == "topics":
-            write(long)
+            write(numbered(0x82, packet_id, made[0].replace(TURN.encode(), b"%06d" % turn)))
         elif kind == "churn":
-            write(numbered(0x82, packet_id, joins) + numbered(0xA2, packet_id, leaves))
+            write(numbered(0x82, packet_id, made[0]) + numbered(0xA2, packet_id, made[1]))
         else:
-            write(publish_packet(f"room/{LOUD_ROOM}", bytes(8000)))
+            write(made[0])
         await asyncio.sleep(0.1)
         await client.until_room()  # who looks ten times a second for it takes the CPU from those who are attacked
 
 
 async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
     """The hostile ones, in a process of their own, until it is ended. The cluster has the CPU before them, as they would have a
-    machine of their own; Linux shares it by session, where it has `autogroup`."""
+    machine of their own; Linux shares it by session, where it has `autogroup`. They begin, all at once, when a line comes."""
     os.nice(19)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("19")
-    await asyncio.gather(*(attack(kinds[n % len(kinds)], n, ports[n // len(kinds) % len(ports)]) for n in range(count)))
+    hosts = [(kinds[n % len(kinds)], n, ports[n // len(kinds) % len(ports)]) for n in range(count)]
+    made = [bodies(kind, number) for kind, number, _ in hosts]
+    print("ready", flush=True)
+    if not await asyncio.to_thread(sys.stdin.readline):
+        return
+    await asyncio.gather(*(attack(*host, body) for host, body in zip(hosts, made, strict=True)))
 
 
 def resident_mib(pids: list[int]) -> float:
@@ -299,10 +319,17 @@ async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
             *command,
             *(f"--port={port}" for port in running.mqtt_ports),
             *(f"--kind={kind}" for kind in kinds),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         most = before
         try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if not await process.stdout.readline():  # to start a Python takes the CPU from those who are attacked
+                raise RuntimeError("the hostile clients did not start: what is above says why")
+            process.stdin.write(b"\n")
             talking = asyncio.create_task(innocent.talk(ATTACK_S))
             while not talking.done():
                 most = max(most, resident_mib(gateways))
@@ -313,7 +340,7 @@ async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
             await process.wait()
         lost = innocent.disconnected
         print(f"with {count:,} hostile: p50 {p50 * 1000:7.1f} ms, p99 {loud * 1000:7.1f} ms, {part:.2%} arrived, {most:.0f} MiB")
-        await show_closed(running.ports["gateway"])
+        await show_closed(running.http_ports["gateway"])
         print(f"innocent clients disconnected: {lost}; memory grew by {most - before:.0f} MiB of 256 a gateway")
         return not lost and loud <= 2 * quiet and most - before <= 256
 
@@ -386,14 +413,14 @@ async def overload(seconds: float) -> bool:
         lost = sum(client.closed for client in [*flood.clients, *probe.clients])
         print(f"QoS 1: {best:,.0f}/s with 1,000 on their way, {loud:,.0f}/s with 40,000 ({loud / best:.0%}) for {seconds:.0f} s")
         print(f"disconnected: {lost}; an answer within 100 ms again after {recovered:.1f} s")
-        await show_closed(running.ports["gateway"])
+        await show_closed(running.http_ports["gateway"])
         return not lost and loud >= 0.9 * best and recovered <= 5
 
 
 async def show_closed(ports: list[int]) -> None:
     """Print how many connections gateways have closed, and why."""
     for port in ports:
-        page = await asyncio.to_thread(_page, port + 1)
+        page = await asyncio.to_thread(_page, port)
         lines = [line for line in page.splitlines() if "connections_closed_total" in line and not line.startswith("#")]
         print(", ".join(line.partition("reason=")[2].replace("}", "") for line in lines if not line.endswith(" 0.0")))
 
