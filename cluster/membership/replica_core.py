@@ -3,7 +3,7 @@
     gateway ──▶ replica ──▶ every peer of the partition, Running and Init ──▶ the brokers subscribed to that peer
                    ├──────▶ the brokers subscribed to this replica (routers only)
                    ├──────▶ its own database, behind
-                   └──────▶ gateway: confirmed, when all those links have settled
+                   └──────▶ gateway: confirmed, when the links of this replica have settled; its peers' brokers are not waited for
 
 Nothing about a peer or a broker that missed something is kept: its subscription ends, the answer to its next
 heartbeat says so, and it takes a snapshot. The map is last-writer-wins, so snapshots and messages merge in any order.
