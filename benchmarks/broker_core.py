@@ -32,7 +32,7 @@ def make_core(gateways: int) -> Core:
     core = Core(endpoint=EndpointID(2), partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
     nodes = tuple(ev.Gateway(EndpointID(100 + i), i, 1) for i in range(gateways))
     routers = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0),))
-    core.step(ev.ClusterChanged(1, 1, (), frozenset(), nodes, routers), 0.0)
+    core.step(ev.ClusterChanged(1, 1, (), ev.NO_OTHER, nodes, routers), 0.0)
     core.step(ev.SnapshotFinished(ROUTER, None), 0.0)
     changes = [Update(gateway_msg_id(i, 1, room + 1), room, 7, True) for i in range(gateways) for room in range(ROOMS)]
     core.step(ev.MessagesReceived(ROUTER, changes), 0.0)

@@ -1,9 +1,10 @@
 """What connections cost: CPU of each role for one that connects and subscribes, and the gateway's memory while it stays.
 
-    python -m benchmarks.connections [--count 5000] [--leavers 5000] [--json]
+    python -m benchmarks.connections [--count 5000] [--leavers 5000] [--replicas 1] [--json]
 
-A router, a broker and a gateway; clients of one process connect, subscribe to a room of ten each and stay, a hundred at a time.
-First `count` come to an idle cluster, then as many again, then as many while `leavers` of the first close their sockets.
+A router, a broker and a gateway, or several replicas of the first two; clients of one process connect, subscribe to a room of
+ten each and stay, a hundred at a time. First `count` come to an idle cluster, then as many again, then as many while `leavers`
+of the first close their sockets.
 
 Estimate: 0.4 ms at the gateway (accept, transport, session, report) and 0.1 ms at the router, whoever leaves meanwhile; a leaver
 costs what a join does without the accept, 0.1 ms at each. 5 KB of the gateway's memory for one that is subscribed.
@@ -87,10 +88,10 @@ async def settle(running: Running) -> None:
             return
 
 
-async def measure(count: int, leavers: int) -> list[dict[str, float | str]]:
-    """CPU milliseconds a connection of each role, and bytes a connection of the gateway, phase by phase."""
+async def measure(count: int, leavers: int, replicas: int) -> list[dict[str, float | str]]:
+    """CPU milliseconds a connection of each role, of all replicas together, and bytes of the gateway, phase by phase."""
     found: list[dict[str, float | str]] = []
-    async with cluster() as running:
+    async with cluster(replicas=replicas) as running:
         await settle(running)
         pid = running.pids["gateway"][0]
         command = [sys.executable, "-m", "benchmarks.connections", "--load", str(running.mqtt_ports[0])]
@@ -119,6 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5000, help="clients that come in each phase")
     parser.add_argument("--leavers", type=int, default=5000, help="clients that leave in the last one")
+    parser.add_argument("--replicas", type=int, default=1, help="of the router and of the broker")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--load", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -126,7 +128,7 @@ def main() -> int:
     if args.load:
         clients(args.load, args.count, min(args.leavers, 2 * args.count))
         return 0
-    results = asyncio.run(measure(args.count, args.leavers))
+    results = asyncio.run(measure(args.count, args.leavers, args.replicas))
     if args.json:
         print(json.dumps(results))
         return 0

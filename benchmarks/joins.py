@@ -20,7 +20,15 @@ from collections import deque
 from rich.console import Console
 from rich.table import Table
 
-from cluster.membership.events import AntiEntropyReceived, ClusterChanged, Gateway, MessagesReceived, StoreOpened, SubscriptionReply
+from cluster.membership.events import (
+    NO_OTHER,
+    AntiEntropyReceived,
+    ClusterChanged,
+    Gateway,
+    MessagesReceived,
+    StoreOpened,
+    SubscriptionReply,
+)
 from cluster.membership.lww_map import Update, decode_messages, encode_messages
 from cluster.runtime.contract import SendControl, Tick
 from gateway import events as ev
@@ -48,7 +56,7 @@ class Chain:
         )
         self._to_router: deque[object] = deque()
         self._to_gateway: deque[bytes] = deque()
-        view = ClusterChanged(1, 1, (), frozenset(), (Gateway(GATEWAY, 0, 1),))
+        view = ClusterChanged(1, 1, (), NO_OTHER, (Gateway(GATEWAY, 0, 1),))
         self._router_takes(StoreOpened(None))
         self._router_takes(view)
         self._beat = 0.0

@@ -119,7 +119,8 @@ def router_with(count: int) -> RouterCore:
 def view(version: int = 1, partitions: int = 1, generation: int = 1) -> membership.ClusterChanged:
     """What the registry says: one router, one broker, one gateway."""
     gateways = (membership.Gateway(GATEWAY, INSTANCE, generation),)
-    return membership.ClusterChanged(version, partitions, (), frozenset({BROKER}), gateways)
+    brokers = membership.OtherRole(1, replicas=(membership.Replica(BROKER, 0),))
+    return membership.ClusterChanged(version, partitions, (), brokers, gateways)
 
 
 def purge(what: str, core: RouterCore, change: membership.ClusterChanged, count: int) -> float:

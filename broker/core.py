@@ -309,7 +309,8 @@ class Core(MemberCore):
         own = [message for message in messages if self._serves(message.group)]
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
-        self._note_seen(applied.changes)
+        # Also what was known: another router may have said it before the snapshot of this one was asked for.
+        self._note_seen(own)
         self._changed(applied)
 
     def _changed(self, outcome: Applied | Purged) -> None:

@@ -114,7 +114,7 @@ class Service(MemberService):
                 layout.version,
                 layout.partitions("broker"),
                 _replicas(node for node in brokers if node.endpoint != me),
-                frozenset(),
+                ev.NO_OTHER,
                 (*gateways_of(view), *self._introductions.gateways),
                 ev.OtherRole(layout.partitions("router"), coming.next if coming is not None else 1, _replicas(routers)),
                 ev.OtherRole(layout.partitions("relay"), 0, _replicas(relays)) if relays else ev.NO_OTHER,

@@ -44,13 +44,21 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    *, proxies: int = 1, gateways: int = 1, brokers: int = 1, stores: int = 0, relays: int = 0, settings: Sequence[str] = ()
+    *,
+    proxies: int = 1,
+    gateways: int = 1,
+    brokers: int = 1,
+    replicas: int = 1,
+    stores: int = 0,
+    relays: int = 0,
+    settings: Sequence[str] = (),
 ) -> AsyncIterator[Running]:
-    """One router, and of the others as many as are asked for; all on this machine, gone afterwards. `stores`: replicas of one
-    partition each of Xiu and Pi."""
+    """One router partition, and of the others as many as are asked for; all on this machine, gone afterwards. `replicas`: of each
+    partition of routers and brokers; `stores`: of one partition each of Xiu and Pi."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
-            proxies=proxies, gateways=gateways, brokers=brokers, broker_replicas=1, routers=1, router_replicas=1, relays=relays,
+            proxies=proxies, gateways=gateways, brokers=brokers, broker_replicas=replicas, routers=1, router_replicas=replicas,
+            relays=relays,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
             xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
         )  # fmt: skip

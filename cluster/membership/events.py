@@ -41,7 +41,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class OtherRole:
-    """The Running replicas of another role."""
+    """Replicas of another role: the Running ones, unless said otherwise."""
 
     partitions: int = 0
     """0: nothing goes by way of this role."""
@@ -63,8 +63,8 @@ class ClusterChanged:
     """Of the own role."""
     replicas: tuple[Replica, ...]
     """Of the own role without this process; Draining ones left out. To a broker the Running ones."""
-    brokers: frozenset[EndpointID]
-    """Who may subscribe, for routers."""
+    brokers: OtherRole
+    """For routers: who may subscribe, whatever its state, and is told what gateways say."""
     gateways: tuple[Gateway, ...]
     routers: OtherRole = NO_OTHER
     """For brokers."""

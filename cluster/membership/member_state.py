@@ -42,6 +42,9 @@ class ClusterView:
     replicas: dict[EndpointID, Replica] = field(default_factory=dict)
     """Others of the own role."""
     brokers: frozenset[EndpointID] = frozenset()
+    broker_partitions: int = 1
+    brokers_by_partition: dict[int, list[EndpointID]] = field(default_factory=dict)
+    """Those whose partition is being made are with the partition that serves its rooms until then."""
     gateways: tuple[Gateway, ...] = ()
     routers: OtherRole = NO_OTHER
     relays: OtherRole = NO_OTHER
@@ -52,12 +55,18 @@ class ClusterView:
     def of(cls, event: ClusterChanged, own: EndpointID) -> ClusterView:
         """The view that an event brings, without this process."""
         replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != own}
+        broker_partitions = max(event.brokers.partitions, 1)
+        by_partition: dict[int, list[EndpointID]] = {}
+        for broker in event.brokers.replicas:
+            by_partition.setdefault(broker.partition % broker_partitions, []).append(broker.endpoint)
         introductions = {gateway.instance: gateway.introduction for gateway in sorted(event.gateways, key=lambda g: g.generation)}
         return cls(
             event.version,
             event.partitions,
             replicas,
-            event.brokers,
+            frozenset(broker.endpoint for broker in event.brokers.replicas),
+            broker_partitions,
+            by_partition,
             event.gateways,
             event.routers,
             event.relays,

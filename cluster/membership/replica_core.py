@@ -1,9 +1,9 @@
 """The core that routers and relays share: takes what gateways say, passes it on, and confirms it.
 
     gateway ──▶ replica ──▶ every peer of the partition, Running and Init ──▶ the brokers subscribed to that peer
-                   ├──────▶ the brokers subscribed to this replica (routers only)
+                   ├──────▶ every broker in the registry that serves the rooms, and all that subscribed here (routers only)
                    ├──────▶ its own database, behind
-                   └──────▶ gateway: confirmed, when the links of this replica have settled; its peers' brokers are not waited for
+                   └──────▶ gateway: confirmed, when all those links have settled
 
 Nothing about a peer or a broker that missed something is kept: its subscription ends, the answer to its next
 heartbeat says so, and it takes a snapshot. The map is last-writer-wins, so snapshots and messages merge in any order.
@@ -386,26 +386,44 @@ class ReplicaCore(MemberCore):
         return self.membership.apply(messages, now)
 
     def _forward(self, origin: EndpointID, messages: list[Update], from_peer: bool, group: Group, out: list[Effect]) -> None:
-        """To the peers (not when a peer sent it: it did that itself), then to those who subscribed here."""
+        """To the peers (not when a peer sent it: it did that itself), then to brokers and others who subscribed here."""
         everything = encode_messages(messages)
         peers = [] if from_peer else [peer for peer in self._peers if peer != origin]
         for peer in peers:
             out.append(SendControl(peer, everything, self.forwards.send(peer, everything, group)))
         encoded: dict[tuple[int, int], list[bytes]] = {}
-        direct = set(self._peers)
-        for subscriber in self.subscribers.all():
-            if subscriber.endpoint in direct or subscriber.endpoint == origin or (from_peer and self._is_peer(subscriber.endpoint)):
-                continue
-            rule = (subscriber.partition % subscriber.partitions, subscriber.partitions)
+        for taker, rule in self._takers(origin, messages, from_peer, group.gateway is not None).items():
             parts = encoded.get(rule)
             if parts is None:
-                wanted = [m for m in messages if subscriber.wants(m.group)]
+                partition, partitions = rule
+                wanted = [m for m in messages if m.group % partitions == partition]
                 parts = encoded[rule] = everything if len(wanted) == len(messages) else encode_messages(wanted)
             if parts:
-                if self._view is not None and subscriber.endpoint in self._view.brokers:
+                if self._view is not None and taker in self._view.brokers:
                     introductions = self._introductions(messages)
                     parts = [part + introductions for part in parts]
-                out.append(SendControl(subscriber.endpoint, parts, self.forwards.send(subscriber.endpoint, parts, group)))
+                out.append(SendControl(taker, parts, self.forwards.send(taker, parts, group)))
+
+    def _takers(
+        self, origin: EndpointID, messages: list[Update], from_peer: bool, from_gateway: bool
+    ) -> dict[EndpointID, tuple[int, int]]:
+        """Who takes messages beside the peers, each with its (partition, partitions).
+
+        What a gateway said is confirmed to it, and then a client goes by it: brokers that subscribed to a peer are told, and
+        waited for, here as well. Source: docs/memberships.md, "Joins and leaves".
+        """
+        found = {s.endpoint: (s.partition % s.partitions, s.partitions) for s in self.subscribers.all()}
+        if from_peer:
+            found = {taker: rule for taker, rule in found.items() if not self._is_peer(taker)}
+        if from_gateway and self._view is not None:
+            partitions = self._view.broker_partitions
+            for partition in {m.group % partitions for m in messages}:
+                for broker in self._view.brokers_by_partition.get(partition, ()):
+                    if broker not in self._dead:
+                        found.setdefault(broker, (partition, partitions))
+        for endpoint in (*self._peers, origin):
+            found.pop(endpoint, None)
+        return found
 
     def _introductions(self, messages: list[Update]) -> bytes:
         """Where the gateways of the messages are: a broker may not have heard of them from the registry yet."""

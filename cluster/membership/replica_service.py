@@ -116,7 +116,10 @@ class ReplicaService(MemberService):
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
         own = [node for node in nodes if node.role == self._role]
         replicas = tuple(ev.Replica(node.endpoint, node.partition, node.state is NodeState.RUNNING) for node in own)
-        brokers = frozenset(node.endpoint for node in nodes if node.role == "broker")
+        brokers = ev.NO_OTHER
+        if "broker" in self._core.SNAPSHOT_ROLES:
+            known = tuple(ev.Replica(node.endpoint, node.partition) for node in nodes if node.role == "broker")
+            brokers = ev.OtherRole(view.layout.partitions("broker"), replicas=known)
         partitions = view.layout.partitions(self._role)
         self._runner.step(ev.ClusterChanged(view.layout.version, partitions, replicas, brokers, gateways_of(view)))
 

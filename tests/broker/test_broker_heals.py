@@ -29,7 +29,7 @@ def view(*brokers: EndpointID, gateways: bool = True, routers: tuple[EndpointID,
     known = (ev.Gateway(GATEWAY, INSTANCE, 1),) if gateways else ()
     others = tuple(ev.Replica(broker, 0) for broker in brokers)
     sources = ev.OtherRole(1, 1, tuple(ev.Replica(router, 0) for router in routers))
-    return ev.ClusterChanged(1, 1, others, frozenset(), known, sources)
+    return ev.ClusterChanged(1, 1, others, ev.NO_OTHER, known, sources)
 
 
 def running(*brokers: EndpointID) -> Core:
@@ -133,6 +133,17 @@ def test_a_replica_out_of_contact_for_five_minutes_starts_again_as_init() -> Non
     assert [effect.source for effect in of(ev.TakeSnapshot, effects)] == [STRANGER]
     assert of(ev.BecomeRunning, core.step(ev.SnapshotFinished(STRANGER, None), 312.0))
     assert core.counters.started_again == 1
+
+
+def test_what_another_router_had_said_before_is_not_dropped_after_the_snapshot() -> None:
+    """A router tells all brokers what gateways say, and a broker may have it before it asks its own router for a snapshot."""
+    core = running(LOW)
+    core.step(ev.PeerDead(ROUTER), 10.0)
+    core.step(ev.MessagesReceived(ROUTER, [login(1, 42), login(2, 43)]), 310.0)
+    assert of(ev.TakeSnapshot, core.step(view(LOW, routers=(STRANGER,)), 11.0 + OUT_OF_CONTACT_S))
+    core.step(ev.MessagesReceived(STRANGER, [login(1, 42)]), 311.5)
+    core.step(ev.SnapshotFinished(STRANGER, None), 312.0)
+    assert [sent_to(core, room, 313.0) for room in (42, 43)] == [[GATEWAY], []]
 
 
 def test_a_shorter_silence_changes_nothing() -> None:

@@ -26,7 +26,7 @@ E = TypeVar("E", bound=Effect)
 def view(*routers: ev.Replica, partitions: int = 1, router_partitions: int = 1, router_next: int = 0) -> ev.ClusterChanged:
     gateways = (ev.Gateway(EndpointID(31), 1, 1),)
     there = ev.OtherRole(router_partitions, router_next or router_partitions, routers)
-    return ev.ClusterChanged(1, partitions, (), frozenset(), gateways, there)
+    return ev.ClusterChanged(1, partitions, (), ev.NO_OTHER, gateways, there)
 
 
 def make(partition: int = 0) -> Core:
@@ -220,7 +220,7 @@ def test_a_gateway_that_is_gone_for_long_is_dropped() -> None:
     core = live(ev.Replica(R1, 0))
     core.step(ev.MessagesReceived(R1, [login(1, 42)]), 1.0)
     gone = view(ev.Replica(R1, 0))
-    core.step(ev.ClusterChanged(1, 1, (), frozenset(), (), gone.routers), 2.0)
+    core.step(ev.ClusterChanged(1, 1, (), ev.NO_OTHER, (), gone.routers), 2.0)
     core.step(Tick(), 3.0)
     core.step(Tick(), 3602.0)
     assert core.membership.groups == 1

@@ -29,7 +29,7 @@ def view(
     partitions: int = 1, brokers: Iterable[ev.Replica] = (), gateways: tuple[ev.Gateway, ...] = GATEWAYS, version: int = 5
 ) -> ev.ClusterChanged:
     routers = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0),))
-    return ev.ClusterChanged(version, partitions, tuple(brokers), frozenset(), gateways, routers)
+    return ev.ClusterChanged(version, partitions, tuple(brokers), ev.NO_OTHER, gateways, routers)
 
 
 def make(*members: Update, partition: int = 0) -> Core:

@@ -33,7 +33,8 @@ def forwarded() -> control_pb2.Control:
     """What a router that sees the gateway sends a broker of its login."""
     router = RouterCore(endpoint=ROUTER, partition=0, heartbeat_s=1.0, dead_after=4, poll_interval_s=60.0, gone_gateway_s=9e9)
     router.step(ev.StoreOpened(None), 0.0)
-    router.step(ev.ClusterChanged(1, 1, (), frozenset({BROKER}), gateways_of(View(nodes=(GATEWAY,)))), 0.0)
+    brokers = ev.OtherRole(1, replicas=(ev.Replica(BROKER, 0),))
+    router.step(ev.ClusterChanged(1, 1, (), brokers, gateways_of(View(nodes=(GATEWAY,)))), 0.0)
     assert of(ev.ServeSnapshot, router.step(ev.SnapshotRequested(1, BROKER, "broker", 0, 1), 30.0))
     effects = router.step(ev.MessagesReceived(GATEWAY.endpoint, [LOGIN]), 31.0)
     (sent,) = [effect for effect in of(SendControl, effects) if effect.peer == BROKER]
@@ -89,7 +90,7 @@ def test_a_broker_reaches_a_gateway_that_it_knows_from_the_routers_message_alone
     broker = Core(endpoint=BROKER, partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
     routers = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0, True),))
     for gateways, reached in ((), []), (known.gateways, [GATEWAY.endpoint]):
-        broker.step(ev.ClusterChanged(1, 1, (), frozenset(), gateways, routers), 0.0)
+        broker.step(ev.ClusterChanged(1, 1, (), ev.NO_OTHER, gateways, routers), 0.0)
         broker.step(ev.SnapshotFinished(ROUTER, None), 0.5)
         broker.step(ev.MessagesReceived(ROUTER, decode_messages(control.gateway_messages)), 1.0)
         assert [target.endpoint for target in broker._gateway_targets(42)] == reached

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
+from tests.support.lossy import OUTSIDE, LossyNetwork
 from tests.support.soft_processes import cluster
+
+LATE_S = 0.3
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -62,3 +66,20 @@ async def test_joins_are_confirmed_and_served_while_routers_die_and_come_back(tm
         for name in ("router-0", "router-1", "broker-0", "broker-2"):
             assert "handler_failed" not in c.log(name), c.log(name)
             assert "Traceback" not in c.log(name), c.log(name)
+
+
+async def test_a_join_is_confirmed_when_the_broker_has_it_whichever_router_it_subscribed_to(tmp_path: Path) -> None:
+    """What routers send the broker comes late, and what is published does not: it must find the member."""
+    async with cluster(tmp_path) as c:
+        network = LossyNetwork(f"zk://{c.registry}/test", seed=1)
+        await asyncio.to_thread(network.start)
+        try:
+            for name in ("router-0", "router-1", "broker-0"):
+                await c.start(name, advertised_udp_host=OUTSIDE)
+            await c.running("router-0", "router-1", "broker-0")
+            network.delay({("router", "broker"): LATE_S})
+            for room, router in enumerate(("router-0", "router-1"), start=41):
+                await c.join(router, room)
+                assert await c.reaches_gateway("broker-0", room), f"the broker has not heard of a join that {router} confirmed"
+        finally:
+            await asyncio.to_thread(network.stop)

@@ -31,7 +31,7 @@ E = TypeVar("E", bound=Effect)
 def view(
     *replicas: ev.Replica, partitions: int = 1, gateways: tuple[ev.Gateway, ...] = GATEWAYS, version: int = 1
 ) -> ev.ClusterChanged:
-    return ev.ClusterChanged(version, partitions, replicas, frozenset(), gateways)
+    return ev.ClusterChanged(version, partitions, replicas, ev.NO_OTHER, gateways)
 
 
 def make(partition: int = 0, policy: LoginPolicy = LoginPolicy.ALL) -> Core:

@@ -24,6 +24,9 @@ from tests.support.effects import of
 
 ME, PEER, THIRD = EndpointID(10), EndpointID(11), EndpointID(12)
 BROKER, OTHER_BROKER = EndpointID(20), EndpointID(21)
+NO_BROKER = ev.NO_OTHER
+ONE_BROKER = ev.OtherRole(1, replicas=(ev.Replica(BROKER, 0),))
+TWO_PARTITIONS = ev.OtherRole(2, replicas=(ev.Replica(BROKER, 0), ev.Replica(OTHER_BROKER, 1)))
 GATEWAY = EndpointID(30)
 INSTANCE = 3
 E = TypeVar("E", bound=Effect)
@@ -37,22 +40,22 @@ def view(
     *replicas: ev.Replica,
     partitions: int = 1,
     version: int = 1,
-    brokers: Iterable[EndpointID] = (BROKER, OTHER_BROKER),
+    brokers: ev.OtherRole = NO_BROKER,
     gateways: tuple[ev.Gateway, ...] = (ev.Gateway(GATEWAY, INSTANCE, 1),),
 ) -> ev.ClusterChanged:
-    return ev.ClusterChanged(version, partitions, replicas, frozenset(brokers), gateways)
+    return ev.ClusterChanged(version, partitions, replicas, brokers, gateways)
 
 
 def make(partition: int = 0) -> Core:
     return Core(endpoint=ME, partition=partition, heartbeat_s=1.0, dead_after=4, poll_interval_s=60.0, gone_gateway_s=3600.0)
 
 
-def running(*replicas: ev.Replica, partition: int = 0, partitions: int = 1) -> Core:
+def running(*replicas: ev.Replica, partition: int = 0, partitions: int = 1, brokers: ev.OtherRole = NO_BROKER) -> Core:
     core = make(partition)
     core.step(ev.StoreOpened(None), 0.0)
     core.step(view(partitions=partitions), 0.0)
     assert core.state is State.RUNNING
-    core.step(view(*replicas, partitions=partitions), 0.0)
+    core.step(view(*replicas, partitions=partitions, brokers=brokers), 0.0)
     return core
 
 
@@ -97,7 +100,7 @@ def contents(chunks: Iterable[Chunk]) -> LwwMap:
 
 
 def test_peers_come_first_then_subscribers_then_the_database_then_the_confirmation() -> None:
-    core = running(ev.Replica(PEER, 0, True), ev.Replica(THIRD, 0, False))
+    core = running(ev.Replica(PEER, 0, True), ev.Replica(THIRD, 0, False), brokers=ONE_BROKER)
     subscribe(core, BROKER)
     effects = core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 1.0)
     sends = of(SendControl, effects)
@@ -118,7 +121,7 @@ def test_without_anybody_to_forward_to_the_confirmation_follows_the_database_at_
 
 
 def test_what_a_peer_sent_goes_to_the_own_subscribers_only_and_is_not_confirmed() -> None:
-    core = running(ev.Replica(PEER, 0, True), ev.Replica(THIRD, 0, True))
+    core = running(ev.Replica(PEER, 0, True), ev.Replica(THIRD, 0, True), brokers=ONE_BROKER)
     subscribe(core, BROKER)
     core.step(ev.SnapshotRequested(2, THIRD, "router", 0, 1), 0.0)
     effects = core.step(ev.MessagesReceived(PEER, [login(1, 42)]), 1.0)
@@ -128,13 +131,37 @@ def test_what_a_peer_sent_goes_to_the_own_subscribers_only_and_is_not_confirmed(
 
 
 def test_a_broker_gets_only_the_rooms_of_its_partition() -> None:
-    core = running()
+    core = running(brokers=TWO_PARTITIONS)
     subscribe(core, BROKER, 0, 2)
     subscribe(core, OTHER_BROKER, 1, 2)
     effects = core.step(ev.MessagesReceived(GATEWAY, [login(1, 4), login(2, 5), login(3, 7)]), 1.0)
     assert {effect.peer: [m.group for m in body(effect)] for effect in of(SendControl, effects)} == {
         BROKER: [4],
         OTHER_BROKER: [5, 7],
+    }
+
+
+@pytest.mark.parametrize("lost", [None, ev.PeerDead(BROKER), view()])
+def test_a_broker_that_subscribed_to_a_peer_has_what_a_gateway_said_before_it_is_confirmed(lost: ev.Event | None) -> None:
+    """The peer tells it too, and nobody would wait for that: what is published at once would go by a broker without the member."""
+    core = running(ev.Replica(PEER, 0, True), brokers=ONE_BROKER)
+    to_peer, to_broker = of(SendControl, core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 1.0))
+    assert (to_broker.peer, body(to_broker)) == (BROKER, [login(1, 42)])
+    assert core.step(Settled([(to_peer.token, True)]), 1.1) == []
+    assert confirmed(core.step(lost or Settled([(to_broker.token, True)]), 1.2)) == [login(1, 42).id]
+
+
+def test_brokers_that_did_not_subscribe_get_the_rooms_of_their_partition_while_it_is_being_made_too() -> None:
+    third = EndpointID(22)
+    brokers = ev.OtherRole(2, replicas=(*TWO_PARTITIONS.replicas, ev.Replica(third, 3)))
+    core = running(ev.Replica(PEER, 0, True), brokers=brokers)
+    core.step(ev.PeerDead(BROKER), 0.5)
+    assert of(SendControl, core.step(ev.MessagesReceived(PEER, [login(4, 5)]), 1.0)) == []
+    effects = core.step(ev.MessagesReceived(GATEWAY, [login(1, 4), login(2, 5), login(3, 7)]), 1.0)
+    assert {effect.peer: [m.group for m in body(effect)] for effect in of(SendControl, effects)} == {
+        PEER: [4, 5, 7],
+        OTHER_BROKER: [5, 7],
+        third: [5, 7],
     }
 
 
@@ -176,7 +203,7 @@ def test_a_forward_that_waits_to_be_sent_again_ends_with_its_peer() -> None:
 
 
 def test_a_broker_that_cannot_be_reached_loses_its_subscription_and_the_gateway_its_wait() -> None:
-    core = running()
+    core = running(brokers=ONE_BROKER)
     subscribe(core, BROKER)
     (send,) = of(SendControl, core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 1.0))
     now = 1.0
@@ -314,7 +341,7 @@ def test_an_expired_tombstone_leaves_the_database() -> None:
 
 
 def test_a_snapshot_and_the_live_messages_leave_no_gap() -> None:
-    core = running()
+    core = running(brokers=ONE_BROKER)
     core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 1.0)
     (served,) = of(ev.ServeSnapshot, core.step(ev.SnapshotRequested(9, BROKER, "broker", 0, 1), 1.0))
     assert served.request == 9
@@ -330,7 +357,7 @@ def test_a_heartbeat_alone_opens_no_subscription() -> None:
 
 
 def test_a_subscription_ends_after_four_missed_heartbeats() -> None:
-    core = running()
+    core = running(brokers=ONE_BROKER)
     subscribe(core, BROKER)
     assert core.heartbeat(BROKER, 0, 1, 3.0).subscribed
     core.step(Tick(), 6.9)
@@ -339,9 +366,9 @@ def test_a_subscription_ends_after_four_missed_heartbeats() -> None:
     assert not core.heartbeat(BROKER, 0, 1, 8.0).subscribed
 
 
-@pytest.mark.parametrize("lost", [ev.PeerDead(BROKER), view(brokers=())])
+@pytest.mark.parametrize("lost", [ev.PeerDead(BROKER), view()])
 def test_a_broker_that_was_dead_or_gone_must_take_a_snapshot_again(lost: ev.Event) -> None:
-    core = running()
+    core = running(brokers=ONE_BROKER)
     subscribe(core, BROKER)
     core.step(lost, 1.0)
     core.step(ev.PeerAlive(BROKER), 2.0)
@@ -349,7 +376,7 @@ def test_a_broker_that_was_dead_or_gone_must_take_a_snapshot_again(lost: ev.Even
 
 
 def test_a_rule_that_names_fewer_rooms_is_taken_over_and_another_ends_the_subscription() -> None:
-    core = running()
+    core = running(brokers=ev.OtherRole(2, replicas=(ev.Replica(BROKER, 1),)))
     subscribe(core, BROKER, 1, 2)
     assert core.heartbeat(BROKER, 1, 4, 1.0).subscribed
     effects = core.step(ev.MessagesReceived(GATEWAY, [login(1, 3), login(2, 5)]), 1.0)
@@ -359,7 +386,7 @@ def test_a_rule_that_names_fewer_rooms_is_taken_over_and_another_ends_the_subscr
 
 def test_endpoints_that_nobody_registered_take_no_place_of_a_broker() -> None:
     """S10: 4,096 requests with invented endpoints shut every broker out."""
-    core = running()
+    core = running(brokers=ONE_BROKER)
     for role in ("broker", "router"):
         for number in range(MAX_SUBSCRIBERS):
             core.step(ev.SnapshotRequested(1, EndpointID(1_000_000 + number), role, 0, 1), 0.0)
@@ -383,7 +410,7 @@ def test_a_senseless_snapshot_request_is_refused(role: str, partition: int, part
 
 
 def test_a_peer_that_missed_something_is_told_so_and_takes_a_snapshot() -> None:
-    core = running(ev.Replica(PEER, 0, True))
+    core = running(ev.Replica(PEER, 0, True), brokers=ONE_BROKER)
     assert core.step(ev.SubscriptionReply(PEER, True), 1.0) == []
     assert core.step(ev.SubscriptionReply(PEER, False), 1.0) == [ev.TakeSnapshot(PEER, 0, 1)]
     assert core.step(ev.SubscriptionReply(PEER, False), 1.1) == []

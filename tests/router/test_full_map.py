@@ -33,7 +33,7 @@ def router(*replicas: ev.Replica) -> Core:
     )
     core.step(ev.StoreOpened(None), 0.0)
     for known in ((), replicas):
-        core.step(ev.ClusterChanged(1, 1, known, frozenset(), (ev.Gateway(GATEWAY, 3, 1),)), 0.0)
+        core.step(ev.ClusterChanged(1, 1, known, ev.NO_OTHER, (ev.Gateway(GATEWAY, 3, 1),)), 0.0)
     assert core.state is State.RUNNING
     return core
 

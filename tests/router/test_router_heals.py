@@ -22,6 +22,7 @@ from tests.support.effects import of
 
 ME, LOW, PEER = EndpointID(10), EndpointID(5), EndpointID(11)
 BROKER = EndpointID(20)
+BROKERS = ev.OtherRole(1, replicas=(ev.Replica(BROKER, 0),))
 GATEWAY, OTHER_GATEWAY = EndpointID(30), EndpointID(31)
 INSTANCE, OTHER = 3, 4
 GONE_S = 3.0
@@ -42,7 +43,7 @@ GATEWAYS = (ev.Gateway(GATEWAY, INSTANCE, 1), ev.Gateway(OTHER_GATEWAY, OTHER, 1
 
 
 def view(*replicas: ev.Replica, gateways: tuple[ev.Gateway, ...] = GATEWAYS) -> ev.ClusterChanged:
-    return ev.ClusterChanged(1, 1, replicas, frozenset({BROKER}), gateways)
+    return ev.ClusterChanged(1, 1, replicas, BROKERS, gateways)
 
 
 def running(*replicas: ev.Replica) -> Core:

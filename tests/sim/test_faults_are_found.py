@@ -59,6 +59,7 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "old layout ignored: records dropped": (Variant(broker=faults.DeafBroker), LOAD, "whose room has moved"),
     "old layout ignored: nobody told": (Variant(broker=faults.SilentBroker), LOAD, "did not answer a stale sender"),
     "old layout ignored: joins dropped": (Variant(router=faults.GreedyRouter), LOAD, "no replica of its partition has"),
+    "brokers of a peer not waited for": (Variant(router=faults.TrustfulRouter), LOAD, "does not know a confirmed change"),
     "old layout ignored: messages go round": (Variant(router=faults.EndlessRouter), LOAD, "more datagrams than a run can have"),
 }
 

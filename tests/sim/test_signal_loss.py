@@ -45,7 +45,7 @@ def make_broker(endpoint: EndpointID) -> broker.core.Core:
     core = broker.core.Core(endpoint=endpoint, partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
     gateways = (me.Gateway(GATEWAY, 1, 1),)
     routers = me.OtherRole(1, 1, (me.Replica(ROUTER, 0),))
-    core.step(me.ClusterChanged(1, 1, (), frozenset(), gateways, routers), 0.0)
+    core.step(me.ClusterChanged(1, 1, (), me.NO_OTHER, gateways, routers), 0.0)
     core.step(me.SnapshotFinished(ROUTER, None), 0.0)
     core.step(me.MessagesReceived(ROUTER, [Update(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
     return core

@@ -90,8 +90,8 @@ class Cluster:
         for played in (self.gateway, self.proxy):
             played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
 
-    async def start(self, name: str) -> None:
-        """Start a process: role-number."""
+    async def start(self, name: str, **more: str) -> None:
+        """Start a process: role-number, with more settings."""
         role = name.split("-")[0]
         sets = {
             "registry": f"zk://{self.registry}/test",
@@ -99,6 +99,7 @@ class Cluster:
             "session_timeout_ms": "4000",
             "log_format": "json",
             "cluster.heartbeat_interval_ms": str(CLUSTER.heartbeat_interval_ms),
+            **more,
         }
         arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
         self.processes[name] = fork(role, arguments, self.folder / f"{name}.log")

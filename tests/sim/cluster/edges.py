@@ -121,7 +121,7 @@ class GatewayProcess(Process):
                 case Settle():
                     self.outcome = effect.outcome
                 case ge.SendMembership(peer, messages, token):
-                    self.world.watch.said.update((message.id, message) for message in messages)
+                    self.world.watch.say(messages)
                     links.send_control(peer, encode_messages(messages), token, now)
                 case SendControl(peer, controls):
                     links.send_control(peer, controls, 0, now)

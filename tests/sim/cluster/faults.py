@@ -135,6 +135,15 @@ class GreedyRouter(router.core.Core):
         return
 
 
+class TrustfulRouter(router.core.Core):
+    """Fault: brokers that subscribed to a peer are left to it, and nobody waits until they know what is confirmed."""
+
+    def _takers(
+        self, origin: EndpointID, messages: list[Update], from_peer: bool, from_gateway: bool
+    ) -> dict[EndpointID, tuple[int, int]]:
+        return super()._takers(origin, messages, from_peer, False)
+
+
 class EndlessRouter(router.core.Core):
     """Fault: what another partition's router sends is passed on as well, so that it comes back."""
 

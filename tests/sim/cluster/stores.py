@@ -150,7 +150,10 @@ class ReplicaProcess(StoreProcess):
         view, role = self.view, self.place.role
         replicas = tuple(ev.Replica(n.endpoint, n.partition, n.running) for n in view.of_role(role) if n.endpoint != self.endpoint)
         gateways = tuple(ev.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway"))
-        brokers = frozenset(node.endpoint for node in view.of_role("broker") if role == "router")
+        brokers = ev.NO_OTHER
+        if role == "router":
+            known = tuple(ev.Replica(node.endpoint, node.partition) for node in view.of_role("broker"))
+            brokers = ev.OtherRole(view.count("broker"), replicas=known)
         self.step(ev.ClusterChanged(view.version, view.count(role), replicas, brokers, gateways))
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -202,7 +205,15 @@ class RouterProcess(ReplicaProcess):
 
     def make_core(self, **options: Any) -> ReplicaCore:
         """See `ReplicaProcess`."""
+        self.revived: dict[EndpointID, float] = {}
+        """When those whom it knows came to life, again or for the first time."""
         return self.world.variant.router(membership=self.world.variant.membership(self.world.is_true), **options)
+
+    def take_state(self, peer: EndpointID, state: PeerState) -> None:
+        """See `Process`."""
+        if state is PeerState.ALIVE:
+            self.revived[peer] = self.world.now
+        super().take_state(peer, state)
 
     def peer_roles(self) -> tuple[str, ...]:
         """See `Process`."""
@@ -283,7 +294,7 @@ class BrokerProcess(StoreProcess):
                 view.version,
                 view.count("broker"),
                 _replicas(n for n in brokers if n.endpoint != self.endpoint),
-                frozenset(),
+                ev.NO_OTHER,
                 tuple(ev.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway")),
                 ev.OtherRole(view.count("router"), view.next("router"), _replicas(routers)),
                 ev.OtherRole(view.count("relay"), 0, _replicas(through)) if through else ev.NO_OTHER,

@@ -63,8 +63,8 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.said: dict[int, Update] = {}
-        """GatewayMsgID → what gateways said with it."""
+        self._said: dict[int, tuple[Update, float]] = {}
+        """GatewayMsgID → what gateways said with it, and when first."""
         self.logins: list[Update] = []
         self.messages: dict[int, Message] = {}
         self._handled: set[tuple[int, int]] = set()
@@ -90,28 +90,36 @@ class Watch:
         """Somebody joined: an old login for a map to be haunted by."""
         self.logins.append(Update(id_, self._world.vrooms.room_of_user(room, uin), uin, True))
 
+    def say(self, messages: Iterable[Update]) -> None:
+        """A gateway says something, or says it again."""
+        for message in messages:
+            self._said.setdefault(message.id, (message, self._world.now))
+
     def confirmations(self, process: RouterProcess, messages: Iterable[bytes]) -> None:
-        """At the moment of a confirmation every broker subscribed here knows the change, or a newer one of the key; what is
-        not for this router's partition is with a router that serves it."""
+        """At the moment of a confirmation every broker that is known here, and has not been dead since the change was said, has it,
+        or a newer one of the key; what is not for this router's partition is with a router that serves it."""
         ids = [i for data in messages for i in control_pb2.Control.FromString(data).gateway_confirm.ids]
-        for change in [self.said[i] for i in ids]:
+        for change, said_at in [self._said[i] for i in ids]:
             if serves(process.core.partition, change.group, process.view.count("router")):
                 for target in self._world.running(BrokerProcess):
-                    self._confirmed_at(process, target, change)
+                    if process.revived.get(target.endpoint, 0.0) <= said_at:
+                        self._confirmed_at(process, target, change)
             else:
                 self._passed_on(process, change)
 
     def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Update) -> None:
         feed = target.core.feeds.get(process.core.partition)
-        if target.endpoint not in process.core.subscribers or feed is None:
+        listed = any(node.endpoint == target.endpoint for node in process.view.of_role("broker"))
+        if not listed or feed is None or process.links.state(target.endpoint) is PeerState.DEAD:
             return
-        wants = serves(target.core.partition, change.group, target.view.count("broker"))
-        if feed.source == process.endpoint and feed.state is FeedState.LIVE and wants:
+        if feed.source == process.endpoint and not (feed.state is FeedState.LIVE and target.endpoint in process.core.subscribers):
+            return  # what it is told waits until the snapshot is merged; or it missed something, and will take one
+        if all(serves(target.core.partition, change.group, view.count("broker")) for view in (target.view, process.view)):
             known = target.core.membership.get(change.group, change.member, gateway_instance(change.id))
             old = change.id < target.core.membership.floor(gateway_instance(change.id))
             old = old or (target.endpoint, change.group, change.member) in self._world.scrambled
             assert old or (known is not None and known[0] >= change.id), "a broker does not know a confirmed change"
-            self.checked["confirmations"] += 1
+            self.checked["confirmations" if feed.source == process.endpoint else "confirmations of a peer's"] += 1
 
     def _passed_on(self, process: RouterProcess, change: Update) -> None:
         partition = change.group % process.view.count("router")
