@@ -25,7 +25,8 @@ HAPPENED: Counter[str] = Counter()
 RUNS: list[int] = []
 LEAST = {
     "crashes": 1.0, "pauses": 0.5, "cuts": 0.5, "one-way cuts": 0.3, "scrambled": 2, "doublings": 0.3, "feedback": 1,
-    "confirmations": 100, "passed on": 0.04, "accepted": 100, "accepted big": 0.1, "sent": 10, "stale": 0.02,
+    "confirmations": 100, "confirmations of a peer's": 100, "passed on": 0.04,
+    "accepted": 100, "accepted big": 0.1, "sent": 10, "stale": 0.02,
     "delivered": 100, "in order": 50, "signals": 20, "receipts": 5, "gaps": 20,
     "accepted chat": 50, "chat": 50, "chat sent": 20, "replaced": 0.1, "overtaken": 0.1, "offline": 1, "user signals": 10,
     "signals given": 40, "listed": 3, "held": 0.5, "released": 0.5, "room sent": 20, "ended": 4, "ended as another device": 2,

@@ -96,30 +96,40 @@ class Watch:
             self._said.setdefault(message.id, (message, self._world.now))
 
     def confirmations(self, process: RouterProcess, messages: Iterable[bytes]) -> None:
-        """At the moment of a confirmation every broker that is known here, and has not been dead since the change was said, has it,
-        or a newer one of the key; what is not for this router's partition is with a router that serves it."""
+        """At the moment of a confirmation every broker that is subscribed here has the change, or a newer one of the key, and so
+        have those that are subscribed to a peer and were not dead here since it was said; what is not for this router's partition
+        is with a router that serves it."""
         ids = [i for data in messages for i in control_pb2.Control.FromString(data).gateway_confirm.ids]
         for change, said_at in [self._said[i] for i in ids]:
             if serves(process.core.partition, change.group, process.view.count("router")):
                 for target in self._world.running(BrokerProcess):
-                    if process.revived.get(target.endpoint, 0.0) <= said_at:
-                        self._confirmed_at(process, target, change)
+                    self._confirmed_at(process, target, change, said_at)
             else:
                 self._passed_on(process, change)
 
-    def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Update) -> None:
+    def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Update, said_at: float) -> None:
         feed = target.core.feeds.get(process.core.partition)
-        listed = any(node.endpoint == target.endpoint for node in process.view.of_role("broker"))
-        if not listed or feed is None or process.links.state(target.endpoint) is PeerState.DEAD:
+        if feed is None or not serves(target.core.partition, change.group, target.view.count("broker")):
             return
-        if feed.source == process.endpoint and not (feed.state is FeedState.LIVE and target.endpoint in process.core.subscribers):
-            return  # what it is told waits until the snapshot is merged; or it missed something, and will take one
-        if all(serves(target.core.partition, change.group, view.count("broker")) for view in (target.view, process.view)):
+        if feed.source == process.endpoint:
+            told = feed.state is FeedState.LIVE and target.endpoint in process.core.subscribers
+        else:
+            told = self._knows(process, target, said_at) and serves(
+                target.core.partition, change.group, process.view.count("broker")
+            )
+        if told:
             known = target.core.membership.get(change.group, change.member, gateway_instance(change.id))
             old = change.id < target.core.membership.floor(gateway_instance(change.id))
             old = old or (target.endpoint, change.group, change.member) in self._world.scrambled
             assert old or (known is not None and known[0] >= change.id), "a broker does not know a confirmed change"
             self.checked["confirmations" if feed.source == process.endpoint else "confirmations of a peer's"] += 1
+
+    @staticmethod
+    def _knows(process: RouterProcess, target: BrokerProcess, since: float) -> bool:
+        """Whether a router knows a broker, and it was not dead there."""
+        known = any(node.endpoint == target.endpoint for node in process.view.of_role("broker"))
+        alive = process.links.state(target.endpoint) is not PeerState.DEAD
+        return known and alive and process.revived.get(target.endpoint, 0.0) <= since
 
     def _passed_on(self, process: RouterProcess, change: Update) -> None:
         partition = change.group % process.view.count("router")
