@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 import xxhash
@@ -33,6 +34,35 @@ class MemberCounters:
     """Senders that were told of a newer layout."""
 
 
+class Speaker(Enum):
+    """Who said what a replica passes on."""
+
+    GATEWAY = auto()
+    """One that waits for the confirmation."""
+    PEER = auto()
+    """A replica of the own partition: it tells the other peers itself."""
+    OTHER_PARTITION = auto()
+    """A replica of another one, which a gateway with an old layout had told."""
+
+
+@dataclass(slots=True)
+class Brokers:
+    """The brokers in the registry."""
+
+    partitions: int = 1
+    endpoints: frozenset[EndpointID] = frozenset()
+    by_partition: dict[int, list[EndpointID]] = field(default_factory=dict)
+    """Those whose partition is being made are with the partition that serves its rooms until then."""
+
+    @classmethod
+    def of(cls, role: OtherRole) -> Brokers:
+        """Those that an event brings."""
+        found = cls(max(role.partitions, 1), frozenset(broker.endpoint for broker in role.replicas))
+        for broker in role.replicas:
+            found.by_partition.setdefault(broker.partition % found.partitions, []).append(broker.endpoint)
+        return found
+
+
 @dataclass(slots=True)
 class ClusterView:
     """The registry's view as a core needs it."""
@@ -41,10 +71,7 @@ class ClusterView:
     partitions: int = 1
     replicas: dict[EndpointID, Replica] = field(default_factory=dict)
     """Others of the own role."""
-    brokers: frozenset[EndpointID] = frozenset()
-    broker_partitions: int = 1
-    brokers_by_partition: dict[int, list[EndpointID]] = field(default_factory=dict)
-    """Those whose partition is being made are with the partition that serves its rooms until then."""
+    brokers: Brokers = field(default_factory=Brokers)
     gateways: tuple[Gateway, ...] = ()
     routers: OtherRole = NO_OTHER
     relays: OtherRole = NO_OTHER
@@ -55,18 +82,12 @@ class ClusterView:
     def of(cls, event: ClusterChanged, own: EndpointID) -> ClusterView:
         """The view that an event brings, without this process."""
         replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != own}
-        broker_partitions = max(event.brokers.partitions, 1)
-        by_partition: dict[int, list[EndpointID]] = {}
-        for broker in event.brokers.replicas:
-            by_partition.setdefault(broker.partition % broker_partitions, []).append(broker.endpoint)
         introductions = {gateway.instance: gateway.introduction for gateway in sorted(event.gateways, key=lambda g: g.generation)}
         return cls(
             event.version,
             event.partitions,
             replicas,
-            frozenset(broker.endpoint for broker in event.brokers.replicas),
-            broker_partitions,
-            by_partition,
+            Brokers.of(event.brokers),
             event.gateways,
             event.routers,
             event.relays,
@@ -84,7 +105,7 @@ class ClusterView:
     def endpoints(self) -> set[EndpointID]:
         """The endpoints of all processes in the view."""
         others = {replica.endpoint for replica in (*self.routers.replicas, *self.relays.replicas)}
-        return {*self.replicas, *self.brokers, *others, *(gateway.endpoint for gateway in self.gateways)}
+        return {*self.replicas, *self.brokers.endpoints, *others, *(gateway.endpoint for gateway in self.gateways)}
 
 
 def retry_pause_s(endpoint: EndpointID, attempt: int) -> float:

@@ -23,7 +23,7 @@ from cluster.membership.forwards import Forwards, Group, Outcome
 from cluster.membership.isolation import Isolation
 from cluster.membership.lww_map import Applied, Key, LwwMap, Purged, Update, encode_messages
 from cluster.membership.member_core import MemberCore
-from cluster.membership.member_state import ClusterView, retry_pause_s
+from cluster.membership.member_state import ClusterView, Speaker, retry_pause_s
 from cluster.membership.replica_anti_entropy import ReplicaAntiEntropy
 from cluster.membership.replica_state import Counters, State
 from cluster.membership.subscribers import Subscribers, valid_filter
@@ -143,7 +143,8 @@ class ReplicaCore(MemberCore):
         assert self._view is not None
         view, outcome = self._view, Outcome()
         self.anti_entropy.set_rule(self.partition, view.partitions)
-        for endpoint in [e for e in old.replicas if e not in view.replicas] + sorted(old.brokers - view.brokers):
+        gone_brokers = old.brokers.endpoints - view.brokers.endpoints
+        for endpoint in [e for e in old.replicas if e not in view.replicas] + sorted(gone_brokers):
             self._lose(endpoint, outcome)
             self._synced_at.pop(endpoint, None)
             self._unsynced.discard(endpoint)
@@ -325,7 +326,7 @@ class ReplicaCore(MemberCore):
         guests come are in another registry."""
         if self._guests or self._view is None:
             return self._guests
-        return endpoint in (self._view.replicas if role == self.ROLE else self._view.brokers)
+        return endpoint in (self._view.replicas if role == self.ROLE else self._view.brokers.endpoints)
 
     # --- gateway messages
 
@@ -356,13 +357,15 @@ class ReplicaCore(MemberCore):
             valid = [m for m in valid if m not in refused]
         group = Group(None if sender is not None else event.peer, [m.id for m in valid])
         if sender is None:
+            speaker = Speaker.GATEWAY
             self.counters.messages_from_gateways += len(valid)
         else:
+            speaker = Speaker.PEER if sender.partition == self.partition else Speaker.OTHER_PARTITION
             self.counters.messages_from_replicas += len(valid)
         # Held above 0 until every forward is made, so that none of them can finish the group early.
         group.waiting = 1
         if own:
-            self._forward(event.peer, own, sender is not None and sender.partition == self.partition, group, out)
+            self._forward(event.peer, own, speaker, group, out)
             self._persist(self._apply(own, now, out), out)
         if len(own) < len(valid) and sender is None:  # once: a child would give back what it gets from its parent, for ever
             served = set(own)
@@ -385,42 +388,43 @@ class ReplicaCore(MemberCore):
         """Take over what gateways said; a role may have more to do for it."""
         return self.membership.apply(messages, now)
 
-    def _forward(self, origin: EndpointID, messages: list[Update], from_peer: bool, group: Group, out: list[Effect]) -> None:
+    def _forward(self, origin: EndpointID, messages: list[Update], speaker: Speaker, group: Group, out: list[Effect]) -> None:
         """To the peers (not when a peer sent it: it did that itself), then to brokers and others who subscribed here."""
         everything = encode_messages(messages)
-        peers = [] if from_peer else [peer for peer in self._peers if peer != origin]
+        peers = [] if speaker is Speaker.PEER else [peer for peer in self._peers if peer != origin]
         for peer in peers:
             out.append(SendControl(peer, everything, self.forwards.send(peer, everything, group)))
+        brokers = self._view.brokers.endpoints if self._view is not None else frozenset[EndpointID]()
+        introductions: bytes | None = None
         encoded: dict[tuple[int, int], list[bytes]] = {}
-        for taker, rule in self._takers(origin, messages, from_peer, group.gateway is not None).items():
+        for taker, rule in self._takers(origin, messages, speaker).items():
             parts = encoded.get(rule)
             if parts is None:
                 partition, partitions = rule
                 wanted = [m for m in messages if m.group % partitions == partition]
                 parts = encoded[rule] = everything if len(wanted) == len(messages) else encode_messages(wanted)
             if parts:
-                if self._view is not None and taker in self._view.brokers:
-                    introductions = self._introductions(messages)
+                if taker in brokers:
+                    if introductions is None:
+                        introductions = self._introductions(messages)
                     parts = [part + introductions for part in parts]
                 out.append(SendControl(taker, parts, self.forwards.send(taker, parts, group)))
 
-    def _takers(
-        self, origin: EndpointID, messages: list[Update], from_peer: bool, from_gateway: bool
-    ) -> dict[EndpointID, tuple[int, int]]:
+    def _takers(self, origin: EndpointID, messages: list[Update], speaker: Speaker) -> dict[EndpointID, tuple[int, int]]:
         """Who takes messages beside the peers, each with its (partition, partitions).
 
         What a gateway said is confirmed to it, and then a client goes by it: brokers that subscribed to a peer are told, and
         waited for, here as well. Source: docs/memberships.md, "Joins and leaves".
         """
         found = {s.endpoint: (s.partition % s.partitions, s.partitions) for s in self.subscribers.all()}
-        if from_peer:
+        if speaker is Speaker.PEER:
             found = {taker: rule for taker, rule in found.items() if not self._is_peer(taker)}
-        if from_gateway and self._view is not None:
-            partitions = self._view.broker_partitions
-            for partition in {m.group % partitions for m in messages}:
-                for broker in self._view.brokers_by_partition.get(partition, ()):
+        if speaker is Speaker.GATEWAY and self._view is not None:
+            brokers = self._view.brokers
+            for partition in {m.group % brokers.partitions for m in messages}:
+                for broker in brokers.by_partition.get(partition, ()):
                     if broker not in self._dead:
-                        found.setdefault(broker, (partition, partitions))
+                        found.setdefault(broker, (partition, brokers.partitions))
         for endpoint in (*self._peers, origin):
             found.pop(endpoint, None)
         return found
@@ -465,7 +469,7 @@ class ReplicaCore(MemberCore):
         self._persist(applied, out)
         if applied.changes and self.state is State.RUNNING:
             # What this replica had missed, those who subscribed to it have missed as well; peers compare for themselves.
-            self._forward(source, applied.changes, True, Group(None, []), out)
+            self._forward(source, applied.changes, Speaker.PEER, Group(None, []), out)
 
     def _on_absence(self, event: ev.AbsenceReceived, now: float, out: list[Effect]) -> None:
         """Negative feedback: drop what is not newer, here, at the peers, and at the brokers of each."""

@@ -15,7 +15,7 @@ from cluster.membership.devices import Connection
 from cluster.membership.events import Effect, MessagesReceived
 from cluster.membership.forwards import Group
 from cluster.membership.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
-from cluster.membership.member_state import ClusterView
+from cluster.membership.member_state import ClusterView, Speaker
 from cluster.membership.replica_core import ReplicaCore
 from cluster.runtime.contract import RecordsReceived, SendControl, Tick
 from cluster.runtime.parcels import Target
@@ -138,10 +138,8 @@ class GreedyRouter(router.core.Core):
 class TrustfulRouter(router.core.Core):
     """Fault: brokers that subscribed to a peer are left to it, and nobody waits until they know what is confirmed."""
 
-    def _takers(
-        self, origin: EndpointID, messages: list[Update], from_peer: bool, from_gateway: bool
-    ) -> dict[EndpointID, tuple[int, int]]:
-        return super()._takers(origin, messages, from_peer, False)
+    def _takers(self, origin: EndpointID, messages: list[Update], speaker: Speaker) -> dict[EndpointID, tuple[int, int]]:
+        return super()._takers(origin, messages, Speaker.OTHER_PARTITION if speaker is Speaker.GATEWAY else speaker)
 
 
 class EndlessRouter(router.core.Core):
