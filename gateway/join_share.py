@@ -59,6 +59,10 @@ class JoinShare:
         self._bucket.spend(joins, now)
         return wait_s
 
+    def is_full(self, now: float) -> bool:
+        """Whether the line is too long for more."""
+        return self._bucket is not None and self._bucket.wait_s(now) > MAX_WAIT_S
+
     def spend(self, leaves: float, now: float) -> float:
         """So many were left, which nobody can refuse. Returns the seconds for which their client is not to be read from."""
         if self._bucket is None or leaves <= 0:
@@ -95,6 +99,18 @@ class JoinRate:
         elif beyond:  # a free one would else let who was refused begin anew
             self._refused = 0
         return wait_s
+
+    def is_vain(self, joins: int, now: float) -> bool:
+        """Whether so many, or more, would be refused now."""
+        share = self._share
+        if share.subscriptions + joins > share.max_subscriptions and self._subscriptions + joins > self._few:
+            return True
+        return joins > self._few and share.is_full(now)
+
+    def refuse(self, joins: int) -> None:
+        """So many are refused."""
+        self._share.refused += joins
+        self._refused += 1
 
     def refusal_hold_s(self, chance: float) -> float:
         """Seconds for which the client is not to be read from, when it was refused. `chance`: from 0 to 1, so that those that are

@@ -178,7 +178,9 @@ class MQTTConnection(asyncio.Protocol):
         # Unlike that of every other client of the cluster: two with one ID would take each other's place.
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
-        self._session = ServerSession(clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics)
+        self._session = ServerSession(
+            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._in_vain
+        )
         self._arm()
 
     def data_received(self, data: bytes) -> None:
@@ -220,7 +222,7 @@ class MQTTConnection(asyncio.Protocol):
             self._working = True
             self._set_reading()
             line = self._clients.paced if self._is_in_a_crowd() else self._clients.turn
-            line.later(self._work_on)
+            line.later(self._work_on, first=self._session is not None and self._session.is_asking)
 
     def _is_in_a_crowd(self) -> bool:
         return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
@@ -492,6 +494,9 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.SubscribeFilters):
             self._subscribe(effect)
             self._pace(len(effect.filters), joined=True)
+        elif isinstance(effect, session_events.FiltersInVain):
+            self._joins.refuse(effect.number)
+            self.hold_reading(self._joins.refusal_hold_s(random.random()))
         elif isinstance(effect, session_events.UnsubscribeFilters):
             channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
             self._leave(channels, len(channels) < len(effect.filters))
@@ -563,6 +568,9 @@ class MQTTConnection(asyncio.Protocol):
             for item in behind:
                 if not isinstance(item, session_events.SubscribeFilters):
                     self._carry_out(item)
+
+    def _in_vain(self, filters: int) -> bool:
+        return self._joins.is_vain(filters, self._clients.now())
 
     def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
         """Too many wait already: none of these is subscribed, and the client may try again later."""

@@ -27,7 +27,7 @@ SMALL_READ_BYTES: Final = 1024
 PACED_S: Final = 0.001
 """The paced line has so long, ..."""
 REST_S: Final = 0.003
-"""... and then rests."""
+"""... and then rests, for longer as what was begun took longer."""
 NEW_S: Final = 2.0
 """So long a connection is a new one."""
 CROWD: Final = 100
@@ -71,9 +71,9 @@ class PacedLine:
         self._line: deque[Callable[[], None]] = deque()
         self._asked = False
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Call this when those before it are done, and it is time."""
-        self._line.append(work)
+    def later(self, work: Callable[[], None], *, first: bool = False) -> None:
+        """Call this when those before it are done, and it is time. `first`: it goes on with what is begun, before all others."""
+        (self._line.appendleft if first else self._line.append)(work)
         if not self._asked:
             self._asked = True
             self._call_later(0.0, self._work)
@@ -91,7 +91,8 @@ class PacedLine:
         finally:
             self._asked = bool(self._line)
             if self._asked:
-                self._call_later(REST_S, self._work)
+                worked_s = self._now() - began
+                self._call_later(max(REST_S, worked_s * REST_S / PACED_S), self._work)
 
 
 class Turn:
@@ -119,9 +120,9 @@ class Turn:
         if self._spent_s > _NOTED_S:
             self._ask()
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Call this in one of the next turns; it says itself what it spends."""
-        self._line.append(work)
+    def later(self, work: Callable[[], None], *, first: bool = False) -> None:
+        """Call this in one of the next turns; it says itself what it spends. `first`: as `PacedLine.later`."""
+        (self._line.appendleft if first else self._line.append)(work)
         self._ask()
 
     @property

@@ -91,6 +91,13 @@ class DropMessages:
 
 
 @dataclass(frozen=True, slots=True)
+class FiltersInVain:
+    """So many filters of one SUBSCRIBE were refused without a look at them, as the shell had said that they are too many now."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SubscribeFilters:
     """Join the rooms of these filters, then answer with `subscription_confirmed(packet_id)`.
 
@@ -150,6 +157,7 @@ Effect = (
     | PublishMessages
     | DropMessages
     | SubscribeFilters
+    | FiltersInVain
     | UnsubscribeFilters
     | SendMail
     | PacketsAcknowledged

@@ -46,6 +46,7 @@ from pixiu.mqtt.events import (
     Connected,
     DropMessages,
     Effect,
+    FiltersInVain,
     PacketsAcknowledged,
     PauseReading,
     PublishMessages,
@@ -177,6 +178,8 @@ class _Asked(NamedTuple):
     answers: list[str | None]
     joined: dict[str, RoomID | UIN]
     mail: set[str]
+    in_vain: bool
+    """None of it is granted, whatever it is."""
 
 
 class _Problem(NamedTuple):
@@ -239,6 +242,7 @@ class ServerSession:
         "_decoder",
         "_filter_bytes",
         "_held_until",
+        "_in_vain",
         "_inflight",
         "_judged_later",
         "_last_packet",
@@ -268,8 +272,10 @@ class ServerSession:
         admit: Callable[[Connect], ConnackCode | None] = accept_all,
         vrooms: VRooms = NO_BIG_ROOMS,
         topics: TopicRooms = BY_FIRST_LEVEL,
+        in_vain: Callable[[int], bool] | None = None,
     ) -> None:
         self._limits = limits or SessionLimits()
+        self._in_vain = in_vain
         self._admit = admit
         self._resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
         self._topics = topics
@@ -331,6 +337,11 @@ class ServerSession:
     def waiting(self) -> int:
         """How many messages of QoS 1 and filters wait for the cluster."""
         return len(self._inflight) + self._pending_filters
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a SUBSCRIBE is worked off of which there is more."""
+        return self._asked is not None
 
     @property
     def has_more(self) -> bool:
@@ -586,8 +597,16 @@ class ServerSession:
                 text = "a packet identifier was used again before its answer [MQTT-2.3.1-2]"
                 self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
                 return
-            asked = _Asked([], {}, set())
-        answers, joined, mail = asked
+            in_vain = packet.more and self._in_vain is not None and self._in_vain(len(packet.filters))
+            asked = _Asked([], {}, set(), in_vain)
+        if asked.in_vain:
+            asked.answers.extend([None] * len(packet.filters))
+            self._asked = asked if packet.more else None
+            if not packet.more:
+                effects.append(FiltersInVain(len(asked.answers)))
+                effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(asked.answers)))))
+            return
+        answers, joined, mail, _ = asked
         for name, qos in packet.filters:
             # Whether there is room is asked first: it costs the least, and who asks for filters without end has none.
             if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):

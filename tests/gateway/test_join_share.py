@@ -52,6 +52,19 @@ def test_a_line_that_is_too_long_is_not_joined() -> None:
     assert rate(share, now=later).wait_s(30, later) == pytest.approx(MAX_WAIT_S - 0.1)
 
 
+def test_what_would_be_refused_is_known_before_it_is_asked_for() -> None:
+    share = JoinShare(10.0, 2000, 0.0)
+    assert not rate(share).is_vain(1000, 0.0)
+    assert rate(share).wait_s(1000, 0.0) == 0.0
+    client = rate(share)
+    assert client.is_vain(11, 0.0)
+    assert not client.is_vain(10, 0.0), "its few are free"
+    client.refuse(300)
+    assert (share.refused, client.refusal_hold_s(1.0)) == (300, LONG_HOLD_S)
+    share.subscriptions = 1990
+    assert rate(share).is_vain(11, 1e6), "all hold too many"
+
+
 def test_who_is_refused_again_is_not_read_from_for_twice_as_long() -> None:
     share = JoinShare(10.0, 10**9, 0.0)
     assert rate(share).wait_s(1000, 0.0) == 0.0
@@ -155,6 +168,20 @@ async def test_beyond_the_line_filters_are_refused_and_the_client_stays() -> Non
     assert wire.reading
     late.data_received(codec.encode(Unsubscribe(3, ("room/2001",))))
     assert not of(ev.Leave, world.events), "it has none of them"
+
+
+async def test_a_long_subscribe_beyond_the_line_is_refused_without_a_look_at_its_filters() -> None:
+    world = World(ALONE, now=100.0)
+    greedy, _ = mqtt_client(world, "greedy")
+    greedy.data_received(subscribe(1, 500))
+    await until(lambda: not greedy._working)  # its second half
+    late, wire = mqtt_client(world, "late")
+    late.data_received(subscribe(2, 900))
+    await until(lambda: any(isinstance(packet, Suback) for packet in wire.packets()))
+    assert [packet.codes for packet in wire.packets() if isinstance(packet, Suback)] == [(0x80,) * 900]
+    assert not wire.reading
+    assert world.clients.samples()["joins_over_share_total"] == 900
+    assert {join.connection for join in of(ev.Join, world.events)} <= {greedy.id}
 
 
 async def test_what_a_connection_holds_is_counted_until_it_goes() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from gateway import events as ev
 from gateway.turn import CROWD, NEW_S, PACED_S, REST_S, TURN_S, Newcomers, PacedLine, Turn
 from pixiu.mqtt import codec
@@ -131,13 +133,24 @@ def test_a_paced_line_works_for_a_while_and_rests_for_longer() -> None:
     call()
     assert done == [0, 1, 2]
     wait_s, call = asked[-1]
-    assert wait_s == REST_S
+    assert wait_s == pytest.approx(1.2 * REST_S), "as much longer as it worked"
     line.later(partial(work, 4))
     call()
     assert done == [0, 1, 2, 3, 4]
     assert len(asked) == 2, "an empty line does not ask"
     line.later(partial(work, 5))
     assert asked[-1][0] == 0.0
+
+
+def test_what_is_begun_goes_on_before_what_is_not() -> None:
+    calls = list[Callable[[], None]]()
+    for line in (PacedLine(lambda: 0.0, lambda _, call: calls.append(call)), Turn(lambda: 0.0, calls.append)):
+        done = list[int]()
+        line.later(partial(done.append, 1))
+        line.later(partial(done.append, 2))
+        line.later(partial(done.append, 3), first=True)
+        calls.pop()()
+        assert done == [3, 1, 2]
 
 
 def test_many_who_came_within_a_while_are_a_crowd() -> None:

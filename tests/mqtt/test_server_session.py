@@ -13,6 +13,7 @@ from pixiu.mqtt.events import (
     Connected,
     DropMessages,
     Effect,
+    FiltersInVain,
     PauseReading,
     PublishMessages,
     ResumeReading,
@@ -269,6 +270,33 @@ def test_filters_above_the_maximum_of_a_connection_are_refused_and_known_ones_ar
     assert sent(session.subscription_confirmed(1, 1.0)) == [Suback(1, (0, 0, SUBACK_FAILURE, 0))]
     send(session, Unsubscribe(2, ("a",)))
     assert send(session, Subscribe(3, (("c", 0),))) == [SubscribeFilters(3, [("c", topic_room("c"))])]
+
+
+def test_filters_that_the_shell_has_no_room_for_are_refused_unseen_and_those_before_stay() -> None:
+    asked = list[int]()
+
+    def in_vain(filters: int) -> bool:
+        asked.append(filters)
+        return len(asked) == 1
+
+    session = ServerSession(0.0, "assigned", in_vain=in_vain)
+    send(session, Connect("me"))
+    send(session, Subscribe(1, (("a", 0),)))
+    session.subscription_confirmed(1, 1.0)
+    assert asked == [], "one that comes whole is judged by its filters"
+    names = [f"room/{number}" for number in range(1, 900)]
+    for packet_id, granted in ((2, False), (3, True)):
+        effects = session.receive(codec.encode(Subscribe(packet_id, tuple((name, 0) for name in ("a", *names)))), 1.0)
+        while session.has_more:
+            assert session.is_asking
+            effects += session.receive(b"", 1.0)
+        assert not session.is_asking
+        assert list(session.subscriptions) == (["a", *names] if granted else ["a"])
+        if not granted:
+            assert effects[0] == FiltersInVain(900)
+            assert sent(effects) == [Suback(2, (SUBACK_FAILURE,) * 900)]
+    assert [type(effect) for effect in effects] == [SubscribeFilters]
+    assert len(asked) == 2
 
 
 def test_too_many_filters_in_one_subscribe_are_malformed() -> None:
