@@ -226,7 +226,9 @@ class ProxyDirectory:
                     wire_pb2.ClusterRequest(), timeout=min(left, FETCH_TIMEOUT_S), metadata=self._channels.metadata()
                 )
             except grpc.aio.AioRpcError as error:
-                failures[address] = reason_of(error)
+                reason = reason_of(error)
+                cut_short = left < FETCH_TIMEOUT_S and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                failures[address] = known.get(address, reason) if cut_short else reason
                 continue
             except StreamEnded as error:
                 failures[address] = str(error)

@@ -107,6 +107,19 @@ async def test_a_reason_that_is_known_is_told_although_the_last_round_had_no_tim
         await pixiu.connect(dead.address, connect_timeout_s=2.0, backoff_s=1.0).open()
 
 
+async def test_a_reason_that_is_known_is_told_although_the_last_round_was_cut_short() -> None:
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    channels = Channels()
+    directory = ProxyDirectory((address,), ClientOptions(), channels, lambda _: None)
+    now = asyncio.get_running_loop().time
+    known = {address: "connection refused: no process listens there"}
+    assert await directory._ask(now() + 0.2, known) == known
+    assert await directory._ask(now() + 0.2, {}) == {address: "no answer in time"}
+    await channels.close()
+    silent.close()
+
+
 async def test_processes_of_another_role_are_not_waited_for(cluster: Any) -> None:
     await cluster.start(proxies=1, gateways=1)
     (gateway,) = cluster.gateways
