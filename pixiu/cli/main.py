@@ -22,11 +22,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from pixiu.cli.output import print_anywhere
 from pixiu.version import __version__
 
 COMMAND_GROUP: Final = "pixiu.commands"
 COMPLETION: Final = "_PIXIU_COMPLETE"
 """Set by a shell that completes a command line."""
+PLAIN: Final = None
+"""Help is printed as it is written: as markup, `[cluster] tls_dir` would lose its first word."""
 EXIT_ABORTED: Final = 1
 EXIT_WRONG: Final = 2
 COMMANDS: Final = {
@@ -70,6 +73,7 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
         help=_root.__doc__,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=PLAIN,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
@@ -79,7 +83,7 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
             # Behind the name of a command no text of the others is shown.
             summary = "" if list(arguments[:1]) == [named] else summary_of(place)
             if summary is not None:
-                app.command(name, help=summary)(_not_loaded)
+                app.command(name, short_help=summary.split(". ")[0].rstrip("."))(_not_loaded)
                 continue
         try:
             command = load()
@@ -87,6 +91,7 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
             sys.stderr.write(f"pixiu {name}: not available: {error}\n")
             continue
         if isinstance(command, typer.Typer):
+            command.rich_markup_mode = PLAIN
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
@@ -112,9 +117,9 @@ def _not_loaded() -> None:
 
 
 def summary_of(place: str) -> str | None:
-    """The first paragraph of the docstring of module:function, or of the module where the name is no function. Read from the
-    source, without importing it; None when there is no source."""
-    module, _, function = place.partition(":")
+    """The first paragraph about module:name: of the function's docstring, of a group's `help`, or of the module's docstring.
+    Read from the source, without importing it; None when there is no source."""
+    module, _, name = place.partition(":")
     try:
         spec = importlib.util.find_spec(module)
         tree = ast.parse(Path(spec.origin).read_bytes()) if spec is not None and spec.origin else None
@@ -122,8 +127,13 @@ def summary_of(place: str) -> str | None:
         return None
     if tree is None:
         return None
-    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
-    text = ast.get_docstring(nodes[0] if nodes else tree)
+    text = ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            text = ast.get_docstring(node)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call):
+            helps = [word.value for word in node.value.keywords if word.arg == "help"]
+            text = str(helps[0].value) if helps and isinstance(helps[0], ast.Constant) else text
     return text.split("\n\n")[0] if text else None
 
 
@@ -140,6 +150,7 @@ def allow_open_files() -> None:
 def main() -> None:
     """The `pixiu` command."""
     allow_open_files()
+    print_anywhere()
     # Libraries' warnings (a reconnect, a retry) go where the user asked for logs: nowhere by default.
     logging.getLogger().addHandler(logging.NullHandler())
     app = application(None if COMPLETION in os.environ else sys.argv[1:])
