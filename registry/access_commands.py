@@ -41,7 +41,7 @@ def passwd(
     if sys.stdin.isatty():
         password = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
-        password = sys.stdin.readline().rstrip("\n")
+        password = sys.stdin.buffer.readline().decode("utf-8-sig").rstrip("\r\n")
     known = put_user(file, user, line_of(user, password, uin, tuple(groups or ())))
     console().print(f"{user} {'changed' if known else 'added'} in {file}", highlight=False, markup=False)
 

@@ -9,6 +9,7 @@ Source: docs/registry.md, docs/routing.md, docs/operations.md.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import ipaddress
 import json
@@ -486,12 +487,19 @@ class _Sources:
 
 
 def load_options(
-    role: str, options_type: type[OptionsT], path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, str]
+    role: str,
+    options_type: type[OptionsT],
+    path: Path | str | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, str],
+    *,
+    names_registry: bool = False,
 ) -> tuple[ClusterOptions, OptionsT]:
     """Read, check and join all sources of options.
 
     path: the TOML file, or None for none. environ: the process's environment. overrides: text values of --set, keys
-    `KEY` or `ROLE.KEY` of the role's table, or `cluster.KEY`.
+    `KEY` or `ROLE.KEY` of the role's table, or `cluster.KEY`. names_registry: whether one of them must name the registry, so that
+    no process joins whatever cluster is at the default address.
 
     Raises ConfigurationError with one line for each thing that is wrong: the file (or variable, or --set), the table and
     key, the value and what is allowed.
@@ -521,6 +529,8 @@ def load_options(
             wrong.append(f"--set {name}: {unknown('table', table_name, tables)}")
         else:
             tables[table_name if dot else role].put(key if dot else name, text, f"--set {name}", text=True)
+    if names_registry and "registry" not in own.origins:
+        wrong.append(f"registry is not given: name the cluster to join, such as --set registry={DEFAULT_REGISTRY}")
     cluster_options, role_options = cluster.build(ClusterOptions), own.build(options_type)
     wrong += cluster.wrong + own.wrong
     if not wrong and role in ROLES_OF_ROUTER_ROOT and cluster_options is not None and cluster_options.router_root:
@@ -557,7 +567,7 @@ def read_bounded(path: Path | str, max_bytes: int, what: str = "") -> bytes:
         raise ConfigurationError(f"{path}: {subject}cannot be read: {error.strerror}") from None
     if len(data) > max_bytes:
         raise ConfigurationError(f"{path}: {subject}{verb}larger than {max_bytes} bytes")
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)  # editors of Windows put it first
 
 
 def _read(path: Path | str | None) -> dict[str, Any]:

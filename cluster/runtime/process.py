@@ -771,7 +771,7 @@ def run_role(
         if wanted.show_example:
             print(example_toml(role, options_type))
             return EXIT_OK
-        cluster, options = load_options(role, options_type, wanted.config, os.environ, wanted.overrides)
+        cluster, options = load_options(role, options_type, wanted.config, os.environ, wanted.overrides, names_registry=True)
     except ConfigurationError as error:
         print(f"{role}: wrong options:\n{error}", file=sys.stderr)
         return EXIT_ENVIRONMENT

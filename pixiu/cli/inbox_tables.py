@@ -12,6 +12,7 @@ from typing import Final
 from rich.markup import escape
 from rich.table import Table
 
+from pixiu.cli.output import visible
 from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState, Entry, Lane
 from pixiu.client.message import Message
 
@@ -141,5 +142,4 @@ def _time(at_ms: int) -> str:
 
 def _text(payload: bytes) -> str:
     """The beginning, with control characters shown."""
-    text = payload[: 4 * SHOWN_CHARACTERS].decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:SHOWN_CHARACTERS]
+    return visible(payload[: 4 * SHOWN_CHARACTERS].decode(errors="backslashreplace"))[:SHOWN_CHARACTERS]

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 import pixiu  # its names load the SDK when they are first used: not for `--help`, nor for wrong use
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json, visible
 from pixiu.cli.reachable import check_reachable
 from pixiu.errors import InvalidArgument
 
@@ -184,8 +184,7 @@ def message_json(message: pixiu.Message) -> dict[str, object]:
 def message_line(message: pixiu.Message) -> str:
     """A message as one line; control characters are shown, so that no message can move the cursor."""
     text = message.payload.decode(errors="backslashreplace")
-    text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     where = f"room {message.room}" if message.topic is None else message.topic
     if message.user:
         where = f"user {message.user}"
-    return f"[dim]{escape(where)}[/] {message.sender or 'service'}: {escape(text)}"
+    return f"[dim]{escape(visible(where))}[/] {message.sender or 'service'}: {escape(visible(text))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import io
 import json
 import os
 import socket
@@ -53,9 +54,22 @@ def error_console() -> Console:
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:
-    """One JSON value on its own line (or lines, with an indent)."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=indent, default=str) + "\n")
+    """One JSON value on its own line (or lines, with an indent). Only ASCII where the output's encoding has not all characters."""
+    every = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=not every, indent=indent, default=str) + "\n")
     sys.stdout.flush()
+
+
+def print_anywhere() -> None:
+    """Escape what the encoding of the terminal or pipe does not have, such as an emoji in Latin-1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def visible(text: str) -> str:
+    """A text from outside with its control characters escaped, so that it cannot move the cursor or hide a line."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def guarded(command: Callable[P, T]) -> Callable[P, T]:
@@ -86,5 +100,9 @@ def fail(error: PixiuError, *, as_json: bool = False) -> NoReturn:
 
 
 def operator() -> str:
-    """Who runs a command, for audit logs."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    """Who runs a command, for audit logs. The number of a user without a name, as containers have them."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid-{os.getuid()}"
+    return f"{name}@{socket.gethostname()}"

@@ -33,6 +33,8 @@ def authorization(token: Token | None) -> Callable[[], str]:
 
 
 def _checked(token: str) -> str:
+    if isinstance(token, str):
+        token = token.strip("\ufeff \r\n")  # of a file from an editor
     if not isinstance(token, str) or len(token) > MAX_TOKEN_BYTES or not (token.isascii() and (token.isprintable() or not token)):
         raise InvalidArgument(f"a token is a text of at most {MAX_TOKEN_BYTES} ASCII characters")
     return f"Bearer {token}" if token else ""

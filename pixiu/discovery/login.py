@@ -77,8 +77,8 @@ def own(hosts: str) -> Login | None:
     named = os.environ.get(CREDENTIALS_FILE, "")
     if named:
         return Login(Path(named), _own.role)
-    left = left_at(hosts)
     try:
+        left = left_at(hosts)
         return Login(left, _own.role) if left.exists() and left.stat().st_uid == os.getuid() else None
     except OSError:
         return None
@@ -97,8 +97,8 @@ def runtime_folder() -> Path:
 
 def leave(hosts: str, file: Path) -> Path | None:
     """Leave a link to the logins of an embedded ZooKeeper. None where the folder is not this user's alone: nothing is left then."""
-    folder = runtime_folder()
     try:
+        folder = runtime_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pixiu.cli.main as main_module
 from pixiu.cli.http import fetch, samples
 from pixiu.cli.main import application
 from pixiu.cli.messages import message_json, message_line
-from pixiu.cli.output import fail
+from pixiu.cli.output import fail, operator, print_anywhere, print_json
 from pixiu.client.message import Message
 from pixiu.errors import ConfigurationError, InvalidArgument, Offline, PixiuError, Undelivered
 from pixiu.ids import RoomID, SnowflakeID
@@ -68,6 +70,32 @@ def test_an_answer_that_is_no_is_not_taken_for_a_wrong_command(error: PixiuError
     with pytest.raises(typer.Exit) as ended:
         fail(error)
     assert ended.value.exit_code == code
+
+
+def test_output_has_no_raw_control_character_and_goes_into_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, "latin-1"))
+    print_anywhere()
+    print(message_line(Message(RoomID(42), "a\x1b[2Jb", 7, "café 😀".encode(), SnowflakeID(1), 0, False, 5, b"", 0)))
+    print_json({"text": "😀"})
+    line, value = printed.getvalue().decode("latin-1").splitlines()
+    assert "a\\x1b[2Jb" in line.replace("\\[", "[")
+    assert "\x1b" not in line
+    assert "café \\U0001f600" in line
+    assert json.loads(value) == {"text": "😀"}
+
+
+def test_a_user_without_a_name_is_named_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert operator().startswith(f"uid-{os.getuid()}@")
+
+
+def test_ports_that_the_cluster_itself_takes_twice_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="gateway 1 of 2 takes it for MQTT"):
+        UpOptions(mqtt_port=19480, zookeeper_port=19481).validate()
 
 
 def test_a_line_of_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
