@@ -68,6 +68,13 @@ EXIT_REASONS: Final = {
 """What ZooKeeper's exit codes mean."""
 
 
+def escaped(value: str) -> str:
+    """A value as a Java properties file has it, which is Latin-1: other characters as UTF-16 units, and a backslash doubled."""
+    units = value.replace("\\", "\\\\").encode("utf-16-be")
+    numbers = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
+    return "".join(chr(number) if 0x20 < number < 0x7F else f"\\u{number:04x}" for number in numbers)
+
+
 def find_jars(*, tls: bool = False) -> list[Path]:
     """ZooKeeper's jars in pyspark, which is found without importing it: five, more with TLS. Raises `ConfigurationError`."""
     wanted = (*JARS, *TLS_JARS) if tls else JARS
@@ -263,7 +270,7 @@ class EmbeddedZooKeeper:
         configuration = self._folder / "zoo.cfg"
         # maxClientCnxns 0: here all clients share one address, of which ZooKeeper would take 60.
         lines = {
-            "dataDir": str((self._folder / "data").resolve()),
+            "dataDir": "data",
             "clientPort": str(port),
             "clientPortAddress": self._host,
             "tickTime": str(TICK_MS),
@@ -288,8 +295,8 @@ class EmbeddedZooKeeper:
                 "ssl.clientAuth": "need",
                 "client.certReload": "true",
             }
-        configuration.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        command = [str(java), *JVM_FLAGS, "-cp", os.pathsep.join(map(str, jars)), MAIN_CLASS, str(configuration.resolve())]
+        configuration.write_bytes("".join(f"{key}={escaped(value)}\n" for key, value in lines.items()).encode())
+        command = [str(java), *JVM_FLAGS, "-cp", os.pathsep.join(map(str, jars)), MAIN_CLASS, configuration.name]
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -297,6 +304,7 @@ class EmbeddedZooKeeper:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},  # in another one Java cannot name every folder
                 start_new_session=True,
                 pass_fds=(lock,),
             )

@@ -21,7 +21,7 @@ from kazoo.loggingsupport import BLATHER
 from cluster.runtime.options import RoleOptions
 from pixiu.errors import ConfigurationError, RegistryUnavailable
 from registry import embedded, java
-from registry.embedded import EmbeddedZooKeeper, four_letter_word
+from registry.embedded import EmbeddedZooKeeper, escaped, four_letter_word
 from registry.java import find_java, parse_version
 
 pytestmark = pytest.mark.process
@@ -95,8 +95,10 @@ def test_a_session_lasts_as_long_as_a_role_may_ask_for(tmp_path: Path, caplog: p
             assert f"negotiated session timeout: {seconds * 1000}\n" in caplog.text
 
 
-def test_a_server_starts_stops_and_starts_again_on_its_port_and_data(tmp_path: Path) -> None:
-    server = EmbeddedZooKeeper(tmp_path / "zk")
+def test_a_server_starts_stops_and_starts_again_on_its_port_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    server = EmbeddedZooKeeper(tmp_path / "a\\b données")
+    assert escaped("a\\b é") == "a\\\\b\\u0020\\u00e9", "as Java reads a value"
     server.start()
     port, pid = server.port, server.pid
     try:
