@@ -16,7 +16,7 @@ import shlex
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -211,6 +211,12 @@ class Instance(NamedTuple):
     cls: type
 
 
+class Several(NamedTuple):
+    """A list, or another iterable, of instances of this class."""
+
+    cls: type
+
+
 def problems_of_python(text: str) -> list[str]:
     """What is wrong with a Python snippet: syntax, imports, names of modules and objects of ours, arguments."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -262,7 +268,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         step = "__next__" if isinstance(node, ast.For) else "__anext__"
-        self._bind(node.target, self._result(self._value(node.iter), step))
+        value = self._value(node.iter)
+        self._bind(node.target, Instance(value.cls) if isinstance(value, Several) else self._result(value, step))
         self._body([*node.body, *node.orelse])
 
     visit_AsyncFor = visit_For
@@ -310,11 +317,14 @@ class _Reader(ast.NodeVisitor):
             return self._attribute(self._value(node.value), node.attr)
         if isinstance(node, ast.Call):
             return self._called(node)
+        if isinstance(node, ast.Subscript):
+            value = self._value(node.value)
+            return Instance(value.cls) if isinstance(value, Several) and not isinstance(node.slice, ast.Slice) else None
         self.generic_visit(node)
         return None
 
     def _attribute(self, owner: Any, name: str) -> Any:
-        if owner is None:
+        if owner is None or isinstance(owner, Several):
             return None
         if not isinstance(owner, Instance):
             if not hasattr(owner, name):
@@ -387,8 +397,14 @@ def _hints(thing: Any) -> dict[str, Any]:
         return {}
 
 
-def _instance(annotation: Any, owner: type | None) -> Instance | None:
+def _instance(annotation: Any, owner: type | None) -> Instance | Several | None:
     if annotation is typing.Self:
         return Instance(owner) if owner is not None else None
-    known = isinstance(annotation, type) and annotation.__module__.startswith("pixiu")
-    return Instance(annotation) if known else None
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if isinstance(origin, type) and issubclass(origin, Iterable | AsyncIterable) and len(set(inner) - {...}) == 1:
+        return Several(inner[0]) if _is_ours(inner[0]) else None
+    return Instance(annotation) if _is_ours(annotation) else None
+
+
+def _is_ours(annotation: Any) -> bool:
+    return isinstance(annotation, type) and annotation.__module__.startswith("pixiu")

@@ -66,6 +66,10 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
         ("await px.room(42).signal(b'x', 1, 2)", "too many positional"),
         ("async with px.inbox(uin=7) as box:\n    async for mail in box:\n        mail.ack()", "Mail has no ack"),
         ("def handler(message: pixiu.Message) -> None:\n    print(message.body)", "Message has no body"),
+        (
+            "view = pixiu.InboxView('x')\nfor one in (await view.unread(7))[1].devices:\n    one.client_id",
+            "DeviceState has no client_id",
+        ),
         ("from pixiu import Clint", "pixiu has no Clint"),
         ("import pixiu.nothing", "No module named"),
         ("if True", "expected ':'"),
