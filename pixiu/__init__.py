@@ -1,6 +1,6 @@
 """Pixiu: a distributed, partitioned publish/subscribe cluster.
 
-    async with pixiu.connect("127.0.0.1:7000") as px:
+    async with pixiu.connect("127.0.0.1:7002") as px:
         await px.room(42).send(b"hello")
 
 The names below come from `pixiu.client` and `pixiu.errors`. They are imported when they are first used, so that a

@@ -17,8 +17,10 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 
 from pixiu.cli.output import DEFAULT_TARGET, EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
+from pixiu.cli.status import read_status
 from pixiu.discovery.login import CREDENTIALS_FILE
 from pixiu.errors import ConfigurationError
 from pixiu.rpc.tls import TLS_DIR
@@ -179,6 +181,7 @@ class _Up:
 
     async def _serve(self) -> int:
         await self._cluster.start()
+        await self._say_problems()
         until = None if self._seconds is None else time.monotonic() + self._seconds
         code = await self._play() if self._replay else 0
         try:
@@ -186,6 +189,14 @@ class _Up:
         except asyncio.CancelledError:
             pass  # Ctrl-C: the usual end; the replay's result stands
         return code
+
+    async def _say_problems(self) -> None:
+        """Name what is wrong although all processes are Running, such as a full disk."""
+        for problem in (await read_status(self._cluster.target)).problems:
+            if self._as_json:
+                print_json({"event": "problem", "text": problem})
+            else:
+                error_console().print(f"[red]✗ {escape(problem)}[/]", highlight=False)
 
     async def _watch(self, until: float | None) -> None:
         """Show the table until the time is over."""

@@ -6,6 +6,7 @@ Source: docs/operations.md, "Several machines".
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,13 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.cli.status import read_status
 from pixiu.discovery.lacks import NO_LAYOUT, Lack, lacks
 from pixiu.discovery.paths import ROLES, UNPARTITIONED_ROLES
 from pixiu.discovery.view import Layout, RoleLayout, View
 from registry.guarding import guard_first
 from registry.layout import read_layout, set_layout
 from registry.layout_change import Change, changed_layout, changes, parse_wanted
-from registry.session import read_view, registry_of
+from registry.session import registry_of
 
 layout = typer.Typer(name="layout", help=(__doc__ or "").split("\n\n")[0], no_args_is_help=True)
 EXIT_NO_LAYOUT: Final = 1
@@ -30,12 +32,13 @@ EXAMPLE: Final = "pixiu layout set router=2x2 broker=2x2 relay=2x2 xiu=1x3 pi=1x
 @layout.command()
 @guarded
 def show(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Show the layout beside what is Running, and how to start what is missing. Exit code 1: there is no layout."""
-    view = asyncio.run(_view(target))
+    """Show the layout beside what is Running and answers, and how to start what is missing. Exit code 1: there is no layout."""
+    found = asyncio.run(read_status(target))
+    view, gone = found.view, frozenset(int(process.node.endpoint) for process in found.processes if process.silent)
     if as_json:
-        print_json(layout_json(target, view.layout, lacks(view)), indent=2)
+        print_json(layout_json(target, view.layout, lacks(view, gone)), indent=2)
     else:
-        console().print(render(target, view))
+        console().print(render(target, view, gone))
     if not view.layout.version:
         raise typer.Exit(EXIT_NO_LAYOUT)
 
@@ -65,11 +68,6 @@ def set_(
         console().print(f"{change}{'  (not written)' if dry_run else ''}", highlight=False, markup=False)
     end = "nothing changes" if not made else f"would become version {before.version + 1}" if dry_run else f"version {after.version}"
     console().print(f"layout of {target}: {end}", highlight=False, markup=False)
-
-
-async def _view(target: str) -> View:
-    async with registry_of(target) as (zookeeper, root):
-        return await read_view(zookeeper, root)
 
 
 async def _set(target: str, wanted: dict[str, RoleLayout], *, dry_run: bool) -> tuple[Layout, Layout]:
@@ -107,8 +105,8 @@ def layout_json(target: str, found: Layout, missing: list[Lack] | None = None) -
     return said
 
 
-def render(target: str, view: View) -> RenderableType:
-    """The layout as a table, and below it what is missing."""
+def render(target: str, view: View, gone: Container[int] = ()) -> RenderableType:
+    """The layout as a table, and below it what is missing. gone: endpoints that the registry still has, and that do not answer."""
     if not view.layout.version:
         return f"{escape(target)}: {NO_LAYOUT}, such as\n  {EXAMPLE}"
     table = Table(box=None, pad_edge=False)
@@ -117,9 +115,19 @@ def render(target: str, view: View) -> RenderableType:
     for role in (role for role in ROLES if role in view.layout.roles):
         found = view.layout.roles[role]
         whole = role in UNPARTITIONED_ROLES
-        running = [len(view.running(role))] if whole else [len(view.replicas(role, number)) for number in range(found.n)]
+        nodes = [view.running(role)] if whole else [view.replicas(role, number) for number in range(found.n)]
+        running = [sum(node.endpoint not in gone for node in each) for each in nodes]
         partitions = "" if whole else str(found.n) if found.n == found.next else f"{found.n} → {found.next}"
         table.add_row(role, partitions, str(found.replicas), " ".join(map(str, running)))
-    missing = [f"  {escape(str(lack))}; start: {escape(lack.start())}" for lack in lacks(view)]
+    missing = [
+        f"  {escape(str(lack))}{_where(view, lack, gone)}; start: {escape(lack.start(target))}" for lack in lacks(view, gone)
+    ]
     head = f"{escape(target)}  layout version {view.layout.version}  cluster {view.layout.cluster or 'without an ID'}"
     return Group(head, table, *missing)
+
+
+def _where(view: View, lack: Lack, gone: Container[int]) -> str:
+    """The machines of processes that are lacking, as far as the registry still names them."""
+    nodes = view.running(lack.role) if lack.partition < 0 else view.replicas(lack.role, lack.partition)
+    hosts = sorted({node.host for node in nodes if node.endpoint in gone})
+    return f", lost at {escape(', '.join(hosts))}" if hosts else ""

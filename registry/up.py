@@ -129,6 +129,12 @@ class UpOptions:
             port = getattr(self, name)
             if port and not 1 <= port <= 65_536 - last:
                 raise ConfigurationError(f"--{name.replace('_', '-')} {port}: must be 0 (any) or a port")
+        if self.mqtt_port and self.mqtt_port <= self.zookeeper_port < self.mqtt_port + self.gateways and not self.registry:
+            number = self.zookeeper_port - self.mqtt_port
+            raise ConfigurationError(
+                f"--zookeeper-port {self.zookeeper_port}: gateway {number} of {self.gateways} takes it for MQTT "
+                f"(--mqtt-port {self.mqtt_port}); choose another port for one of them"
+            )
         for setting in self.settings:
             if "=" not in setting or "." not in setting.partition("=")[0]:
                 raise ConfigurationError(f"--set {setting}: must be ROLE.KEY=VALUE or cluster.KEY=VALUE")

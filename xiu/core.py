@@ -471,7 +471,10 @@ class Core:
     def _on_space(self, event: ev.SpaceChanged, now: float, out: list[ev.Effect]) -> None:
         self.enough_space = event.enough
         if not event.enough:
-            self.full = "the disk's reserve is used up: free some space; what is stored can be read"
+            self.full = (
+                f"the disk has {event.free_mb} MiB free and keeps {event.reserve_mb} in reserve (`xiu.reserve_mb`): free some "
+                "space; what is stored can be read"
+            )
         elif not self._retry_at:
             self.full = ""
 

@@ -46,9 +46,15 @@ class LayoutChanged:
 
 @dataclass(frozen=True, slots=True)
 class SpaceChanged:
-    """Whether the disk has the space that is kept in reserve."""
+    """How much of the disk is free and how much of it is kept in reserve, both in MiB."""
 
-    enough: bool
+    free_mb: int
+    reserve_mb: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether the reserve is whole."""
+        return self.free_mb >= self.reserve_mb
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,12 +405,15 @@ class Service(RoleShell):
 
     def _watch_space(self) -> None:
         assert self.core is not None
-        enough = self._machine.free_bytes() >= self._options.reserve_mb << 20
+        space = ev.SpaceChanged(self._machine.free_bytes() >> 20, self._options.reserve_mb)
+        enough = space.enough
         if (not enough or self.core.full) and self._replica.leave_for_space() and not enough:
             return  # the replica refuses writes as one that drains does, until another one leads
         if enough is not self.core.enough_space:
-            self._context.log.warning(SPACE, enough=enough, reserve_mb=self._options.reserve_mb)
-        self._runner.step(ev.SpaceChanged(enough))
+            self._context.log.warning(
+                SPACE, enough=enough, free_mb=space.free_mb, reserve_mb=space.reserve_mb, folder=self._options.data_dir
+            )
+        self._runner.step(space)
 
     def _has_room(self) -> bool:
         """Whether this store has the space that a leader needs, and some to go on with."""

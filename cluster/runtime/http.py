@@ -1,5 +1,5 @@
-"""What a process shows over HTTP: /metrics for Prometheus, /health for people and load balancers, /live for supervisors, /hot for
-the rooms and users with the most messages.
+"""What a process shows over HTTP: /metrics for Prometheus, /health (or /ready) for people and load balancers, /live (or
+/healthz) for supervisors, /hot for the rooms and users with the most messages.
 
 Read only; never a message's content. At most 64 connections of at most a minute each, and small requests: a slow or hostile
 reader costs a process nothing that matters.
@@ -65,8 +65,10 @@ class HttpServer:
         """
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/metrics", self._get_metrics)
-        app.router.add_get("/health", self._get_health)
-        app.router.add_get("/live", self._get_live)
+        for path in ("/health", "/ready"):
+            app.router.add_get(path, self._get_health)
+        for path in ("/live", "/healthz"):
+            app.router.add_get(path, self._get_live)
         app.router.add_get("/hot", self._get_hot)
         self._runner = web.AppRunner(
             app,

@@ -1,9 +1,9 @@
 // A small client of a Pixiu cluster, made from proto/, docs/protocol.md and docs/write_a_client.md alone. README.md says how to build it.
 //
-//	pixiu-go -proxy 127.0.0.1:7000 send 42 "hello"        a message to a room
-//	pixiu-go -proxy 127.0.0.1:7000 listen 42              what is sent to the room
-//	pixiu-go -proxy 127.0.0.1:7000 mail 8 "kept for you"  into a user's inbox
-//	pixiu-go -proxy 127.0.0.1:7000 inbox 8 phone          a device's mail, acknowledged
+//	pixiu-go -proxy 127.0.0.1:7002 send 42 "hello"        a message to a room
+//	pixiu-go -proxy 127.0.0.1:7002 listen 42              what is sent to the room
+//	pixiu-go -proxy 127.0.0.1:7002 mail 8 "kept for you"  into a user's inbox
+//	pixiu-go -proxy 127.0.0.1:7002 inbox 8 phone          a device's mail, acknowledged
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 const clientName = "pixiu-go"
 
 var (
-	proxy = flag.String("proxy", "127.0.0.1:7000", "gRPC address of any proxy")
+	proxy = flag.String("proxy", "127.0.0.1:7002", "gRPC address of any proxy")
 	uin   = flag.Uint64("uin", 0, "who sends; 0: a service")
 	count = flag.Int("n", 0, "end after so many messages; 0: never")
 )

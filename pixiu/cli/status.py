@@ -281,7 +281,7 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
         for role, found in sorted(layout.roles.items())
     )
     table = Table(box=None, pad_edge=False)
-    for name in ("role", "partition", "replica", "state", "health", "address", "mqtt", "pid", "age", "lost", "drops"):
+    for name in ("role", "partition", "replica", "state", "health", "address", "clients", "mqtt", "pid", "age", "lost", "drops"):
         table.add_column(name, justify="right" if name in ("partition", "replica", "pid", "age", "lost", "drops") else "left")
     for process in status.processes:
         node = process.node
@@ -292,6 +292,7 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
             node.state.value,
             "[green]ok[/]" if process.healthy and not process.problem else "[red]bad[/]",
             escape(node.address),
+            escape(node.client_address) if node.client_port else "",
             f"{node.mqtt_host}:{node.mqtt_port}" if node.mqtt_port else "",
             str(node.pid),
             age_text(max(now_ms - node.started_ms, 0) // 1000),

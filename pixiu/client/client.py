@@ -1,6 +1,6 @@
 """The client: what users call.
 
-    async with pixiu.connect("127.0.0.1:7000", client="billing") as px:
+    async with pixiu.connect("127.0.0.1:7002", client="billing") as px:
         await px.room(42).send(b"hello")                  # returns when the cluster has accepted it
         receipt = px.room(42).send_soon(b"hello")         # returns at once
         await receipt                                     # returns when the cluster has accepted it
@@ -609,7 +609,7 @@ def connect(
     on_connection: Callable[[ConnectionEvent], None] | None = None,
     **overrides: Unpack[OptionOverrides],
 ) -> Client:
-    """A client of a cluster: `async with pixiu.connect("127.0.0.1:7000") as px:`.
+    """A client of a cluster: `async with pixiu.connect("127.0.0.1:7002") as px:`.
 
     Args:
         target: "host:port,host:port" (gRPC addresses of any proxies; they tell the rest), or "zk://host:port/root"; left out, the

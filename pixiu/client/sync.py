@@ -1,6 +1,6 @@
 """The synchronous twin: the same names, for programs without asyncio. One background thread runs the event loop.
 
-with pixiu.connect_sync("127.0.0.1:7000") as px:
+with pixiu.connect_sync("127.0.0.1:7002") as px:
     px.room(42).send(b"hello")                       # returns when the cluster has accepted it
     receipt = px.room(42).send_soon(b"hello")        # returns at once
     receipt.wait()
@@ -399,7 +399,7 @@ def connect_sync(
     on_connection: Callable[[ConnectionEvent], None] | None = None,
     **overrides: Unpack[OptionOverrides],
 ) -> SyncClient:
-    """A synchronous client: `with pixiu.connect_sync("127.0.0.1:7000") as px:`. Arguments and errors as `connect` has them;
+    """A synchronous client: `with pixiu.connect_sync("127.0.0.1:7002") as px:`. Arguments and errors as `connect` has them;
     `on_failure` and `on_connection` run in the background thread."""
 
     def make() -> Client:

@@ -34,10 +34,11 @@ class Lack:
         where = self.role if self.partition < 0 else f"{self.role} partition {self.partition}"
         return f"{where}: {self.running} of {self.wanted} Running"
 
-    def start(self) -> str:
-        """The command that starts one of them."""
+    def start(self, registry: str = "") -> str:
+        """The command that starts one of them, in the cluster of this registry; empty: the file names it."""
         which = "" if self.partition < 0 else f" --set partition={self.partition}"
-        return f"python -m {self.role} --config FILE{which}"
+        where = f" --set registry={registry}" if registry else ""
+        return f"python -m {self.role} --config FILE{where}{which}"
 
 
 def lacks(view: View, without: Container[int] = (), roles: Iterable[str] = ROLES) -> list[Lack]:

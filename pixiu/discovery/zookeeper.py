@@ -674,7 +674,8 @@ class ZooKeeper:
         if not self._passwords:
             return (
                 f"the registry at {self._address} wants a login: name its file in [cluster] registry_credentials_file, or for "
-                f"commands in {CREDENTIALS_FILE}"
+                f"commands in {CREDENTIALS_FILE} (`pixiu up` keeps it as zookeeper/credentials in its data folder); "
+                "with a proxy's HOST:PORT as the target none is needed"
             )
         return (
             f"the registry at {self._address} does not take the login of {', '.join(self._passwords)} in "

@@ -23,6 +23,7 @@ def test_each_place_that_lacks_processes_is_named_with_the_command_that_starts_o
         "python -m proxy --config FILE",
         "python -m router --config FILE --set partition=1",
     ]
+    assert found[0].start("zk://h:1/a") == "python -m proxy --config FILE --set registry=zk://h:1/a"
     assert Lack("router", 0, 1, 2) in lacks(view, without={2})
     assert lacks(View(Layout(), view.nodes)) == []
 

@@ -45,8 +45,9 @@ def test_a_layout_is_written_and_shown_with_what_is_missing_and_how_it_is_starte
     assert "version 1" in written.stdout
     shown = command("show")
     assert shown.exit_code == 0
-    assert "broker partition 1: 0 of 2 Running; start: python -m broker --config FILE --set partition=1" in shown.stdout
-    assert "proxy: 0 of 1 Running; start: python -m proxy --config FILE\n" in shown.stdout
+    where = f"--config FILE --set registry={command.target}"
+    assert f"broker partition 1: 0 of 2 Running; start: python -m broker {where} --set partition=1" in shown.stdout
+    assert f"proxy: 0 of 1 Running; start: python -m proxy {where}\n" in shown.stdout
     assert command.shown()["missing"][0] == {"role": "proxy", "partition": -1, "running": 0, "wanted": 1}
 
 

@@ -57,7 +57,7 @@ class Xiu:
         return self.step(ev.TrimDue(at_us))
 
     def space(self, enough: bool) -> list[ev.Effect]:
-        return self.step(ev.SpaceChanged(enough))
+        return self.step(ev.SpaceChanged(256 if enough else 255, 256))
 
     def accept(self, effects: list[ev.Effect]) -> list[ev.Effect]:
         proposal = only(effects, Propose)

@@ -106,6 +106,7 @@ def render(prober: Prober) -> RenderableType:
     lines = [f"  [red]{escape(finding.text)}[/]" for finding in prober.findings()]
     lines += [f"  {escape(path.name)}: {escape(prober.paths[path].reason)}" for path in failing[:SHOWN_PATHS]]
     lines += [f"  {escape(text)}" for text in prober.left_out]
+    lines += [f"  [yellow]{escape(text)}; the missing ones were not probed[/]" for text in prober.missing]
     around = sum(state.around for state in prober.paths.values())
     if around:
         lines.append(f"  probes that went around the replica that they were meant for, and arrived: {around:,}")
@@ -140,6 +141,7 @@ def result_json(prober: Prober) -> dict[str, object]:
         "hops": [asdict(row) for row in prober.table()],
         "paths": paths,
         "left_out": prober.left_out,
+        "missing": prober.missing,
     }
 
 

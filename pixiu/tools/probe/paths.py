@@ -22,13 +22,14 @@ Source: PiXiu §3.1; docs/architecture.md, "Probes and traces".
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 from typing import Final, NamedTuple
 
+from pixiu.discovery.lacks import lacks
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ROOM, PROBE_BITS, PROBE_ROOM, PROBE_UIN
@@ -51,6 +52,10 @@ MAX_FINDINGS: Final = 20
 ENDS: Final = frozenset({int(Hop.PUBLISHER), int(Hop.SUBSCRIBER)})
 TOTAL: Final = "total"
 NOT_ARRIVED: Final = "did not arrive"
+PROBED: Final = ("proxy", "broker", "relay", "gateway")
+REFUSALS: Final = ("refused by the proxy: ", "not sent: UNAUTHENTICATED", "the stream to the proxy ended: UNAUTHENTICATED")
+"""How the reasons begin for which nobody has to look at the network."""
+LOGIN_OF_PROBES: Final = "probes need a login with a UIN and a rule that lets it `impersonate` (docs/security.md)"
 HOP_OF_ROLE: Final = {"broker": Hop.BROKER, "relay": Hop.RELAY}
 """What stands in the middle of paths."""
 
@@ -260,6 +265,8 @@ class Prober:
         self.paths: dict[Path, PathState] = {}
         self.rooms: dict[int, int] = {}
         """Of every broker replica, by endpoint."""
+        self.missing: list[str] = []
+        """Processes that the layout wants and that are not Running, in words: nothing is probed through these."""
         self._users: dict[tuple[int, int], int] = {}
         self._first_user = first_user
         self._failures = failures
@@ -278,6 +285,7 @@ class Prober:
     def set_view(self, view: View) -> None:
         """The cluster is this now. Paths that it had before keep what is known of them. Raises `InvalidArgument`."""
         self._proxies, self._gateways = members_of(view, "proxy"), members_of(view, "gateway")
+        self.missing = [str(lack) for lack in lacks(view, roles=PROBED)]
         brokers = members_of(view, "broker")
         self.rooms = probe_rooms(brokers, view.layout.partitions("broker"))
         self._brokers = tuple(broker for broker in brokers if broker.endpoint in self.rooms)
@@ -412,7 +420,8 @@ class Prober:
         good = [path for path, state in self.paths.items() if state.arrived and not state.failures and not state.arounds]
         failing = self.failing()
         around = frozenset(path for path in failing if not self.paths[path].failures)
-        return diagnose(failing, good, around, {path: state.relay for path, state in self.paths.items() if state.relay})
+        relays = {path: state.relay for path, state in self.paths.items() if state.relay}
+        return diagnose(failing, good, around, relays, Counter(self.paths[path].reason for path in failing))
 
     def table(self) -> list[HopTimes]:
         """The times of every hop, in the order of the way, and the total."""
@@ -461,7 +470,11 @@ def hop_times(stamps: Sequence[Stamp]) -> list[tuple[_Way, int]]:
 
 
 def diagnose(
-    failing: Sequence[Path], good: Sequence[Path], around: Set[Path] = frozenset(), relays: Mapping[Path, Member] | None = None
+    failing: Sequence[Path],
+    good: Sequence[Path],
+    around: Set[Path] = frozenset(),
+    relays: Mapping[Path, Member] | None = None,
+    reasons: Counter[str] | None = None,
 ) -> list[Finding]:
     """The fewest processes, else ways between two of them, else paths, that explain all that fails and nothing that does not.
 
@@ -470,10 +483,13 @@ def diagnose(
         good: those that work.
         around: those of the failing ones on which nothing was lost: all probes went around them.
         relays: that a broker's path passes as well, where rooms' messages go through relays.
+        reasons: why paths fail, with how many do so for each.
     """
     if not failing:
         return []
     if not good:
+        if reasons and (refused := reasons.most_common(1)[0][0]).startswith(REFUSALS):
+            return [Finding((), f"all {len(failing)} paths fail: {refused}; {LOGIN_OF_PROBES}", len(failing))]
         return [Finding((), f"all {len(failing)} paths fail: is the network cut, or what probes? see `pixiu status`", len(failing))]
     left = set(failing)
     also = relays or {}

@@ -28,7 +28,7 @@ from pixiu.rpc.channels import Channels
 from pixiu.rpc.client_tls import client_tls
 from pixiu.rpc.duplex import Duplex, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
-from pixiu.tools.probe.paths import Finding, Member, Probe, Prober, PseudoUser
+from pixiu.tools.probe.paths import PROBED, Finding, Member, Probe, Prober, PseudoUser
 from pixiu.wire.record import Flag, Kind, encode, split
 from pixiu.wire.record import decode as decode_record
 from pixiu.wire.trace import Hop, Stamp, stamps_of, with_stamp
@@ -239,9 +239,7 @@ class ProbeRun:
         self._run = secrets.randbits(63)
         self._channels = Channels(authorization=authorization(None), tls=client_tls())
         self._zookeeper = ZooKeeper(self._address, connect_timeout_s=CONNECT_TIMEOUT_S)
-        self._discovery = Discovery(
-            self._zookeeper, self._address.root, self._on_view, roles=("proxy", "broker", "relay", "gateway")
-        )
+        self._discovery = Discovery(self._zookeeper, self._address.root, self._on_view, roles=PROBED)
         self._proxies: dict[int, _ProxyStream] = {}
         self._subscribers: dict[int, _Subscriber] = {}
         self._users: dict[PseudoUser, _Subscriber] = {}

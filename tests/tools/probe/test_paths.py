@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -196,6 +197,8 @@ def test_when_everything_fails_no_process_is_blamed() -> None:
 def test_a_cut_between_two_processes_is_named_as_one() -> None:
     paths = list(prober().paths)
     cut = [path for path in paths if (path.proxy.replica, path.middle.replica) == (1, 3)]
+    (finding,) = diagnose(paths, [], reasons=Counter({"refused by the proxy: NOT_ALLOWED": 3, "did not arrive": 1}))
+    assert "refused by the proxy: NOT_ALLOWED; probes need a login" in finding.text
     (finding,) = diagnose(cut, [path for path in paths if path not in cut])
     assert finding.text.startswith("the way from proxy 1 at 127.0.0.1:7101 to broker partition 1 replica 3 at 127.0.0.1:7003")
 
