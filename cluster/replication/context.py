@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.replication.clock import Clock
 from cluster.replication.events import Committed, Effect, Sync
-from cluster.replication.model import Log, MemberID, Presence, Versioned
+from cluster.replication.model import Log, MemberID, Position, Presence, Versioned
 from cluster.replication.options import ReplicationOptions
 
 
@@ -36,6 +36,12 @@ class Context:
         """The ticket of the last promise."""
         self.synced = 0
         """Every change up to this ticket is durable."""
+
+    @property
+    def end(self) -> Position:
+        """The end of the log, or of a state that has more: nothing behind it was acknowledged here."""
+        last = self.log.last
+        return last if last.counter >= self.committed else Position(last.epoch, self.committed)
 
     def sync(self, out: list[Effect]) -> int:
         """The log was changed: have it made durable; returns the ticket."""

@@ -54,7 +54,19 @@ from cluster.replication.events import (
 from cluster.replication.follower import Contradiction, Follower
 from cluster.replication.leader import MAX_PINS, Leader
 from cluster.replication.messages import Append, Appended, Message, Mismatch, Refused
-from cluster.replication.model import NOBODY, Damage, Entry, EntryKind, Log, MemberID, PartitionState, Position, Versioned
+from cluster.replication.model import (
+    MAX_FORCED,
+    NOBODY,
+    Damage,
+    Entry,
+    EntryKind,
+    Forced,
+    Log,
+    MemberID,
+    PartitionState,
+    Position,
+    Versioned,
+)
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import Cause, State
 from pixiu.errors import DiskFull, LogDamaged, StorageError
@@ -213,7 +225,11 @@ class Core:
         if before is not None and self._force is None:
             in_sync |= {other for other in before.in_sync if other in self.context.live}
         epoch = max(before.epoch if before is not None else 0, self.epoch if self._force else 0, self._refused_epoch) + 1
-        self._ask(read.version, PartitionState(epoch, member, self.context.incarnation, in_sync), out)
+        forced = before.forced if before is not None else ()
+        if self._force is not None:
+            end = self.context.end
+            forced = (*[each for each in forced if each.epoch <= end.epoch], Forced(epoch, end))[-MAX_FORCED:]
+        self._ask(read.version, PartitionState(epoch, member, self.context.incarnation, in_sync, forced), out)
 
     def _win(self, now: float, out: list[Effect]) -> None:
         """Persist the promise and the epoch's first entry"""

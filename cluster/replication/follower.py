@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from cluster.replication.context import Context
 from cluster.replication.events import Effect, InstallSnapshot, ScanSegment, Send, SnapshotReceived
 from cluster.replication.messages import Append, Appended, Mismatch
 from cluster.replication.model import Entry, MemberID, Position
 from pixiu.errors import DiskFull
+
+WAY_OUT: Final = "Move its folder away to have it follow, or promote it by force to keep them"
 
 
 def _dense(previous: Position | None, entries: Sequence[Entry]) -> bool:
@@ -56,7 +59,7 @@ class Follower:
             return
         if message.end < context.committed and not self._is_ready(context.committed, out):
             return  # the leader says it again
-        self.check_end(message)
+        self.check_history(message)
         if message.epoch > self.epoch:
             self.epoch, self.matched, self._needed, self._leader_committed = message.epoch, 0, None, 0
             self._waiting.clear()
@@ -116,16 +119,25 @@ class Follower:
         out.append(ScanSegment(counter))
         return False
 
-    def check_end(self, message: Append) -> None:
-        """Every leader has what was committed in lower epochs. Raises Contradiction; a late message of this epoch is none."""
+    def check_history(self, message: Append) -> None:
+        """Every leader has what was committed in lower epochs, unless an operator gave it up by force: what of that was committed
+        may not be known here, so what was acknowledged counts. Raises Contradiction; a late message of this epoch is none."""
         context = self.context
+        if message.epoch > self.epoch:
+            end = context.end
+            for forced in message.forced:
+                if forced.gave_up(end):
+                    raise Contradiction(
+                        f"this replica ends at {end}: the forced promotion of epoch {forced.epoch}, whose replica ended at "
+                        f"{forced.after}, gave up entries that it has. {WAY_OUT}"
+                    )
         if message.end >= context.committed:
             return
         epoch = context.log.epoch_at(context.committed)
         if epoch is not None and epoch < message.epoch:
             raise Contradiction(
                 f"the leader's log ends at {message.end}, {context.committed} are committed here: a forced promotion gave up some "
-                "that this replica has. Move its folder away to have it follow, or promote it by force to keep them"
+                f"that this replica has. {WAY_OUT}"
             )
 
     def _has(self, position: Position) -> bool:

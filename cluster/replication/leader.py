@@ -377,7 +377,10 @@ class Leader:
         progress.beat_at = now
         context = self.context
         time_us = context.clock.time_us(now)
-        message = Append(self.epoch, context.member, previous, entries, context.committed, log.last.counter, now, time_us)
+        message = Append(
+            self.epoch, context.member, previous, entries, context.committed, log.last.counter, now, time_us,
+            self.in_sync.state.forced,
+        )  # fmt: skip
         out.append(Send(member, message))
 
     def _send_snapshot(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:

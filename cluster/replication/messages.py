@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.replication.model import Entry, MemberID, Position
+from cluster.replication.model import Entry, Forced, MemberID, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Append:
     """The leader's clock; the reply returns it."""
     time_us: int = 0
     """The time that entries carry now, Unix µs; 0: not known yet."""
+    forced: tuple[Forced, ...] = ()
+    """Where its log began anew by force: a replica that has more must not follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,23 @@ class Entry(NamedTuple):
         return Position(self.epoch, self.counter)
 
 
+MAX_FORCED: Final = 16
+"""Forced promotions that a partition's state remembers. Policy: the oldest are forgotten."""
+
+
+class Forced(NamedTuple):
+    """An epoch that began by an operator's force: what others had acknowledged beyond its beginning was given up."""
+
+    epoch: int
+    after: Position
+    """Up to here the promoted replica had the log, or the state."""
+
+    def gave_up(self, end: Position) -> bool:
+        """Whether a replica whose log ends here has entries that were given up. Logs that ended before in a lower epoch were
+        overtaken, as always, by a leader that had all that was committed."""
+        return end.epoch < self.epoch and end > self.after
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """What ZooKeeper holds of a partition; it changes only by compare-and-set on its version."""
@@ -71,6 +88,8 @@ class PartitionState:
     incarnation: int
     """The leader's, when it was promoted."""
     in_sync: frozenset[MemberID]
+    forced: tuple[Forced, ...] = ()
+    """Forced promotions that the leader's log goes back to, rising; at most `MAX_FORCED`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from cluster.replication.entry import decode, encode
 from cluster.replication.messages import Append, Appended, Message, Mismatch, Refused
-from cluster.replication.model import NOBODY, Entry, MemberID, PartitionState, Position
+from cluster.replication.model import MAX_FORCED, NOBODY, Entry, Forced, MemberID, PartitionState, Position
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID
 from pixiu.wire.v1 import replication_pb2 as pb
@@ -35,6 +35,10 @@ def encode_message(message: Message) -> bytes:
         )  # fmt: skip
         if message.previous is not None:
             append.previous.epoch, append.previous.counter = message.previous
+        for forced in message.forced:
+            append.forced.add(
+                epoch=forced.epoch, after=pb.ReplicaMessage.Position(epoch=forced.after.epoch, counter=forced.after.counter)
+            )
         return pb.ReplicaMessage(append=append).SerializeToString()
     if isinstance(message, Appended):
         appended = pb.ReplicaMessage.Appended(
@@ -76,7 +80,10 @@ def decode_message(data: bytes) -> Message:
     entries = decode(found.entries, MAX_ENTRIES)
     _check(found.epoch, previous, entries)
     committed, end = _id(found.committed), _id(found.end)
-    return Append(found.epoch, sender, previous, entries, committed, end, found.sent_at, _id(found.time_us))
+    if len(found.forced) > MAX_FORCED:
+        raise MalformedData(f"a message names {len(found.forced)} forced promotions")
+    forced = tuple(Forced(each.epoch, Position(each.after.epoch, _id(each.after.counter))) for each in found.forced)
+    return Append(found.epoch, sender, previous, entries, committed, end, found.sent_at, _id(found.time_us), forced)
 
 
 def _id(value: int) -> int:
@@ -104,6 +111,7 @@ def encode_state(state: PartitionState) -> bytes:
         "leader": f"{state.leader:016x}",
         "incarnation": state.incarnation,
         "in_sync": [f"{member:016x}" for member in sorted(state.in_sync)],
+        "forced": [[each.epoch, *each.after] for each in state.forced],
     }
     return json.dumps(data, separators=(",", ":")).encode()
 
@@ -113,6 +121,7 @@ def decode_state(data: bytes) -> PartitionState:
     try:
         found = json.loads(data)
         epoch, incarnation, names = found["epoch"], found["incarnation"], found["in_sync"]
+        forced = tuple(Forced(began, Position(after, counter)) for began, after, counter in found["forced"])
         leader = MemberID(int(found["leader"], 16))
         in_sync = frozenset(MemberID(int(name, 16)) for name in names)
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
@@ -124,4 +133,11 @@ def decode_state(data: bytes) -> PartitionState:
         raise MalformedData("the partition's state has no proper in-sync set")
     if any(not 0 < member <= MAX_ID for member in in_sync) or not NOBODY <= leader <= MAX_ID:
         raise MalformedData("the partition's state names no proper members")
-    return PartitionState(epoch, leader, incarnation, in_sync)
+    if len(forced) > MAX_FORCED or any(not _is_forced(each) or each.epoch > epoch for each in forced):
+        raise MalformedData("the partition's state names no proper forced promotions")
+    return PartitionState(epoch, leader, incarnation, in_sync, forced)
+
+
+def _is_forced(forced: Forced) -> bool:
+    numbers = (forced.epoch, *forced.after)
+    return all(type(number) is int and 0 <= number <= MAX_ID for number in numbers) and forced.after.epoch < forced.epoch

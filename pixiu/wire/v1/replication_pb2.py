@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpixiu/wire/v1/replication.proto\x12\x08pixiu.v1\"\x84\x06\n\x0eReplicaMessage\x12\x31\n\x06\x61ppend\x18\x01 \x01(\x0b\x32\x1f.pixiu.v1.ReplicaMessage.AppendH\x00\x12\x35\n\x08\x61ppended\x18\x02 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.AppendedH\x00\x12\x35\n\x08mismatch\x18\x03 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.MismatchH\x00\x12\x33\n\x07refused\x18\x04 \x01(\x0b\x32 .pixiu.v1.ReplicaMessage.RefusedH\x00\x1a*\n\x08Position\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\x1a\xaf\x01\n\x06\x41ppend\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x12\x33\n\x08previous\x18\x03 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.Position\x12\x0f\n\x07\x65ntries\x18\x04 \x01(\x0c\x12\x11\n\tcommitted\x18\x05 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\x0f\n\x07sent_at\x18\x07 \x01(\x01\x12\x0f\n\x07time_us\x18\x08 \x01(\x04\x1a\x8d\x01\n\x08\x41ppended\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07matched\x18\x04 \x01(\x04\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x0f\n\x07wall_us\x18\x07 \x01(\x04\x12\x0c\n\x04room\x18\x08 \x01(\x08\x1a|\n\x08Mismatch\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04hint\x18\x04 \x01(\x04\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x0f\n\x07wall_us\x18\x07 \x01(\x04\x1a(\n\x07Refused\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x42\x06\n\x04\x62ody\"\x8a\x03\n\x0cSnapshotPart\x12-\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x1c.pixiu.v1.SnapshotPart.BeginH\x00\x12+\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x1b.pixiu.v1.SnapshotPart.DataH\x00\x12)\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1a.pixiu.v1.SnapshotPart.EndH\x00\x1a\x84\x01\n\x05\x42\x65gin\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x33\n\x08position\x18\x02 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.Position\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\n\n\x02id\x18\x04 \x01(\x06\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x1a?\n\x04\x44\x61ta\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x04 \x01(\x07\x1a#\n\x03\x45nd\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x42\x06\n\x04\x62ody\"\x11\n\x0fSnapshotReceipt\"9\n\x0cSnapshotHeld\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0b\n\x03\x63rc\x18\x03 \x01(\x07\"C\n\x0fOperatorRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x01(\x04\"\x0f\n\rOperatorReply2\xd9\x02\n\x0bReplication\x12\x42\n\x08\x45xchange\x12\x18.pixiu.v1.ReplicaMessage\x1a\x18.pixiu.v1.ReplicaMessage(\x01\x30\x01\x12?\n\x08Snapshot\x12\x16.pixiu.v1.SnapshotPart\x1a\x19.pixiu.v1.SnapshotReceipt(\x01\x12\x46\n\x0eResumeSnapshot\x12\x1c.pixiu.v1.SnapshotPart.Begin\x1a\x16.pixiu.v1.SnapshotHeld\x12=\n\x07Promote\x12\x19.pixiu.v1.OperatorRequest\x1a\x17.pixiu.v1.OperatorReply\x12>\n\x08SetClock\x12\x19.pixiu.v1.OperatorRequest\x1a\x17.pixiu.v1.OperatorReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpixiu/wire/v1/replication.proto\x12\x08pixiu.v1\"\x80\x07\n\x0eReplicaMessage\x12\x31\n\x06\x61ppend\x18\x01 \x01(\x0b\x32\x1f.pixiu.v1.ReplicaMessage.AppendH\x00\x12\x35\n\x08\x61ppended\x18\x02 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.AppendedH\x00\x12\x35\n\x08mismatch\x18\x03 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.MismatchH\x00\x12\x33\n\x07refused\x18\x04 \x01(\x0b\x32 .pixiu.v1.ReplicaMessage.RefusedH\x00\x1a*\n\x08Position\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\x1a\xe0\x01\n\x06\x41ppend\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x12\x33\n\x08previous\x18\x03 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.Position\x12\x0f\n\x07\x65ntries\x18\x04 \x01(\x0c\x12\x11\n\tcommitted\x18\x05 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\x0f\n\x07sent_at\x18\x07 \x01(\x01\x12\x0f\n\x07time_us\x18\x08 \x01(\x04\x12/\n\x06\x66orced\x18\t \x03(\x0b\x32\x1f.pixiu.v1.ReplicaMessage.Forced\x1aI\n\x06\x46orced\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x30\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.Position\x1a\x8d\x01\n\x08\x41ppended\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07matched\x18\x04 \x01(\x04\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x0f\n\x07wall_us\x18\x07 \x01(\x04\x12\x0c\n\x04room\x18\x08 \x01(\x08\x1a|\n\x08Mismatch\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04hint\x18\x04 \x01(\x04\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x0f\n\x07wall_us\x18\x07 \x01(\x04\x1a(\n\x07Refused\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x04\x42\x06\n\x04\x62ody\"\x8a\x03\n\x0cSnapshotPart\x12-\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x1c.pixiu.v1.SnapshotPart.BeginH\x00\x12+\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x1b.pixiu.v1.SnapshotPart.DataH\x00\x12)\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1a.pixiu.v1.SnapshotPart.EndH\x00\x1a\x84\x01\n\x05\x42\x65gin\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x33\n\x08position\x18\x02 \x01(\x0b\x32!.pixiu.v1.ReplicaMessage.Position\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\n\n\x02id\x18\x04 \x01(\x06\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x1a?\n\x04\x44\x61ta\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x04 \x01(\x07\x1a#\n\x03\x45nd\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x42\x06\n\x04\x62ody\"\x11\n\x0fSnapshotReceipt\"9\n\x0cSnapshotHeld\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0b\n\x03\x63rc\x18\x03 \x01(\x07\"C\n\x0fOperatorRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x01(\x04\"\x0f\n\rOperatorReply2\xd9\x02\n\x0bReplication\x12\x42\n\x08\x45xchange\x12\x18.pixiu.v1.ReplicaMessage\x1a\x18.pixiu.v1.ReplicaMessage(\x01\x30\x01\x12?\n\x08Snapshot\x12\x16.pixiu.v1.SnapshotPart\x1a\x19.pixiu.v1.SnapshotReceipt(\x01\x12\x46\n\x0eResumeSnapshot\x12\x1c.pixiu.v1.SnapshotPart.Begin\x1a\x16.pixiu.v1.SnapshotHeld\x12=\n\x07Promote\x12\x19.pixiu.v1.OperatorRequest\x1a\x17.pixiu.v1.OperatorReply\x12>\n\x08SetClock\x12\x19.pixiu.v1.OperatorRequest\x1a\x17.pixiu.v1.OperatorReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
   _globals['_REPLICAMESSAGE']._serialized_start=46
-  _globals['_REPLICAMESSAGE']._serialized_end=818
+  _globals['_REPLICAMESSAGE']._serialized_end=942
   _globals['_REPLICAMESSAGE_POSITION']._serialized_start=278
   _globals['_REPLICAMESSAGE_POSITION']._serialized_end=320
   _globals['_REPLICAMESSAGE_APPEND']._serialized_start=323
-  _globals['_REPLICAMESSAGE_APPEND']._serialized_end=498
-  _globals['_REPLICAMESSAGE_APPENDED']._serialized_start=501
-  _globals['_REPLICAMESSAGE_APPENDED']._serialized_end=642
-  _globals['_REPLICAMESSAGE_MISMATCH']._serialized_start=644
-  _globals['_REPLICAMESSAGE_MISMATCH']._serialized_end=768
-  _globals['_REPLICAMESSAGE_REFUSED']._serialized_start=770
-  _globals['_REPLICAMESSAGE_REFUSED']._serialized_end=810
-  _globals['_SNAPSHOTPART']._serialized_start=821
-  _globals['_SNAPSHOTPART']._serialized_end=1215
-  _globals['_SNAPSHOTPART_BEGIN']._serialized_start=973
-  _globals['_SNAPSHOTPART_BEGIN']._serialized_end=1105
-  _globals['_SNAPSHOTPART_DATA']._serialized_start=1107
-  _globals['_SNAPSHOTPART_DATA']._serialized_end=1170
-  _globals['_SNAPSHOTPART_END']._serialized_start=1172
-  _globals['_SNAPSHOTPART_END']._serialized_end=1207
-  _globals['_SNAPSHOTRECEIPT']._serialized_start=1217
-  _globals['_SNAPSHOTRECEIPT']._serialized_end=1234
-  _globals['_SNAPSHOTHELD']._serialized_start=1236
-  _globals['_SNAPSHOTHELD']._serialized_end=1293
-  _globals['_OPERATORREQUEST']._serialized_start=1295
-  _globals['_OPERATORREQUEST']._serialized_end=1362
-  _globals['_OPERATORREPLY']._serialized_start=1364
-  _globals['_OPERATORREPLY']._serialized_end=1379
-  _globals['_REPLICATION']._serialized_start=1382
-  _globals['_REPLICATION']._serialized_end=1727
+  _globals['_REPLICAMESSAGE_APPEND']._serialized_end=547
+  _globals['_REPLICAMESSAGE_FORCED']._serialized_start=549
+  _globals['_REPLICAMESSAGE_FORCED']._serialized_end=622
+  _globals['_REPLICAMESSAGE_APPENDED']._serialized_start=625
+  _globals['_REPLICAMESSAGE_APPENDED']._serialized_end=766
+  _globals['_REPLICAMESSAGE_MISMATCH']._serialized_start=768
+  _globals['_REPLICAMESSAGE_MISMATCH']._serialized_end=892
+  _globals['_REPLICAMESSAGE_REFUSED']._serialized_start=894
+  _globals['_REPLICAMESSAGE_REFUSED']._serialized_end=934
+  _globals['_SNAPSHOTPART']._serialized_start=945
+  _globals['_SNAPSHOTPART']._serialized_end=1339
+  _globals['_SNAPSHOTPART_BEGIN']._serialized_start=1097
+  _globals['_SNAPSHOTPART_BEGIN']._serialized_end=1229
+  _globals['_SNAPSHOTPART_DATA']._serialized_start=1231
+  _globals['_SNAPSHOTPART_DATA']._serialized_end=1294
+  _globals['_SNAPSHOTPART_END']._serialized_start=1296
+  _globals['_SNAPSHOTPART_END']._serialized_end=1331
+  _globals['_SNAPSHOTRECEIPT']._serialized_start=1341
+  _globals['_SNAPSHOTRECEIPT']._serialized_end=1358
+  _globals['_SNAPSHOTHELD']._serialized_start=1360
+  _globals['_SNAPSHOTHELD']._serialized_end=1417
+  _globals['_OPERATORREQUEST']._serialized_start=1419
+  _globals['_OPERATORREQUEST']._serialized_end=1486
+  _globals['_OPERATORREPLY']._serialized_start=1488
+  _globals['_OPERATORREPLY']._serialized_end=1503
+  _globals['_REPLICATION']._serialized_start=1506
+  _globals['_REPLICATION']._serialized_end=1851
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,10 @@
 isort:skip_file
 What replicas of a partition of Xiu or Pi say to each other. Every message carries the sender's epoch."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -54,6 +56,7 @@ class ReplicaMessage(_message.Message):
         END_FIELD_NUMBER: _builtins.int
         SENT_AT_FIELD_NUMBER: _builtins.int
         TIME_US_FIELD_NUMBER: _builtins.int
+        FORCED_FIELD_NUMBER: _builtins.int
         epoch: _builtins.int
         sender: _builtins.int
         entries: _builtins.bytes
@@ -66,6 +69,8 @@ class ReplicaMessage(_message.Message):
         """The time that entries carry now, Unix µs; 0: not known yet."""
         @_builtins.property
         def previous(self) -> Global___ReplicaMessage.Position: ...
+        @_builtins.property
+        def forced(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaMessage.Forced]: ...
         def __init__(
             self,
             *,
@@ -77,10 +82,34 @@ class ReplicaMessage(_message.Message):
             end: _builtins.int = ...,
             sent_at: _builtins.float = ...,
             time_us: _builtins.int = ...,
+            forced: _abc.Iterable[Global___ReplicaMessage.Forced] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["previous", b"previous"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end", b"end", "entries", b"entries", "epoch", b"epoch", "previous", b"previous", "sender", b"sender", "sent_at", b"sent_at", "time_us", b"time_us"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end", b"end", "entries", b"entries", "epoch", b"epoch", "forced", b"forced", "previous", b"previous", "sender", b"sender", "sent_at", b"sent_at", "time_us", b"time_us"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Forced(_message.Message):
+        """An epoch that began by an operator's force, and up to where the promoted replica had the log."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        EPOCH_FIELD_NUMBER: _builtins.int
+        AFTER_FIELD_NUMBER: _builtins.int
+        epoch: _builtins.int
+        @_builtins.property
+        def after(self) -> Global___ReplicaMessage.Position: ...
+        def __init__(
+            self,
+            *,
+            epoch: _builtins.int = ...,
+            after: Global___ReplicaMessage.Position | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "epoch", b"epoch"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from cluster.replication import events as ev
 from cluster.replication.core import Core
 from cluster.replication.messages import Append, Appended
-from cluster.replication.model import Damage, Entry, EntryKind, MemberID, PartitionState, Position, Presence, Versioned
+from cluster.replication.model import Damage, Entry, EntryKind, Forced, MemberID, PartitionState, Position, Presence, Versioned
 from cluster.replication.options import ReplicationOptions
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.support.effects import only
@@ -72,11 +72,12 @@ class Replica:
         return self.step(ev.StateRead(Versioned(version, what)))
 
     def append(
-        self, epoch: int, sender: MemberID, previous: tuple[int, int] | None, new: list[Entry], committed: int = 0, end: int = 0
-    ) -> list[ev.Effect]:
+        self, epoch: int, sender: MemberID, previous: tuple[int, int] | None, new: list[Entry], committed: int = 0, end: int = 0,
+        forced: tuple[Forced, ...] = (),
+    ) -> list[ev.Effect]:  # fmt: skip
         before = Position(*previous) if previous is not None else None
         end = end or (previous[1] if previous is not None else 0) + len(new)
-        return self.step(ev.Received(Append(epoch, sender, before, new, committed, end, self.now)))
+        return self.step(ev.Received(Append(epoch, sender, before, new, committed, end, self.now, forced=forced)))
 
     def appended(self, sender: MemberID, matched: int, incarnation: int = 1, room: bool = False) -> list[ev.Effect]:
         return self.step(ev.Received(Appended(self.core.epoch, sender, incarnation, matched, self.now, room=room)))

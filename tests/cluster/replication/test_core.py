@@ -10,7 +10,7 @@ import pytest
 from cluster.replication import events as ev
 from cluster.replication.core import TABLE
 from cluster.replication.messages import Append, Appended, Mismatch, Refused
-from cluster.replication.model import NOBODY, Damage, EntryKind, Position, Presence
+from cluster.replication.model import NOBODY, Damage, Entry, EntryKind, Forced, Position, Presence
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import Cause, State
 from pixiu.errors import ConfigurationError, DiskFull, LogDamaged
@@ -81,6 +81,45 @@ def test_a_leader_that_a_forced_promotion_made_is_not_followed_by_who_has_commit
     assert not sent(effects, Appended)
     assert "forced promotion" in only(ev.CloseSession, effects).reason
     assert replica.core.state is State.HALTED
+
+
+@pytest.mark.parametrize("applied", [300, 100, 0], ids=["committed", "flushed before", "only acknowledged"])
+@pytest.mark.parametrize("previous", [(6, 400), (5, 100), None], ids=["ahead", "by the log", "before a snapshot"])
+def test_who_has_what_a_forced_promotion_gave_up_follows_nobody_that_began_without_it(
+    applied: int, previous: tuple[int, int] | None
+) -> None:
+    replica = Replica(A, entries(5, 1, 300), applied=applied)
+    effects = replica.append(6, B, previous, [], committed=400, end=400, forced=(Forced(6, Position(5, 100)),))
+    assert "gave up entries" in only(ev.CloseSession, effects).reason
+    assert replica.core.state is State.HALTED
+    assert replica.log.last == Position(5, 300)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [entries(5, 1, 100), [*entries(5, 1, 90), *entries(6, 91, 400)], entries(4, 1, 300)],
+    ids=["equal", "followed it", "overtaken before"],
+)
+def test_who_has_no_more_than_a_forced_promotion_kept_follows(log: list[Entry]) -> None:
+    """Also who has more of a lower epoch: a leader of epoch 5 that had all that was committed has overtaken it."""
+    replica = Replica(A, log)
+    replica.append(7, B, (7, 401), [], committed=400, end=401, forced=(Forced(6, Position(5, 100)),))
+    assert replica.core.follower.epoch == 7
+    assert replica.core.state is State.FOLLOWING
+
+
+def test_a_forced_promotion_is_written_down_with_the_state_and_told_by_every_leader_after_it() -> None:
+    before = replace(state(6, C, C), forced=(Forced(2, Position(1, 4)), Forced(6, Position(5, 9))))
+    replica = Replica(A, [*entries(1, 1, 4), *entries(3, 5, 7)])
+    replica.read(5, before)
+    replica.step(ev.ForcePromotion("ann", "C burned down"))
+    swap = only(ev.CompareAndSet, replica.read(5, before))
+    assert swap.state.forced == (Forced(2, Position(1, 4)), Forced(7, Position(3, 7)))  # epoch 6 is not in this log
+    replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+    assert sent(replica.present(B) + replica.wait(1.0), Append)[-1].forced == swap.state.forced
+    follower = Replica(B, entries(1, 1, 4))
+    effects = follower.read(8, replace(swap.state, leader=NOBODY, in_sync=frozenset({B})))
+    assert only(ev.CompareAndSet, effects).state.forced == swap.state.forced
 
 
 def test_a_late_message_of_the_epoch_in_which_more_was_committed_is_no_contradiction() -> None:

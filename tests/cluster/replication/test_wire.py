@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from cluster.replication.messages import Append, Appended, Message, Mismatch, Refused
-from cluster.replication.model import NOBODY, Entry, MemberID, Position
+from cluster.replication.model import NOBODY, Entry, Forced, MemberID, Position
 from cluster.replication.wire import decode_message, decode_state, encode_message, encode_state
 from pixiu.errors import MalformedData
 from pixiu.wire.v1 import replication_pb2 as pb
@@ -19,6 +20,7 @@ MESSAGES: list[Message] = [
     Append(3, A, Position(2, 7), [*entries(2, 8, 9), *entries(3, 10, 11)], 6, 11, 12.5),
     Append(3, A, Position(0, 0), [], 0, 11, -1.0),
     Append(3, A, None, [], 6, 11, 12.5),
+    Append(3, A, None, [], 6, 11, 12.5, 17, (Forced(2, Position(1, 4)), Forced(3, Position(2, 9)))),
     Appended(3, B, 4, 11, float("-inf")),
     Appended(3, B, 4, 11, 1.5, True, 17, True),
     Mismatch(3, B, 4, 7, 12.5),
@@ -73,11 +75,12 @@ def test_numbers_out_of_range_and_no_time_are_refused() -> None:
 
 
 def test_a_state_comes_back_and_has_the_documented_form() -> None:
-    what = state(4, A, C, A, B, incarnation=7)
+    what = replace(state(4, A, C, A, B, incarnation=7), forced=(Forced(3, Position(1, 300)),))
     assert decode_state(encode_state(what)) == what
     assert json.loads(encode_state(what)) == {
         "epoch": 4, "leader": "0000000000000001", "incarnation": 7,
         "in_sync": ["0000000000000001", "0000000000000002", "0000000000000003"],
+        "forced": [[3, 1, 300]],
     }  # fmt: skip
     handed_over = state(4, NOBODY, A, incarnation=0)
     assert decode_state(encode_state(handed_over)) == handed_over
@@ -89,6 +92,8 @@ def test_a_state_comes_back_and_has_the_documented_form() -> None:
         {"epoch": 0}, {"epoch": 1 << 32}, {"epoch": "4"}, {"epoch": True}, {"incarnation": -1}, {"incarnation": None},
         {"in_sync": []}, {"in_sync": "1"}, {"in_sync": ["x"]}, {"in_sync": ["1", "1"]}, {"in_sync": ["0"]}, {"in_sync": [1]},
         {"in_sync": [f"{i:x}" for i in range(1, 66)]}, {"leader": 5}, {"leader": "-1"}, {"leader": "f" * 16},
+        {"forced": None}, {"forced": [[3, 1]]}, {"forced": [[3, 3, 9]]}, {"forced": [[5, 3, 9]]}, {"forced": [["3", 1, 9]]},
+        {"forced": [[3, 1, -1]]}, {"forced": [[4, 1, 9]] * 17},
     ],
     ids=str,
 )  # fmt: skip

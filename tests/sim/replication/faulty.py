@@ -126,7 +126,7 @@ class NoRest(Core):
 
 
 class _FollowsAnybody(Follower):
-    def check_end(self, message: Append) -> None:
+    def check_history(self, message: Append) -> None:
         return
 
 

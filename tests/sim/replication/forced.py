@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cluster.replication import events as ev
 from cluster.replication.core import Core
+from cluster.replication.model import START
 from cluster.replication.states import State
 from tests.sim.replication.world import World
 
@@ -33,7 +34,8 @@ def violations(seed: int, core: type[Core] = Core) -> list[tuple[str, str]]:
     world.run_until(14.0)
     chosen = world.rng.choice(rest)  # any: not the one with the longest log
     assert chosen.log is not None
-    world.history.given_up(chosen.log.last.counter)
+    had, end = world.history.highest or START, chosen.log.last
+    world.history.given_up(end.counter)
     for node in rest:
         node.applied = min(node.applied, chosen.log.last.counter)
         if node is not chosen:
@@ -42,6 +44,10 @@ def violations(seed: int, core: type[Core] = Core) -> list[tuple[str, str]]:
     world.run_until(world.rng.uniform(17.0, 22.0))
     world.start(leader)
     world.run_until(40.0)
+    if had > end and (leader.core is None or leader.core.state is not State.HALTED):
+        world.history.violation(
+            "gave up without a word", f"the old leader had acknowledged up to {had}, the new one began behind {end}"
+        )
     if not any(node.core is not None and node.core.state is State.LEADING for node in rest):
         world.history.violation("stuck", "the replica that was promoted by force does not lead")
     # A replica whose log differs from the leader's below what it has committed halts, as it should.
