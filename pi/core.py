@@ -140,6 +140,8 @@ class Core:
         """(until when, what was asked) of a child that learns, in order."""
         self._held_bytes = 0
         self._copies = 0
+        self._too_few = False
+        """What was applied last is on fewer disks than `min_in_sync`, as far as is known."""
         """Of the last entry that was applied."""
         self._ended: dict[int, dict[int, int]] = {}
         """By stream: worker → the generation of its appends that ended with a refusal; `WORKERS` at most, others are malformed."""
@@ -321,7 +323,8 @@ class Core:
             results = [self._inboxes.stored(msg_id, uin) for msg_id, uin in pairs]
         except StateDamaged:
             results = []
-        if not results or (not all(results) and (any(self._logged.values()) or not self._inboxes.may_read())):
+        too_few = self._too_few and waiting.level is Level.REPLICATED and any(results)
+        if not results or too_few or (not all(results) and (any(self._logged.values()) or not self._inboxes.may_read())):
             self._waiting_bytes -= len(waiting.payload)
             self._end_writers(waiting.stream, waiting.writers)
             unknown = Unavailable("there is no space, and some of it may be stored already: send it again")
@@ -344,6 +347,7 @@ class Core:
 
     def _on_applied(self, event: ev.EntryApplied, now: float, out: list[ev.Effect]) -> None:
         self.committed, self._copies = max(self.committed, event.counter), event.copies
+        self._too_few = not event.copies
         turn = self._logged.pop(event.counter, None)
         if turn is None:
             return
@@ -355,8 +359,12 @@ class Core:
         for waiting in turn:
             own = results[at : at + waiting.operations]
             at += waiting.operations
-            if not waiting.answered:
+            if waiting.answered:
+                continue
+            if event.copies:
                 out.append(self._answered(waiting, [number for found in own for number in found], event.copies))
+            else:
+                self._leave_open(waiting, "fewer than min_in_sync replicas have it; send it again, with the same MsgIDs", out)
 
     # --- who leads, and where what is served
 
@@ -368,18 +376,23 @@ class Core:
         if was:
             turns = (*self._logged.values(), *self._proposed.values(), self._turn)
             unknown = [waiting for turn in turns for waiting in turn if not waiting.answered]
-            self.counters["outcomes_unknown"] += len(unknown)
             for waiting in unknown:
-                self._waiting_bytes -= len(waiting.payload)
-                self._end_writers(waiting.stream, waiting.writers)
-                error = OutcomeUnknown("this replica no longer leads; send it again to the new leader, with the same MsgIDs")
-                self._refuse(waiting.stream, waiting.request, error, out)
+                self._leave_open(
+                    waiting, "this replica no longer leads; send it again to the new leader, with the same MsgIDs", out
+                )
             self._logged, self._proposed, self._turn = {}, {}, []
             self._turn_bytes = self._turn_operations = 0
             self._to_persist.clear()
-        self._clock_at, self._limits_said = -math.inf, False
+        self._clock_at, self._limits_said, self._too_few = -math.inf, False, False
         if self._held:
             self._release(now, out)
+
+    def _leave_open(self, waiting: _Waiting, why: str, out: list[ev.Effect]) -> None:
+        self.counters["outcomes_unknown"] += 1
+        self._waiting_bytes -= len(waiting.payload)
+        waiting.answered = True
+        self._end_writers(waiting.stream, waiting.writers)
+        self._refuse(waiting.stream, waiting.request, OutcomeUnknown(why), out)
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
         self._layout_version, self._layout, self._addresses = event.version, event.partitions, event.addresses

@@ -65,7 +65,7 @@ class ProposalRejected:
 
 @dataclass(frozen=True, slots=True)
 class EntryApplied:
-    """A committed entry is in the state. `copies`: how many replicas have it."""
+    """A committed entry is in the state. `copies`: how many replicas have it; 0: fewer than `min_in_sync`, nobody is told."""
 
     counter: int
     results: Sequence[Results]

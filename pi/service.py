@@ -236,7 +236,7 @@ class Service(RoleShell):
         try:
             await proposal.reached(Level.PERSISTED)
             self._runner.step(Persisted(proposal.first))
-            written = await proposal.reached(Level.REPLICATED)
+            written = await proposal.settled(Level.REPLICATED)
         except OutcomeUnknown:  # whoever waits was told when this replica was deposed
             return
         (results,) = written.answers

@@ -420,7 +420,8 @@ class Core:
         return ev.Result(position, 1, code, text=text)
 
     def _when_full(self, event: ev.StoreReceived, text: str) -> list[ev.Result]:
-        """Nothing new is taken, and what is stored is confirmed: whoever sends it again would take it for lost, else."""
+        """Nothing new is taken, and what is stored is confirmed, on `min_in_sync` disks: whoever sends it again would take it for
+        lost, else."""
         settings, full = self.settings, errors.DiskFull.code
         checked = check(event.data, event.count, settings.partition, self._counted or 1, settings.max_record_bytes, self._addresses)
         if checked is None:
@@ -434,7 +435,7 @@ class Core:
                 values, asked = [0] * run.count, set()
             for index, value in enumerate(values, run.index):
                 position = event.position + index
-                if value:
+                if value and (self._copies or event.level is not Level.REPLICATED):
                     self.counters.repeated += 1
                     results.append(ev.Result(position, 1, "", msg_id=value))
                 elif value is None and index not in asked:
@@ -614,7 +615,10 @@ class Core:
         self._copies = event.copies
         while self._committing and self._committing[0][0] <= last:
             batch = self._committing.popleft()[1]
-            out.append(self._answer(batch.stream, batch.results))
+            if event.copies:
+                out.append(self._answer(batch.stream, batch.results))
+            else:
+                self._answer_unknown(batch, *REJECTIONS[Rejection.TOO_FEW_IN_SYNC], out)
         if self._write(first - 1, event.entries, now):
             self._owed = []
             out.append(TAKEN)

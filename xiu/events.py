@@ -80,7 +80,7 @@ class EntriesCommitted:
 
     entries: Sequence[Entry]
     copies: int
-    """On so many disks."""
+    """On so many disks; 0: on fewer than `min_in_sync`, and no writer is told that they are replicated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class Applier:
         self._on_applied, self._on_log_failed, self._crash = on_applied, on_log_failed, crash
         self._log: SegmentedLog | None = None
         self._target = 0
-        self._copies = 0
+        self.copies = 0
+        """Disks that what may be applied is on; 0: nobody is to be told (`events.Committed`)."""
         self._later: asyncio.Handle | None = None
         self._installing: asyncio.Task[None] | None = None
         self._waiting: list[Callable[[], None]] = []
@@ -66,7 +67,7 @@ class Applier:
 
     def commit(self, counter: int, copies: int) -> None:
         """Everything up to here may be applied, by the next `run`."""
-        self._target, self._copies = max(self._target, counter), copies
+        self._target, self.copies = max(self._target, counter), copies
 
     def run(self) -> None:
         """Apply a batch; the next one follows in another turn of the loop."""
@@ -101,7 +102,7 @@ class Applier:
         self.blocked = ""
         if self.behind > 0:
             self._later = asyncio.get_running_loop().call_soon(self._run)
-        self._on_applied(after + 1, answers, self._copies)
+        self._on_applied(after + 1, answers, self.copies)
 
     def install(self, position: Position, folder: DataFolder) -> None:
         """Load the snapshot that was received; nothing is applied until that is done."""

@@ -249,7 +249,7 @@ class Committed:
 
     counter: int
     copies: int
-    """0 on a follower."""
+    """0 on a follower, and on a leader for what is on fewer disks than `min_in_sync`: no writer is told that it is replicated."""
 
 
 @dataclass(frozen=True, slots=True)

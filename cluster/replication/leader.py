@@ -221,14 +221,16 @@ class Leader:
         self._commit(now, out)
 
     def _commit(self, now: float, out: list[Effect]) -> None:
-        """Commit what every required member has synced, while the lease says that this is still the leader."""
+        """Commit what every required member has synced, while the lease says that this is still the leader. On fewer disks than
+        `min_in_sync` nobody is answered that it is replicated."""
         required = self.required()
         counter = self.synced
         for member in required:
             if member != self.context.member:
                 counter = min(counter, self.followers[member].matched if member in self.followers else 0)
         if counter > self.context.committed and counter >= self.start and self.holds_lease(now):
-            self.context.commit(counter, len(required), out)
+            enough = len(required) >= self.context.options.min_in_sync
+            self.context.commit(counter, len(required) if enough else 0, out)
 
     # --- followers
 

@@ -43,7 +43,7 @@ class ReplicationOptions:
     join_within: int = 1000
     """A follower so near to the leader's end joins the maximal in-sync set."""
     min_in_sync: int = 1
-    """Fewer replicas in sync: writes at level `replicated` are refused."""
+    """Fewer replicas in sync: writes at level `replicated` are refused, and of those under way the outcome is unknown."""
     max_uncommitted: int = 100_000
     """Entries that wait for their commit. Policy: more are refused with OVERLOADED."""
     max_append_entries: int = 4096

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pixiu.errors import PixiuError
+from pixiu.errors import OutcomeUnknown, PixiuError
 from pixiu.wire.levels import Level
 
 
@@ -24,7 +24,7 @@ class Written:
     level: Level
     """What it has reached; may be more than was asked for."""
     copies: int
-    """Replicas that have it on their disks, as far as is known here."""
+    """Replicas that have it on their disks, as far as is known here; 0: fewer than `min_in_sync`."""
     answers: Sequence[object]
     """What the state machine answered to each payload; empty below REPLICATED."""
 
@@ -49,7 +49,15 @@ class Proposal:
         self._waiting: list[tuple[Level, asyncio.Future[None]]] = []
 
     async def reached(self, level: Level) -> Written:
-        """Wait until it is so safe. Raises `OutcomeUnknown` when this replica stops leading before that."""
+        """Wait until it is so safe. Raises `OutcomeUnknown` when this replica stops leading before that, or when it is applied and
+        on fewer disks than `min_in_sync`."""
+        written = await self.settled(level)
+        if level is Level.REPLICATED and not written.copies:
+            raise OutcomeUnknown("fewer than min_in_sync replicas have it; send the write again, with the same IDs")
+        return written
+
+    async def settled(self, level: Level) -> Written:
+        """The same, whatever `min_in_sync` says: with 0 copies nobody is to be told that it is replicated."""
         if not self.level.at_least(level):
             if self._error is not None:
                 raise self._error

@@ -249,9 +249,8 @@ class Replica:
 
     @property
     def copies(self) -> int:
-        """Replicas that a commit is on; 0 where another replica leads."""
-        core = self._core
-        return len(core.leader.required()) if core is not None and core.leader is not None else 0
+        """Replicas that what is applied is on; 0 where another one leads, and below `min_in_sync`: nothing is confirmed then."""
+        return self._applier.copies
 
     @property
     def is_leader(self) -> bool:
@@ -302,7 +301,7 @@ class Replica:
         A caller that is cancelled leaves its write where it is.
 
         Raises NotLeader, Draining, Overloaded (more than `max_uncommitted` entries wait), TooFewInSync, DiskFull,
-        InvalidArgument: nothing was written; OutcomeUnknown: it may be kept or not.
+        InvalidArgument: nothing was written; OutcomeUnknown: it may be kept or not, or is on fewer disks than `min_in_sync`.
         """
         self._check(payloads)
         self.check_leader()

@@ -20,7 +20,7 @@ class ReplicatedOptions(PartitionedOptions):
     session_timeout_ms: int = bounded(6_000, 1000, 120_000)
     """Milliseconds after which ZooKeeper takes a silent process out, and another replica may lead."""
     min_in_sync: int = bounded(1, 1, 16)
-    """Replicas that must be in sync for writes at level replicated; with fewer they are refused."""
+    """Replicas that must be in sync for writes at level replicated; with fewer they are refused, or not confirmed if under way."""
     max_uncommitted: int = bounded(100_000, 1, 10_000_000)
     """Entries that may wait to be replicated; further ones are refused with OVERLOADED."""
     segment_mb: int = bounded(64, 1, 4096)

@@ -69,6 +69,22 @@ def test_lower_levels_are_answered_earlier_without_results() -> None:
     assert (last.request, last.results) == (3, [3])
 
 
+def test_what_is_on_fewer_disks_than_min_in_sync_is_applied_and_not_confirmed() -> None:
+    pi = Pi()
+    pi.ask(appends(5, (message(1), 7)), request=1)
+    pi.ask(appends(5, (message(2), 7), worker=2), request=2, level=Level.PERSISTED)
+    pi.turn()
+    pi.accept(100)
+    assert [reply.code for reply in pi.persist(100)] == [""]
+    assert [(reply.request, reply.code) for reply in pi.apply(100, [[1], [2]], copies=0)] == [(1, "OUTCOME_UNKNOWN")]
+    assert pi.core.under_way == 0
+    assert pi.code(appends(5, (message(3), 7))) == "STALE_WRITER"
+    pi.shelf.numbers = {(message(1), 7): 1}
+    pi.ask(appends(5, (message(1), 7), generation=2))
+    pi.turn()
+    assert [reply.code for reply in pi.reject("DISK_FULL", "full")] == ["UNAVAILABLE"]
+
+
 def test_a_callers_bytes_go_into_the_log_as_they_came() -> None:
     pi = Pi()
     one, two = encode([appends(5, (message(1), 7)), AddDevice(7, b"x")]), encode([acknowledges(9, 1, 1)])

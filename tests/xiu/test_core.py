@@ -39,6 +39,19 @@ def test_each_level_is_answered_when_it_is_reached_with_the_triple() -> None:
     assert (replicated.triple.committed, replicated.copies) == (4, 2)
 
 
+def test_what_is_on_fewer_disks_than_min_in_sync_is_stored_and_not_confirmed() -> None:
+    xiu = Xiu()
+    xiu.accept(xiu.send(user(1), user(2)))
+    assert [(each.position, each.count, each.code) for each in results(xiu.commit(copies=0))] == [(1, 2, "UNAVAILABLE")]
+    assert [block.count for block in xiu.store.blocks()] == [2]
+    xiu.space(False)
+    assert codes(xiu.send(user(1))) == ["UNAVAILABLE"]
+    assert codes(xiu.send(user(1), level=Level.PERSISTED)) == [""]
+    xiu.space(True)
+    xiu.accept(xiu.send(user(1)))
+    assert [result.msg_id for result in results(xiu.commit())] == [msg_id(1, 64, first(1))]
+
+
 def test_records_are_in_the_table_when_accepted_and_in_the_store_when_committed() -> None:
     xiu = Xiu()
     xiu.accept(xiu.send(user(1)))

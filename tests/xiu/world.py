@@ -72,13 +72,13 @@ class Xiu:
     def persist(self) -> list[ev.Effect]:
         return self.step(Persisted(len(self.log.entries)))
 
-    def commit(self, up_to: int | None = None) -> list[ev.Effect]:
+    def commit(self, up_to: int | None = None, copies: int = 2) -> list[ev.Effect]:
         """Everything in the log is committed, or what is there up to a counter: what the store lacks of it is given to the core,
         as the applier does. Returns the effects but for what became of the entries: that is in `taken`."""
         entries = self.log.entries[self.store.head.applied.counter : up_to]
         if not entries:
             return []
-        *effects, settled = self.step(ev.EntriesCommitted(entries, 2))
+        *effects, settled = self.step(ev.EntriesCommitted(entries, copies))
         assert isinstance(settled, Settle)
         self.taken = settled.outcome is Outcome.TAKEN
         assert self.taken is (self.store.head.applied.counter >= entries[-1].counter), "what is said of them is so"

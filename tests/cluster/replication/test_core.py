@@ -319,6 +319,14 @@ def test_a_follower_joins_when_it_has_the_end_that_was_noted() -> None:
     assert ev.Committed(22, 2) in replica.appended(B, 22)
 
 
+def test_a_write_that_was_under_way_when_the_set_fell_below_min_in_sync_is_not_confirmed() -> None:
+    replica = Replica(A, options=replace(OPTIONS, min_in_sync=2))
+    replica.lead(B)
+    replica.propose(b"x")
+    swap = only(ev.CompareAndSet, replica.wait(OPTIONS.silence_s + 0.5))
+    assert only(ev.Committed, replica.step(ev.Swapped(swap.token, ev.Outcome.OK))) == ev.Committed(2, 0)
+
+
 def test_min_in_sync_refuses_replicated_writes() -> None:
     replica = Replica(A, options=replace(OPTIONS, min_in_sync=2))
     replica.lead()

@@ -33,6 +33,18 @@ async def test_a_write_rises_from_level_to_level() -> None:
     assert (done.epoch, done.first, done.level, done.copies, list(done.answers)) == (7, 5, Level.REPLICATED, 2, ["a", "b"])
 
 
+async def test_a_write_on_too_few_disks_is_applied_and_not_confirmed() -> None:
+    proposals = Proposals()
+    one = made(proposals, 5, 1)
+    replicated = asyncio.create_task(one.reached(Level.REPLICATED))
+    proposals.persisted(5)
+    proposals.applied(5, ["a"], 0)
+    with pytest.raises(OutcomeUnknown, match="min_in_sync"):
+        await replicated
+    assert (await one.reached(Level.PERSISTED)).first == 5
+    assert list((await one.settled(Level.REPLICATED)).answers) == ["a"]
+
+
 async def test_answers_of_batches_that_do_not_end_with_writes_go_to_the_right_ones() -> None:
     proposals = Proposals()
     one, two = made(proposals, 3, 3), made(proposals, 6, 2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from cluster.replication.context import Context
 from cluster.replication.core import Core
-from cluster.replication.events import Effect
+from cluster.replication.events import Committed, Effect
 from cluster.replication.follower import Follower
 from cluster.replication.insync import InSync
 from cluster.replication.leader import Leader, Mode, Progress
@@ -24,6 +25,22 @@ class NoMaximalSet(Core):
 
     def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
         return _OnlyZooKeepersSet(self.context, version, state, start, now)
+
+
+class _AnswersAnyway(Leader):
+    def _commit(self, now: float, out: list[Effect]) -> None:
+        before = len(out)
+        super()._commit(now, out)
+        out[before:] = [
+            replace(each, copies=len(self.required())) if isinstance(each, Committed) else each for each in out[before:]
+        ]
+
+
+class AnswersBelowMinimum(Core):
+    """What is committed is confirmed, on however few disks."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _AnswersAnyway(self.context, version, state, start, now)
 
 
 class _KeepsItsTail(Follower):

@@ -62,10 +62,10 @@ class History:
             else:
                 self.violation("committed with a gap", f"{number} on {node.member}, {len(self.log)} before")
         node.applied = max(node.applied, counter)
-        if copies:
+        if copies or (node.core is not None and node.core.leader is not None):
             self._check_members(node, counter)
             self.newest = max(self.newest, log.last.epoch)
-            self._answer(node, counter)
+        self._answer(node, counter, copies)
 
     def _check_members(self, leader: Node, counter: int) -> None:
         """An in-sync member has what it confirmed, where a power cut leaves it: checked at each commit, not at the end."""
@@ -88,9 +88,20 @@ class History:
                 continue
             self.violation("confirmed but not on the disk", f"{counter} on {member}, in epoch {epoch}")
 
-    def _answer(self, node: Node, counter: int) -> None:
+    def _check_copies(self, counter: int, copies: int) -> None:
+        """So many disks hold what is answered, as the answer says; one that has rotted since held it."""
+        nodes = self.world.nodes
+        held = sum(node.disk.rotten or node.disk.image.unclean or node.disk.image.last.counter >= counter for node in nodes)
+        if held < copies or copies < self.world.options.min_in_sync:
+            self.violation("answered with fewer copies", f"{counter} is on {held} disks, {copies} are told")
+
+    def _answer(self, node: Node, counter: int, copies: int) -> None:
         while node.writes and node.writes[0][2] <= counter:
             epoch, first, last, before, sent_at = node.writes.popleft()
+            if not copies:
+                self.world.counts["not confirmed"] += last - first + 1
+                continue
+            self._check_copies(last, copies)
             self.waits.append((sent_at, self.world.now - sent_at))
             if epoch < self.newest:
                 self.violation("acknowledged late", f"{last} of epoch {epoch}, {self.newest} has committed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.replication import events as ev
 from cluster.replication.core import Core
@@ -52,6 +52,7 @@ class Schedule:
         self.faults = [fault for fault in FAULTS if rng.random() < 0.5] or list(FAULTS)
         self.mean_s = rng.choice((0.5, 1.0, 2.0))
         world.cold = rng.random() < 0.5
+        world.options = replace(world.options, min_in_sync=rng.choice((1, 1, 2)))
 
     def begin(self) -> None:
         for node in self.world.nodes:

@@ -100,6 +100,7 @@ def gray(ailment: str, core: type[Core]) -> Run:
 
 FAULTS: dict[str, tuple[Run, set[str]]] = {
     "no maximal set": (under(faulty.NoMaximalSet), {"acknowledged entry lost"}),
+    "confirms below min_in_sync": (under(faulty.AnswersBelowMinimum), {"answered with fewer copies"}),
     "no cut-off": (under(faulty.NoCutOff), {"prefixes differ", "replicas diverge", "stuck"}),
     "no first entry": (under(faulty.NoFirstEntry), {"replicas diverge", "stuck"}),
     "acknowledges before the shrink": (

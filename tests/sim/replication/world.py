@@ -95,6 +95,7 @@ class World(Simulation):
     ) -> None:
         super().__init__(seed)
         self.core_class = core
+        self.options = OPTIONS
         self.trust_damage = trust_damage
         self.zookeeper = Register(SESSION_TIMEOUT_S)
         replicas = self.rng.choice((2, 3, 3))
@@ -147,7 +148,7 @@ class World(Simulation):
         node.seen_presence = node.seen_state = -1
         node.writes.clear()
         node.core = self.core_class(
-            member=node.member, incarnation=node.disk.incarnation, log=node.log, options=OPTIONS,
+            member=node.member, incarnation=node.disk.incarnation, log=node.log, options=self.options,
             applied=node.disk.flushed, now=self.now, damage=damage,
         )  # fmt: skip
         self.counts["starts"] += 1
