@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from cluster.replication.clock import MAX_STEP_US, Clock
 
 YEAR_US = 365 * 86_400 * 1_000_000
-BEGIN = 20 * YEAR_US
+HOUR_US = 3_600 * 1_000_000
+BEGIN = 50 * YEAR_US
+BEGIN_2018_US = 48 * YEAR_US
 
 
 def read(clock: Clock, wall_us: int, now: float, *others: int) -> int:
@@ -29,7 +32,7 @@ def test_small_corrections_of_the_clock_are_followed() -> None:
 
 
 @pytest.mark.parametrize("jump", [10 * YEAR_US, -10 * YEAR_US, MAX_STEP_US + 1, -MAX_STEP_US - 1])
-@pytest.mark.parametrize("others", [0, 1, 2])
+@pytest.mark.parametrize("others", [1, 2])
 def test_a_jump_is_not_followed_and_is_said_until_the_clock_is_right_again(jump: int, others: int) -> None:
     clock = Clock()
     read(clock, BEGIN, 5.0, *[BEGIN] * others)
@@ -49,6 +52,31 @@ def test_who_takes_office_with_a_wrong_clock_goes_on_with_the_former_leaders_tim
     assert read(clock, BEGIN + far, 6.0) == BEGIN + 1_000_000
     assert read(clock, BEGIN + far, 7.0, BEGIN + 2_000_000) == BEGIN + 2_000_000
     assert clock.off_s == pytest.approx(far / 1e6, abs=2)
+
+
+@pytest.mark.parametrize("jump", [8 * HOUR_US, -8 * HOUR_US, 30 * HOUR_US, -30 * HOUR_US, 10 * YEAR_US, BEGIN_2018_US - BEGIN])
+def test_a_jump_of_the_only_clock_that_ever_spoke_is_followed_when_it_lasts(jump: int) -> None:
+    clock = Clock()
+    read(clock, BEGIN, 5.0)
+    for second in range(1, 60):  # and it is no better for a clock that changes again meanwhile
+        expected = BEGIN + second * 1_000_000
+        assert read(clock, expected + (jump if second > 30 else -jump), 5.0 + second) == expected
+    assert clock.off_s == jump / 1_000_000
+    for second in range(60, 120):
+        read(clock, BEGIN + second * 1_000_000 + jump, 5.0 + second)
+    assert clock.time_us(125.0) == BEGIN + 120 * 1_000_000 + jump
+    assert clock.off_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda clock: clock.heard(BEGIN, 5.0), lambda clock: read(clock, BEGIN, 5.0, BEGIN)], ids=["led", "leads"]
+)
+def test_who_ever_agreed_with_another_one_does_not_follow_its_own_clock_alone(ask: Callable[[Clock], object]) -> None:
+    clock = Clock()
+    ask(clock)
+    for second in range(1, 500):
+        read(clock, BEGIN + second * 1_000_000 + YEAR_US, 5.0 + second)
+    assert clock.time_us(505.0) == BEGIN + 500 * 1_000_000
 
 
 def test_of_two_clocks_that_nobody_judges_the_earlier_one_is_taken_of_three_the_middle_one() -> None:
