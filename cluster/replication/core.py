@@ -378,6 +378,8 @@ class Core:
             self._change(Cause.UNCLEAN, now, out)
         elif self.state is State.LEAVING:
             self._leave(read, now, out)
+        elif self.state is State.REPAIRING and state is not None and context.member in state.in_sync:
+            self._change(Cause.UNCLEAN, now, out)  # the leader's proposal of before the damage landed late
         elif self.state is State.DAMAGED and (state is None or state.in_sync != {context.member}):
             self._change(Cause.OTHERS_IN_SYNC, now, out)
         self._look(now, out)
@@ -684,6 +686,7 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (State.FOLLOWING, Cause.DRAINING): (State.HANDING_OVER, Core._withdraw),
     (State.HANDING_OVER, Cause.RELEASED): (State.FOLLOWING, Core._released),
     (State.FOLLOWING, Cause.UNCLEAN): (State.LEAVING, Core._reconsider),
+    (State.REPAIRING, Cause.UNCLEAN): (State.LEAVING, Core._reconsider),
     (State.LEAVING, Cause.NOT_A_MEMBER): (State.REPAIRING, Core._begin_repair),
     (State.LEAVING, Cause.SOLE_MEMBER): (State.DAMAGED, Core._report),
     (State.DAMAGED, Cause.OTHERS_IN_SYNC): (State.LEAVING, Core._reconsider),

@@ -558,6 +558,19 @@ def test_a_sole_damaged_member_says_so_and_waits_for_an_operator() -> None:
     assert not replica.disk.image.unclean
 
 
+def test_a_damaged_replica_that_a_late_proposal_brought_back_into_the_set_leaves_it_again() -> None:
+    replica = Replica(A, entries(1, 1, 3), damage=DAMAGE)
+    replica.read(5, state(1, B, B))
+    assert replica.core.state is State.REPAIRING
+    replica.read(6, state(1, B, A, B))
+    assert only(ev.CompareAndSet, replica.read(6, state(1, B, A, B))).state == state(1, B, B)
+    alone = Replica(A, entries(1, 1, 3), damage=DAMAGE)
+    alone.read(5, state(1, B, B))
+    alone.read(7, state(1, NOBODY, A, incarnation=0))  # and the leader has handed over to it meanwhile
+    assert only(ev.ReportDamage, alone.read(7, state(1, NOBODY, A, incarnation=0))).sole
+    assert alone.core.state is State.DAMAGED
+
+
 def test_a_forced_leader_does_not_use_positions_again_that_its_state_has() -> None:
     replica = Replica(A, entries(1, 1, 3), damage=DAMAGE, applied=7)
     replica.read(5, state(1, A, A))
