@@ -28,7 +28,9 @@ from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_g
 from xiu.core import Core
 from xiu.doubling import NO_DOUBLING, Change, Phase, is_asked, parent_of, reached
 from xiu.events import AskParent, ParentAnswered
+from xiu.holding import Holding
 from xiu.options import Options
+from xiu.readers import inherited
 from xiu.state import Head
 
 ADVANCED: Final = "xiu_doubling_advanced"
@@ -57,6 +59,10 @@ class Shell(Protocol):
     @property
     def head(self) -> Head:
         """The head of what is committed."""
+
+    @property
+    def holding(self) -> Holding:
+        """Whom retention waits for."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> object:
         """Run it beside."""
@@ -162,7 +168,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             if said.doubling != request.doubling:
                 parent = parent_of(self._partition)
                 raise NotYet(f"partition {parent} is not split, or that is not committed: advance it to SPLIT first")
-            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us)
+            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us, said.holds)
         return change
 
     def _check_layout(self, change: Change) -> None:
@@ -310,4 +316,5 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             split_us=now.split_us,
             msg_ids=[each[0] if each else 0 for each in known],
             crcs=[each[1] if each else 0 for each in known],
+            holds=b"" if wanted else inherited(self._shell.holding.readers),
         )

@@ -1,6 +1,6 @@
 """Doubling of a Xiu by a cut in the log: phases of a partition, what takes it from one to the next, and whose mail it takes. Pure.
 
-    doubling entry    step u8 | doubling u64 | partitions u32 | split at u64 | split at, Unix µs u64
+    doubling entry    step u8 | doubling u64 | partitions u32 | split at u64 | split at, Unix µs u64 | OPEN: a hold entry's payload
 
     parent   NONE ── SPLIT: refuses what moved ─────────────── CLEANING ──▶ NONE
     child    LEARNING: takes nothing ── OPEN: takes what moved ── CLEANING ──▶ NONE
@@ -89,16 +89,18 @@ class Change:
     split_at: int = 0
     """OPEN: counter and time of the parent's SPLIT entry."""
     split_us: int = 0
+    holds: bytes = b""
+    """OPEN: the parent's readers (`xiu.readers`), which have read nothing of the child."""
 
     def encode(self) -> bytes:
         """The payload of a doubling entry."""
-        return _ENTRY.pack(self.step, self.doubling, self.partitions, self.split_at, self.split_us)
+        return _ENTRY.pack(self.step, self.doubling, self.partitions, self.split_at, self.split_us) + self.holds
 
     @classmethod
     def decode(cls, payload: bytes) -> Change:
         """What `encode` made."""
-        step, *others = _ENTRY.unpack(payload)
-        return cls(Phase(step), *others)
+        step, number, partitions, split_at, split_us = _ENTRY.unpack_from(payload)
+        return cls(Phase(step), number, partitions, split_at, split_us, payload[_ENTRY.size :])
 
 
 def parent_of(partition: int) -> int:

@@ -7,9 +7,7 @@ Source: docs/pipeline.md.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc.aio
@@ -22,8 +20,9 @@ from pixiu.wire.export_tables import MESSAGES, Columns, columns_of
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
+from xiu.holding import Holding
 from xiu.options import Options
-from xiu.readers import Readers
+from xiu.readers import EVERYTHING
 from xiu.state import Head
 
 NO_LIMIT: Final = MAX_MSG_SEQUENCE
@@ -141,6 +140,10 @@ class Shell(Protocol):
     def core(self) -> Core | None:
         """The same."""
 
+    @property
+    def holding(self) -> Holding:
+        """Whom retention waits for."""
+
 
 class XiuExport(export_pb2_grpc.ExportServicer):
     """Serves `pixiu.v1.Export`."""
@@ -149,8 +152,6 @@ class XiuExport(export_pb2_grpc.ExportServicer):
         self._shell = shell
         self._partition = options.partition
         self.exporter = Exporter(options.export_share)
-        self.readers = Readers(Path(options.data_dir) / "readers.json", int(options.reader_hold_h * 3_600_000_000))
-        """Whom retention waits for."""
         self.view: View | None = None
         """Of the cluster."""
 
@@ -190,18 +191,10 @@ class XiuExport(export_pb2_grpc.ExportServicer):
             await abort(context, error)
 
     async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
-        """Note a reader."""
-        now_us = time.time_ns() // 1000
-
-        def note() -> None:
-            if request.release:
-                self.readers.release(request.reader, now_us)
-            else:
-                self.readers.hold(request.reader, request.position, now_us)
-
+        """Note a reader, in the partition's log: a replica that does not lead refuses."""
         try:
             self._messages()
-            await self.exporter.run(note)
+            await self._shell.holding.hold(request.reader, EVERYTHING if request.release else request.position)
         except PixiuError as error:
             await abort(context, error)
         return export_pb2.HoldReply()

@@ -1,6 +1,7 @@
 """Keys of the rows in which a Xiu keeps its state, a letter for each space. Pure.
 
     b"h"                                    the head: applied position, clock, last sequence, floor, bytes
+    b"o" name                               a reader that retention waits for (`xiu.readers`): position u64, since µs u64
     b"r" sequence u64                       a block of records (`xiu.block`)
     b"t" sequence u64                       a mark: clock µs u64, bytes stored before it u64; where the store may be trimmed
     b"w" place u64                          a run of SnowflakeIDs, by the place of its first one (`xiu.dedupe`)
@@ -18,6 +19,7 @@ import struct
 from typing import Final
 
 HEAD_KEY: Final = b"h"
+HOLDS: Final = b"o"
 BLOCKS: Final = b"r"
 MARKS: Final = b"t"
 RUNS: Final = b"w"
@@ -26,6 +28,7 @@ DERIVED: Final = b"d"
 
 KEY: Final = struct.Struct(">cQ")
 DERIVED_KEY: Final = struct.Struct(">cHQ")
+HELD: Final = struct.Struct("<QQ")
 MARK: Final = struct.Struct("<QQ")
 DEDUPE: Final = struct.Struct("<QI")
 """Of one SnowflakeID: MsgID, CRC."""

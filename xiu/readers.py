@@ -1,30 +1,32 @@
-"""Readers that retention waits for, by name: what they have not processed is not trimmed.
+"""Readers that retention waits for, by name: what they have not processed is not trimmed. Pure.
 
-    DATA_DIR/readers.json    {"archive": {"position": 4294967297, "at_us": 1763800000000000}, …}
+    hold entry    {position u64 | since u64 | size of the name u16 | name}, one after the other
+    row           b"o" name: position u64, since u64
 
-Every replica keeps what it was told, and whoever leads goes by it. A reader that was not heard of for `hold_us` holds nothing any
-more, so that one that was given up does not fill the disk.
+A hold is an entry of the partition's log, so that every replica has it, whoever leads and whatever snapshot it began with. Its time
+is the entry's: no replica asks its host. A reader that was not heard of for a while holds nothing any more, so that one that was
+given up does not fill the disk. A partition that came from a doubling inherits its parent's readers: they have read nothing of it.
 
 Source: docs/pipeline.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from pixiu.errors import DiskFailed, InvalidArgument, Overloaded
+from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.ids import MAX_MSG_SEQUENCE
+from xiu.keys import HELD, HOLDS
 
 MAX_READERS: Final = 64
 """Policy: a further one is refused."""
 MAX_NAME: Final = 128
 EVERYTHING: Final = MAX_MSG_SEQUENCE + 1
-"""Nobody needs anything."""
+"""Nobody needs anything. As a reader's position in an entry: it is let go."""
+_HOLD: Final = struct.Struct("<QQH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +34,66 @@ class Held:
     """What a reader needs."""
 
     position: int
-    at_us: int
-    """When it said so."""
+    since_us: int
+    """When it said so, Unix µs; in an entry 0: at the entry's time."""
 
 
-class Readers:
-    """Positions of named readers. A file that cannot be read counts as empty: its readers report again.
+def encode(readers: Mapping[str, Held]) -> bytes:
+    """The payload of a hold entry."""
+    parts: list[bytes] = []
+    for name, held in readers.items():
+        data = name.encode()
+        parts += [_HOLD.pack(held.position, held.since_us, len(data)), data]
+    return b"".join(parts)
+
+
+def decode(payload: bytes) -> Iterator[tuple[bytes, Held]]:
+    """What `encode` made; names as bytes."""
+    offset = 0
+    while offset < len(payload):
+        position, since_us, size = _HOLD.unpack_from(payload, offset)
+        offset += _HOLD.size + size
+        yield payload[offset - size : offset], Held(position, since_us)
+
+
+def row_of(name: bytes, held: Held) -> tuple[bytes, bytes]:
+    """A reader's row in the store."""
+    return HOLDS + name, HELD.pack(held.position, held.since_us)
+
+
+def of_row(key: bytes, value: bytes) -> tuple[str, Held]:
+    """What `row_of` made."""
+    return key[len(HOLDS) :].decode(errors="replace"), Held(*HELD.unpack(value))
+
+
+def alive(readers: Mapping[str, Held], now_us: int, hold_us: int) -> dict[str, Held]:
+    """Readers that were heard of.
 
     Args:
-        path: of the file.
+        readers: all that are stored.
+        now_us: the time that the partition agreed on, Unix µs.
         hold_us: how long a reader is waited for that says nothing.
     """
+    return {name: held for name, held in readers.items() if now_us - held.since_us < hold_us}
 
-    def __init__(self, path: Path, hold_us: int) -> None:
-        self._path, self._hold_us = path, hold_us
-        self._held: dict[str, Held] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            found = json.loads(path.read_text())
-            self._held = {str(name): Held(int(each["position"]), int(each["at_us"])) for name, each in found.items()}
 
-    def hold(self, name: str, position: int, now_us: int) -> None:
-        """A reader needs what lies at a position or behind. Blocking. Raises InvalidArgument, Overloaded, DiskFailed."""
-        if not 0 < len(name) <= MAX_NAME or position > EVERYTHING:
-            raise InvalidArgument(f"a reader has a name of at most {MAX_NAME} characters, and a position of this partition")
-        alive = self._alive(now_us)
-        if name not in alive and len(alive) >= MAX_READERS:
-            raise Overloaded(f"{MAX_READERS} readers are known already; let one go first")
-        self._save(alive | {name: Held(position, now_us)})
+def keep_from(readers: Mapping[str, Held]) -> int:
+    """The lowest position that somebody needs; `EVERYTHING` when nobody does."""
+    return min((held.position for held in readers.values()), default=EVERYTHING)
 
-    def release(self, name: str, now_us: int) -> None:
-        """A reader needs nothing more. Blocking. Raises DiskFailed."""
-        self._save({other: held for other, held in self._alive(now_us).items() if other != name})
 
-    def keep_from(self, now_us: int) -> int:
-        """The lowest position that somebody needs; `EVERYTHING` when nobody does."""
-        return min((held.position for held in self._alive(now_us).values()), default=EVERYTHING)
+def hold(readers: Mapping[str, Held], name: str, position: int, now_us: int, hold_us: int) -> dict[str, Held]:
+    """What the entry says by which a reader needs what lies at a position or behind, `EVERYTHING` to let it go: who was given up
+    goes with it. Raises InvalidArgument, Overloaded."""
+    if not 0 < len(name) <= MAX_NAME or position > EVERYTHING:
+        raise InvalidArgument(f"a reader has a name of at most {MAX_NAME} characters, and a position of this partition")
+    there = alive(readers, now_us, hold_us)
+    if name not in there and len(there) >= MAX_READERS and position != EVERYTHING:
+        raise Overloaded(f"{MAX_READERS} readers are known already; let one go first")
+    gone = {other: Held(EVERYTHING, 0) for other in readers if other not in there}
+    return {**gone, name: Held(position, 0)}
 
-    def _alive(self, now_us: int) -> dict[str, Held]:
-        return {name: held for name, held in self._held.items() if now_us - held.at_us < self._hold_us}
 
-    def _save(self, held: dict[str, Held]) -> None:
-        new = self._path.with_suffix(".new")
-        try:
-            with open(new, "w") as file:
-                json.dump({name: asdict(each) for name, each in held.items()}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
-        except OSError as error:
-            raise DiskFailed(f"{self._path} cannot be written: {error.strerror}") from error
-        self._held = held
+def inherited(readers: Mapping[str, Held]) -> bytes:
+    """The same readers for a partition of which they have read nothing, as an entry says it."""
+    return encode({name: Held(0, held.since_us) for name, held in list(readers.items())[:MAX_READERS]})

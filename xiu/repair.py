@@ -22,7 +22,7 @@ from pixiu.errors import StoreDamaged
 from pixiu.ids import MSG_COUNTER_BITS, msg_sequence
 from xiu import block as blocks
 from xiu.dedupe import run_of_row
-from xiu.keys import BLOCKS, DEDUPE, DERIVED, DERIVED_KEY, HEAD_KEY, KEY, MARK, MARKS, RUNS, SNOWFLAKES
+from xiu.keys import BLOCKS, DEDUPE, DERIVED, DERIVED_KEY, HEAD_KEY, HELD, HOLDS, KEY, MARK, MARKS, RUNS, SNOWFLAKES
 from xiu.state import Head
 
 Row = tuple[bytes, bytes]
@@ -226,6 +226,8 @@ def _belongs(key: bytes, value: bytes, head: Head) -> bool:
     space = key[:1]
     if space == DERIVED:
         return len(key) == DERIVED_KEY.size and len(value) == DEDUPE.size and _dedupe_sequence(value) <= head.last
+    if space == HOLDS:
+        return len(value) == HELD.size
     if len(key) != KEY.size:
         return False
     sequence: int = KEY.unpack(key)[1]

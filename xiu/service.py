@@ -50,6 +50,7 @@ from xiu.block import Block
 from xiu.core import Core, Settings
 from xiu.cuts import Cuts
 from xiu.export import XiuExport
+from xiu.holding import Holding
 from xiu.keys import BLOCKS, KEY
 from xiu.machine import Machine
 from xiu.options import Options
@@ -119,6 +120,7 @@ class Service(RoleShell):
             has_room=self._has_room,
             segment_bytes=options.segment_mb << 20,
         )
+        self.holding = Holding(self._machine, self._replica, options.reader_hold_h)
         self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
         self.streams = Streams()
         self.core: Core | None = None
@@ -293,7 +295,7 @@ class Service(RoleShell):
         """Let go what lies before a position and no reader needs; the head after it. Raises PixiuError."""
         if self.core is None:
             raise Unavailable("this Xiu is not open; try again soon")
-        position = min(position, self.export.readers.keep_from(time.time_ns() // 1000))
+        position = min(position, self.holding.keep_from())
         if self.core.trim_before(position) is not None:
             what = {"trim": position, "floor": self._machine.store.head.floor}
             await asyncio.to_thread(self._replica.audit, operator, reason, what)
@@ -388,8 +390,11 @@ class Service(RoleShell):
             await asyncio.sleep(MEND_AGAIN_S)
 
     def _trim(self) -> None:
-        now_us = time.time_ns() // 1000
-        self._runner.step(ev.TrimDue(self._replica.now_us(), self.export.readers.keep_from(now_us)))
+        try:
+            self._runner.step(ev.TrimDue(self._replica.now_us(), self.holding.keep_from()))
+        except StoreDamaged as damage:
+            if self.core is not None:
+                self.core.met_damage(str(damage))
 
     def _look_who_reads_runs(self) -> None:
         """A replica of a release that reads none must never get a store or a snapshot that has them."""

@@ -20,12 +20,13 @@ from typing import Final
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
 from pixiu.wire.record import SIZE_FIELD
-from xiu import doubling, restoring
+from xiu import doubling, readers, restoring
 from xiu.block import Block
 from xiu.block import encode as encode_block
 from xiu.dedupe import Dedupe, Known, Parts, Reader, Single, Window, heads, runs_before
 from xiu.doubling import DOUBLING_BYTES, NO_DOUBLING, Change, Doubling
 from xiu.keys import BLOCKS, DERIVED, DERIVED_KEY, KEY, MARK, MARKS, RUNS, SNOWFLAKES
+from xiu.readers import EVERYTHING, Held
 from xiu.restoring import Step
 
 _HEAD: Final = struct.Struct("<IQQQQQQQ")
@@ -64,6 +65,8 @@ class Kind(IntEnum):
     """See `xiu.doubling`."""
     RUNS = 20
     """From here on the partition keeps runs of SnowflakeIDs, see `xiu.dedupe`."""
+    HOLD = 21
+    """See `xiu.readers`."""
 
 
 STORE: Final = int(Kind.STORE)
@@ -239,8 +242,13 @@ class State:
         elif entry.kind == Kind.RESTORE:
             self._restore(entry, decision)
         elif entry.kind == Kind.DOUBLING:
-            doubled = doubling.after(before.doubling, Change.decode(entry.payload), self._partition, entry.counter, clock)
+            change = Change.decode(entry.payload)
+            doubled = doubling.after(before.doubling, change, self._partition, entry.counter, clock)
             decision.head = replace(decision.head, doubling=doubled)
+            if doubled is not before.doubling:
+                self._hold(change.holds, decision)
+        elif entry.kind == Kind.HOLD:
+            self._hold(entry.payload, decision)
         elif entry.kind == Kind.RUNS:
             self._begin_runs(decision.head)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
@@ -248,6 +256,16 @@ class State:
             decision.head = replace(decision.head, clock_us=back, marked_us=0)  # the next mark has the right time
         self.head = decision.head
         return decision
+
+    @staticmethod
+    def _hold(payload: bytes, decision: Decision) -> None:
+        clock = decision.head.clock_us
+        for name, held in readers.decode(payload):
+            key, value = readers.row_of(name, Held(held.position, min(held.since_us or clock, clock)))
+            if held.position >= EVERYTHING:
+                decision.deletes.append((key, key + b"\0"))
+            else:
+                decision.puts.append((key, value))
 
     def _begin_runs(self, head: Head) -> None:
         """What was stored under higher IDs than this has no rows of its own, then or later."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,8 @@ from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, Writ
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from xiu import block as blocks
 from xiu.block import Block
-from xiu.keys import BLOCKS, HEAD_KEY, KEY, MARK, MARKS
+from xiu.keys import BLOCKS, HEAD_KEY, HOLDS, KEY, MARK, MARKS
+from xiu.readers import Held, of_row
 from xiu.state import Blocked, Decision, Head
 
 BLOOM_BITS: Final = 10
@@ -76,6 +78,8 @@ class Store:
         self.folder = folder
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
         folder.mkdir(parents=True, exist_ok=True)
+        self._swapping = threading.Lock()
+        """Held while the database, its head and what is flushed of it are those of another one."""
         self._db = self._open()
         self.head = self._read_head()
         self.flushed = self.head.applied.counter
@@ -148,15 +152,19 @@ class Store:
             raise error from problem
 
     def flush(self) -> int:
-        """Make everything written so far durable; the counter up to which it is. Blocking; for a thread of its own. Raises
-        DiskFull, DiskFailed."""
-        counter = self.head.applied.counter
+        """Make everything written so far durable; the counter up to which it is. Blocking; for a thread of its own. A store that
+        was opened again meanwhile, or replaced, says by itself what is durable of it. Raises DiskFull, DiskFailed."""
+        with self._swapping:
+            db, counter = self._db, self.head.applied.counter
         try:
-            self._db.flush()
+            db.flush()
         except Exception as problem:
-            raise self._error("flushed", problem) from problem
-        self.flushed = max(self.flushed, counter)
-        return counter
+            if self._db is db:
+                raise self._error("flushed", problem) from problem
+        with self._swapping:
+            if self._db is db:
+                self.flushed = max(self.flushed, counter)
+            return self.flushed
 
     def checkpoint(self, folder: Path) -> None:
         """What was written, as a store of its own, in hard links. Blocking. Raises DiskFull, DiskFailed."""
@@ -221,6 +229,17 @@ class Store:
                 raise StoreDamaged(f"{self.folder}: the block of sequence {first:012x} has a wrong CRC")
             yield block
 
+    def readers(self) -> dict[str, Held]:
+        """Whom retention waits for. Raises StoreDamaged, DiskFailed."""
+        found: dict[str, Held] = {}
+        with contextlib.closing(self.cursor()) as rows:
+            row = rows.seek(HOLDS)
+            while row is not None and row[0][:1] == HOLDS:
+                name, held = of_row(*row)
+                found[name] = held
+                row = rows.next()
+        return found
+
     def marks(self) -> Iterator[tuple[int, int, int]]:
         """(sequence, clock µs, bytes stored before it) of every mark, in order. Raises StoreDamaged, DiskFailed."""
         for sequence, value in self._rows(MARKS, 0):
@@ -264,8 +283,9 @@ class Store:
         """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed. Returns the folder of
         the old one, to be removed."""
         old, folder = self._db, self.folder
-        self._db, self.folder = other._db, other.folder
-        self.head, self.flushed = other.head, other.flushed
+        with self._swapping:
+            self._db, self.folder = other._db, other.folder
+            self.head, self.flushed = other.head, other.flushed
         with contextlib.suppress(Exception):  # it is given up because it is damaged
             old.close()
         return folder
@@ -276,17 +296,19 @@ class Store:
             self._db.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         other.rename(self.folder)
-        self._db = self._open()
-        self.head = self._read_head()
-        self.flushed = self.head.applied.counter
+        with self._swapping:
+            self._db = self._open()
+            self.head = self._read_head()
+            self.flushed = self.head.applied.counter
 
     def reopen(self) -> None:
         """Open again after a failed write: what was not flushed is gone from the state and comes again from the log."""
         with contextlib.suppress(Exception):  # it failed before: nothing can be lost that the log does not hold
             self._db.close()
-        self._db = self._open()
-        self.head = self._read_head()
-        self.flushed = self.head.applied.counter
+        with self._swapping:
+            self._db = self._open()
+            self.head = self._read_head()
+            self.flushed = self.head.applied.counter
 
     def close(self) -> None:
         """Close the files. What was not flushed comes again from the log."""

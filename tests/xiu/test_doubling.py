@@ -112,4 +112,5 @@ def test_a_partition_came_from_the_one_half_the_number_below() -> None:
 def test_what_is_written_is_read_again() -> None:
     for now in (NO_DOUBLING, taken(1, SPLIT), taken(3, LEARNING, OPEN, CLEANING)):
         assert Doubling.decode(now.encode()) == now
-    assert Change.decode(OPEN.encode()) == OPEN
+    for change in (OPEN, Change(Phase.OPEN, ID, 4, 77, AT_US, b"readers")):
+        assert Change.decode(change.encode()) == change

@@ -1,45 +1,102 @@
-"""Retention waits for named readers, and not for ever."""
+"""Retention waits for named readers, and not for ever: what they need is in the log, and so in every replica."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from cluster.replication.model import Entry
 from pixiu.errors import InvalidArgument, Overloaded
-from tests.xiu.parts import NOW_US
-from xiu.readers import EVERYTHING, MAX_READERS, Readers
+from tests.xiu.parts import NOW_US, MemoryStore
+from tests.xiu.world import Xiu
+from xiu.doubling import Change, Phase
+from xiu.events import LayoutChanged
+from xiu.keys import HOLDS
+from xiu.readers import EVERYTHING, MAX_READERS, Held, alive, decode, encode, hold, inherited, keep_from, of_row
 from xiu.retention import trim_to
-from xiu.state import Head
+from xiu.state import Head, Kind
 
 HOUR = 3_600_000_000
 
 
-def test_the_slowest_reader_counts_over_a_restart(tmp_path: Path) -> None:
-    readers = Readers(tmp_path / "readers.json", HOUR)
-    assert readers.keep_from(NOW_US) == EVERYTHING
-    readers.hold("archive", 100, NOW_US)
-    readers.hold("audit", 50, NOW_US + 1)
-    assert Readers(tmp_path / "readers.json", HOUR).keep_from(NOW_US + 2) == 50
-    readers.hold("audit", 120, NOW_US + 2)
-    assert readers.keep_from(NOW_US + 3) == 100
-    readers.release("archive", NOW_US + 3)
-    assert readers.keep_from(NOW_US + 4) == 120
-    assert readers.keep_from(NOW_US + HOUR + 2) == EVERYTHING, "a reader that says nothing is given up"
+def stored(store: MemoryStore) -> dict[str, Held]:
+    return dict(of_row(key, value) for key, value in store.rows.items() if key[:1] == HOLDS)
 
 
-def test_names_are_bounded(tmp_path: Path) -> None:
-    readers = Readers(tmp_path / "readers.json", HOUR)
+def note(xiu: Xiu, name: str, position: int, at_us: int) -> None:
+    """As the service does."""
+    payload = encode(hold(stored(xiu.store), name, position, at_us, HOUR))
+    xiu.log.entries.append(Entry(xiu.epoch, len(xiu.log.entries) + 1, int(Kind.HOLD), at_us, payload))
+    xiu.commit()
+
+
+def needed(xiu: Xiu, at_us: int) -> int:
+    return keep_from(alive(stored(xiu.store), at_us, HOUR))
+
+
+def test_the_slowest_reader_counts_on_every_replica_and_over_a_snapshot() -> None:
+    xiu, other = Xiu(), Xiu(lead=False)
+    assert needed(xiu, NOW_US) == EVERYTHING
+    note(xiu, "archive", 100, NOW_US)
+    note(xiu, "audit", 50, NOW_US + 1)
+    assert needed(xiu, NOW_US + 2) == 50
+    other.store.rows = dict(xiu.store.rows)
+    other.store.head = xiu.store.head
+    other.core.replaced()
+    note(xiu, "audit", 120, NOW_US + 2)
+    other.log.entries = list(xiu.log.entries)
+    other.commit()
+    for replica in (xiu, other):
+        assert needed(replica, NOW_US + 3) == 100
+        assert needed(replica, NOW_US + HOUR + 1) == 120
+        assert needed(replica, NOW_US + HOUR + 2) == EVERYTHING, "a reader that says nothing is given up"
+    note(xiu, "archive", EVERYTHING, NOW_US + 3)
+    assert needed(xiu, NOW_US + 4) == 120
+
+
+def test_whom_retention_waits_for_counts_by_the_time_of_the_log() -> None:
+    """No clock of a host moves it, and an entry that is late in the log's time does not set it back."""
+    xiu = Xiu()
+    note(xiu, "archive", 100, NOW_US)
+    note(xiu, "audit", 50, NOW_US - HOUR)
+    assert stored(xiu.store) == {"archive": Held(100, NOW_US), "audit": Held(50, NOW_US)}
+
+
+def test_readers_and_their_names_are_bounded() -> None:
+    xiu = Xiu()
     for number in range(MAX_READERS):
-        readers.hold(str(number), 1, NOW_US)
+        note(xiu, str(number), 1, NOW_US)
     with pytest.raises(Overloaded):
-        readers.hold("more", 1, NOW_US)
-    readers.hold("more", 1, NOW_US + HOUR)
-    for wrong in ("", "x" * 129):
+        note(xiu, "more", 1, NOW_US)
+    note(xiu, "more", EVERYTHING, NOW_US)
+    note(xiu, "7", 9, NOW_US + 1)
+    note(xiu, "ende – fin", 1, NOW_US + HOUR)
+    assert stored(xiu.store) == {"7": Held(9, NOW_US + 1), "ende – fin": Held(1, NOW_US + HOUR)}
+    for name, position in (("", 1), ("x" * 129, 1), ("x", EVERYTHING + 1)):
         with pytest.raises(InvalidArgument):
-            readers.hold(wrong, 1, NOW_US)
-    (tmp_path / "readers.json").write_text('{"a": 3}')
-    assert Readers(tmp_path / "readers.json", HOUR).keep_from(NOW_US) == EVERYTHING
+            note(xiu, name, position, NOW_US)
+
+
+def test_a_child_inherits_its_parents_readers_which_have_read_nothing_of_it() -> None:
+    parent, child = Xiu(), Xiu()
+    note(parent, "archive", 100, NOW_US - 5)
+    note(parent, "audit", 50, NOW_US)
+    holds = inherited(stored(parent.store))
+    child.step(LayoutChanged(9, 1, ("a:1", "b:1")))
+    for change in (Change(Phase.LEARNING, 7, 2), Change(Phase.OPEN, 7, 2, 77, NOW_US, holds)):
+        kind, payload = child.core.doubling_entry(change)
+        child.log.entries.append(Entry(child.epoch, len(child.log.entries) + 1, kind, NOW_US + 9, payload))
+        child.commit()
+    assert child.store.head.doubling.phase is Phase.OPEN
+    assert stored(child.store) == {"archive": Held(0, NOW_US - 5), "audit": Held(0, NOW_US)}
+    again = Change(Phase.OPEN, 7, 2, 77, NOW_US, encode({"late": Held(1, 1)}))
+    child.log.entries.append(Entry(child.epoch, len(child.log.entries) + 1, int(Kind.DOUBLING), NOW_US + 9, again.encode()))
+    child.commit()
+    assert "late" not in stored(child.store)
+
+
+def test_what_is_written_is_read_again() -> None:
+    readers = {"archive": Held(7, 0), "größe": Held(EVERYTHING, NOW_US)}
+    assert {name.decode(): held for name, held in decode(encode(readers))} == readers
 
 
 def test_what_is_needed_is_not_trimmed() -> None:

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replication.model import MemberID
+from cluster.replication.model import Entry, MemberID, Position
 from pixiu.errors import StorageError, StoreDamaged
-from pixiu.ids import msg_id
-from tests.xiu.parts import NoTable, mail, store
+from pixiu.ids import MAX_MSG_SEQUENCE, msg_id
+from tests.xiu.parts import NOW_US, NoTable, mail, store
 from xiu.block import Block, encode
+from xiu.keys import HOLDS
+from xiu.readers import EVERYTHING, Held
+from xiu.readers import encode as encode_readers
 from xiu.reading import Reading
-from xiu.state import Blocked, State
+from xiu.repair import Row, rebuild, verify
+from xiu.state import Blocked, Kind, State
 from xiu.store import Store
 from xiu.table import Table
 
@@ -193,6 +197,54 @@ def test_errors_of_the_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.M
     assert xiu.store.head.applied.counter == 0
     xiu.store.write([decision])
     assert codes(xiu, ident(1)) == [""]
+    xiu.store.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_flush_during_which_the_store_was_opened_again_claims_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1)
+    xiu.store.flush()
+    xiu.apply(2, 2)
+    db = xiu.store._db
+
+    class Slow:
+        def flush(self) -> None:
+            db.close()
+            xiu.store.reopen()
+            xiu.store.head.applied = Position(1, 1)  # as a crash leaves it: closing has written what was in memory
+            xiu.store.flushed = 1
+            if fails:
+                raise OSError("DB already closed")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(xiu.store, "_db", Slow())
+    assert xiu.store.flush() == 1
+    assert xiu.store.flushed == 1
+    xiu.store.close()
+
+
+def test_readers_are_rows_of_the_store_and_of_its_snapshots(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path / "store")
+    xiu.apply(1, 1, 2)
+    for counter, held in (
+        (2, {"archive": Held(7, 0), "größe": Held(9, 0)}),
+        (3, {"archive": Held(EVERYTHING, 0), "audit": Held(0, 5)}),
+    ):
+        xiu.store.write([xiu.state.decide(Entry(1, counter, int(Kind.HOLD), NOW_US, encode_readers(held)))])
+    xiu.apply(4, 3)
+    xiu.store.checkpoint(tmp_path / "copy")
+    for there in (xiu.store, copy := Store(tmp_path / "copy")):
+        assert there.readers() == {"größe": Held(9, NOW_US), "audit": Held(0, 5)}
+        assert verify(there.cursor(), MAX_MSG_SEQUENCE).damaged == 0
+        assert there.last_before(1 << 32 | 1) == 0
+    rows: list[Row] = []
+    rebuild(xiu.store.cursor(), xiu.store.head, rows.append, lambda _key: iter(()))
+    assert {key for key, _ in rows if key[:1] == HOLDS} == {HOLDS + "größe".encode(), HOLDS + b"audit"}
+    copy.close()
     xiu.store.close()
 
 

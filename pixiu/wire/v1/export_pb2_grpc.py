@@ -69,7 +69,7 @@ class ExportServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Hold(self, request, context):
-        """Name a reader, so that retention waits for it. Tell every replica of the partition.
+        """Name a reader, so that retention waits for it. The partition's leader takes it; another replica refuses with NOT_LEADER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class ExportStub:
     Rows: _grpc.UnaryStreamMultiCallable[_export_pb2.RowsOfRequest, _export_pb2.RowsOfReply]
     """Rows in order, resumable at every reply."""
     Hold: _grpc.UnaryUnaryMultiCallable[_export_pb2.HoldRequest, _export_pb2.HoldReply]
-    """Name a reader, so that retention waits for it. Tell every replica of the partition."""
+    """Name a reader, so that retention waits for it. The partition's leader takes it; another replica refuses with NOT_LEADER."""
 
 @_typing.type_check_only
 class ExportAsyncStub(ExportStub):
@@ -48,7 +48,7 @@ class ExportAsyncStub(ExportStub):
     Rows: _aio.UnaryStreamMultiCallable[_export_pb2.RowsOfRequest, _export_pb2.RowsOfReply]  # type: ignore[assignment]
     """Rows in order, resumable at every reply."""
     Hold: _aio.UnaryUnaryMultiCallable[_export_pb2.HoldRequest, _export_pb2.HoldReply]  # type: ignore[assignment]
-    """Name a reader, so that retention waits for it. Tell every replica of the partition."""
+    """Name a reader, so that retention waits for it. The partition's leader takes it; another replica refuses with NOT_LEADER."""
 
 class ExportServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -73,6 +73,6 @@ class ExportServicer(metaclass=_abc_1.ABCMeta):
         request: _export_pb2.HoldRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_export_pb2.HoldReply, _abc.Awaitable[_export_pb2.HoldReply]]:
-        """Name a reader, so that retention waits for it. Tell every replica of the partition."""
+        """Name a reader, so that retention waits for it. The partition's leader takes it; another replica refuses with NOT_LEADER."""
 
 def add_ExportServicer_to_server(servicer: ExportServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
