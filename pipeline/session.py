@@ -1,6 +1,6 @@
 """A SparkSession that knows `format("pixiu")`: the one of `spark-submit` where there is one, else a local one.
 
-Source: docs/pipeline.md (flags that halve a short run's CPU; workers that use this Python).
+Source: docs/pipeline.md (flags; workers that use this Python).
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ LOCAL: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+JAVA: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+"""The code cache is as large as Java's own is. Without the second compiler it would be a fifth, which some minutes of queries fill:
+then Java compiles nothing any more."""
+BRIEF: Final = "-XX:TieredStopAtLevel=1"
+"""Without the second compiler: half the CPU of a job of some seconds, and more of one that lasts."""
 SHUFFLE: Final = "spark.sql.shuffle.partitions"
 SHIM: Final = """#!/bin/sh
 # Spark asks for a module that this JDK leaves out.
@@ -56,8 +60,11 @@ def find_java() -> None:
     os.environ["JAVA_HOME"] = str(home)
 
 
-def open_session(name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session, or the one that there is. `master` empty: what spark-submit says, else this machine.
+def open_session(
+    name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None, *, brief: bool = False
+) -> SparkSession:
+    """A session, or the one that there is. `master` empty: what spark-submit says, else this machine. `brief`: for seconds, so that
+    good machine code does not pay.
 
     Raises ConfigurationError without PySpark or Java.
     """
@@ -79,7 +86,8 @@ def open_session(name: str, master: str = "", memory: str = "1g", settings: Mapp
         builder = builder.master(master)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        for key, value in ({"spark.driver.memory": memory} | LOCAL).items():
+        java = f"{JAVA} {BRIEF}" if brief else JAVA
+        for key, value in ({"spark.driver.memory": memory, "spark.driver.extraJavaOptions": java} | LOCAL).items():
             builder = builder.config(key, value)
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)

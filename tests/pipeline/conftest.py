@@ -36,7 +36,7 @@ def spark() -> Iterator[Any]:
         # Linux shares the CPU out by session. Spark gives a Python ten seconds to start, which it does not get among all workers
         # of the suite where each role of their clusters has a session, and as much as they, of its own.
         os.setsid()
-    session = open_session("tests", "local[2]")
+    session = open_session("tests", "local[2]", brief=True)
     yield session
     session.stop()
 
