@@ -83,8 +83,11 @@ def _batches(system: FileSystem, root: str, msg_ids: Sequence[int], path: str) -
         if file.type is not FileType.File or not file.path.endswith(".json") or not parts[-2].startswith("batch="):
             continue
         with system.open_input_stream(file.path) as stream:
-            lines = stream.read().decode().splitlines()
-        for line in map(json.loads, lines):
-            if any(partition == line["xiu_partition"] and line["first"] <= seq <= line["last"] for partition, seq in places):
-                found.add(int(parts[-2].removeprefix("batch=")))
+            text = stream.read()
+        try:
+            lines = [(line["xiu_partition"], line["first"], line["last"]) for line in map(json.loads, text.splitlines())]
+        except (ValueError, KeyError, TypeError):
+            raise StoreDamaged(f"the manifest {file.path} cannot be read: `pixiu pipeline archive {path} --verify`") from None
+        if any(partition == of and first <= seq <= last for partition, seq in places for of, first, last in lines):
+            found.add(int(parts[-2].removeprefix("batch=")))
     return sorted(found)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.reading import sentence_of, write_tables
+from pipeline.reading import problem_of, write_tables
 from pipeline.session import open_session
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
-from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, PixiuError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,11 +40,13 @@ Run = Callable[[Any], tuple["Report", dict[str, Any]]]
 def _session(job: str, master: str) -> Iterator[Any]:
     """A session that ends with the block, unless somebody else began it."""
     with error_console().status(f"starting Spark for {job}…"):
-        spark = open_session(f"pixiu {job}", master)
+        keep = "PIXIU_KEEP_SESSION" in os.environ
+        spark = open_session(f"pixiu {job}", master, brief=not keep)
+        spark.sparkContext.setLogLevel("OFF")  # what goes wrong is one sentence
     try:
         yield spark
     finally:
-        if "PIXIU_KEEP_SESSION" not in os.environ:
+        if not keep:
             spark.stop()
 
 
@@ -59,7 +61,7 @@ def run_job(job: str, run: Run, *, master: str, as_json: bool, out: str, html: P
     except PixiuError:
         raise
     except Exception as error:
-        raise Unavailable(sentence_of(error)) from None
+        raise problem_of(error) from None
     report.facts["seconds"] = round(time.monotonic() - began, 1)
     if html is not None:
         report.write_html(html)
@@ -145,6 +147,7 @@ def archive(
     verify: Annotated[bool, typer.Option("--verify", help="Archive nothing: check what is there.")] = False,
     rows: Annotated[int, typer.Option(min=1, help="Of a batch, at most.")] = 1_000_000,
     reader: Annotated[str, typer.Option(help="By which retention waits for this archive.", metavar="NAME")] = "archive",
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on without what Xiu does not have any more.")] = False,
     master: Master = "",
     html: Html = None,
     as_json: AsJson = False,
@@ -153,7 +156,7 @@ def archive(
     from pipeline import archive as job
 
     _needs_folder(html)
-    options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader)
+    options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader, accept_loss)
 
     def work(spark: Any) -> tuple[Report, dict[str, Any]]:
         return (job.verify(spark, options.path), {}) if verify else job.run(spark, options)
@@ -167,6 +170,7 @@ def restore(
     path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
     reason: Annotated[str, typer.Option("--reason", help="Why; goes into the leaders' audit logs.")],
     partitions: Annotated[str, typer.Option(help="Of Xiu, like 0,1 [default: all that the archive has].")] = "",
+    cluster: Annotated[str, typer.Option(help="Of the archive, where the registry was lost and made anew.", metavar="ID")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     target: Target = DEFAULT_TARGET,
     master: Master = "",
@@ -180,7 +184,7 @@ def restore(
     wanted = _names(partitions)
     if not all(each.isdigit() for each in wanted):
         raise InvalidArgument(f"--partitions {partitions}: numbers with commas, like 0,1")
-    options = job.RestoreOptions(target, path.rstrip("/"), tuple(map(int, wanted)), operator(), reason)
+    options = job.RestoreOptions(target, path.rstrip("/"), tuple(map(int, wanted)), operator(), reason, cluster=cluster)
     if not yes:
         what = f"partitions {partitions}" if wanted else "every partition that the archive has"
         typer.confirm(f"Restore {what} from {path} into {target}? What is missing there and in the archive is given up", abort=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from pixiu.errors import InvalidArgument
+from pixiu.errors import DiskFull, InvalidArgument, PixiuError, Unavailable
 
 _OURS: Final = re.compile(r"^(?:.*?: )?pixiu\.(?:errors|[\w.]+)\.(\w+): (.+)$", re.MULTILINE)
+_FULL: Final = re.compile("No space left on device|Disk quota exceeded")
+_PLACE: Final = re.compile(r"Task failed while writing rows to (\S+?)\.?(?=\s|$)")
+_TRACEBACK: Final = "Traceback (most recent call last):"
 MAX_SENTENCE: Final = 1000
 
 
@@ -22,13 +25,26 @@ def read(spark: Any, target: str, **options: object) -> Any:
 def sentence_of(error: BaseException) -> str:
     """What an exception says in one sentence: ours, from inside of Spark's, where there is one."""
     text = str(error)
+    if _FULL.search(text):
+        place = _PLACE.search(text)
+        where = f"on the disk of {place[1]}" if place else "on a disk that Spark writes to"
+        return f"no space is left {where}: make room there, and run it again; it goes on where it was"[:MAX_SENTENCE]
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()[:MAX_SENTENCE]
-    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    _, traceback, raised = text.rpartition(_TRACEBACK)
+    lines = [line for line in raised.splitlines() if line.strip()]
+    if traceback:  # what was raised is the first line that is not indented
+        lines = lines[next((place for place, line in enumerate(lines) if not line[0].isspace()), 0) :]
+    lines = [line.strip().removeprefix(": ").removeprefix("py4j.protocol.Py4JJavaError: ") for line in lines]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):  # py4j's; Java's own is the next
         lines = lines[1:]
     return (lines[0] if lines else type(error).__name__)[:MAX_SENTENCE]
+
+
+def problem_of(error: Exception) -> PixiuError:
+    """What an exception of Spark's is as one of ours, in one sentence."""
+    return (DiskFull if _FULL.search(str(error)) else Unavailable)(sentence_of(error))
 
 
 def read_json(spark: Any, path: str, schema: str) -> Any:
@@ -56,6 +72,13 @@ def read_file(spark: Any, path: str, columns: tuple[str, ...]) -> Any:
     if missing:
         raise InvalidArgument(f"{path} has no column {missing[0]!r}; it has {', '.join(found.columns)}")
     return found
+
+
+def names_in(spark: Any, folder: str) -> list[str]:
+    """The names in a folder, which may be anywhere that Spark knows; none where there is no folder."""
+    root = spark._jvm.org.apache.hadoop.fs.Path(folder)
+    system = root.getFileSystem(spark._jsc.hadoopConfiguration())
+    return [str(each.getPath().getName()) for each in system.listStatus(root)] if system.exists(root) else []
 
 
 def _unreadable(path: str, error: BaseException) -> InvalidArgument:

@@ -24,12 +24,14 @@ import pyarrow as pa
 
 from pipeline.schema import arrow_schema
 from pixiu.discovery.target import ProxyTarget, parse_address, parse_target
+from pixiu.discovery.view import Layout
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import (
     Draining,
     InvalidArgument,
     MalformedData,
+    NotLeader,
     NotServed,
     NotYet,
     Overloaded,
@@ -47,6 +49,9 @@ from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 ASK_S: Final = 10.0
 STREAM_S: Final = 60.0
 """A stream is given up after so long and goes on with another: one whose server hangs is found out."""
+QUEUE_S: Final = 3600.0
+"""Policy: a task waits so long for its turn at replicas that have as many readers as they serve, whatever `retrySeconds` says; a
+stream of another one ends after a minute at the latest."""
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 2.0
 MAX_PARTITIONS: Final = 128
@@ -108,7 +113,9 @@ class Replicas:
         self.count = 0
         """Partitions of the role, by the layout."""
         self.cluster = ""
-        """What tells the cluster from every other one, as soon as a replica has said so; older releases do not."""
+        """What tells the cluster from every other one, as soon as the registry or a replica has said so."""
+        self.doubling = False
+        """Whether the role's partitions are being doubled, by the registry; what replicas alone tell is no."""
         self._found_at = 0.0
         self._channels: dict[str, grpc.Channel] = {}
         self.leaders: set[str] = set()
@@ -145,7 +152,9 @@ class Replicas:
         if isinstance(target, ProxyTarget):
             self._find_by_asking(target.addresses)
         else:
-            self.count, self.addresses = asyncio.run(_registered(self._target, self._role))
+            layout, self.addresses = asyncio.run(_registered(self._target, self._role))
+            wanted = layout.roles[self._role]
+            self.count, self.doubling, self.cluster = wanted.n, wanted.next > wanted.n, layout.cluster or self.cluster
         missing = [partition for partition in range(self.count) if not self.addresses.get(partition)]
         if missing:
             raise Unavailable(f"no replica of {self._role} partition {missing[0]} is running; `pixiu status` shows who is")
@@ -227,10 +236,19 @@ class Replicas:
             self.find()
 
     def hold(self, partition: int, reader: str, position: int) -> None:
-        """Have every replica of a partition know that a reader needs what lies at a position or behind; whom it reaches."""
+        """Say to every replica of a partition that a reader needs what lies at a position or behind. Raises PixiuError when none
+        takes it: what the one said that could have."""
+        problem: PixiuError = Unavailable(f"no replica of {self._role} partition {partition} is known")
+        taken = False
         for address in self.addresses.get(partition, ()):
-            with contextlib.suppress(grpc.RpcError):
+            try:
                 self._stub(address).Hold(export_pb2.HoldRequest(reader=reader, position=position), timeout=ASK_S)
+                taken = True
+            except grpc.RpcError as error:
+                said = error_of(error, address)
+                problem = problem if said.code == NotLeader.code else said
+        if not taken:
+            raise problem
 
     # --- rows
 
@@ -244,8 +262,10 @@ class Replicas:
         schema, wanted = arrow_schema(rows.columns), [name for name, _ in rows.columns]
         position, after = rows.begin, b""
         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
+        queue_until = time.monotonic() + QUEUE_S
         last = rows.end > 0 and position >= rows.end
         while not last:
+            full = False
             problem: PixiuError = Unavailable(f"no replica of {self._role} partition {rows.partition} is known")
             for address in self._in_turn(rows.partition):
                 request = export_pb2.RowsOfRequest(
@@ -266,14 +286,18 @@ class Replicas:
                             yield pa.ipc.read_record_batch(pa.py_buffer(reply.batch), schema)
                         position, after = reply.next, reply.after
                         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
+                        queue_until = time.monotonic() + QUEUE_S
                     last = True
                     break
                 except grpc.RpcError as error:
                     problem = error_of(error, address)
                     if problem.code not in AGAIN:
                         raise problem from None
+                    full = full or problem.code == Overloaded.code
                 finally:
                     call.cancel()
+            if full:  # somebody serves, and others are before this task
+                until = max(until, min(time.monotonic() + self._retry_s + MAX_PAUSE_S, queue_until))
             if not last:
                 self._wait_or_raise(rows.partition, problem, until, pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
@@ -284,8 +308,8 @@ def _check_schema(found: bytes, wanted: pa.Schema, address: str) -> None:
         raise MalformedData(f"{address} sends other columns than this program knows: give servers and Spark the same Pixiu version")
 
 
-async def _registered(target: str, role: str) -> tuple[int, Addresses]:
-    """Partitions of a role and its running replicas, from the registry. Raises RegistryUnavailable, NotServed."""
+async def _registered(target: str, role: str) -> tuple[Layout, Addresses]:
+    """The layout and a role's running replicas, from the registry. Raises RegistryUnavailable, NotServed."""
     address = parse_address(target)
     zookeeper = ZooKeeper(address, connect_timeout_s=ASK_S)
     await zookeeper.connect()
@@ -295,8 +319,7 @@ async def _registered(target: str, role: str) -> tuple[int, Addresses]:
         view = discovery.view
         if role not in view.layout.roles:
             raise NotServed(f"the cluster at {target} has no {role}: `pixiu up --xius 1 --pis 1` has them")
-        count = view.layout.partitions(role)
-        return count, {
+        return view.layout, {
             partition: tuple(node.address for node in view.replicas(role, partition)) for partition in range(MAX_PARTITIONS)
             if view.replicas(role, partition)
         }  # fmt: skip

@@ -19,8 +19,10 @@ from zlib import crc32
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from pipeline.archive import COLUMNS, manifests, read_archive, verify
+from pipeline.archive import COLUMNS, ranges_of, read_archive, verify
+from pipeline.coverage import check_cluster, cluster_of, reach
 from pipeline.leader import Leader
+from pipeline.replicas import Replicas
 from pipeline.report import Report, section_of
 from pixiu.errors import InvalidArgument, StoreDamaged
 from pixiu.ids import MSG_COUNTER_BITS
@@ -54,6 +56,8 @@ class RestoreOptions:
     """Both go into the leaders' audit logs."""
     retry_s: float = 60.0
     """How long a leader is looked for."""
+    cluster: str = ""
+    """Of the archive, where it is another one than the target: the registry was lost and made anew. Empty: the same."""
 
     def leader(self, partition: int) -> Leader:
         """The leader of a partition, who is asked in the operator's name."""
@@ -162,13 +166,22 @@ def restore_partition(spark: Any, frame: Any, options: RestoreOptions, partition
 
 def run(spark: Any, options: RestoreOptions) -> tuple[Report, dict[str, Any]]:
     """Check the archive, then restore partition after partition. Raises InvalidArgument, StoreDamaged, PixiuError."""
+    ranges = ranges_of(spark, options.path)
+    with Replicas(options.target, "xiu", retry_s=options.retry_s) as replicas:
+        replicas.find()
+        replicas.bounds(0)  # says of which cluster it is, where no registry does
+        made = cluster_of(ranges, options.path)
+        try:
+            check_cluster(options.path, made, options.target, options.cluster or replicas.cluster)
+        except InvalidArgument as other:
+            raise InvalidArgument(f"{other}; `--cluster {made}` restores it all the same, where the registry was lost") from None
     checked = verify(spark, options.path)
     if checked.findings:
         raise StoreDamaged(
             f"the archive in {options.path} is damaged in {checked.findings} places, and nothing was restored: "
             f"`pixiu pipeline archive {options.path} --verify` names them"
         )
-    found = [row[0] for row in manifests(spark, options.path).select("xiu_partition").distinct().orderBy("xiu_partition").collect()]
+    found = sorted(reach(ranges))
     missing = sorted(set(options.partitions) - set(found))
     if missing:
         raise InvalidArgument(f"the archive in {options.path} has nothing of partition {missing[0]}; it has {found}")

@@ -5,8 +5,8 @@
     ├──────── acknowledged by every device ───┤         (unless `unread`)
     ├──────────── up to ─────────┤  the least of them; the leader trims at a mark at or below it, and where no reader is before it
 
-The archive is verified first. Of each partition as many messages must be in it as are stored up to there: what is not archived
-does not go.
+What would go is verified in the archive first, which must be of this cluster. Of each partition as many messages must be in it as
+are stored up to there: what is not archived does not go.
 
 Source: docs/pipeline.md; docs/decisions/0187-what-is-archived-may-leave-a-xiu.md.
 """
@@ -14,16 +14,19 @@ Source: docs/pipeline.md; docs/decisions/0187-what-is-archived-may-leave-a-xiu.m
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.archive import READER, manifests, read_archive, verify
+from pipeline.archive import READER, damaged, ranges_of, read_archive
 from pipeline.audit import SEQUENCE_MASK, acknowledged, readable
+from pipeline.coverage import Range, batches_between, check_cluster, cluster_of, covered, reach
 from pipeline.leader import Leader
 from pipeline.reading import read
 from pipeline.replicas import Replicas
 from pipeline.report import Report, Section
-from pixiu.errors import InvalidArgument, StoreDamaged
+from pixiu.errors import InvalidArgument, PixiuError, StoreDamaged, Unavailable
 
 OLDER_THAN_H: Final = 24.0
 """Xiu remembers so long what it was sent, to store it once."""
@@ -72,7 +75,20 @@ class Limits:
 
 
 def first_unread(spark: Any, target: str) -> dict[int, int]:
-    """Xiu partition → the lowest position that a device can be given yet, or that a user without a device has not got."""
+    """Xiu partition → the lowest position that a device can be given yet, or that a user without a device has not got. Raises
+    Unavailable while Pi is being doubled: what its new partitions have got is not in a table before that is over."""
+    with Replicas(target, "pi") as replicas:
+        before = replicas.find()
+        found = {} if replicas.doubling else _first_unread(spark, target)
+        if replicas.doubling or replicas.find() != before or replicas.doubling:
+            raise Unavailable(
+                "Pi is being doubled, so that what is not read yet is not known: run retention again when `pixiu double` has "
+                "ended, or with --unread"
+            )
+    return found
+
+
+def _first_unread(spark: Any, target: str) -> dict[int, int]:
     from pyspark.sql import functions as f
 
     entries = readable(read(spark, target, table="inboxes"), read(spark, target, table="heads"))
@@ -87,58 +103,79 @@ def first_unread(spark: Any, target: str) -> dict[int, int]:
     return {row.p: row.first for row in rest.groupBy(partition.alias("p")).agg(f.min(seq).alias("first")).collect()}
 
 
-def _not_archived(spark: Any, options: RetentionOptions, partition: int, limits: Limits, replicas: Replicas) -> int:
-    """How many messages that would go are in Xiu and not in the archive."""
+def archived(spark: Any, path: str, going: Mapping[int, Limits]) -> dict[int, int]:
+    """Partition → how many of the messages that would go are in the archive."""
     from pyspark.sql import functions as f
 
-    stored = replicas.bounds(partition, limits.floor, limits.up_to).rows
-    seq = f.col("seq")
-    wanted = (f.col("xiu_partition") == partition) & (seq >= limits.floor) & (seq < limits.up_to)
-    return max(0, stored - int(read_archive(spark, options.path).where(wanted).select("seq").distinct().count()))
+    wanted = f.lit(False)
+    for partition, limits in going.items():
+        seq = f.col("seq")
+        wanted |= (f.col("xiu_partition") == partition) & (seq >= limits.floor) & (seq < limits.up_to)
+    found = read_archive(spark, path).where(wanted).groupBy("xiu_partition").agg(f.countDistinct("seq"))
+    return {row[0]: row[1] for row in found.collect()}
+
+
+def limits_of(
+    replicas: Replicas, ranges: Sequence[Range], path: str, before_us: int, unread: Mapping[int, int]
+) -> dict[int, Limits]:
+    """How far each partition that the archive has may be trimmed. Raises InvalidArgument when the archive is of another cluster."""
+    found: dict[int, Limits] = {}
+    for partition, end in sorted(reach(ranges).items()):
+        bounds = replicas.bounds(partition, at_us=before_us)
+        if end > bounds.end:
+            raise InvalidArgument(f"{path} is ahead of partition {partition}, which lost messages (`pixiu pipeline restore`)")
+        whole = covered(ranges, partition, bounds.first)
+        found[partition] = Limits(bounds.first, whole, bounds.at, unread.get(partition, bounds.end))
+    return found
 
 
 def run(spark: Any, options: RetentionOptions) -> tuple[Report, dict[str, Any]]:
     """Say what may go, and have it gone. Raises InvalidArgument, StoreDamaged, PixiuError."""
-    from pyspark.sql import functions as f
-
     if options.older_than_h < 0:
         raise InvalidArgument("--older-than is a number of hours")
-    checked = verify(spark, options.path)
-    if checked.findings:
-        raise StoreDamaged(
-            f"the archive in {options.path} is damaged in {checked.findings} places, and nothing was trimmed: "
-            f"`pixiu pipeline archive {options.path} --verify` names them"
-        )
-    ends = {row[0]: row[1] + 1 for row in manifests(spark, options.path).groupBy("xiu_partition").agg(f.max("last")).collect()}
+    ranges = ranges_of(spark, options.path)
     before_us = time.time_ns() // 1000 - int(options.older_than_h * 3_600_000_000)
-    unread = {} if options.unread else first_unread(spark, options.target)
-    rows: list[tuple[int | str, ...]] = []
-    lacking = trimmed = 0
     with Replicas(options.target, "xiu", retry_s=options.retry_s) as replicas:
-        count = replicas.find()
-        foreign = sorted(set(ends) - set(range(count)))
-        if foreign:
-            raise InvalidArgument(f"{options.path} has partition {foreign[0]}, which this cluster has not: it is of another one")
-        for partition in sorted(ends):
-            bounds = replicas.bounds(partition, at_us=before_us)
-            if ends[partition] > bounds.end:
-                raise InvalidArgument(
-                    f"{options.path} is ahead of partition {partition}: it is of another cluster, or the partition lost messages "
-                    "(`pixiu pipeline restore`)"
-                )
-            limits = Limits(bounds.first, ends[partition], bounds.at, unread.get(partition, bounds.end))
-            missing, floor, gone = 0, bounds.first, 0
-            if limits.up_to > floor:
-                missing = _not_archived(spark, options, partition, limits, replicas)
+        replicas.find()
+        replicas.bounds(0)  # says of which cluster it is, where no registry does
+        check_cluster(options.path, cluster_of(ranges, options.path), options.target, replicas.cluster)
+        unread = {} if options.unread else first_unread(spark, options.target)
+        limits = limits_of(replicas, ranges, options.path, before_us, unread)
+        going = {partition: each for partition, each in limits.items() if each.up_to > each.floor}
+        batches = {
+            batch for partition, each in going.items() for batch in batches_between(ranges, partition, each.floor, each.up_to)
+        }
+        wrong = damaged(spark, options.path, batches)
+        if wrong.total:
+            raise StoreDamaged(
+                f"the archive in {options.path} is damaged in {wrong.total} places, and nothing was trimmed: "
+                f"`pixiu pipeline archive {options.path} --verify` names them"
+            )
+        there, ends = archived(spark, options.path, going) if going else {}, reach(ranges)
+        rows: list[tuple[int | str, ...]] = []
+        lacking = trimmed = 0
+        for partition, each in limits.items():
+            missing, floor, gone = 0, each.floor, 0
+            if each.archived < ends[partition]:  # a batch is missing
+                missing = replicas.bounds(partition, each.archived, ends[partition]).rows
+            if partition in going:
+                missing += max(0, replicas.bounds(partition, each.floor, each.up_to).rows - there.get(partition, 0))
                 if not missing and not options.dry_run:
-                    replicas.hold(partition, options.reader, ends[partition])  # streams say so a batch late
-                    with Leader(options.target, partition, options.operator, options.reason, options.retry_s) as leader:
-                        floor = leader.trim(limits.up_to)
-                    gone = bounds.rows - replicas.bounds(partition, end=bounds.end).rows
+                    floor, gone = _trim(options, replicas, partition, each, ends[partition])
             lacking, trimmed = lacking + missing, trimmed + gone
-            rows.append((partition, limits.floor, limits.up_to, limits.limit, missing, floor, gone))
+            rows.append((partition, each.floor, each.up_to, each.limit, missing, floor, gone))
     names = ("partition", "floor", "up_to", "limit", "not_archived", "floor_now", "trimmed")
     report = Report("Retention", {"path": options.path, "dry_run": options.dry_run, "trimmed": trimmed})
     report.sections.append(Section("partitions", names, tuple(rows), len(rows)))
     report.findings = lacking
     return report, {}
+
+
+def _trim(options: RetentionOptions, replicas: Replicas, partition: int, limits: Limits, end: int) -> tuple[int, int]:
+    """Trim one partition; where it begins now, and how many messages went."""
+    before = replicas.bounds(partition, limits.floor, limits.up_to).rows
+    with suppress(PixiuError):  # archive says so as well
+        replicas.hold(partition, options.reader, end)
+    with Leader(options.target, partition, options.operator, options.reason, options.retry_s) as leader:
+        floor = leader.trim(limits.up_to)
+    return floor, before - replicas.bounds(partition, limits.floor, limits.up_to).rows

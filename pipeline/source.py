@@ -23,7 +23,7 @@ from pipeline.offsets import EARLIEST, LATEST, Offsets, cluster_of, from_json, o
 from pipeline.options import ReadOptions, read_options, write_options
 from pipeline.replicas import Addresses, Replicas, Rows
 from pipeline.schema import spark_schema
-from pixiu.errors import Gone, InvalidArgument
+from pixiu.errors import Gone, InvalidArgument, PixiuError
 from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.export_tables import MESSAGES, columns_of
 
@@ -138,14 +138,22 @@ class Planner:
         return bounds.end if wanted == LATEST else wanted
 
     def begin(self, partition: int, position: int, bounds: export_pb2.BoundsReply) -> int:
-        """Where reading begins. Raises Gone when retention has passed it and that is to be told."""
+        """Where reading begins. Raises Gone when retention has passed it and that is to be told: position 0 is one as well."""
         if position >= bounds.first:
             return position
-        if position and self.options.fail_on_data_loss:
+        if self.options.fail_on_data_loss:
             raise data_loss(partition, f"retention has passed position {position}; the first that is stored is {bounds.first}")
-        if position:
-            LOG.warning("partition %d: positions %d to %d were trimmed and are not read", partition, position, bounds.first - 1)
+        LOG.warning("partition %d: positions %d to %d were trimmed and are not read", partition, position, bounds.first - 1)
         return int(bounds.first)
+
+    def end(self, partition: int, bounds: export_pb2.BoundsReply) -> int:
+        """Where a batch ends. Raises InvalidArgument for a position that nobody has written."""
+        end = self.position(partition, self.options.ending.of(partition), self.options.ending_ms, bounds)
+        if end > bounds.end and bounds.leads:
+            raise InvalidArgument(
+                f"option endingOffsets names position {end} of Xiu partition {partition}, which ends at {bounds.end}"
+            )
+        return end  # where the leader does not answer, a task waits for a replica that has it
 
     def tasks(self, begins: Offsets, ends: Offsets) -> list[RowsPartition]:
         """Ranges as tasks: one for each partition, or `minPartitions` in all."""
@@ -189,9 +197,7 @@ class PixiuReader(DataSourceReader):
             ends: Offsets = {}
             for partition in wanted:
                 bounds = replicas.bounds(partition)
-                ends[partition] = min(
-                    planner.position(partition, options.ending.of(partition), options.ending_ms, bounds), bounds.end
-                )
+                ends[partition] = planner.end(partition, bounds)
                 begin = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
                 begins[partition] = planner.begin(partition, begin, bounds)
             return planner.tasks(begins, ends)
@@ -229,6 +235,11 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._replicas is None:
             self._replicas = Replicas(self._options.target, self._options.role, retry_s=self._options.retry_s)
         return Planner(self._options, self._replicas)
+
+    @property
+    def cluster(self) -> str:
+        """Whose messages these are, as soon as a replica or the registry has said so."""
+        return self._planner().replicas.cluster
 
     def initialOffset(self) -> dict[str, int | str]:
         """The first offset of a query without a checkpoint."""
@@ -291,19 +302,24 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._ends(planner), planner.replicas.cluster)
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch. Partitions that a doubling added begin at their earliest."""
-        planner, begins, ends = self._planner(), from_json(start), from_json(end)
+        """The tasks of a micro-batch."""
+        begins = self.begins(start, end)
+        return self._planner().tasks(begins, from_json(end))
+
+    def begins(self, start: Mapping[str, object], end: Mapping[str, object]) -> Offsets:
+        """Where a micro-batch begins in each partition; those that a doubling added begin at 0. Raises Gone."""
+        planner, begins = self._planner(), from_json(start)
         if not planner.replicas.addresses:
             planner.partitions()
         found: Offsets = {}
-        for partition, behind in ends.items():
+        for partition, behind in from_json(end).items():
             begin = begins.get(partition, 0)
             found[partition] = begin
             if begin < behind:
                 bounds = planner.replicas.bounds(partition)
                 planner.check_cluster(end)
                 found[partition] = planner.begin(partition, begin, bounds)
-        return planner.tasks(found, ends)
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task."""
@@ -314,9 +330,20 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold(self._planner(), from_json(end))
 
     def _hold(self, planner: Planner, offsets: Offsets) -> None:
-        if self._options.reader:
-            for partition, position in offsets.items():
-                planner.replicas.hold(partition, self._options.reader, position)
+        """Name this reader in every partition: of one that the offsets do not name yet, it needs everything."""
+        reader = self._options.reader
+        if not reader:
+            return
+        try:
+            partitions = planner.partitions()
+        except PixiuError as problem:
+            LOG.warning("partitions that were added are not held for reader %s: %s", reader, problem)
+            partitions = []
+        for partition in sorted({*partitions, *offsets}):
+            try:
+                planner.replicas.hold(partition, reader, offsets.get(partition, 0))
+            except PixiuError as problem:
+                LOG.warning("retention does not wait for reader %s in Xiu partition %d: %s", reader, partition, problem)
 
     def stop(self) -> None:
         """The query ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -341,18 +343,26 @@ class TestOnACluster:
         assert stored.exceptAll(found.select(*stored.columns)).count() == 0
         assert found.where("body = 'more'").count() == len(more)
 
-        again = spark.read.parquet(f"{options.path}/messages/batch=2").drop("day")
-        archive.write_batch(again, 2, f"{tmp_path}/copy")
-        spark.read.parquet(f"{options.path}/messages/batch=1").write.partitionBy("day").parquet(f"{tmp_path}/copy/messages/batch=1")
-        assert archive.read_archive(spark, f"{tmp_path}/copy").count() == 10, "a batch without a manifest is not there"
+        assert "INT96" not in str([pq.ParquetFile(each).schema for each in Path(options.path).glob("messages/*/*/*.parquet")])
+        first, second, third = sorted(int(each.name[6:]) for each in (tmp_path / "archive/manifest").glob("batch=*"))
 
-        (part,) = list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))[:1]
-        whole = len(list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))) == 1
-        part.unlink()
-        (part.parent / f".{part.name}.crc").unlink(missing_ok=True)
-        damaged = archive.verify(spark, options.path)
-        assert damaged.findings >= 1
-        assert whole is False or damaged.to_json()["tables"]["damaged"]["rows"][0]["found"] is None
+        whole = tmp_path / "whole"
+        shutil.copytree(options.path, whole)
+        shutil.rmtree(tmp_path / f"archive/manifest/batch={first}")
+        report = archive.verify(spark, options.path)
+        assert {row["what"] for row in report.to_json()["tables"]["holes"]["rows"]} == {"missing"}, "whichever batch it is"
+        assert report.facts["unfinished"] == 1
+        assert report.findings > 0
+        assert archive.read_archive(spark, options.path).where(f"batch = {first}").count() == 0, "it is not there"
+
+        torn, *_ = sorted(whole.glob(f"messages/batch={second}/day=*/*.parquet"))
+        torn.write_bytes(b"no Parquet")
+        (torn.parent / f".{torn.name}.crc").unlink(missing_ok=True)
+        shutil.rmtree(whole / f"messages/batch={third}")
+        rows = archive.verify(spark, str(whole)).to_json()["tables"]["damaged"]["rows"]
+        assert {row["batch"] for row in rows} == {second, third}, "a file that cannot be read ends nothing"
+        assert {row["found"] for row in rows if row["batch"] == third} == {0}
+        assert archive.verify(spark, str(whole), [first]).findings == 0, "of a batch that is as it was"
         with pytest.raises(Exception, match="holds no archive"):
             archive.verify(spark, str(tmp_path / "nothing"))
 

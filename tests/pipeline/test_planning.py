@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pipeline import source
 from pipeline.options import read_options
 from pipeline.source import PixiuReader, PixiuStreamReader, RowsPartition
-from pixiu.errors import Gone, InvalidArgument
+from pixiu.errors import Gone, InvalidArgument, Overloaded
 from pixiu.wire.v1 import export_pb2
 
 TARGET = {"target": "127.0.0.1:7000"}
@@ -27,6 +27,8 @@ class Cluster:
     floors: dict[int, int] = field(default_factory=dict)
     held: dict[tuple[int, str], int] = field(default_factory=dict)
     id: str = ""
+    full: str = ""
+    """Why no reader is held."""
 
     def put(self, partition: int, count: int, epoch: int = 0) -> None:
         rows = self.partitions[partition]
@@ -71,6 +73,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
             )  # fmt: skip
 
         def hold(self, partition: int, reader: str, position: int) -> None:
+            if found.full:
+                raise Overloaded(found.full)
             found.held[partition, reader] = position
 
     monkeypatch.setattr(source, "Replicas", Replicas)
@@ -127,14 +131,31 @@ def test_available_now_ends_at_what_was_there(cluster: Cluster) -> None:
 
 def test_partitions_that_are_added_begin_at_their_earliest(cluster: Cluster) -> None:
     cluster.put(0, 3)
-    reader = stream(startingOffsets="latest")
+    reader = stream(startingOffsets="latest", reader="b")
     start = reader.initialOffset()
     assert start == {"0": 4, "1": 1}
     cluster.partitions += [[], []]
     cluster.put(2, 4)
-    cluster.floors[2] = 2
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert ranges(reader.partitions(start, end)) == [(2, 2, 5), (3, 0, 1)], "of 3, which is empty, nothing"
+    assert ranges(reader.partitions(start, end)) == [(2, 0, 5), (3, 0, 1)], "of 3, which is empty, nothing"
+    reader.commit(start)
+    assert cluster.held == {(0, "b"): 4, (1, "b"): 1, (2, "b"): 0, (3, "b"): 0}, "of what was added everything is needed"
+
+
+def test_what_was_trimmed_of_an_added_partition_is_told(cluster: Cluster) -> None:
+    cluster.partitions.append([])
+    cluster.put(2, 4)
+    cluster.floors[2] = 2
+    start, end = {"0": 0, "1": 0}, {"0": 1, "1": 1, "2": 5}
+    with pytest.raises(Gone, match="partition 2: retention has passed position 0; the first that is stored is 2"):
+        stream().partitions(start, end)
+    assert ranges(stream(failOnDataLoss="false").partitions(start, end))[-1] == (2, 2, 5)
+
+
+def test_a_hold_that_nobody_takes_is_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.full = "64 readers are held already"
+    stream(startingOffsets="earliest", reader="b").initialOffset()
+    assert "retention does not wait for reader b in Xiu partition 1: 64 readers are held already" in caplog.text
 
 
 def test_what_was_trimmed_is_told_or_passed(cluster: Cluster) -> None:
@@ -189,7 +210,9 @@ def test_a_batch_is_cut_as_it_is_told(cluster: Cluster) -> None:
     assert tasks() == [(0, 0, 101), (1, 0, 11)]
     assert tasks(partitions="1") == [(1, 0, 11)]
     assert tasks(startingOffsets='{"0": 5, "1": -1}', endingOffsets='{"0": 9}') == [(0, 5, 9)]
-    assert tasks(endingOffsets='{"0": 999, "1": 1}') == [(0, 0, 101), (1, 0, 1)]
+    assert tasks(endingOffsets='{"0": 50, "1": 1}') == [(0, 0, 50), (1, 0, 1)]
+    with pytest.raises(InvalidArgument, match="endingOffsets names position 999 of Xiu partition 0, which ends at 101"):
+        tasks(endingOffsets='{"0": 999, "1": 1}')
     cut = tasks(minPartitions="8", partitions="0")
     assert len(cut) == 8
     assert cut[0][1] == 0

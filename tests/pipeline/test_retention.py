@@ -70,6 +70,9 @@ def test_files_of_an_archive_are_read_by_msg_id(tmp_path: Path) -> None:
     (tmp_path / "messages/batch=1/day=2026-11-23/part-0.parquet").write_bytes(b"torn")
     with pytest.raises(StoreDamaged, match="cannot be read"):
         read_messages(str(tmp_path), [second[1]])
+    (tmp_path / "manifest/batch=1/part-0.json").write_text('{"xiu_part')
+    with pytest.raises(StoreDamaged, match=r"the manifest .*batch=1/part-0\.json cannot be read"):
+        read_messages(str(tmp_path), [first[0]])
 
 
 @pytest.mark.e2e
@@ -108,10 +111,15 @@ def test_what_is_archived_leaves_xiu_and_is_found_in_the_archive(
     assert {row["trimmed"] for found in (unread, dry["tables"]["partitions"]["rows"]) for row in found} == {0}
 
     partly = shutil.copytree(path, tmp_path / "partly")
-    shutil.rmtree(partly / "manifest" / "batch=0")
+    shutil.rmtree(min((partly / "manifest").glob("batch=*")))
     lacking = retention("--older-than", "0", "--unread", of=str(partly), code=1)
     assert lacking["trimmed"] == 0
     assert sum(row["not_archived"] for row in lacking["tables"]["partitions"]["rows"]) > 0
+    (part, *_) = (foreign := Path(shutil.copytree(path, tmp_path / "foreign"))).glob("manifest/batch=*/part-*.json")
+    part.write_text(part.read_text().replace('"cluster":"', '"cluster":"0'))
+    (part.parent / f".{part.name}.crc").unlink()
+    refused = CliRunner().invoke(pipeline, ["retention", str(foreign), "--target", store.target, "--yes", "--reason", "r"])
+    assert (refused.exit_code, "has batches of cluster 0" in refused.stderr) == (2, True), refused.output
     assert left() == set(sent) | set(later), "so far nothing is gone"
 
     report = retention("--older-than", "0", "--unread")
