@@ -272,7 +272,6 @@ def ingest(
     values: Annotated[str, typer.Option(help="Fields that are summed up, like temp,humidity.")],
     keys: Annotated[str, typer.Option(help="Fields to group by, like device.")] = "",
     window: Annotated[str, typer.Option(help="Of time.")] = "1 minute",
-    late: Annotated[str, typer.Option(help="What comes later than this behind the newest is left out.")] = "1 hour",
     target: Target = DEFAULT_TARGET,
     master: Master = "",
     out: Out = "",
@@ -283,5 +282,5 @@ def ingest(
     from pipeline import ingest as job
 
     _needs_folder(html)
-    options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window, late)
+    options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window)
     run_job("ingest", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)

@@ -1,25 +1,39 @@
 """Ingest: JSON that devices send to a user, as a stream, in windows of time.
 
-    mail to the user ──▶ from_json ──▶ window, keys ──▶ count, and least, most, average, sum of every value
-                                └── what is no such JSON is counted
+    mail to the user ──▶ from_json ──▶ window, keys ──▶ count, and least, most, sum of every value ──▶ PATH/updates
+                                └── what is no such JSON, or has no time, is counted
 
-    PATH/updates/batch=7/…     the windows that changed in that batch, as they were then; `windows` has the newest of each
+    PATH/updates/batch=7/…     what that batch adds to windows; `windows` merges all batches
+    PATH/options               what the windows are made of, which is the same in every run
     PATH/_checkpoint           where the next run goes on
 
-A batch is written again under its number until Spark knows that it is: whoever is killed leaves nothing that counts twice.
+What a batch adds can be merged in any order. So there is no watermark: no mail is too late, and a device whose clock is wrong
+has windows of its own and changes nobody else's. A batch is written again under its number until Spark knows that it is: whoever
+is killed leaves nothing that counts twice.
 
 Source: docs/pipeline.md.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pipeline.queries import run_to_end
-from pipeline.reading import sentence_of
+from pipeline.reading import names_in, sentence_of
 from pipeline.report import Report, section_of
-from pixiu.errors import DiskFailed, InvalidArgument
+from pixiu.errors import InvalidArgument
+
+KEPT: Final = ("users", "fields", "time", "keys", "values", "window")
+"""Options that stay with their folder."""
+NUMBER: Final = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*$"
+SECONDS_BELOW, MILLISECONDS_BELOW, MICROSECONDS_BELOW = 1e11, 1e14, 1e17
+"""A time that is a number: from 1973 to 5138 its size says its unit; smaller numbers are seconds."""
+FIRST_TIME, LAST_TIME = "0001-01-02 00:00:00", "9999-12-30 00:00:00"
+"""That Python can show in any time zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +47,102 @@ class IngestOptions:
     fields: str
     """Of the JSON, as SQL declares columns: "ts timestamp, device string, temp double"."""
     time: str
-    """The field that windows go by."""
+    """The field that windows go by, a timestamp: ISO 8601, or Unix seconds, with a fraction or without, milli- or microseconds."""
     keys: tuple[str, ...]
     values: tuple[str, ...]
     window: str = "1 minute"
-    late: str = "1 hour"
-    """What comes later than this behind the newest is left out: windows do not stay in memory for ever."""
     rows_per_batch: int = 1_000_000
+
+    def kept(self) -> dict[str, str]:
+        """The options that stay with the folder."""
+        found = {name: getattr(self, name) for name in KEPT}
+        return {name: value if isinstance(value, str) else ",".join(value) for name, value in found.items()}
+
+
+def check_kept(path: str, kept: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises InvalidArgument when a folder was made with other options."""
+    for name in KEPT:
+        if kept.get(name) != now[name]:
+            raise InvalidArgument(
+                f"{path} was made with --{name} {kept.get(name)!r}, and not {now[name]!r}: use another PATH, or the options "
+                "that it was made with"
+            )
 
 
 def parsed(mails: Any, options: IngestOptions) -> Any:
-    """The fields of each mail's JSON. What is none, or has no time, has a null there."""
+    """The fields of each mail's JSON. What is none, or has no time, has a null there. Raises InvalidArgument."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
+
+    declared = DataType.fromDDL(options.fields)
+    if not isinstance(declared, StructType) or options.time not in declared.names:
+        raise InvalidArgument(f"--time {options.time}: --fields has no such field")
+    if not isinstance(declared[options.time].dataType, TimestampType):
+        raise InvalidArgument(f"--time {options.time}: --fields declares it otherwise than as a timestamp")
+    # Spark's own timestamps are no numbers with a fraction, and every number is seconds.
+    as_text = [StructField(each.name, StringType()) if each.name == options.time else each for each in declared.fields]
+    rows = mails.select(f.from_json(f.col("body").cast("string"), StructType(as_text)).alias("row")).select("row.*")
+    return rows.withColumn(options.time, _time(f.col(options.time)))
+
+
+def _time(text: Any) -> Any:
     from pyspark.sql import functions as f
 
-    return mails.select(f.from_json(f.col("body").cast("string"), options.fields).alias("row")).select("row.*")
+    number = text.try_cast("double")
+    size = f.abs(number)
+    micros = (
+        f.when(size < SECONDS_BELOW, number * 1_000_000)
+        .when(size < MILLISECONDS_BELOW, number * 1000)
+        .when(size < MICROSECONDS_BELOW, number)
+    )
+    found = f.when(text.rlike(NUMBER), f.timestamp_micros(f.round(micros).cast("bigint"))).otherwise(text.try_cast("timestamp"))
+    return f.when(found.between(f.lit(FIRST_TIME).cast("timestamp"), f.lit(LAST_TIME).cast("timestamp")), found)
 
 
 def in_windows(rows: Any, options: IngestOptions) -> Any:
-    """(begin, keys, rows, and of each value least, most, average, sum). Batch or stream."""
+    """(begin, keys, rows, and of each value count, least, most, sum): what rows add to windows."""
     from pyspark.sql import functions as f
 
     wanted = [f.count("*").alias("rows")]
     for name in options.values:
-        for what, of in (("least", f.min), ("most", f.max), ("average", f.avg), ("sum", f.sum)):
+        for what, of in (("count", f.count), ("least", f.min), ("most", f.max), ("sum", f.sum)):
             wanted.append(of(name).alias(f"{name}_{what}"))
     grouped = rows.groupBy(f.window(options.time, options.window), *options.keys).agg(*wanted)
     return grouped.select(f.col("window.start").alias("begin"), *(name for name in grouped.columns if name != "window"))
 
 
-def windows(spark: Any, path: str, keys: tuple[str, ...]) -> Any:
-    """The newest of each window that was written. Raises InvalidArgument where nothing was."""
-    from pyspark.sql import Window
+def merged(parts: Any, keys: tuple[str, ...]) -> Any:
+    """(begin, keys, rows, and of each value least, most, average, sum) of what batches add."""
     from pyspark.sql import functions as f
 
+    wanted = [f.sum("rows").alias("rows")]
+    for name in [column.removesuffix("_least") for column in parts.columns if column.endswith("_least") and column not in keys]:
+        total, count = f.sum(f"{name}_sum"), f.sum(f"{name}_count")
+        wanted.append(f.min(f"{name}_least").alias(f"{name}_least"))
+        wanted.append(f.max(f"{name}_most").alias(f"{name}_most"))
+        wanted.append(f.when(count > 0, total / count).alias(f"{name}_average"))
+        wanted.append(total.alias(f"{name}_sum"))
+    return parts.groupBy("begin", *keys).agg(*wanted)
+
+
+def windows(spark: Any, path: str, keys: tuple[str, ...]) -> Any:
+    """All windows, as of now. Raises InvalidArgument where there are none."""
     try:
         found = spark.read.parquet(f"{path}/updates")
     except Exception as error:
         raise InvalidArgument(f"{path} holds no windows: {sentence_of(error)}") from None
-    newest = Window.partitionBy("begin", *keys).orderBy(f.col("batch").desc())
-    return found.withColumn("place", f.row_number().over(newest)).where("place = 1").drop("place", "batch")
+    return merged(found, keys)
+
+
+def keep_options(spark: Any, options: IngestOptions) -> None:
+    """Note the options in the folder where that was not done. Raises InvalidArgument when it was done with others."""
+    folder = f"{options.path}/options"
+    lines = [row[0] for row in spark.read.text(folder).collect()] if names_in(spark, folder) else []
+    if lines:
+        check_kept(options.path, json.loads("".join(lines)), options.kept())
+        return
+    frame = spark.createDataFrame([(json.dumps(options.kept()),)], "value string")
+    frame.coalesce(1).write.mode("overwrite").text(folder)
 
 
 def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
@@ -82,24 +153,28 @@ def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
         raise InvalidArgument("ingest needs --users whose mail it reads, and --values that it sums up")
     source = spark.readStream.format("pixiu").option("target", options.target).option("startingOffsets", "earliest")
     source = source.option("users", options.users).option("columns", "body").option("maxOffsetsPerTrigger", options.rows_per_batch)
+    mails = source.load()
     try:
-        rows = parsed(source.load(), options)
-        rows = rows.where(f.col(options.time).isNotNull()).withWatermark(options.time, options.late)
-        found = in_windows(rows, options)
+        _ = in_windows(parsed(mails, options), options)
+    except InvalidArgument:
+        raise
     except Exception as error:
         raise InvalidArgument(f"--fields, --time, --keys, --values or --window: {sentence_of(error)}") from None
+    keep_options(spark, options)
+    counts: Counter[str] = Counter()
 
     def write(frame: Any, batch_id: int) -> None:
-        frame.write.mode("overwrite").parquet(f"{options.path}/updates/batch={batch_id}")
+        rows = parsed(frame, options).persist()
+        try:
+            in_windows(rows, options).write.mode("overwrite").parquet(f"{options.path}/updates/batch={batch_id}")
+            taken, timed = rows.agg(f.count(f.lit(1)), f.count(options.time)).first()
+            counts.update(mails=taken, malformed=taken - timed)
+        finally:
+            rows.unpersist()
 
-    stream = found.writeStream.outputMode("update").foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
-    queries = run_to_end(stream.trigger(availableNow=True).start)
-    if queries[-1].exception() is not None:
-        raise DiskFailed(f"not everything was taken in: {sentence_of(queries[-1].exception())}")
-    steps = [progress for query in queries for progress in query.recentProgress]
-    taken = sum(progress["numInputRows"] for progress in steps)
-    late = sum(int(state["numRowsDroppedByWatermark"]) for progress in steps for state in progress["stateOperators"])
-    report = Report("Ingest", {"mails": taken, "too_late": late})
+    stream = mails.writeStream.foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
+    run_to_end(stream.trigger(availableNow=True).start)
+    report = Report("Ingest", {"mails": counts["mails"], "malformed": counts["malformed"]})
     table = windows(spark, options.path, options.keys).orderBy("begin", *options.keys)
     report.sections.append(section_of("windows", table))
     report.facts["rows_in_windows"] = table.agg(f.sum("rows")).first()[0] or 0

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pipeline.replicas import Replicas, Rows
 from pipeline.report import Bars, Report, Section
 from pipeline.skew import Load, verdict
 from pixiu.client.stores import Stores
+from pixiu.errors import InvalidArgument
 from pixiu.ids import msg_id, snowflake
 from pixiu.mqtt.client_io import MQTTClient
 from pixiu.wire.export_tables import columns_of
@@ -389,10 +391,48 @@ class TestOnACluster:
         assert first.facts["rows_in_windows"] == 300
         send(250, 400)  # some of it in windows that are there already
         second, tables = ingest.run(spark, options)
-        assert (second.facts["mails"], second.facts["too_late"], second.facts["rows_in_windows"]) == (151, 0, 450)
-        plain = spark.createDataFrame([(json.dumps(line),) for line in lines], "body string")
-        wanted = ingest.in_windows(ingest.parsed(plain, options), options)
-        assert sorted(tuple(row) for row in tables["windows"].collect()) == sorted(tuple(row) for row in wanted.collect())
+        assert (second.facts["mails"], second.facts["malformed"], second.facts["rows_in_windows"]) == (151, 1, 450)
+        wanted: dict[tuple[str, str], list[float]] = {}
+        for line in lines:
+            wanted.setdefault((line["ts"][:16], line["device"]), []).append(line["temp"])
+        found = tables["windows"].selectExpr("date_format(begin, \"yyyy-MM-dd'T'HH:mm\")", "*").drop("begin").collect()
+        assert {tuple(row)[:2]: tuple(row)[2:] for row in found} == {
+            key: (len(temps), min(temps), max(temps), sum(temps) / len(temps), sum(temps)) for key, temps in wanted.items()
+        }
+        with pytest.raises(InvalidArgument, match="was made with --window '1 minute', and not '5 minutes': use another PATH"):
+            ingest.run(spark, replace(options, window="5 minutes"))
+
+    def test_no_time_is_too_late_and_no_clock_is_anothers(self, spark: Any) -> None:
+        from pipeline import ingest
+
+        options = ingest.IngestOptions("x", "x", "1", "ts timestamp, device string, temp double", "ts", ("device",), ("temp",))
+
+        def batch(*bodies: str) -> Any:
+            return ingest.parsed(spark.createDataFrame([(body,) for body in bodies], "body string"), options)
+
+        def line(ts: object, device: str) -> str:
+            return json.dumps({"ts": ts, "device": device, "temp": 1})
+
+        at = 1_594_598_424
+        same = [
+            at,
+            at * 1000 + 500,
+            at * 1_000_000 + 250_000,
+            at + 0.5,
+            f"{at}.75",
+            "2020-07-13T00:00:24Z",
+            "2020-07-13T02:00:24.1+02:00",
+        ]
+        times = batch(*(line(ts, "a") for ts in same)).selectExpr("unix_micros(ts)").collect()
+        fractions = [0, 500_000, 250_000, 500_000, 750_000, 0, 100_000]
+        assert [row[0] for row in times] == [at * 1_000_000 + each for each in fractions]
+        wrong = ["no json", "[]", "{}", line(1e300, "a"), line("9e999", "a"), line("noon", "a"), line(None, "a"), line(10**18, "a")]
+        assert batch(*wrong).where("ts is not null").count() == 0
+        ahead = batch(line(at + 30 * 86_400, "ahead"))
+        late = batch(*[line(at - 86_400, "late")] * 500, *[line(at, "late")])
+        parts = ingest.in_windows(ahead, options).unionByName(ingest.in_windows(late, options))
+        rows = {(row.device, row.rows) for row in ingest.merged(parts, ("device",)).collect()}
+        assert rows == {("ahead", 1), ("late", 500), ("late", 1)}
 
     def test_commands(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PIXIU_KEEP_SESSION", "1")
