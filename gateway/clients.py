@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from cluster.access.guard import Guard
 from cluster.runtime.pacing import pacer_of
 from cluster.runtime.role import totals
+from cluster.runtime.turn import Newcomers, PacedLine, Turn
 from gateway import events as ev
 from gateway.admission import Admission
 from gateway.join_share import JoinRate, JoinShare
@@ -29,7 +30,6 @@ from gateway.paced_fanout import PacedFanout
 from gateway.publishing import Confirmable
 from gateway.rates import PublishRates, Rates
 from gateway.slow_consumers import SlowConsumers
-from gateway.turn import Newcomers, PacedLine, Turn
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt.events import CloseReason
@@ -153,6 +153,7 @@ class Clients:
         roles: those of the cluster's layout.
         through_relays: rooms' messages come through relays, to which every connection is told.
         guard: asks clients who they are; None: nobody has to log in.
+        turn: of the process; None: one of its own.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class Clients:
         through_relays: bool,
         topics: TopicRooms = BY_FIRST_LEVEL,
         guard: Guard | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.options, self.guard = options, guard
         self.now, self.step = now, step
@@ -192,7 +194,7 @@ class Clients:
         )
         self.pacer = pacer_of(asyncio.get_running_loop())
         self.join_share = JoinShare(options.joins_per_s, options.max_all_subscriptions, now())
-        self.turn = Turn(now, asyncio.get_running_loop().call_soon)
+        self.turn = turn if turn is not None else Turn(now, asyncio.get_running_loop().call_soon)
         self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
         self.newcomers = Newcomers(now)
         self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)

@@ -18,6 +18,7 @@ from functools import partial
 from cluster.access.guard import MAX_HOLD_S, Guard, Session
 from cluster.access.identity import Credentials
 from cluster.runtime.doors import host_of
+from cluster.runtime.turn import SMALL_READ_BYTES
 from gateway import events as ev
 from gateway.access import code_of, credentials_of, foresee_publish, foresee_subscribe, may_read_mail, may_subscribe, open_user
 from gateway.backlog import Backlog, Grade
@@ -25,7 +26,6 @@ from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.mail_run import MailRun
 from gateway.mqtt_publishing import Publishing
-from gateway.turn import SMALL_READ_BYTES
 from pixiu.errors import PixiuError
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt import events as session_events

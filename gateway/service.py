@@ -91,6 +91,7 @@ class Service(RoleShell):
             through_relays=self._through_relays,
             topics=TopicRooms(context.cluster.topic_rooms),
             guard=self._guard,
+            turn=context.turn,
         )
         self._listeners = self._doors(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)

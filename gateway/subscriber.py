@@ -17,6 +17,7 @@ import grpc.aio
 
 from cluster.access.doors import address_of, brought
 from cluster.access.guard import Guard, Session
+from cluster.runtime.request_limits import MAX_NAMES
 from gateway import events as ev
 from gateway.access import check_stream, foresee_stream, open_user
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
@@ -36,7 +37,6 @@ MAX_CLIENT_BYTES = 128
 MAX_CLASS_BYTES = 64
 MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
-MAX_CHANNELS_A_REQUEST = 10_000
 MAX_FILTER_BYTES = SessionLimits().max_filter_bytes
 """As of an MQTT client."""
 HELLO_TIMEOUT_S = 5.0
@@ -48,6 +48,10 @@ LAST_WORDS_S = 5.0
 """What a client has to read why its login is over; then the stream is cut."""
 MAX_WAITING_REPLIES = 10_000
 """Answers that wait to be written; a client with more is not reading."""
+MAX_UNREAD_REPLIES = 100
+"""Answers that wait for a client that does not read them. Policy: nothing more is read from it before it does."""
+FEW_NAMES = 20
+"""A request with no more is worked off at once, whatever the turn has had."""
 
 SLOW = "the client does not read its messages fast enough"
 NO_ROOM = (
@@ -142,6 +146,10 @@ class _Stream:
             return
         self._replies.append(reply)
         self.work.set()
+
+    def reads_on(self) -> bool:
+        """Whether answers that wait leave room for more."""
+        return len(self._replies) < MAX_UNREAD_REPLIES
 
     def passed(self, size: int) -> None:
         """Nothing: it publishes nothing here."""
@@ -249,10 +257,13 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             # A stream that neither names a device nor takes messages is no login.
             login = bool(hello.device or hello.chat or hello.mail)
             device = hello.device or device_of_name(hello.client)
-            duplex = Duplex(handler, lambda request: self._take(stream, request), stream.give, work=stream.work, over=over)
+            duplex = Duplex(
+                handler, lambda request: self._take(stream, request), stream.give, reads_on=stream.reads_on, work=stream.work,
+                over=over,
+            )  # fmt: skip
             stream.finish, stream.cut = duplex.finish, duplex.end
             self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login, name=hello.client)
-            stream.reply(wire_pb2.SubscribeReply(uin=uin))
+            stream.reply(wire_pb2.SubscribeReply(uin=uin, max_names=MAX_NAMES))
             pause = self._take(stream, first)
             if pause is not None:
                 await pause
@@ -292,8 +303,27 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         return first
 
     def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
-        """Take a request. Returns what to wait for before the next one is read: a callback is asked, or the client joins and leaves
-        faster than it may."""
+        """Take a request. Returns what to wait for before the next one is read: the turn has no time, a callback is asked, or the
+        client joins and leaves faster than it may."""
+        names, turn = _names(request), self._clients.turn
+        if names > MAX_NAMES:
+            error = InvalidArgument(f"a request has at most {MAX_NAMES} rooms, topics and acknowledgements; send several")
+            stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
+            return None
+        if names > FEW_NAMES and not turn.has_time:
+            return self._in_a_later_turn(stream, request)
+        began = turn.now()
+        try:
+            return self._take_now_or_ask(stream, request)
+        finally:
+            turn.spend(began)
+
+    async def _in_a_later_turn(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
+        pause = await self._clients.turn.run(lambda: self._take_now_or_ask(stream, request), request.ByteSize())
+        if pause is not None:
+            await pause
+
+    def _take_now_or_ask(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
         access, hello = stream.access, request.hello
         if access is not None and access.asks:
             with contextlib.suppress(PixiuError):  # what is wrong with it is said when it is carried out
@@ -413,9 +443,12 @@ def _channels(rooms: Iterable[int], topics: Iterable[str], clients: Clients) -> 
         if clients.vrooms.is_vroom(room):
             big = clients.vrooms.shown(room)
             raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
-    if len(found) > MAX_CHANNELS_A_REQUEST:
-        raise InvalidArgument(f"a request may name {MAX_CHANNELS_A_REQUEST} rooms and topics; send several")
     return found
+
+
+def _names(request: wire_pb2.SubscribeRequest) -> int:
+    rooms, topics = len(request.join_rooms) + len(request.leave_rooms), len(request.join_topics) + len(request.leave_topics)
+    return rooms + topics + len(request.mail_acknowledgements)
 
 
 def _status(error: PixiuError) -> grpc.StatusCode:

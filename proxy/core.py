@@ -509,7 +509,7 @@ class Core:
         self.counters.records_refused += len(refused)
         if batch is not None:
             for index, error, text in refused:
-                batch.failures.append(ev.Failure(batch.first + index, batch.first + index, error.code, text))
+                ev.add_failure(batch.failures, ev.Failure(batch.first + index, batch.first + index, error.code, text))
 
     def _malformed(self, batch: _Batch | None) -> None:
         self.counters.batches_malformed += 1

@@ -127,6 +127,18 @@ class Failure:
     retry_after_ms: int = 0
 
 
+def add_failure(failures: list[Failure], failure: Failure) -> None:
+    """Add one that stands behind those that are there; equal ones side by side become one."""
+    if failures:
+        last = failures[-1]
+        if (last.last + 1, last.code, last.text, last.retry_after_ms) == (
+            failure.first, failure.code, failure.text, failure.retry_after_ms,
+        ):  # fmt: skip
+            failures[-1] = Failure(last.first, failure.last, last.code, last.text, last.retry_after_ms)
+            return
+    failures.append(failure)
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Tell a publisher that every position up to `up_to` is resolved."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import grpc.aio
@@ -18,6 +20,7 @@ from cluster.access.loans import Lent
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.histogram import OneAtATime
+from cluster.runtime.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError, Unavailable
@@ -250,22 +253,9 @@ class MailService(mail_pb2_grpc.MailerServicer):
             raise Overloaded(f"this proxy has {self._max_writers} writers of mail (proxy.max_publishers); use another one", 1000)
         self._streams[stream.number] = stream
 
-    def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> Awaitable[object] | None:
-        if stream.access is not None and stream.access.asks and request.count:
-            permitted(request.batch, request.count, Foreseeing(stream.access), None, _more(request))
-            if stream.access.must_ask:
-                return self._ask_first(stream, stream.access, request)
-        return self._take_request(stream, request)
-
-    async def _ask_first(self, stream: WriterStream, access: Session, request: mail_pb2.MailRequest) -> None:
-        await access.ask()
-        pause = self._take_request(stream, request)
-        if pause is not None:
-            await pause
-
-    def _take_request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> Awaitable[object] | None:
+    async def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
         if stream.ended:
-            return None
+            return
         try:
             if stream.lent is not None:
                 self._ids.show(stream.lent, request.loans)
@@ -275,30 +265,54 @@ class MailService(mail_pb2_grpc.MailerServicer):
             if request.count:
                 if not stream.opened:
                     raise InvalidArgument("a stream begins with `hello`")
-                self._take(stream, request)
+                await self._batch(stream, request)
         except PixiuError as wrong:
             stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=wrong.code, text=str(wrong))))
             stream.end()
-        if stream.access is not None and request.count and stream.access.spend(request.count, len(request.batch)):
-            return _later(stream, stream.access)
-        return stream.room()
+
+    async def _batch(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
+        """A batch: looked at, paid for, and worked off in slices, each in its turn."""
+        count, access, turn = request.count, stream.access, self._context.turn
+        if len(request.more) > count:
+            raise InvalidArgument(f"a batch of {count} records has further receivers of {len(request.more)}")
+        check_batch(count, len(request.batch), sum(len(each.uins) for each in request.more), bounded=True)
+        if access is not None and access.spend(count, len(request.batch)):
+            await access.hold()
+        level, further = Level.from_wire(request.level) or Level.REPLICATED, _more(request)
+        self._confirming.begin((stream.number, request.position), self._context.now())
+        for first, part, records in slices(request.batch, count):
+            more = further
+            if further and part < count:
+                more = {index - first: uins for index, uins in further.items() if first <= index < first + part}
+            if access is not None and access.asks:
+                await turn.run(partial(permitted, records, part, Foreseeing(access), None, more), len(records))
+                await access.ask()
+            batch = ev.MailReceived(stream.number, records, part, request.position + first, level, more)
+            await turn.run(partial(self._take, stream, batch), len(request.batch))
+            room = stream.room()
+            if room is not None:
+                await room
+            if stream.ended:
+                return
 
     def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES or hello.worker >= WORKERS or not 0 < hello.generation <= MAX_GENERATION:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes, a worker is below {WORKERS}")
         if stream.access is not None and stream.lent is not None:
             self._ids.check_writer(stream.access, stream.lent, hello.worker, hello.generation)
-        stream.say(mail_pb2.MailReply(window_bytes=self._window))
+        stream.say(
+            mail_pb2.MailReply(window_bytes=self._window, max_batch_bytes=MAX_BATCH_BYTES, max_batch_records=MAX_BATCH_RECORDS)
+        )
         self.runner.step(ev.WriterOpened(stream.number, hello.worker, hello.generation))
 
-    def _take(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
-        more = _more(request)
-        level, data, access = Level.from_wire(request.level) or Level.REPLICATED, request.batch, stream.access
-        if access is not None and stream.lent is not None:
-            data = self._ids.permitted(data, request.count, access, stream.lent, more)
-        self._confirming.begin((stream.number, request.position), self._context.now())
-        stream.took(request.position + request.count - 1, len(request.batch))
-        self.runner.step(ev.MailReceived(stream.number, data, request.count, request.position, level, more))
+    def _take(self, stream: WriterStream, batch: ev.MailReceived) -> None:
+        if stream.ended:
+            return
+        if stream.access is not None and stream.lent is not None:
+            data = self._ids.permitted(batch.data, batch.count, stream.access, stream.lent, batch.more)
+            batch = replace(batch, data=data)
+        stream.took(batch.position + batch.count - 1, len(batch.data))
+        self.runner.step(batch)
 
     # --- the core
 
@@ -346,11 +360,3 @@ class MailService(mail_pb2_grpc.MailerServicer):
 def _more(request: mail_pb2.MailRequest) -> dict[int, list[int]]:
     """Index of a mail → its receivers beside its key; a few too many are passed on: the pipeline says so for this one alone."""
     return {each.index: list(each.uins[: MAX_RECEIVERS + 1]) for each in request.more}
-
-
-async def _later(stream: WriterStream, access: Session) -> None:
-    """Wait until nothing is owed, and then for room."""
-    await access.hold()
-    room = stream.room()
-    if room is not None:
-        await room

@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.access.doors import LOANS, ProofKeys
 from cluster.access.guard import Session
-from cluster.access.loans import Lent, Loan, owner_of, prove
+from cluster.access.loans import WORKER_MASK, Lent, Loan, owner_of, prove
 from cluster.runtime.options import ClusterOptions
 from pixiu.discovery.agreement import spoken
 from pixiu.discovery.node import Node
@@ -33,10 +33,13 @@ class MessageIDs:
         cluster: whose keys prove.
         checks: False: every ID is taken, as `proxy.check_message_ids` says.
         now: monotonic seconds.
+        saw: told of the first ID of each batch, where it is of a number that was lent to its publisher.
     """
 
-    def __init__(self, cluster: ClusterOptions, checks: bool, now: Callable[[], float]) -> None:
-        self._keys, self._checks, self._now = ProofKeys(cluster, LOANS), checks, now
+    def __init__(
+        self, cluster: ClusterOptions, checks: bool, now: Callable[[], float], saw: Callable[[int], None] = lambda _id: None
+    ) -> None:
+        self._keys, self._checks, self._now, self._saw = ProofKeys(cluster, LOANS), checks, now, saw
         self._last: tuple[bytes, ...] = ()
         self._not_before = 0.0
         """Loans without a proof may be in use until then."""
@@ -81,6 +84,9 @@ class MessageIDs:
         self, data: bytes, count: int, session: Session, lent: Lent, more: Mapping[int, Sequence[int]] | None = None
     ) -> bytes:
         """A batch as its publisher may publish it, see `proxy.permits.permitted`."""
+        first = int.from_bytes(data[16:24], "little")
+        if first & WORKER_MASK == lent.worker and lent.low <= first < lent.high:
+            self._saw(first)
         uin = None if session.permissions.may_impersonate else session.identity.uin
         data = permitted(data, count, session, uin, more, lent if self.checks else None)
         if lent.refused:

@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import grpc.aio
@@ -17,20 +19,26 @@ import grpc.aio
 from cluster.access.guard import Session
 from cluster.access.loans import Lent, Loan
 from cluster.rpc.framed import FramedHandler
+from cluster.runtime.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
+from cluster.runtime.turn import Turn
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.rpc.duplex import Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
-from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.permits import Foreseeing, permitted
-from proxy.worker_leases import Lender
+from proxy.worker_leases import NO_WORKER, Lender
 
 MAX_CLIENT_BYTES = 128
 MAX_FAILURES_A_REPLY = 1_000
+MAX_UNREAD = 1_000
+"""Failures and receipts that wait for a publisher that does not read them, beside those of one request and of what is under way.
+Policy: nothing more is read from it before it does."""
+RENEW_S = 1.0
+"""A renewal that comes sooner after the one before is not answered."""
 FINISH_TIMEOUT_S = 10.0
 """How long a publisher that has said its last word is still answered."""
 
@@ -45,6 +53,7 @@ class PublisherHost(Protocol):
     options: Options
     lender: Lender
     ids: MessageIDs
+    turn: Turn
 
     @property
     def proofs(self) -> bool:
@@ -56,8 +65,11 @@ class PublisherHost(Protocol):
     def named(self, stream: int, client: str) -> None:
         """The publisher said its name."""
 
-    def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
-        """Take a batch of a publisher's stream."""
+    def begins(self, stream: int, count: int, position: int) -> None:
+        """So many records of a publisher's stream have come in one request."""
+
+    def publish(self, batch: ev.BatchPublished) -> None:
+        """Take a batch of a publisher's stream, or a slice of one."""
 
     def left(self, stream: int) -> None:
         """The publisher is gone."""
@@ -86,7 +98,8 @@ class PublisherStream:
         self._unresolved = 0
         self._up_to = 0
         self._failures: list[ev.Failure] = []
-        self._extra: deque[wire_pb2.PublishReply] = deque()
+        self._beside: wire_pb2.PublishReply | None = None
+        """What is to be said besides what is resolved: one reply, however often something is."""
         self._delivered: list[int] = []
         self._gateways: list[int] = []
         """Of each of `_delivered`, which one delivered it."""
@@ -97,6 +110,9 @@ class PublisherStream:
         self._room.set()
         self._all_resolved = asyncio.Event()
         self._all_resolved.set()
+        self.greeted = self.gateway = False
+        self.renewed_s = 0.0
+        """When a renewal was answered last."""
         self.access: Session | None = None
         """Of a publisher that has logged in; None: nobody has to, or it is a gateway."""
         self.lent: Lent | None = None
@@ -135,7 +151,8 @@ class PublisherStream:
     def resolved(self, reply: ev.Reply) -> None:
         """Queue the core's reply for the publisher."""
         self._up_to = reply.up_to
-        self._failures.extend(reply.failures)
+        for failure in reply.failures:
+            ev.add_failure(self._failures, failure)
         while self._sizes and self._sizes[0][0] <= reply.up_to:
             self._unresolved -= self._sizes.popleft()[1]
         if self._unresolved < self._window:
@@ -145,19 +162,27 @@ class PublisherStream:
     def say(self, reply: wire_pb2.PublishReply) -> None:
         """Send something besides what is resolved."""
         self._all_resolved.clear()
-        self._extra.append(reply)
+        if self._beside is None:
+            self._beside = reply
+        else:
+            self._beside.MergeFrom(reply)
         self.work.set()
 
     def delivered(self, signals: list[int], gateway: int) -> None:
-        """A gateway delivered these of its signals. At most as many wait here as the core remembers, for each gateway."""
+        """A gateway delivered these of its signals."""
         self._delivered += signals
         self._gateways += [gateway] * len(signals)
         self.work.set()
 
+    def reads_on(self) -> bool:
+        """Whether what waits for the publisher leaves room for more."""
+        return len(self._failures) + len(self._delivered) < MAX_UNREAD
+
     def give(self) -> wire_pb2.PublishReply | None:
         """The next reply; what comes while one is being written is joined."""
-        if self._extra:
-            return self._extra.popleft()
+        if self._beside is not None:
+            beside, self._beside = self._beside, None
+            return beside
         if self._delivered:
             reply = wire_pb2.PublishReply(delivered=self._delivered, gateways=self._gateways)
             self._delivered, self._gateways = [], []
@@ -213,6 +238,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     ) -> None:
         """`enter`: logs in who is not proven to be a gateway; None: nobody has to."""
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
+        publisher.gateway = gateway
         try:
             publisher.access = None if gateway or enter is None else await enter(publisher.login_over)
             if publisher.access is not None:
@@ -232,7 +258,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
 
         stream = Duplex(
             handler, lambda request: self._request(number, publisher, request), publisher.give,
-            work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
+            reads_on=publisher.reads_on, work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
         )  # fmt: skip
         publisher.cut = stream.end
         try:
@@ -248,28 +274,53 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         if publisher.lent is not None:
             self._host.ids.show(publisher.lent, request.loans)
         if request.renew_worker and publisher.worker is not None:
-            loan = self._host.lender.renew(publisher.worker, _now_ms())
-            publisher.say(self._lent(publisher, loan))
+            self._renew(publisher, publisher.worker)
         if request.last_used_ms and publisher.worker is not None:
             self._host.lender.give_back(publisher.worker, request.last_used_ms)
             publisher.worker = None
         if request.count:
-            if publisher.access is not None and publisher.access.asks:
-                permitted(request.batch, request.count, Foreseeing(publisher.access), None)
-                await publisher.access.ask()
-            self._take(number, publisher, request)
+            await self._batch(number, publisher, request)
+
+    async def _batch(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+        """A batch: looked at, paid for, and worked off in slices, each in its turn."""
+        data, count, access = request.batch, request.count, publisher.access
+        if request.position != publisher.expected:
+            raise InvalidArgument(f"positions are dense: {publisher.expected} was expected, {request.position} came")
+        check_batch(count, len(data), bounded=not publisher.gateway)
+        publisher.expected += count
+        if access is not None and access.spend(count, len(data)):
+            await access.hold()
+        self._host.begins(number, count, request.position)
+        turn = self._host.turn
+        for first, part, records in slices(data, count):
+            if access is not None and access.asks:
+                await turn.run(partial(permitted, records, part, Foreseeing(access), None), len(records))
+                await access.ask()
+            more = request.more or first + part < count
+            batch = ev.BatchPublished(number, records, part, request.position + first, request.copy, request.receipt, more)
+            await turn.run(partial(self._take, publisher, batch), len(data))
             await publisher.room()
-            if publisher.access is not None and publisher.access.spend(request.count, len(request.batch)):
-                await publisher.access.hold()
+
+    def _renew(self, publisher: PublisherStream, worker: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= publisher.renewed_s + RENEW_S:
+            publisher.renewed_s = now
+            publisher.say(self._lent(publisher, self._host.lender.renew(worker, _now_ms())))
 
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
+        if publisher.greeted:
+            raise InvalidArgument("a stream says `hello` once")
+        publisher.greeted = True
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
         if self._of_cluster:
             self._host.named(number, hello.client)
         reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
-        if hello.lend_worker and publisher.worker is None:
-            loan = await self._host.lender.lend(_now_ms(), self._host.ids.owner(publisher.access))
+        if not publisher.gateway:
+            reply.max_batch_bytes, reply.max_batch_records = MAX_BATCH_BYTES, MAX_BATCH_RECORDS
+        if hello.lend_worker:
+            returned = hello.returned_worker if hello.returned_until_ms else NO_WORKER
+            loan = await self._host.lender.lend(_now_ms(), self._host.ids.owner(publisher.access), returned)
             publisher.worker = loan.worker
             reply.MergeFrom(self._lent(publisher, loan))
         publisher.say(reply)
@@ -282,18 +333,12 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             loan=self._host.ids.prove(loan, publisher.access),
         )
 
-    def _take(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
-        data, count, position = request.batch, request.count, request.position
-        if position != publisher.expected:
-            raise InvalidArgument(f"positions are dense: {publisher.expected} was expected, {position} came")
-        if count * HEADER_SIZE > len(data):
-            raise InvalidArgument(f"a batch of {len(data)} bytes cannot hold {count} records")
-        publisher.expected += count
-        publisher.took(position + count - 1, len(data))
+    def _take(self, publisher: PublisherStream, batch: ev.BatchPublished) -> None:
+        publisher.took(batch.position + batch.count - 1, len(batch.data))
         access = publisher.access
         if access is not None and publisher.lent is not None:
-            request.batch = self._host.ids.permitted(data, count, access, publisher.lent)
-        self._host.publish(number, request)
+            batch = replace(batch, data=self._host.ids.permitted(batch.data, batch.count, access, publisher.lent))
+        self._host.publish(batch)
 
 
 def _now_ms() -> int:

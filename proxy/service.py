@@ -71,7 +71,7 @@ class Service(RoleShell):
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
         self.options = context.options
-        self._context = context
+        self._context, self.turn = context, context.turn
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self.proofs = bool(proof_keys(context.cluster))
@@ -99,8 +99,8 @@ class Service(RoleShell):
         # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
         holder = f"proxy-{context.endpoint_id:016x}"
         self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
-        self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
-        self.ids = MessageIDs(cluster, options.check_message_ids, context.now)
+        self.lender = Lender(self._acquire_worker, self._held_until_ms, options.max_lent_workers, options.login_lent_workers)
+        self.ids = MessageIDs(cluster, options.check_message_ids, context.now, self.lender.saw)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
@@ -244,12 +244,14 @@ class Service(RoleShell):
         """A stream is a gateway's: its clients' rates are limited there."""
         self._records.step(ev.PublisherExempted(stream))
 
-    def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
-        """Take a batch of a publisher's stream."""
-        self._batch_records.add(request.count)
-        self._resolving.begin((stream, request.position + request.count - 1), self._context.now())
-        copy, receipt = request.copy, request.receipt
-        self._records.step(ev.BatchPublished(stream, request.batch, request.count, request.position, copy, receipt, request.more))
+    def begins(self, stream: int, count: int, position: int) -> None:
+        """So many records of a publisher's stream have come in one request."""
+        self._batch_records.add(count)
+        self._resolving.begin((stream, position + count - 1), self._context.now())
+
+    def publish(self, batch: ev.BatchPublished) -> None:
+        """Take a batch of a publisher's stream, or a slice of one."""
+        self._records.step(batch)
 
     def left(self, stream: int) -> None:
         """The publisher is gone."""

@@ -5,6 +5,7 @@ Source: docs/architecture.md; the shape of a daemon follows nsqd's `apps/*`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from cluster.runtime.door_tls import DoorTls
 from cluster.runtime.hot_keys import HotKeys
 from cluster.runtime.metrics import Metrics
 from cluster.runtime.options import ClusterOptions, RoleOptions
+from cluster.runtime.turn import Turn
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -117,6 +119,9 @@ class Context(Generic[OptionsT_co]):
     """What clients are shown at their doors; None: these do not speak TLS."""
     client_called: Callable[[str], None] = lambda _peer: None
     """Told of the peer of each call at the clients' server, as gRPC names it."""
+
+    turn: Turn = field(default_factory=lambda: Turn(time.monotonic, asyncio.get_running_loop().call_soon))
+    """The time of this process's clients, whatever they speak."""
 
     @property
     def servers_of_clients(self) -> tuple[grpc.aio.Server, ...]:

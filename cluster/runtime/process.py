@@ -59,8 +59,10 @@ from cluster.runtime.options import (
 )
 from cluster.runtime.pacing import new_loop, pacer_of
 from cluster.runtime.received_batches import ReceivedBatches
+from cluster.runtime.request_limits import ParseInTurn
 from cluster.runtime.server import Server, bind_both, bind_clients
 from cluster.runtime.streams import FRAMED, framed_calls, framed_door
+from cluster.runtime.turn import Turn
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery import login as logins
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
@@ -117,10 +119,9 @@ class Process(Generic[OptionsT]):
         self._audit = Audit(options.audit_folder, {"role": role, "partition": _partition(options)}, self._audited)
         self._handshakes = {door: Handshakes(door, self._audit) for door in ("cluster", "clients")}
         self._door_tls = options.door_tls()
-        shown = self._door_tls.server_credentials(self._handshakes["clients"].begins) if self._door_tls is not None else None
-        logs_in = isinstance(options, ClientRoleOptions) and bool(options.access_file)
-        with self._handshakes["clients"].watching(shown is not None and logs_in):
-            self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
+        self._turn = Turn(time.monotonic, asyncio.get_running_loop().call_soon)
+        parsing = ParseInTurn(self._turn)
+        self._client_server = self._new_client_server(parsing) if isinstance(options, ClientDoorOptions) else None
         self._client_port = self._stream_port = 0
         self._layout_audited = -1
         self._ring: KeyRing | None = None
@@ -130,7 +131,7 @@ class Process(Generic[OptionsT]):
             self._server = Server(
                 cluster,
                 options.reflection,
-                [self._guard] if self._guard is not None else [],
+                [self._guard, parsing] if self._guard is not None else [parsing],
                 self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
             )
         self._streams = framed_door(role, cluster, self._tls, self._guard, lambda: self._ring, self._stream_failed)
@@ -169,6 +170,13 @@ class Process(Generic[OptionsT]):
         self._endpoint: Endpoint | None = None
         self._service: Service | None = None
         self._membership: Membership | None = None
+
+    def _new_client_server(self, parsing: ParseInTurn) -> Server:
+        handshakes = self._handshakes["clients"]
+        shown = self._door_tls.server_credentials(handshakes.begins) if self._door_tls is not None else None
+        logs_in = isinstance(self._options, ClientRoleOptions) and bool(self._options.access_file)
+        with handshakes.watching(shown is not None and logs_in):
+            return Server(self._cluster, interceptors=[parsing], credentials=shown, of_clients=True)
 
     async def run(self) -> int:
         """Start, serve until a signal or a crash, end. Returns the exit code; raises what the start or a crash raised."""
@@ -376,6 +384,7 @@ class Process(Generic[OptionsT]):
             client_tls=self._door_tls,
             client_called=self._handshakes["clients"].called,
             hot_users=self._received.users,
+            turn=self._turn,
         )
 
     def _node(self, port: int, http_port: int) -> Node:

@@ -25,6 +25,7 @@ from grpc_reflection.v1alpha import reflection as grpc_reflection  # type: ignor
 
 from cluster.links.endpoint import Endpoint
 from cluster.runtime.options import ClientDoorOptions, ClusterOptions, RoleOptions
+from cluster.runtime.request_limits import message_bytes_of_client
 from pixiu.errors import ConfigurationError, PixiuError
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -50,12 +51,12 @@ def message_bytes(cluster: ClusterOptions) -> int:
     return min(max(4 * cluster.max_record_bytes, MIN_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
 
 
-def server_options(cluster: ClusterOptions) -> list[tuple[str, int]]:
+def server_options(cluster: ClusterOptions, *, of_clients: bool = False) -> list[tuple[str, int]]:
     """The channel arguments of a process's server."""
     longest = message_bytes(cluster)
     return [
         ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the traffic
-        ("grpc.max_receive_message_length", longest),
+        ("grpc.max_receive_message_length", message_bytes_of_client(cluster.max_record_bytes) if of_clients else longest),
         ("grpc.max_send_message_length", longest),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
@@ -84,12 +85,16 @@ class Server:
         reflection: bool = True,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         credentials: grpc.ServerCredentials | None = None,
+        *,
+        of_clients: bool = False,
     ) -> None:
-        """`credentials`: of TLS; None: callers are not asked who they are."""
+        """`credentials`: of TLS; None: callers are not asked who they are. `of_clients`: its callers are no processes."""
         keep_grpc_from_printing()
         self._reflection, self._credentials = reflection, credentials
         self.grpc = grpc.aio.server(
-            options=server_options(cluster), maximum_concurrent_rpcs=MAX_CALLS, interceptors=list(interceptors) or None
+            options=server_options(cluster, of_clients=of_clients),
+            maximum_concurrent_rpcs=MAX_CALLS,
+            interceptors=list(interceptors) or None,
         )
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []

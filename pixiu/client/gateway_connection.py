@@ -21,7 +21,7 @@ import xxhash
 
 from pixiu.client.connection_events import ConnectionEvent, ConnectionState
 from pixiu.client.directory import Directory
-from pixiu.client.gateway_stream import GatewayStream, Waiter
+from pixiu.client.gateway_stream import MAX_NAMES_A_REQUEST, GatewayStream, Waiter
 from pixiu.client.login import raise_for_login
 from pixiu.client.options import ClientOptions
 from pixiu.client.streams import Receipt
@@ -411,6 +411,7 @@ class GatewayConnection:
     async def _take(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool = False) -> None:
         if reply.uin:
             stream.uin = reply.uin
+            stream.max_names = min(reply.max_names or MAX_NAMES_A_REQUEST, MAX_NAMES_A_REQUEST)
         if reply.draining:
             stream.draining = True
         if reply.error_code:

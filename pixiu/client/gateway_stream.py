@@ -13,7 +13,7 @@ from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_NAMES_A_REQUEST: Final = 1_000
-"""Rooms, and likewise topics, in one request; more go in several."""
+"""Rooms, topics and acknowledgements in one request; more go in several. No gateway takes fewer, or it says so."""
 MAX_UNCONFIRMED: Final = 10_000
 """Requests under way on one stream."""
 
@@ -67,6 +67,7 @@ class GatewayStream:
         self.topics: set[str] = set()
         self.uin = 0
         self.draining = False
+        self.max_names = MAX_NAMES_A_REQUEST
         self._requests: dict[int, tuple[set[int], set[str]]] = {}
         self._last_request = 0
         self._waiters: list[Waiter] = []
@@ -120,9 +121,9 @@ class GatewayStream:
         """
         if waiter is not None and len(self._requests) >= MAX_UNCONFIRMED:
             raise Overloaded(f"gateway {self.address} has not confirmed {MAX_UNCONFIRMED} requests yet: await each flush")
-        for start in range(0, max(len(ranges), 1), MAX_NAMES_A_REQUEST):
+        for start in range(0, max(len(ranges), 1), self.max_names):
             request = wire_pb2.SubscribeRequest()
-            for lane, first, last in ranges[start : start + MAX_NAMES_A_REQUEST]:
+            for lane, first, last in ranges[start : start + self.max_names]:
                 request.mail_acknowledgements.add(lane=lane, first=first, last=last)
             self._outgoing.append(request)
         if waiter is not None:
@@ -218,11 +219,12 @@ class GatewayStream:
         self._requests.clear()
         return [waiter for waiter in waiters if not waiter.done.done()]
 
-    @staticmethod
-    def _parts(rooms: set[int], topics: set[str]) -> list[tuple[list[int], list[str]]]:
-        ordered_rooms, ordered_topics = sorted(rooms), sorted(topics)
-        longest = max(len(ordered_rooms), len(ordered_topics))
-        return [
-            (ordered_rooms[start : start + MAX_NAMES_A_REQUEST], ordered_topics[start : start + MAX_NAMES_A_REQUEST])
-            for start in range(0, longest, MAX_NAMES_A_REQUEST)
+    def _parts(self, rooms: set[int], topics: set[str]) -> list[tuple[list[int], list[str]]]:
+        ordered_rooms, ordered_topics, most = sorted(rooms), sorted(topics), self.max_names
+        by_room: list[tuple[list[int], list[str]]] = [
+            (ordered_rooms[start : start + most], []) for start in range(0, len(ordered_rooms), most)
         ]
+        left = most - len(by_room[-1][0]) if by_room else 0
+        if left and ordered_topics:  # what one request takes is not made two
+            by_room[-1] = by_room[-1][0], ordered_topics[:left]
+        return by_room + [([], ordered_topics[start : start + most]) for start in range(left, len(ordered_topics), most)]

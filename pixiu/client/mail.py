@@ -176,6 +176,8 @@ class MailSender:
         self._position = 1
         self._taken = 0
         self._window_bytes = options.window_bytes
+        self._batch_bytes = self._batch_records = 0
+        """The largest batch that the proxy takes, further receivers counted as records; 0: it has not said."""
         self._in_flight: dict[int, MailTicket] = {}
         """By position, in order."""
         self._in_flight_bytes = 0
@@ -221,7 +223,7 @@ class MailSender:
         jump = (1 << min(self._failures, 20)) - 1 if self._last is not None and self._last.code == StaleWriter.code else 0
         self._generation = next_generation(self._generation, self._clock_s(), jump)
         self._stream_worker, self._draining, self._position, self._taken = worker, False, 1, 0
-        self._window_bytes = self._options.window_bytes
+        self._window_bytes, self._batch_bytes, self._batch_records = self._options.window_bytes, 0, 0
         self._progress_at = now
         self.counters.streams += 1
         return [OpenMailStream(address, self._stream, worker, self._generation)]
@@ -232,13 +234,17 @@ class MailSender:
             return None
         options = self._options
         tickets: list[MailTicket] = []
-        size = 0
+        size = receivers = 0
+        longest = min(self._batch_bytes or options.batch_bytes, options.batch_bytes)
         while len(tickets) < options.batch_records and len(self._in_flight) + len(tickets) < options.window_records:
             queue = self._again or self._fresh
             if not queue:
                 break
             ticket = queue[0]
-            if tickets and (ticket.level is not tickets[0].level or size + ticket.size > options.batch_bytes):
+            receivers += 1 + len(ticket.more)
+            if tickets and (ticket.level is not tickets[0].level or size + ticket.size > longest):
+                break
+            if tickets and receivers > self._batch_records > 0:
                 break
             if (self._in_flight or tickets) and self._in_flight_bytes + size + ticket.size > self._window_bytes:
                 break
@@ -269,12 +275,15 @@ class MailSender:
         taken: int = 0,
         window_bytes: int = 0,
         draining: bool = False,
+        batch_bytes: int = 0,
+        batch_records: int = 0,
     ) -> list[Effect]:
-        """Take a proxy's answer: outcomes, positions taken, the window."""
+        """Take a proxy's answer: outcomes, positions taken, the window, the largest batch."""
         if stream != self._stream:
             return []
         self._progress_at = now
-        self._window_bytes = window_bytes or self._window_bytes
+        if window_bytes:
+            self._window_bytes, self._batch_bytes, self._batch_records = window_bytes, batch_bytes, batch_records
         self._taken = max(self._taken, taken)
         self._draining = self._draining or draining
         woken: list[MailTicket] = []

@@ -188,7 +188,8 @@ class MailShell:
             for result in reply.results
         ]  # fmt: skip
         now = self._loop.time()
-        self._apply(self.core.reply(number, now, outcomes, reply.taken, reply.window_bytes, reply.draining))
+        largest = reply.max_batch_bytes, reply.max_batch_records
+        self._apply(self.core.reply(number, now, outcomes, reply.taken, reply.window_bytes, reply.draining, *largest))
         if reply.HasField("end"):
             end = reply.end
             self._apply(self.core.ended(number, now, Failure(end.code, end.text, end.retry_after_ms)))

@@ -62,6 +62,9 @@ class _Proxy:
     """Refused by the draining proxy without being handled: they go to another one."""
     failures: list[tuple[int, int, Failure]] = field(default_factory=list)
     window_bytes: int = 0
+    batch_bytes: int = 0
+    batch_records: int = 0
+    """The largest batch that it takes; 0: it has not said."""
     in_flight_bytes: int = 0
     progress_at: float = 0.0
     rest_until: float = 0.0
@@ -190,14 +193,16 @@ class PublisherCore:
             return None
         options = self._options
         room = proxy.window_bytes - proxy.in_flight_bytes
-        slots = min(options.batch_records, options.window_records - len(proxy.unresolved))
+        longest = min(proxy.batch_bytes or options.batch_bytes, options.batch_bytes)
+        most = min(proxy.batch_records or options.batch_records, options.batch_records)
+        slots = min(most, options.window_records - len(proxy.unresolved))
         taken: list[Ticket] = []
         size = 0
         for queue in (proxy.first, proxy.normal):
             while queue and len(taken) < slots:
                 grown = size + len(queue[0].record)
                 # A record that is larger than a batch or the window goes alone.
-                if (grown > options.batch_bytes and taken) or (grown > room and (taken or proxy.unresolved)):
+                if (grown > longest and taken) or (grown > room and (taken or proxy.unresolved)):
                     slots = 0
                     break
                 size = grown
@@ -233,6 +238,8 @@ class PublisherCore:
         failures: Iterable[tuple[int, int, Failure]] = (),
         window_bytes: int = 0,
         draining: bool = False,
+        batch_bytes: int = 0,
+        batch_records: int = 0,
     ) -> list[Effect]:
         """A proxy's reply; `failures` are (first, last, why) by position. Late and impossible ones are counted, never raised."""
         proxy = self._by_stream.get(stream)
@@ -240,6 +247,7 @@ class PublisherCore:
             return []
         if window_bytes:
             proxy.window_bytes = min(window_bytes, MAX_WINDOW_BYTES)
+            proxy.batch_bytes, proxy.batch_records = batch_bytes, batch_records
         last_sent = proxy.position + len(proxy.unresolved) - 1
         told = [(first, last, why) for first, last, why in failures if last >= proxy.position and first <= last]
         if (
@@ -388,7 +396,7 @@ class PublisherCore:
         proxy.position = 1
         proxy.in_flight_bytes = 0
         proxy.failures = []
-        proxy.window_bytes = self._options.window_bytes
+        proxy.window_bytes, proxy.batch_bytes, proxy.batch_records = self._options.window_bytes, 0, 0
         proxy.progress_at = now
         self.counters.streams_opened += 1
         return [OpenStream(proxy.address, proxy.stream)]

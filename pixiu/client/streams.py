@@ -308,4 +308,6 @@ class PublisherShell:
         failures = [
             (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms)) for failure in reply.failures
         ]
-        self._apply(self.core.reply(stream.number, self._loop.time(), reply.up_to, failures, reply.window_bytes, reply.draining))
+        now, up_to, window_bytes, draining = self._loop.time(), reply.up_to, reply.window_bytes, reply.draining
+        largest = reply.max_batch_bytes, reply.max_batch_records
+        self._apply(self.core.reply(stream.number, now, up_to, failures, window_bytes, draining, *largest))

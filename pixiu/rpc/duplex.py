@@ -149,6 +149,7 @@ class Duplex(Generic[Out, In]):
         carrier: of it.
         take: called with each message that comes; nothing more is read until an awaitable that it returns is done.
         give: the next message to write, None while there is none. Asked again after `wake`.
+        reads_on: False while too much waits to be written: nothing is read until enough of it is. By default all is read.
         work: set when `give` has something, in place of `wake`; an `Outbox` has one.
         over: called once, at the moment when the stream is over, before a last write is waited for.
         last: after the other side's last word, what is waited for before the stream ends; nothing by default.
@@ -161,12 +162,14 @@ class Duplex(Generic[Out, In]):
         take: Callable[[In], Awaitable[object] | None],
         give: Callable[[], Out | None],
         *,
+        reads_on: Callable[[], bool] = lambda: True,
         work: asyncio.Event | None = None,
         over: Callable[[], None] | None = None,
         last: Callable[[], Awaitable[object]] | None = None,
         last_s: float | None = None,
     ) -> None:
         self._carrier, self._take, self._give = carrier, take, give
+        self._reads_on, self._wrote = reads_on, asyncio.Event()
         self._work = asyncio.Event() if work is None else work
         self._notify, self._last, self._last_s = over, last, last_s
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -216,11 +219,15 @@ class Duplex(Generic[Out, In]):
             taken = self._take(message)
             if taken is not None:
                 await taken
+            while not self._reads_on():
+                self._wrote.clear()
+                await self._wrote.wait()
 
     async def _write(self) -> None:
         while True:
             while not self._over and (message := self._give()) is not None:
                 await self._carrier.write(message)
+                self._wrote.set()
             if self._over:
                 return
             if self._finishing:

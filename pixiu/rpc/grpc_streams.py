@@ -148,6 +148,26 @@ class GrpcCall(Generic[Out, In]):
             raise _why(error) from None
 
 
+class Unparsed(Generic[In]):
+    """A message as it came, in the place of itself: who reads the stream parses it when it is time.
+
+    Args:
+        parse: raises `DecodeError`.
+        in_turn: calls a function for so many bytes when it is their turn, and returns what it returns.
+    """
+
+    __slots__ = ("_data", "_in_turn", "_parse")
+
+    def __init__(
+        self, data: bytes, parse: Callable[[bytes], In], in_turn: Callable[[Callable[[], In], int], Awaitable[In]]
+    ) -> None:
+        self._data, self._parse, self._in_turn = data, parse, in_turn
+
+    def parsed(self) -> Awaitable[In]:
+        """The message."""
+        return self._in_turn(lambda: self._parse(self._data), len(self._data))
+
+
 class GrpcHandler(Generic[Out, In]):
     """A call that another process makes of this one: lives in the handler of a bidirectional method, and ends when that returns.
 
@@ -169,12 +189,16 @@ class GrpcHandler(Generic[Out, In]):
     async def read(self) -> In | None:
         """The next message; None when the caller sends no more. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
         try:
-            message: In = await self._context.read()
+            message = await self._context.read()
+            if isinstance(message, Unparsed):
+                parsed: In = await message.parsed()
+                return parsed
         except DecodeError:
             raise InvalidArgument(GARBAGE) from None
         except ENDED as error:
             raise _why(error) from None
-        return None if message is grpc.aio.EOF else message
+        read: In | None = None if message is grpc.aio.EOF else message
+        return read
 
     async def write(self, message: Out) -> None:
         """Send one. Raises `StreamEnded`."""

@@ -95,6 +95,13 @@ def test_windows_in_records_and_bytes_hold_back() -> None:
     assert small.sent(1) == [(3, 2)]
 
 
+def test_batches_of_mail_are_no_larger_than_the_proxy_takes() -> None:
+    sending = Sending()
+    sending.offer(*[Level.REPLICATED] * 5)
+    sending.core.reply(1, sending.now, [], window_bytes=1 << 20, batch_records=2)
+    assert sending.sent(1) == [(1, 2), (3, 2), (5, 1)]
+
+
 def test_one_that_is_larger_than_the_window_goes_alone() -> None:
     sending = Sending(window_bytes=10)
     sending.offer(Level.REPLICATED, Level.REPLICATED)

@@ -120,6 +120,16 @@ def test_the_window_holds_what_is_not_resolved_and_the_server_sets_it() -> None:
     assert core.next_batch(1, 0) is None
 
 
+def test_batches_are_no_larger_than_the_proxy_takes() -> None:
+    core = make((A,))
+    for number in range(6):
+        core.offer(ticket(1, number), 0)
+    core.reply(1, 0, window_bytes=1 << 20, batch_records=2)
+    assert ids(core.next_batch(1, 0)) == [(1, 0), (1, 1)]
+    core.reply(1, 0, window_bytes=1 << 20, batch_bytes=250)
+    assert len(ids(core.next_batch(1, 0))) < 4
+
+
 def test_the_window_is_also_bounded_in_records() -> None:
     core = make((A,), window_records=2)
     for number in range(3):

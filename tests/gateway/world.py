@@ -13,6 +13,7 @@ from typing import TypeVar
 from cluster.links.api import Outcome
 from cluster.membership.lww_map import Update
 from cluster.runtime.contract import END_OF_TURN, RecordsReceived, Settle
+from cluster.runtime.turn import Turn
 from gateway import events as ev
 from gateway.clients import Clients
 from gateway.core import Core
@@ -20,7 +21,6 @@ from gateway.mail_run import MailRun, read_runs
 from gateway.mqtt import MQTTConnection
 from gateway.options import Options
 from gateway.publishing import Confirmable
-from gateway.turn import Turn
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt import codec
 from pixiu.mqtt.packets import Connect, Packet, Side

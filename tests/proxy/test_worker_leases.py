@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pixiu.errors import Overloaded
+from pixiu.ids import SNOWFLAKE_EPOCH_MS, snowflake
 from proxy.worker_leases import LOAN_MS, Lender
 
-DAY = 86_400_000
+DAY = 1 << 50
 
 
 class Registry:
@@ -86,3 +87,47 @@ async def test_the_limit_is_told() -> None:
     with pytest.raises(Overloaded, match="max_lent_workers"):
         await lends.lend(1_000)
     assert lends.lent == 1
+
+
+async def test_one_login_has_a_share_however_often_it_comes_and_others_still_get_one() -> None:
+    lends, registry = lender(limit=100)
+    now = 1_000
+    for _ in range(200):
+        now += 10_000
+        loan = await lends.lend(now, b"eve")
+        lends.give_back(loan.worker, last_used_ms=0)
+    assert registry.taken <= 8
+    assert (await lends.lend(now, b"bob")).worker
+
+
+async def test_a_login_with_its_share_in_use_is_told_so() -> None:
+    lends, registry = lender(limit=100)
+    for _ in range(8):
+        await lends.lend(1_000, b"eve")
+    with pytest.raises(Overloaded, match="login_lent_workers"):
+        await lends.lend(1_000, b"eve")
+    assert (await lends.lend(1_000, b"bob")).worker == registry.taken == 9
+
+
+async def test_a_number_lent_again_begins_after_what_was_seen_of_it() -> None:
+    lends, _ = lender(limit=100)
+    start = SNOWFLAKE_EPOCH_MS + 1_000_000
+    loans = [await lends.lend(start, b"eve") for _ in range(8)]
+    for loan in loans:
+        lends.saw(snowflake(start + 4_000 + loan.worker, loan.worker, 3))
+        lends.give_back(loan.worker, last_used_ms=0)
+    with pytest.raises(Overloaded):  # another of its streams may use them
+        await lends.lend(start + 5_000, b"eve")
+    again = await lends.lend(start + 9_004, b"eve")
+    assert again.worker == loans[0].worker
+    assert again.from_ms > start + 9_004
+    assert lends.lent == 1
+
+
+async def test_who_names_the_number_that_it_had_gets_it_again() -> None:
+    lends, registry = lender()
+    first = await lends.lend(1_000, b"eve")
+    lends.give_back(first.worker, last_used_ms=0)
+    assert (await lends.lend(2_000, b"bob", first.worker)).worker == 2, "not somebody else's"
+    again = await lends.lend(2_000, b"eve", first.worker)
+    assert (again.worker, again.from_ms, registry.taken) == (first.worker, first.from_ms, 2)

@@ -153,12 +153,18 @@ class MailReply(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     TRIPLES_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_RECORDS_FIELD_NUMBER: _builtins.int
     taken: _builtins.int
     """the proxy has everything up to this position"""
     window_bytes: _builtins.int
     """how much may be unconfirmed on this stream"""
     draining: _builtins.bool
     """this proxy is going: use another one"""
+    max_batch_bytes: _builtins.int
+    """with window_bytes: a batch has at most so many bytes, or one record, ..."""
+    max_batch_records: _builtins.int
+    """... and at most so many records and further receivers together"""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___MailResult]: ...
     @_builtins.property
@@ -176,10 +182,12 @@ class MailReply(_message.Message):
         draining: _builtins.bool = ...,
         end: Global___MailEnd | None = ...,
         triples: _abc.Iterable[Global___MailTriple] | None = ...,
+        max_batch_bytes: _builtins.int = ...,
+        max_batch_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "end", b"end", "results", b"results", "taken", b"taken", "triples", b"triples", "window_bytes", b"window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "end", b"end", "max_batch_bytes", b"max_batch_bytes", "max_batch_records", b"max_batch_records", "results", b"results", "taken", b"taken", "triples", b"triples", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

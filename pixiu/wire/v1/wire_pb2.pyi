@@ -202,6 +202,8 @@ class PublishReply(_message.Message):
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     LOAN_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_RECORDS_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     up_to: _builtins.int
@@ -216,6 +218,10 @@ class PublishReply(_message.Message):
     """this proxy is going: use another one"""
     loan: _builtins.bytes
     """proof of the loan of `worker`, where clients log in: show it on each stream, at each proxy"""
+    max_batch_bytes: _builtins.int
+    """with window_bytes: a batch has at most so many bytes, or one record, ..."""
+    max_batch_records: _builtins.int
+    """... and at most so many records"""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishFailure]: ...
     @_builtins.property
@@ -237,12 +243,14 @@ class PublishReply(_message.Message):
         window_bytes: _builtins.int = ...,
         draining: _builtins.bool = ...,
         loan: _builtins.bytes = ...,
+        max_batch_bytes: _builtins.int = ...,
+        max_batch_records: _builtins.int = ...,
         delivered: _abc.Iterable[_builtins.int] | None = ...,
         gateways: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "gateways", b"gateways", "loan", b"loan", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "gateways", b"gateways", "loan", b"loan", "max_batch_bytes", b"max_batch_bytes", "max_batch_records", b"max_batch_records", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -479,6 +487,7 @@ class SubscribeReply(_message.Message):
     UIN_FIELD_NUMBER: _builtins.int
     MAIL_FIELD_NUMBER: _builtins.int
     MAIL_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_NAMES_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
     count: _builtins.int
     request: _builtins.int
@@ -496,6 +505,8 @@ class SubscribeReply(_message.Message):
     """envelopes with their records, end to end (docs/protocol.md)"""
     mail_count: _builtins.int
     """of them"""
+    max_names: _builtins.int
+    """in the first reply: rooms, topics and acknowledgements of one request, together"""
     def __init__(
         self,
         *,
@@ -509,10 +520,11 @@ class SubscribeReply(_message.Message):
         uin: _builtins.int = ...,
         mail: _builtins.bytes = ...,
         mail_count: _builtins.int = ...,
+        max_names: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "request", b"request", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "max_names", b"max_names", "request", b"request", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""How much of a turn of the event loop goes to what clients say.
+"""How much of a turn of the event loop goes to what clients say, at every listener of a process: MQTT and gRPC.
 
     a read ── small, or the turn has time left ──▶ worked off at once
            └─ large, and it has not ──▶ the line ──▶ the next turns, so long as each has time
@@ -8,6 +8,9 @@ A turn reads from every client that has sent something. Without a bound a few hu
 last for seconds, in which nobody is served, heartbeats stop and the registry takes the gateway for dead. A read that is small does
 not wait behind large ones: most clients say one thing at a time.
 
+A stream of gRPC waits for its turn twice: before a message is parsed, and for each slice of what it asks for (`Turn.run`). While it
+waits nothing more is read from it.
+
 A bound of each turn still lets a crowd that connects at once have the whole processor for as long as it has something to say, and
 the other processes of the machine wait for it at each hop of a message. So what a crowd says rests longer than it works.
 
@@ -16,9 +19,12 @@ Source: docs/decisions/0277-a-turn-of-a-gateway-has-a-bound.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 TURN_S: Final = 0.002
 """What clients said may take so long; what is begun is finished."""
@@ -124,6 +130,32 @@ class Turn:
         """Call this in one of the next turns; it says itself what it spends. `first`: as `PacedLine.later`."""
         (self._line.appendleft if first else self._line.append)(work)
         self._ask()
+
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """Do this now where it is small or the turn has time, else in one of the next turns. Returns and raises what it does.
+
+        size: bytes that it is about.
+        """
+        if size <= SMALL_READ_BYTES or self.has_time:
+            began = self.now()
+            try:
+                return work()
+            finally:
+                self.spend(began)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def piece() -> None:
+            if done.done():
+                return  # who waited is gone
+            began = self.now()
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+            self.spend(began)
+
+        self.later(piece)
+        return await done
 
     @property
     def waiting(self) -> int:

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
+from cluster.runtime.turn import CROWD, NEW_S, PACED_S, REST_S, TURN_S, Newcomers, PacedLine, Turn
 from gateway import events as ev
-from gateway.turn import CROWD, NEW_S, PACED_S, REST_S, TURN_S, Newcomers, PacedLine, Turn
 from pixiu.mqtt import codec
 from pixiu.mqtt.packets import Publish
 from tests.gateway.world import World, mqtt_client, of

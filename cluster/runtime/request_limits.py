@@ -1,0 +1,91 @@
+"""What one request of a client may ask for at a gRPC listener, and when it is parsed.
+
+Requests of many streams come in one turn of the event loop. Each is bounded in bytes and in names or records before anything is
+parsed or looked up, and is parsed and worked off in its turn (`cluster.runtime.turn`). Clients are told the bounds in the answer to
+their hello.
+
+Source: docs/security.md, "What one request may ask for".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from cluster.runtime.turn import Turn
+from pixiu.errors import InvalidArgument, RecordTooLarge
+from pixiu.rpc.grpc_streams import Unparsed
+from pixiu.wire.record import HEADER_SIZE, offsets
+
+MAX_BATCH_BYTES: Final = 256 << 10
+"""A client's batch has at most so many bytes, or one record."""
+MAX_BATCH_RECORDS: Final = 4_000
+"""Records of a batch, with the further receivers of mail."""
+MAX_NAMES: Final = 2_000
+"""Rooms, topics and acknowledgements of one SubscribeRequest, which is worked off at once: some 10 ms."""
+SLICE: Final = 1_000
+"""Records that are worked off at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
+BESIDE_BATCH_BYTES: Final = 64 << 10
+"""What a message has beside its batch: proofs, receivers, a hello."""
+STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
+"""Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
+
+
+def message_bytes_of_client(max_record_bytes: int) -> int:
+    """How long a client's message may be."""
+    return max(MAX_BATCH_BYTES, max_record_bytes) + BESIDE_BATCH_BYTES
+
+
+def check_batch(count: int, size: int, further: int = 0, *, bounded: bool) -> None:
+    """Look at what a batch says it is. further: receivers of mail. bounded: False for those of a gateway.
+
+    Raises `InvalidArgument` or `RecordTooLarge`.
+    """
+    if count * HEADER_SIZE > size:
+        raise InvalidArgument(f"a batch of {size} bytes cannot hold {count} records")
+    if not bounded:
+        return
+    if count + further > MAX_BATCH_RECORDS:
+        raise InvalidArgument(f"a batch has at most {MAX_BATCH_RECORDS} records and further receivers; send several")
+    if size > MAX_BATCH_BYTES and count > 1:
+        raise RecordTooLarge(f"a batch has at most {MAX_BATCH_BYTES} bytes, or one record; send several")
+
+
+def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
+    """A batch in parts that are worked off at once: (index of the first record, count, bytes). A malformed one is one part without
+    bytes, which whoever routes it finds malformed."""
+    if count <= SLICE:
+        yield 0, count, data
+        return
+    found = offsets(data, 0, len(data), count)
+    if found is None:
+        yield 0, count, b""
+        return
+    for first in range(0, count, SLICE):
+        after = min(first + SLICE, count)
+        yield first, after - first, data[found[first] : found[after]]
+
+
+class ParseInTurn(grpc.aio.ServerInterceptor):
+    """Has the messages of clients' streams parsed when it is their turn."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Called by gRPC for each call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method not in STREAMS:
+            return handler
+        return handler._replace(request_deserializer=partial(self._unparsed, handler.request_deserializer))
+
+    def _unparsed(self, parse: Callable[[bytes], Any], data: bytes) -> Unparsed[Any]:
+        return Unparsed(data, parse, self._turn.run)
