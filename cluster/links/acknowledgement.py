@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from cluster.links.head import HEAD_SIZE
+from cluster.links.head import HEAD_SIZE, LAST_SEQUENCE
 from cluster.links.sequence import MAX_TOLD, Tracker
 
 _BODY: Final = struct.Struct("<QQQQIHH")
@@ -69,6 +69,8 @@ def decode(data: bytes, end: int, count: int) -> Acknowledgement | None:
     ranges: list[tuple[int, int]] = [(first, last) for first, last in _RANGE.iter_unpack(memoryview(data)[start:end])]
     told = Told(next_record, known_record, ranges[:records]), Told(next_control, known_control, ranges[records:])
     for one in told:
+        if one.next > LAST_SEQUENCE:
+            return None
         previous = 0
         for first, last in one.missing:
             if not previous < first <= last < one.next:

@@ -111,6 +111,8 @@ class Refusal:
     MALFORMED_HEARTBEAT: Final = "malformed_heartbeat"
     MALFORMED_ACKNOWLEDGEMENT: Final = "malformed_acknowledgement"
     HANDLER_RAISED: Final = "handler_raised"
+    LINK_RAISED: Final = "link_raised"
+    """Sending to this peer failed, which is a bug; what waited for it was given up."""
     NOT_TAKEN: Final = "not_taken"
     """The role cannot handle these records, well-formed as they are."""
 

@@ -300,7 +300,11 @@ class LinkCore:
         for id_, link in list(self._busy.items()):
             sender = link.sender
             sender.layout_version = version
-            sender.pump(now, least)
+            try:
+                sender.pump(now, least)
+            except Exception as error:  # a bug; the other links are served all the same
+                self.refusals.refuse(Refusal.LINK_RAISED, _name(sender.address), now, peer=id_, raised=type(error).__name__)
+                sender.fail(Drop.LINK_RAISED)
             if sender.asks:
                 sender.asks = False
                 self._heartbeat(link, now)

@@ -61,6 +61,7 @@ class Drop:
     PEER_REMOVED: Final = "peer_removed"
     UNKNOWN_PEER: Final = "unknown_peer"
     TOO_LARGE: Final = "too_large"
+    LINK_RAISED: Final = "link_raised"
 
 
 def _ignore(_seconds: float) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from cluster.links.acknowledgement import Told
 from cluster.links.outbox import Settlement, close
+from cluster.links.sequence import MAX_JUMP
 
 OVERHEAD_BYTES: Final = 768
 """What the kernel charges a receive buffer for a datagram besides its bytes (measured)."""
@@ -82,6 +83,8 @@ class Window:
         upcoming, known_from, missing = told
         flights = self._flights[kind]
         lost = 0
+        if upcoming > self.upcoming[kind] + MAX_JUMP:
+            return 0  # nobody counts so far ahead: it is not believed
         if upcoming > self.upcoming[kind]:
             # The receiver counts a sequence that this sender did not send: nothing in flight is certain.
             # Going on from there makes the link work again.

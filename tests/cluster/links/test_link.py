@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from cluster.links import link as link_module
+from cluster.links.acknowledgement import _BODY
 from cluster.links.api import PeerState
-from cluster.links.head import FLAG_SHA256, RECORDS
+from cluster.links.head import ACKNOWLEDGEMENT, FLAG_SHA256, RECORDS
 from cluster.links.options import LinkOptions
 from cluster.links.window import INITIAL_BYTES
 from cluster.runtime.metrics import Metrics, link_samples
@@ -608,3 +611,48 @@ def test_the_tag_is_one_that_the_peer_can_check(world: World) -> None:
         world.settle()
     assert alice.handler.settled == [(1, True), (2, True), (3, True)]
     assert not bob.core.stats().refused
+
+
+def test_an_acknowledgement_near_the_end_of_numbers_is_malformed_and_harms_nobody() -> None:
+    world = World()
+    broker, liar, honest = world.node(1), world.node(2), world.node(3)
+    for node in (broker, liar, honest):
+        node.know(*(other for other in world.nodes if other is not node))
+    broker.send(liar, [make_record(1)])
+    broker.send(honest, [make_record(2)])
+    world.settle()
+    body = _BODY.pack((1 << 64) - 1, 1, 1, 1, 65536, 0, 0)
+    broker.receive(liar.core.codec.pack(ACKNOWLEDGEMENT, 0, 0, 1 << 40, 0, broker.id, [body]), liar.address)
+    for number in range(3, 6):
+        broker.send(liar, [make_record(number)])
+        broker.send(honest, [make_record(number)])
+        world.settle()
+    assert len(honest.handler.keys()) == len(liar.handler.keys()) == 4
+    assert broker.core.stats().refused == {"malformed_acknowledgement": 1}
+
+
+def test_a_link_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    broker, broken, honest = world.node(1), world.node(2), world.node(3)
+    for node in (broker, broken, honest):
+        node.know(*(other for other in world.nodes if other is not node))
+
+    def raises(now: float, least: int = 0) -> None:
+        raise ValueError("a bug")
+
+    broker.send(broken, [make_record(1)], token=7)
+    broker.send(honest, [make_record(2)])
+    monkeypatch.setattr(broker.core._links[broken.id], "sender", Broken(broker.core._links[broken.id].sender, raises))
+    world.settle()
+    assert len(honest.handler.keys()) == 1
+    assert broker.core.stats().refused == {"link_raised": 1}
+
+
+class Broken:
+    """A sender that raises."""
+
+    def __init__(self, sender: Any, pump: Callable[..., None]) -> None:
+        self.__dict__.update(_sender=sender, pump=pump)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_sender"], name)

@@ -39,6 +39,16 @@ def test_an_acknowledgement_opens_the_window_to_what_it_says() -> None:
     assert fill(window, 0.01) == 5
 
 
+def test_a_count_far_ahead_is_not_believed() -> None:
+    window = Window()
+    fill(window, 0.0)
+    cost, upcoming = window.cost, list(window.upcoming)
+    assert window.acknowledge(told((1 << 62) - 1), 5 * COST, [], 0.01) == 0
+    assert (window.cost, window.upcoming) == (cost, upcoming)
+    assert window.acknowledge(told(1 << 30), 5 * COST, [], 0.01) > 0, "it knows of what an earlier process of this name sent"
+    assert window.upcoming[0] == 1 << 30
+
+
 def test_a_window_of_nothing_still_lets_one_datagram_out() -> None:
     window = Window()
     window.acknowledge(told(1), 0, [], 0.0)
