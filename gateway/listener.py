@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import socket
+import sys
 from collections.abc import Callable
 from typing import Final
 
+from cluster.runtime.server import files_for_clients
 from pixiu.errors import ConfigurationError, Unavailable
 
 ACCEPTS: Final = 8
@@ -38,6 +41,8 @@ class Listener:
     def __init__(self, connect: Callable[[], asyncio.Protocol], host: str, port: int, option: str = "mqtt_port") -> None:
         self._connect, self._host, self._port, self._option = connect, host, port, option
         self._sockets: list[socket.socket] = []
+        self.refused = 0
+        """Connections closed at once, because the descriptors that are left are not for clients."""
         self._opening: set[asyncio.Task[object]] = set()
 
     async def bind(self) -> int:
@@ -74,10 +79,16 @@ class Listener:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        loop, rest_s = asyncio.get_running_loop(), REST_S
+        loop, rest_s, files = asyncio.get_running_loop(), REST_S, _files()
         try:
             for _ in range(ACCEPTS):
                 connection, _ = listener.accept()
+                if connection.fileno() >= files:
+                    # The kernel gives the lowest free number: all below are taken, and those above are not for clients.
+                    connection.close()
+                    self.refused += 1
+                    rest_s = RETRY_S
+                    break
                 task = loop.create_task(self._open(connection))
                 self._opening.add(task)
                 task.add_done_callback(self._opening.discard)
@@ -95,3 +106,9 @@ class Listener:
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection)
+
+
+def _files() -> int:
+    """The descriptors of clients are below this number."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return files_for_clients(limit) if limit > 0 else sys.maxsize

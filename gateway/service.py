@@ -349,6 +349,7 @@ class Service(RoleShell):
         table, core = self._signal_table, self._core
         samples: dict[str, object] = {"signal_table_shared": int(table is not None and not table.problem)}
         samples |= self._clients.samples()
+        samples["connections_without_descriptor_total"] = sum(listener.refused for listener in self._listeners)
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._mail.samples()
         if core is not None:

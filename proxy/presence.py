@@ -6,6 +6,7 @@ Source: docs/promises.md, docs/operations.md.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,11 +14,11 @@ import grpc
 import grpc.aio
 
 from cluster.access.doors import enter
-from cluster.access.guard import Guard
+from cluster.access.guard import Guard, Session
 from cluster.access.rules import PRESENCE, of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
-from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.placement.partition import rendezvous_order
 from pixiu.rpc.channels import Channels, reason_of
 from pixiu.rpc.status import GRPC_STATUS
@@ -30,6 +31,10 @@ MAX_TRIES: Final = 2
 """Replicas of a partition that are asked before the query fails."""
 MAX_QUERIES: Final = 100
 """Queries at one time. Policy: a further one waits for its turn."""
+MAX_OF_LOGIN: Final = 8
+"""Of these, of one login, those that wait included. Policy: a further one is refused."""
+QUERY_BYTES: Final = 40
+"""What a UIN counts in a login's quota of bytes: as a record without a body."""
 
 
 class PresenceService(wire_pb2_grpc.PresenceServicer):
@@ -44,6 +49,8 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         self._view, self._guard = view, guard
         self._channels = Channels("relay")
         self._slots = asyncio.Semaphore(MAX_QUERIES)
+        self._of_login: Counter[str] = Counter()
+        """Queries under way, by user name."""
 
     async def close(self) -> None:
         """Close the connections to relays."""
@@ -52,26 +59,47 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
     async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
         """Answer who is online."""
         try:
+            if len(request.uins) > MAX_QUERY:
+                raise InvalidArgument(f"a query names at most {MAX_QUERY} users; send several")
             access = await enter(self._guard, context, "", lambda _: None)
-            try:
-                if access is not None:
-                    if access.asks:
-                        for uin in request.uins[:MAX_QUERY]:
-                            access.foresee(PRESENCE, of_user(uin))
-                        await access.ask()
-                    for uin in request.uins[:MAX_QUERY]:
-                        access.require(PRESENCE, of_user(uin))
-            finally:
-                if access is not None:
-                    access.close()
-            async with self._slots:
-                return await self._answer(list(request.uins))
+            uins = list(dict.fromkeys(request.uins))
+            if access is None:
+                found = await self._in_turn(uins)
+            else:
+                found = await self._of(access, uins)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
+        return wire_pb2.PresenceReply(users=[wire_pb2.UserPresence(uin=uin, devices=found.get(uin, 0)) for uin in request.uins])
 
-    async def _answer(self, uins: list[int]) -> wire_pb2.PresenceReply:
-        if len(uins) > MAX_QUERY:
-            raise InvalidArgument(f"a query names at most {MAX_QUERY} users; send several")
+    async def _of(self, access: Session, uins: list[int]) -> dict[int, int]:
+        """What a login asks: UINs are paid for like messages."""
+        user = access.identity.user
+        try:
+            if self._of_login[user] >= MAX_OF_LOGIN:
+                raise Overloaded(f"this login has {MAX_OF_LOGIN} queries under way; ask one after the other", retry_after_ms=1_000)
+            self._of_login[user] += 1
+            try:
+                if access.spend(len(uins), QUERY_BYTES * len(uins)):
+                    await access.hold()
+                if access.asks:
+                    for uin in uins:
+                        access.foresee(PRESENCE, of_user(uin))
+                    await access.ask()
+                for uin in uins:
+                    access.require(PRESENCE, of_user(uin))
+                return await self._in_turn(uins)
+            finally:
+                self._of_login[user] -= 1
+                if not self._of_login[user]:
+                    del self._of_login[user]
+        finally:
+            access.close()
+
+    async def _in_turn(self, uins: list[int]) -> dict[int, int]:
+        async with self._slots:
+            return await self._answer(uins)
+
+    async def _answer(self, uins: list[int]) -> dict[int, int]:
         view = self._view()
         if "relay" not in view.layout.roles:
             raise Unavailable("this cluster has no relays, so presence is unknown: `pixiu up --relays 2` has them")
@@ -80,8 +108,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         for uin in uins:
             wanted.setdefault(uin % partitions, []).append(uin)
         parts = await asyncio.gather(*(self._ask(view, partition, part) for partition, part in wanted.items()))
-        devices = {user.uin: user.devices for part in parts for user in part.users}
-        return wire_pb2.PresenceReply(users=[wire_pb2.UserPresence(uin=uin, devices=devices.get(uin, 0)) for uin in uins])
+        return {user.uin: user.devices for part in parts for user in part.users}
 
     async def _ask(self, view: View, partition: int, uins: list[int]) -> wire_pb2.PresenceReply:
         nodes: dict[int, Node] = {node.endpoint: node for node in view.replicas("relay", partition)}

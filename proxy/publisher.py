@@ -37,6 +37,8 @@ MAX_FAILURES_A_REPLY = 1_000
 MAX_UNREAD = 1_000
 """Failures and receipts that wait for a publisher that does not read them, beside those of one request and of what is under way.
 Policy: nothing more is read from it before it does."""
+CLUSTER_BYTES = 1_000
+"""What `Cluster` counts in a login's quota, besides as a message."""
 RENEW_S = 1.0
 """A renewal that comes sooner after the one before is not answered."""
 FINISH_TIMEOUT_S = 10.0
@@ -220,7 +222,11 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
         if access is not None:
-            access.close()
+            try:
+                if access.spend(1, CLUSTER_BYTES):
+                    await access.hold()
+            finally:
+                access.close()
         return self._host.members()
 
     async def Publish(  # type: ignore[override]

@@ -11,6 +11,7 @@ Source: docs/operations.md.
 
 from __future__ import annotations
 
+import resource
 import socket
 import traceback
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ MAX_STREAMS: Final = 1024
 """Calls at a time on one connection."""
 MAX_CALLS: Final = 16_384
 """Calls at a time in all; further ones are refused with RESOURCE_EXHAUSTED."""
+MAX_CONNECTIONS: Final = 100_000
+"""Of clients by gRPC, where descriptors allow as many."""
 MAX_METADATA_BYTES: Final = 16_384
 HANDSHAKE_TIMEOUT_MS: Final = 2000
 """A connection that has not become HTTP/2 by then is closed."""
@@ -42,6 +45,10 @@ KEEPALIVE_MS: Final = 20_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 MIN_PING_INTERVAL_MS: Final = 5_000
 """A client that pings more often (beyond a few) is disconnected."""
+CLIENT_IDLE_MS: Final = 10_000
+"""A client's connection without a call is closed after so long, or a little later: before its first one, and between two."""
+KEPT_FILES: Final = 256
+"""Descriptors that clients cannot have: they are for the registry, peers, health, files, and connections being accepted."""
 ANY_PORT_TRIES: Final = 20
 """Ports to try for one that is free for TCP and UDP."""
 
@@ -51,10 +58,26 @@ def message_bytes(cluster: ClusterOptions) -> int:
     return min(max(4 * cluster.max_record_bytes, MIN_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
 
 
+def files_for_clients(limit: int) -> int:
+    """How many of the descriptors that a process may have are for its clients."""
+    return max(limit - KEPT_FILES, limit // 2)
+
+
+def _connections_of_clients() -> int:
+    """Connections that the clients' gRPC listener has at a time: half of what clients may have. MQTT may use what is left."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return files_for_clients(limit) // 2 if 0 < limit < MAX_CONNECTIONS else MAX_CONNECTIONS
+
+
 def server_options(cluster: ClusterOptions, *, of_clients: bool = False) -> list[tuple[str, int]]:
     """The channel arguments of a process's server."""
     longest = message_bytes(cluster)
+    clients = [
+        ("grpc.max_connection_idle_ms", CLIENT_IDLE_MS),
+        ("grpc.max_allowed_incoming_connections", _connections_of_clients()),
+    ]
     return [
+        *(clients if of_clients else ()),
         ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the traffic
         ("grpc.max_receive_message_length", message_bytes_of_client(cluster.max_record_bytes) if of_clients else longest),
         ("grpc.max_send_message_length", longest),

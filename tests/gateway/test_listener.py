@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from cluster.runtime.options import ClusterOptions
+from cluster.runtime.server import files_for_clients, server_options
 from gateway import listener as module
 from gateway.listener import ACCEPTS, Listener
 from pixiu.errors import ConfigurationError
@@ -89,3 +91,31 @@ async def test_a_port_that_is_taken_is_named() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"gateway\.mqtt_port: 127\.0\.0\.1:{port} is taken by another process"):
             await Listener(lambda: Noted([]), "127.0.0.1", port).bind()
+
+
+async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[asyncio.BaseTransport]()
+    door = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await door.bind()
+    await door.start()
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(module, "_files", lambda: 0)
+    refused = socket.create_connection(("127.0.0.1", port))
+    await until(lambda: door.refused == 1)
+    monkeypatch.undo()
+    served = socket.create_connection(("127.0.0.1", port))
+    await until(lambda: len(made) == 1)
+    assert refused.recv(1) == b""
+    door.close()
+    made[0].close()  # type: ignore[attr-defined]
+    for client in (refused, served):
+        client.close()
+
+
+def test_some_descriptors_are_kept_back() -> None:
+    assert files_for_clients(1200) == 1200 - 256
+    assert files_for_clients(300) == 150
+    options = dict(server_options(ClusterOptions(), of_clients=True))
+    assert options["grpc.max_connection_idle_ms"] <= 10_000
+    assert options["grpc.max_allowed_incoming_connections"] > 0
+    assert "grpc.max_connection_idle_ms" not in dict(server_options(ClusterOptions()))
