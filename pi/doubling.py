@@ -12,7 +12,9 @@
     FOLLOW              n × (epoch u32 | counter u64 | kind u8 | at u64 µs | size u32 | payload): the parent's committed entries
     HOLD                until u32: the parent's sweeps wait until then, so that they do the same on both sides
     NOTE                digest u64 | keys u64 | bytes u64: what moved, as it was at the cut
-    SPLIT, CLEAN, OPEN, END   nothing
+    SPLIT               fence u64: with another one than the state's it does nothing
+    TAKE_BACK           nothing: its counter is the state's fence from now on
+    CLEAN, OPEN, END    nothing
 
 `partition` is the child's in all of them: a key moves when key % partitions == partition.
 
@@ -64,7 +66,8 @@ _ROW: Final = struct.Struct("<BI")
 _ENTRY: Final = struct.Struct("<IQBQI")
 _HOLD: Final = struct.Struct("<I")
 _NOTE: Final = struct.Struct("<QQQ")
-_RECORD: Final = struct.Struct("<BQHHIQIQBQIQQQ")
+_FENCE: Final = struct.Struct("<Q")
+_RECORD: Final = struct.Struct("<BQHHIQIQBQIQQQQ")
 
 
 class Phase(IntEnum):
@@ -91,6 +94,7 @@ class Step(IntEnum):
     SPLIT = 9
     CLEAN = 10
     NOTE = 11
+    TAKE_BACK = 12
 
 
 class Doubling(NamedTuple):
@@ -163,6 +167,8 @@ class Record:
     """Bytes of the keys and their values."""
     digest: int = 0
     """0: not known."""
+    fence: int = 0
+    """Counter of the last entry that took a doubling back; of a child that learns: in its parent's log."""
     place: bytes = b""
     """Up to where values were deleted."""
 
@@ -184,21 +190,31 @@ class Record:
         """Encode as stored."""
         fixed = _RECORD.pack(
             self.phase, *self.doubling, *self.learned, *self.source, self.emptied, self.split_at, self.hold_s, self.keys,
-            self.size, self.digest,
+            self.size, self.digest, self.fence,
         )  # fmt: skip
         return fixed + self.place
 
     @classmethod
     def decode(cls, body: bytes) -> Record:
         """Decode a stored value whose CRC was right."""
-        phase, number, count, own, epoch, counter, source_epoch, source, emptied, split_at, hold_s, keys, size, digest = (
+        phase, number, count, own, epoch, counter, source_epoch, source, emptied, split_at, hold_s, keys, size, digest, fence = (
             _RECORD.unpack_from(body)
         )
         learned, begun = Position(epoch, counter), Position(source_epoch, source)
         place = body[_RECORD.size :]
+        doubling = Doubling(number, count, own)
         return cls(
-            Phase(phase), Doubling(number, count, own), learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, place
+            Phase(phase), doubling, learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, fence, place
         )
+
+    def splits(self, command: Command) -> bool:
+        """Whether a SPLIT would split this partition."""
+        fits = self.phase in (Phase.NONE, Phase.OPEN) and self.partitions < command.doubling.partitions
+        return fits and fence_of(command.body) == self.fence
+
+    def takes_back(self, doubling: Doubling) -> bool:
+        """Whether this partition was not split by a doubling that is to be taken back."""
+        return self.doubling != doubling
 
 
 class Served(NamedTuple):
@@ -289,6 +305,16 @@ def hold_of(body: bytes) -> int:
     return int(_HOLD.unpack(body)[0])
 
 
+def fence_body(fence: int) -> bytes:
+    """The body of SPLIT."""
+    return _FENCE.pack(fence)
+
+
+def fence_of(body: bytes) -> int:
+    """The fence that a body of SPLIT names. Raises struct.error."""
+    return int(_FENCE.unpack(body)[0])
+
+
 def note_body(digest: int, keys: int, size: int) -> bytes:
     """The body of NOTE."""
     return _NOTE.pack(digest, keys, size)
@@ -357,10 +383,17 @@ def _keys_of_child(operation: bytes, doubling: Doubling) -> bytes:
     return encode([GiveUp(keys)]) if keys else b""
 
 
-def split_in(entries: Iterable[Entry]) -> int:
-    """The number of partitions by the last SPLIT among entries; 0: there is none. Raises MalformedData."""
-    found = 0
+class Cut(NamedTuple):
+    """A SPLIT that is in a log, whatever becomes of it."""
+
+    counter: int
+    doubling: Doubling
+
+
+def cut_in(entries: Iterable[Entry]) -> Cut | None:
+    """The last SPLIT among entries. Raises MalformedData."""
+    found: Cut | None = None
     for entry in entries:
         if entry.kind == DOUBLING_KIND and entry.payload[:1] == bytes((Step.SPLIT,)):
-            found = Command.decode(entry.payload).doubling.partitions
+            found = Cut(entry.counter, Command.decode(entry.payload).doubling)
     return found

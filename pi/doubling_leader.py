@@ -3,7 +3,7 @@
     parent   Advance(SPLIT) ─▶ SPLIT, appended ─▶ moved keys are refused ─▶ digest ─▶ Advance(CLEANING) ─▶ CLEAN …
     child    Advance(LEARNING) ─▶ BEGIN ─▶ `pi.learner` … ─▶ OPEN ─▶ digest
 
-Everything that was decided is in the log, so that the next leader goes on with it.
+`pi.doubling_steps` decides, and everything that was decided is in the log, so that the next leader goes on with it.
 
 Source: docs/doubling.md.
 """
@@ -17,24 +17,27 @@ from typing import Any, Final
 
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
-from pi.doubling import DOUBLING_KIND, Command, Doubling, Phase, Record, Step, note_body, split_in
+from pi.doubling import DOUBLING_KIND, Command, Cut, Phase, Record, Step, cut_in, note_body
+from pi.doubling_steps import Act, EndTurn, Standing, Work, problem_of, status_of, steps_back, steps_to, work_of
 from pi.keys import uin_of
 from pi.learner import Learner
 from pi.machine import Machine
 from pi.view import View
 from pixiu.discovery.view import RoleLayout
-from pixiu.errors import InvalidArgument, NotYet, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import doubling_pb2 as pb
 
 ADVANCED: Final = "pi_doubling_advanced"
+TAKEN_BACK: Final = "pi_doubling_taken_back"
 INTERRUPTED: Final = "pi_doubling_interrupted"
 MAX_UNWRITTEN: Final = 5000
 """Changes that may wait for a transaction before some more of what moved is deleted: a search looks through them."""
 CLEAN_PAUSE_S: Final = 0.002
 UNWRITTEN_POLL_S: Final = 0.05
+SETTLE_POLL_S: Final = 0.02
 LOG_ENTRIES: Final = 4096
 LOG_BYTES: Final = 1 << 20
 
@@ -62,7 +65,8 @@ class DoublingLeader:
     ) -> None:
         self._context, self._partition, self._machine, self._replica = context, partition, machine, replica
         self._end_turn, self._changed = end_turn, changed
-        self._appended = 0
+        self._cut: Cut | None = None
+        """The last SPLIT that is in this leader's log, until the state says what became of it."""
         self._task: asyncio.Task[None] | None = None
         self._steps = asyncio.Lock()
         machine.on_doubling = self._record_changed
@@ -76,26 +80,37 @@ class DoublingLeader:
     def _layout(self) -> RoleLayout:
         return self._context.view.layout.roles.get("pi", RoleLayout(1, 1))
 
+    @property
+    def _standing(self) -> Standing:
+        cut = self._cut if self._cut is not None and self._cut.counter > self._machine.applied else None
+        return Standing(self._partition, self.record, self._layout, cut)
+
+    @property
+    def problem(self) -> str:
+        """What an operator has to put right; "" if nothing."""
+        return problem_of(self._standing)
+
     # --- who leads
 
     def leading(self) -> None:
         """This replica leads: it decides from its log what it refuses, before it takes anything."""
-        self._appended, after = 0, self._machine.applied
+        self._cut, after = None, self._machine.applied
         log = self._replica.log
         while after < log.last.counter:
             entries = log.read(after, LOG_ENTRIES, LOG_BYTES)
-            self._appended = split_in(entries) or self._appended
+            self._cut = cut_in(entries) or self._cut
             after = entries[-1].counter
         self._record_changed()
 
     def deposed(self) -> None:
         """It does not lead any more."""
-        self._appended = 0
+        self._cut = None
         self._stop()
         self._record_changed()
 
     def _record_changed(self) -> None:
-        self._changed(self.record, self._appended)
+        cut = self._standing.cut
+        self._changed(self.record, cut.doubling.partitions if cut is not None else 0)
         self.look()
 
     def look(self) -> None:
@@ -119,19 +134,20 @@ class DoublingLeader:
 
     def _next(self) -> Callable[[], Any] | None:
         """What is to be done in this phase."""
-        record = self.record
-        match record.phase:
-            case Phase.LEARNING:
+        match work_of(self._standing, self._machine.cut is not None, self._cut is not None):
+            case Work.LEARN:
                 return Learner(self._context, self._machine, self._replica).run
-            case Phase.SPLIT if not record.digest:
+            case Work.DIGEST_HERE:
                 return self._digest_here
-            case Phase.OPEN if not record.digest and self._machine.cut is not None:
+            case Work.DIGEST_CUT:
                 return self._digest_cut
-            case Phase.OPEN if self._layout.n >= record.partitions:
+            case Work.END:
                 return self._end
-            case Phase.CLEANING:
+            case Work.CLEAN:
                 return self._clean
-            case _:
+            case Work.SETTLE:
+                return self._settle
+            case None:
                 return None
 
     async def _run(self) -> None:
@@ -157,8 +173,13 @@ class DoublingLeader:
         written = await self._replica.propose([(DOUBLING_KIND, command.encode())])
         return written.answers == [[[1]]]
 
+    async def _settle(self) -> None:
+        while self._standing.cut is not None:
+            await asyncio.sleep(SETTLE_POLL_S)
+        self._cut = None
+        self._changed(self.record, 0)
+
     async def _digest_here(self) -> None:
-        """What moved changes no more in a parent that is split: any view will do."""
         view = self._machine.view()
         try:
             await self._note(view)
@@ -186,7 +207,6 @@ class DoublingLeader:
         await self.propose(Step.NOTE, note_body(digest.total or 1, digest.rows, digest.size))
 
     async def _end(self) -> None:
-        """The layout says what this child serves: its doubling is over."""
         await self.propose(Step.END)
 
     async def _clean(self) -> None:
@@ -200,86 +220,42 @@ class DoublingLeader:
 
     async def doubling_status(self) -> pb.DoublingStatus:
         """See `cluster.replication.doubling.Doubled`."""
-        record = self.record
-        partitions = record.partitions // 2 if record.phase is Phase.LEARNING else record.partitions
-        keys, size = record.keys, record.size
-        if record.phase is Phase.NONE:  # how much there is to learn from
-            keys, size = self._machine.store.entries, self._machine.store.bytes_used
-        return pb.DoublingStatus(
-            doubling=record.doubling.number,
-            partitions=partitions,
-            phase=pb.DoublingPhase.ValueType(record.phase),
-            committed=self._replica.committed,
-            split_at=record.split_at,
-            learned=record.learned.counter,
-            keys=keys,
-            bytes=size,
-            digest=record.digest,
-        )
+        stored = self._machine.store.entries, self._machine.store.bytes_used
+        return status_of(self._standing, self._replica.committed, stored)
 
     async def advance_doubling(self, request: pb.DoublingAdvanceRequest) -> None:
         """See `cluster.replication.doubling.Doubled`. Raises InvalidArgument, NotYet, Unavailable, or as `Replica.propose`."""
-        partitions = request.partitions
-        if partitions < 2 or self._partition >= partitions:
-            raise InvalidArgument(f"partition {self._partition} has no part in doubling {request.doubling:016x} to {partitions}")
-        is_child = self._partition >= partitions // 2
-        doubling = Doubling(request.doubling, partitions, self._partition if is_child else self._partition + partitions // 2)
-        wanted = Phase(int(request.phase))
+        wanted = Phase(int(request.phase)).name
+        await self._take(ADVANCED, request, wanted, lambda now: steps_to(now, request))
+
+    async def take_back_doubling(self, request: pb.DoublingTakeBackRequest) -> None:
+        """See `cluster.replication.doubling.Doubled`. Raises InvalidArgument, Unavailable, or as `Replica.propose`."""
+        await self._take(TAKEN_BACK, request, Phase.NONE.name, lambda now: steps_back(now, request))
+
+    async def _take(
+        self,
+        event: str,
+        request: pb.DoublingAdvanceRequest | pb.DoublingTakeBackRequest,
+        wanted: str,
+        steps: Callable[[Standing], tuple[Act, ...]],
+    ) -> None:
+        """Take an operator's steps, if there are any: what holds when they are written counts."""
         async with self._steps:
-            if not self._reached(wanted, doubling):
-                self._check_layout(doubling, over=wanted is Phase.CLEANING)
-                what = {"doubling": hex_id(doubling.number), "partitions": partitions, "phase": wanted.name}
-                await asyncio.to_thread(self._replica.audit, request.operator, "doubling", what)
-                await (self._advance_child(wanted, doubling) if is_child else self._advance_parent(wanted, doubling))
-                self._context.log.info(ADVANCED, operator=request.operator, **what)
+            if not steps(self._standing):
+                return
+            what = {"doubling": hex_id(request.doubling), "partitions": request.partitions, "phase": wanted}
+            await asyncio.to_thread(self._replica.audit, request.operator, "doubling", what)
+            for act in steps(self._standing):
+                if isinstance(act, EndTurn):
+                    self._end_turn()
+                elif not await self._carry_out(act.command) and (event is TAKEN_BACK or steps(self._standing)):
+                    raise InvalidArgument(f"partition {self._partition} is {self.record.phase.name}: it cannot go on to {wanted}")
+            self._context.log.info(event, operator=request.operator, **what)
 
-    def _reached(self, wanted: Phase, doubling: Doubling) -> bool:
-        """Whether this phase, or a later one, is reached."""
-        record = self.record
-        if record.doubling != doubling:
-            return False
-        is_child = self._partition == doubling.partition
-        order = (Phase.LEARNING, Phase.OPEN, Phase.NONE) if is_child else (Phase.SPLIT, Phase.CLEANING, Phase.NONE)
-        if wanted not in order:
-            raise InvalidArgument(f"{'a child' if is_child else 'a parent'} has no phase {wanted.name}")
-        return order.index(wanted) <= order.index(record.phase)
-
-    def _check_layout(self, doubling: Doubling, *, over: bool) -> None:
-        """The registry must name the doubling, and where something goes, have ended it. Raises Unavailable."""
-        layout = self._layout
-        if hex_id(doubling.number) not in layout.doublings or doubling.partitions not in (layout.n, layout.next):
-            raise Unavailable(f"the layout as it is known here does not name doubling {doubling.number:016x} of pi; retry")
-        if over and layout.n < doubling.partitions:
-            raise Unavailable(f"the layout as it is known here has {layout.n} partitions of pi, not {doubling.partitions}; retry")
-
-    async def _advance_child(self, wanted: Phase, doubling: Doubling) -> None:
-        if wanted is Phase.LEARNING:
-            done = await self._write(Command(Step.BEGIN, doubling))
-        elif self.record.doubling != doubling:
-            raise InvalidArgument(f"partition {self._partition} has not begun to learn; advance it to LEARNING first")
-        else:  # OPEN: `_reached` has refused any other phase
-            record = self.record
-            if not record.whole:
-                cut = f"the cut at {record.split_at}" if record.split_at else "the cut, which is not made"
-                raise NotYet(f"partition {self._partition} has learned up to {record.learned.counter} of {cut}")
-            done = await self.propose(Step.OPEN) or self.record.phase is Phase.OPEN
-        if not done:
-            raise InvalidArgument(f"partition {self._partition} is {self.record.phase.name}: it cannot go on to {wanted.name}")
-
-    async def _advance_parent(self, wanted: Phase, doubling: Doubling) -> None:
-        if wanted is Phase.SPLIT:
-            done = await self._split(doubling)
-        elif wanted is Phase.CLEANING and self.record.doubling == doubling:
-            done = await self._write(Command(Step.CLEAN, doubling))
-        else:
-            done = False
-        if not done:
-            raise InvalidArgument(f"partition {self._partition} is {self.record.phase.name}: it cannot go on to {wanted.name}")
-
-    async def _split(self, doubling: Doubling) -> bool:
-        """The cut: what came before it in this turn stands before it in the log, and nothing that moves behind it."""
-        self._end_turn()
-        proposal = self._replica.submit([(DOUBLING_KIND, Command(Step.SPLIT, doubling).encode())])
-        self._appended = doubling.partitions
-        self._changed(self.record, self._appended)
+    async def _carry_out(self, command: Command) -> bool:
+        """Write a command; whether it did something."""
+        proposal = self._replica.submit([(DOUBLING_KIND, command.encode())])
+        if command.step is Step.SPLIT:
+            self._cut = Cut(proposal.last, command.doubling)
+            self._record_changed()
         return (await proposal.reached(Level.REPLICATED)).answers == [[[1]]]

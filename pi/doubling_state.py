@@ -22,6 +22,7 @@ from pi.doubling import (
     Phase,
     Record,
     Step,
+    fence_of,
     followed,
     hold_of,
     note_of,
@@ -120,9 +121,11 @@ class DoublingState:
         if step is Step.HOLD:
             return replace(record, hold_s=hold_of(command.body))
         if step is Step.SPLIT:
-            if record.phase not in (Phase.NONE, Phase.OPEN) or record.partitions >= command.doubling.partitions:
+            if not record.splits(command):
                 return None
-            return Record(Phase.SPLIT, command.doubling, split_at=entry.counter, hold_s=record.hold_s)
+            return Record(Phase.SPLIT, command.doubling, split_at=entry.counter, hold_s=record.hold_s, fence=record.fence)
+        if step is Step.TAKE_BACK:
+            return replace(record, fence=entry.counter) if record.takes_back(command.doubling) else None
         if command.doubling != record.doubling:
             return None
         if step is Step.NOTE:
@@ -151,7 +154,7 @@ class DoublingState:
                 return self._follow(record, command.body)
             case Step.OPEN if self.whole:
                 self.on_open()
-                return replace(record, phase=Phase.OPEN)
+                return replace(record, phase=Phase.OPEN, fence=0)
             case _:
                 return None
 
@@ -168,11 +171,11 @@ class DoublingState:
             return None
         last, rows = rows_of(body)
         changes, keys, size = self._inboxes.table.changes, record.keys, record.size
-        hold_s, split_at = record.hold_s, record.split_at
+        hold_s, split_at, fence = record.hold_s, record.split_at, record.fence
         for key, value in rows:
             if key == DOUBLING_KEY:
                 parent = Record.decode(unseal(key, value))
-                hold_s = parent.hold_s
+                hold_s, fence = parent.hold_s, parent.fence
                 if parent.phase is Phase.SPLIT and parent.doubling == record.doubling:
                     split_at = parent.split_at
             elif uin_of(key) is None:
@@ -181,7 +184,7 @@ class DoublingState:
                 changes[key] = value
                 keys, size = keys + 1, size + len(key) + len(value)
         learned = record.source if last else START
-        return replace(record, learned=learned, hold_s=hold_s, split_at=split_at, keys=keys, size=size)
+        return replace(record, learned=learned, hold_s=hold_s, split_at=split_at, fence=fence, keys=keys, size=size)
 
     def _follow(self, record: Record, body: bytes) -> Record | None:
         if record.learned == START or record.whole:
@@ -204,7 +207,9 @@ class DoublingState:
             command = Command.decode(entry.payload)
             if command.step is Step.HOLD:
                 record = replace(record, hold_s=hold_of(command.body))
-            elif command.step is Step.SPLIT and command.doubling == record.doubling:
+            elif command.step is Step.TAKE_BACK:
+                record = replace(record, fence=entry.counter)
+            elif command.step is Step.SPLIT and command.doubling == record.doubling and fence_of(command.body) == record.fence:
                 record = replace(record, split_at=entry.counter)
         else:
             self._learn(entry)

@@ -11,8 +11,8 @@ Source: docs/doubling.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
@@ -20,29 +20,18 @@ from typing import Any, Final
 
 import grpc.aio
 
-from cluster.replication.model import START, Position
+from cluster.replication.model import Position
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
 from cluster.runtime.export import abort
-from pi.doubling import (
-    DOUBLING_KIND,
-    HOLD_S,
-    Command,
-    Doubling,
-    Phase,
-    Step,
-    follow_body,
-    followed,
-    hold_body,
-    position_body,
-    rows_body,
-    split_in,
-)
+from pi.doubling import DOUBLING_KIND, HOLD_S, Command, Doubling, rows_body
 from pi.earlier import check_form
 from pi.keys import META_VERSION, uin_of, unseal
+from pi.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
 from pi.machine import Machine
 from pixiu.discovery.node import NodeState
-from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
+from pixiu.discovery.view import RoleLayout
+from pixiu.errors import PixiuError, Unavailable
 from pixiu.rpc.channels import MESSAGE_BYTES, PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
@@ -53,9 +42,6 @@ SILENT_S: Final = 5.0
 BEHIND_POLL_S: Final = 0.05
 HEARTBEAT_S: Final = 1.0
 """A parent says something at least so often."""
-FOLLOW_ENTRIES: Final = 1024
-FOLLOW_BYTES: Final = 1 << 20
-"""Of one message, or one entry."""
 ROWS_BYTES: Final = 512 << 10
 PIN_S: Final = 600.0
 """The log is kept for a child that does not come back for so long."""
@@ -74,28 +60,24 @@ class Learner:
 
     def __init__(self, context: Context[Any], machine: Machine, replica: Replica) -> None:
         self._context, self._machine, self._replica = context, machine, replica
-        self._doubling = machine.state.doubled.record.doubling
 
     async def run(self) -> None:
         """Learn until this child is open. Raises Unavailable when the parent cannot be heard, or as `Replica.propose`."""
-        record = self._machine.state.doubled.record
-        if self._machine.state.doubled.whole:
-            await self._propose(Step.OPEN)
+        doubled = self._machine.state.doubled
+        learning, parent = Learning(doubled), doubled.record.doubling.parent
+        if doubled.whole:
+            await self._take(learning, pb.PiLearnReply())
             return
-        nodes = self._context.view.replicas("pi", self._doubling.parent, (NodeState.RUNNING, NodeState.DRAINING))
+        nodes = self._context.view.replicas("pi", parent, (NodeState.RUNNING, NodeState.DRAINING))
         if not nodes:
-            raise Unavailable(f"no replica of pi partition {self._doubling.parent} is running; `pixiu status` shows which")
+            raise Unavailable(f"no replica of pi partition {parent} is running; `pixiu status` shows which")
         address = nodes[next(_asked) % len(nodes)].address
-        request = pb.PiLearnRequest(
-            doubling=self._doubling.number, partitions=self._doubling.partitions, partition=self._doubling.partition,
-            epoch=record.learned.epoch, counter=record.learned.counter, form=META_VERSION,
-        )  # fmt: skip
         async with peer_channel(address, "pi", _CHANNEL) as channel:
             stub: Any = pb_grpc.PiDoublingStub(channel)
-            call = stub.Learn(request)
+            call = stub.Learn(request_of(doubled.record))
             try:
-                while not await self._take(await self._hear(call, address)):
-                    pass
+                while not learning.over:
+                    await self._take(learning, await self._hear(call, address))
             finally:
                 call.cancel()
 
@@ -112,53 +94,33 @@ class Learner:
             raise Unavailable(f"{address} ended the stream")
         return reply
 
-    async def _take(self, reply: pb.PiLearnReply) -> bool:
-        """Write what was heard. Whether that was all."""
-        doubled = self._machine.state.doubled
-        if reply.snapshot:
-            check_form(reply.form)
-            await self._propose(Step.RESET, position_body(Position(reply.epoch, reply.counter)))
-            while not doubled.record.emptied:
-                await self._propose(Step.DROP)
-        if reply.rows:
-            await self._propose(Step.ROWS, reply.rows)
-        if reply.entries:
-            await self._follow(reply.entries)
-            if doubled.record.learned == START:
-                raise Unavailable("the parent's sweeps went on without this child; it begins again")
-        if doubled.whole:
-            await self._propose(Step.OPEN)
-        return doubled.record.phase is not Phase.LEARNING
+    async def _take(self, learning: Learning, reply: pb.PiLearnReply) -> None:
+        """Write what was heard."""
+        writes = learning.take(reply)
+        with contextlib.suppress(StopIteration):
+            commands = next(writes)
+            while True:
+                commands = writes.send(await self._write(commands))
 
-    async def _follow(self, entries: bytes) -> None:
-        """What ends with the cut opens this child in the same write: moved users wait for it."""
-        try:
-            last = split_in(followed(entries)) == self._doubling.partitions
-        except (struct.error, MalformedData) as wrong:
-            raise Unavailable(f"the parent's entries cannot be read: {wrong}") from wrong
-        await self._propose(Step.FOLLOW, entries, *((Step.OPEN,) if last else ()))
-
-    async def _propose(self, step: Step, body: bytes = b"", *then: Step) -> None:
-        """Write a step, and in the same write others that need it; what becomes of those the state says."""
+    async def _write(self, commands: list[Command]) -> bool:
         while self._machine.behind:  # LMDB has to catch up
             await asyncio.sleep(BEHIND_POLL_S)
-        commands = [Command(step, self._doubling, body), *(Command(each, self._doubling) for each in then)]
         written = await self._replica.propose([(DOUBLING_KIND, command.encode()) for command in commands])
-        if written.answers[0] != [[1]]:
-            raise Unavailable(f"{step.name} came too late: it is learned from where the log stands")
+        return written.answers[0] == [[1]]
 
 
 class Teacher(pb_grpc.PiDoublingServicer):
     """The gRPC service `pixiu.v1.PiDoubling`: what a parent's leader tells.
 
     Args:
+        context: of the process.
         partition: of this replica.
         machine: its state.
         replica: its log.
     """
 
-    def __init__(self, partition: int, machine: Machine, replica: Replica) -> None:
-        self._partition, self._machine, self._replica = partition, machine, replica
+    def __init__(self, context: Context[Any], partition: int, machine: Machine, replica: Replica) -> None:
+        self._context, self._partition, self._machine, self._replica = context, partition, machine, replica
         self._unpins: dict[str, asyncio.TimerHandle] = {}
 
     async def Learn(
@@ -171,13 +133,13 @@ class Teacher(pb_grpc.PiDoublingServicer):
             self._check(doubling)
             check_form(request.form)
             await self._hold(doubling)
-            learned = Position(request.epoch, request.counter)
-            if learned == START or not self._has(learned):
+            lesson = Lesson(doubling, self._replica.log, Position(request.epoch, request.counter))
+            if not lesson.goes_on(self._machine.applied):
                 async with aclosing(self._snapshot(doubling, name)) as replies:
                     async for reply in replies:
-                        learned = Position(reply.epoch, reply.counter)
+                        lesson.after = reply.counter
                         yield reply
-            async with aclosing(self._follow(doubling, learned.counter, name)) as replies:
+            async with aclosing(self._follow(lesson, name)) as replies:
                 async for reply in replies:
                     yield reply
         except PixiuError as error:
@@ -187,25 +149,12 @@ class Teacher(pb_grpc.PiDoublingServicer):
 
     def _check(self, doubling: Doubling) -> None:
         self._replica.check_leader()
-        record = self._machine.state.doubled.record
-        if doubling.partitions < 2 or doubling.parent != self._partition:
-            raise InvalidArgument(f"partition {self._partition} is not the parent of {doubling.partition} of {doubling.partitions}")
-        if record.phase is Phase.CLEANING or (record.phase is Phase.SPLIT and record.doubling != doubling):
-            raise Unavailable(f"partition {self._partition} is {record.phase.name} in another doubling")
-        if record.phase is Phase.NONE and record.partitions >= doubling.partitions:
-            raise InvalidArgument(f"partition {self._partition} was split among {record.partitions} already")
+        layout = self._context.view.layout.roles.get("pi", RoleLayout(1, 1))
+        check_pupil(self._partition, self._machine.state.doubled.record, layout, doubling)
 
     async def _hold(self, doubling: Doubling) -> None:
-        """The sweeps of what moves wait, from an entry on that the child learns, or that is in the view it takes."""
-        until_s = self._machine.state.inboxes.now_s + HOLD_S
-        command = Command(Step.HOLD, doubling, hold_body(until_s))
+        command = hold_of_sweeps(doubling, self._machine.state.inboxes.now_s)
         await self._replica.propose([(DOUBLING_KIND, command.encode())])
-
-    def _has(self, learned: Position) -> bool:
-        """Whether the log goes on from a position. The child of another history begins again."""
-        log = self._replica.log
-        kept = log.first.counter <= learned.counter <= self._machine.applied
-        return kept and log.epoch_at(learned.counter) == learned.epoch
 
     # --- the snapshot
 
@@ -234,24 +183,18 @@ class Teacher(pb_grpc.PiDoublingServicer):
 
     # --- the log
 
-    async def _follow(self, doubling: Doubling, after: int, name: str) -> AsyncGenerator[pb.PiLearnReply, None]:
+    async def _follow(self, lesson: Lesson, name: str) -> AsyncGenerator[pb.PiLearnReply, None]:
         machine, held_at = self._machine, time.monotonic()
         while True:
             self._replica.check_leader()
-            self._pin(name, after)
+            self._pin(name, lesson.after)
             machine.advanced.clear()
-            reply = pb.PiLearnReply(committed=self._replica.committed)
-            if after < machine.applied:
-                if after < self._replica.log.first.counter:
-                    raise Unavailable(f"the log no longer has what follows {after}; ask again")
-                entries = self._replica.log.read(after, min(FOLLOW_ENTRIES, machine.applied - after), FOLLOW_BYTES)
-                after = entries[-1].counter
-                reply.entries = follow_body(entries, doubling)
-            yield reply
+            yield lesson.next(machine.applied, self._replica.committed)
             if time.monotonic() > held_at + HOLD_S / 5:
                 held_at = time.monotonic()
-                await self._hold(doubling)
-            if after >= machine.applied:
+                self._check(lesson.doubling)
+                await self._hold(lesson.doubling)
+            if lesson.after >= machine.applied:
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
                         await machine.advanced.wait()

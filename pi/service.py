@@ -74,7 +74,7 @@ class Service(RoleShell):
         self._doubling = DoublingLeader(
             context, options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
         )
-        self._teacher = Teacher(options.partition, self._machine, self._replica)
+        self._teacher = Teacher(context, options.partition, self._machine, self._replica)
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
         self._draining = False
@@ -136,7 +136,7 @@ class Service(RoleShell):
     def health(self) -> dict[str, object]:
         """Who leads, and what is wrong."""
         status = self._replica.status()
-        degraded = status["degraded"] or self._damage
+        degraded = status["degraded"] or self._damage or (self._doubling.problem if self._machine.opened else "")
         return {
             "replication": {**status, "degraded": degraded},
             "degraded": degraded,

@@ -36,6 +36,9 @@ def double(
     to: Annotated[int, typer.Option(help="The number of partitions to have then; nothing is done where it is reached.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what is missing; change nothing.")] = False,
     abort: Annotated[bool, typer.Option("--abort", help="Take back a doubling that has cut nothing yet.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete what moved although nobody could compare it; what is lost then is lost.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds; then it ends, and another run goes on.")] = 600.0,
     as_json: AsJson = False,
@@ -50,7 +53,8 @@ def double(
     if as_json and not (yes or dry_run or abort):
         raise InvalidArgument("--json cannot ask: add --yes or --dry-run")
     check_reachable(target)
-    done = asyncio.run(_Run(role, to, target, as_json=as_json).run(dry_run=dry_run, abort=abort, yes=yes, timeout_s=timeout))
+    run = _Run(role, to, target, as_json=as_json, force=force)
+    done = asyncio.run(run.run(dry_run=dry_run, abort=abort, yes=yes, timeout_s=timeout))
     if not done:
         raise typer.Exit(1)
 
@@ -58,11 +62,11 @@ def double(
 class _Run:
     """One run of the command."""
 
-    def __init__(self, role: str, to: int, target: str, *, as_json: bool) -> None:
+    def __init__(self, role: str, to: int, target: str, *, as_json: bool, force: bool) -> None:
         self._role = role
         self._to = to
         self._target = str(parse_address(target))
-        self._as_json = as_json
+        self._as_json, self._force = as_json, force
         self._there = RoleLayout()
         self._began = time.monotonic()
 
@@ -77,6 +81,7 @@ class _Run:
             self._role,
             operator=operator(),
             progress=self._progress,
+            force=self._force,
             acted=_hook(os.environ.get(STOP_VARIABLE, "")),
         )
         try:

@@ -75,6 +75,8 @@ class Advance:
 
     partitions: tuple[int, ...]
     phase: pb.DoublingPhase.ValueType
+    forced: str = ""
+    """CLEANING: what was not compared, in words; the operator wants it all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Seen:
     """Processes that go by an earlier layout than the registry's, in words. Asked for in FOLLOW."""
     old: tuple[str, ...] = ()
     """Processes that do not follow doublings, in words: while there are any, nothing goes on that they would misunderstand."""
+    force: bool = False
+    """Whether parents delete what nobody could compare with what their children have."""
 
     @property
     def committed(self) -> bool:
@@ -184,7 +188,8 @@ def _cut(seen: Seen, cut: bool) -> tuple[Phase, Action]:
     if whole:
         return Phase.SPLIT, Advance(whole, pb.DOUBLING_SPLIT)
     closed = [p for p in parents if seen.phase_of(seen.child(p)) == pb.DOUBLING_LEARNING]
-    ready = tuple(seen.child(p) for p in closed if seen.statuses[seen.child(p)].learned >= seen.statuses[p].split_at)
+    split = [p for p in closed if seen.statuses[p].split_at]
+    ready = tuple(seen.child(p) for p in split if seen.statuses[seen.child(p)].learned >= seen.statuses[p].split_at)
     if ready:
         return Phase.OPEN, Advance(ready, pb.DOUBLING_OPEN)
     if closed:
@@ -203,15 +208,8 @@ def _after(seen: Seen) -> tuple[Phase, Action]:
     if mute:
         return Phase.CLEAN, Wait(tuple(f"{seen.role} partition {p}: no leader answers" for p in mute))
     split = tuple(p for p in parents if seen.phase_of(p) == pb.DOUBLING_SPLIT)
-    for parent in split:
-        mine, moved = seen.statuses[parent].digest, seen.statuses[seen.child(parent)].digest
-        if mine and moved and mine != moved:
-            raise Unavailable(
-                f"{seen.role} partitions {parent} and {seen.child(parent)} do not agree on what moved ({mine:016x}, {moved:016x}): "
-                f"nothing is deleted, and the new partition serves; `pixiu repair --role {seen.role}`, then run this again"
-            )
     if split:
-        return Phase.CLEAN, Advance(split, pb.DOUBLING_CLEANING)
+        return Phase.CLEAN, _clean(seen, split)
     left = [p for p in parents if seen.phase_of(p) == pb.DOUBLING_CLEANING]
     if left:
         return Phase.CLEAN, Wait(
@@ -220,12 +218,41 @@ def _after(seen: Seen) -> tuple[Phase, Action]:
     return Phase.DONE, Finished()
 
 
+def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
+    """Parents hold the last copy until their children have shown that they have the same."""
+    lost, waits = [], []
+    for parent in split:
+        child = seen.child(parent)
+        mine, its = seen.statuses[parent], seen.statuses[child]
+        if its.doubling != int(seen.doubling, 16) or its.phase not in (pb.DOUBLING_OPEN, pb.DOUBLING_NONE):
+            lost.append(f"{seen.role} partition {child} knows nothing of this doubling: were its disks lost?")
+        elif seen.role not in COPIED:
+            continue
+        elif not mine.digest:
+            waits.append(f"{seen.role} partition {parent}: reads what moved, to compare it")
+        elif not its.digest and its.phase == pb.DOUBLING_OPEN:
+            waits.append(f"{seen.role} partition {child}: reads what it had at the cut, to compare it")
+        elif not its.digest:
+            lost.append(f"{seen.role} partition {child} does not know any more what it had at the cut: all its replicas ended then")
+        elif mine.digest != its.digest:
+            raise Unavailable(
+                f"{seen.role} partitions {parent} and {child} do not agree on what moved ({mine.digest:016x}, {its.digest:016x}): "
+                f"nothing is deleted, and the new partition serves; `pixiu repair --role {seen.role}`, then run this again"
+            )
+    if lost and not seen.force:
+        raise Unavailable(
+            f"{'; '.join(lost)}. Nothing is deleted, because the partition that was split may have the last copy: "
+            f"`pixiu double {seen.role} --force` deletes it all the same"
+        )
+    return Wait(tuple(waits)) if waits else Advance(split, pb.DOUBLING_CLEANING, "; ".join(lost))
+
+
 def check_take_back(seen: Seen) -> None:
     """Whether the layout may go back: a child that has begun to learn begins anew with the next doubling. Raises
     `InvalidArgument` where the doubling is not under way, or a parent was split already."""
     if not seen.under_way:
         raise InvalidArgument(f"no doubling of {seen.role} is under way: there is nothing to take back")
-    if any(seen.phase_of(parent) != pb.DOUBLING_NONE for parent in seen.parents):
+    if any(seen.statuses[parent].doubling == int(seen.doubling, 16) for parent in seen.parents if parent in seen.statuses):
         raise InvalidArgument(
             f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` brings it to its end"
         )
@@ -239,12 +266,24 @@ def unfinished(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> boo
     return any(s.doubling == last and s.phase in (pb.DOUBLING_SPLIT, pb.DOUBLING_CLEANING) for s in seen.values())
 
 
-def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str) -> str | None:
+def unnamed(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> str:
+    """Xiu, Pi: the ID of a doubling that has split partitions and that the layout does not name: it was taken back too late. "" if
+    there is none."""
+    for partition, status in sorted(seen.items()):
+        name = f"{status.doubling:016x}"
+        split = status.phase == pb.DOUBLING_SPLIT and partition < layout.n and status.partitions == 2 * layout.n
+        if split and name not in layout.doublings:
+            return name
+    return ""
+
+
+def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str, strayed: str = "") -> str | None:
     """The ID of the doubling to carry out; None: the role has the wanted number already.
 
     Args:
         to: the wanted number of partitions; 0: twice what there is, or what the one under way leads to.
         unfinished_last: see `unfinished`.
+        strayed: see `unnamed`: it is taken up again under its ID.
         new: the ID for a new one.
 
     Raises `InvalidArgument` when the role cannot be doubled, or another one is being doubled.
@@ -265,6 +304,11 @@ def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str) 
             raise InvalidArgument(
                 f"the layout names {there.next} partitions of {role} without a doubling: write next {there.n} back"
             )
+        if strayed:
+            raise InvalidArgument(
+                f"partitions of {role} were split by doubling {strayed}, which the layout does not name: take the one under way "
+                f"back with `pixiu double {role} --abort`, then `pixiu double {role}` takes {strayed} up again"
+            )
         if to not in (0, there.next):
             raise InvalidArgument(f"a doubling of {role} to {there.next} partitions is under way: end it before one to {to}")
         return there.doublings[-1]
@@ -280,7 +324,7 @@ def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str) 
         raise InvalidArgument(
             f"the last doubling of {role} has not deleted what moved yet: `pixiu double {role} --to {there.n}` first"
         )
-    return new
+    return strayed or new
 
 
 def problems(view: View, role: str, version: str, mute: Sequence[int] = ()) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -24,7 +24,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
+from pixiu.discovery.zookeeper import Check, NodeExists, NoNode, RegistryConflict, ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, NotLeader, RemoteError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
@@ -64,6 +64,10 @@ class Leaders(Protocol):
         """Have it go on to a phase."""
         ...
 
+    async def take_back(self, view: View, partition: int, request: pb.DoublingTakeBackRequest) -> pb.DoublingStatus:
+        """See that nothing which was sent before splits it. Raises `InvalidArgument` when it is split."""
+        ...
+
 
 NO_REPLICA: Final = "no replica is registered"
 
@@ -84,6 +88,10 @@ class GrpcLeaders:
     async def advance(self, view: View, partition: int, request: pb.DoublingAdvanceRequest) -> pb.DoublingStatus:
         """See `Leaders`."""
         return await self._ask(view, partition, lambda stub: stub.Advance(request, timeout=CALL_S))
+
+    async def take_back(self, view: View, partition: int, request: pb.DoublingTakeBackRequest) -> pb.DoublingStatus:
+        """See `Leaders`."""
+        return await self._ask(view, partition, lambda stub: stub.TakeBack(request, timeout=CALL_S))
 
     async def _ask(self, view: View, partition: int, call: Callable[[Any], Awaitable[pb.DoublingStatus]]) -> pb.DoublingStatus:
         there = [node.address for node in view.replicas(self._role, partition, (NodeState.RUNNING, NodeState.INIT))]
@@ -128,6 +136,7 @@ class DoublingTool:
         operator: who does it, for the audit.
         progress: see `Progress`.
         leaders: how Xiu's and Pi's leaders are asked.
+        force: see `plan.Seen.force`.
         acted: called after every step in a phase, also after a look that finds it must wait: a test's way to end the tool there.
     """
 
@@ -140,6 +149,7 @@ class DoublingTool:
         operator: str,
         progress: Progress = lambda _step: None,
         leaders: Leaders | None = None,
+        force: bool = False,
         acted: Callable[[Phase], None] = lambda _phase: None,
     ) -> None:
         self._zookeeper = zookeeper
@@ -148,6 +158,7 @@ class DoublingTool:
         self._operator = operator
         self._progress = progress
         self._leaders = leaders or GrpcLeaders(role)
+        self._force = force
         self._acted = acted
         self._changed = asyncio.Event()
         self._discovery = Discovery(zookeeper, root, self._on_view)
@@ -163,7 +174,8 @@ class DoublingTool:
         layout = await self._layout()
         there = layout.roles.get(self._role, RoleLayout())
         statuses = await self._statuses(there, 0) if self._role in plan.STORED else {}
-        doubling = plan.chosen(layout, self._role, to, plan.unfinished(statuses, there), hex_id(secrets.randbits(63) or 1))
+        new, strayed = hex_id(secrets.randbits(63) or 1), plan.unnamed(statuses, there)
+        doubling = plan.chosen(layout, self._role, to, plan.unfinished(statuses, there), new, strayed)
         if doubling is None or doubling in there.doublings:
             return layout, doubling, []
         mute = await self._mute(there, statuses) if self._role in plan.STORED else []
@@ -194,6 +206,9 @@ class DoublingTool:
         result = Result(self._role, doubling, 0)
         await self._lock(doubling)
         try:
+            there = (await self._layout()).roles[self._role]
+            if doubling in there.doublings:  # a tool that was taking it back and is late finds this line, and does nothing
+                await self._audit(doubling, "resumed", there)
             until = time.monotonic() + timeout_s
             since, last = time.monotonic(), None
             while True:
@@ -238,11 +253,32 @@ class DoublingTool:
             plan.check_take_back(seen)
             if self._role in plan.STORED and len(seen.statuses) < seen.layout.n:
                 raise Unavailable(f"not every leader of {self._role} answers, so one may have been split: `pixiu status`")
-            layout = await abort_doubling(self._zookeeper, self._root, self._role, doubling)
+            line = await self._audit(doubling, "being taken back", seen.layout)
+            if self._role in plan.STORED:
+                await self._keep_whole(seen)
+            try:
+                layout = await abort_doubling(self._zookeeper, self._root, self._role, doubling, line)
+            except RegistryConflict:
+                raise Unavailable("another tool has gone on with this doubling meanwhile: look again") from None
             await self._audit(doubling, "taken back", layout.roles[self._role])
             return layout
         finally:
             await self._unlock()
+
+    async def _keep_whole(self, seen: Seen) -> None:
+        """See to it in every parent's log that a SPLIT which is on its way, or in the log, comes too late."""
+        request = pb.DoublingTakeBackRequest(
+            doubling=int(seen.doubling, 16), partitions=2 * len(seen.parents), operator=self._operator
+        )
+        view = self._discovery.view
+        await self._all(self._leaders.take_back(view, parent, request) for parent in seen.parents)
+
+    @staticmethod
+    async def _all(asked: Iterable[Awaitable[pb.DoublingStatus]]) -> None:
+        """Wait for all, also where one fails: then raises its error."""
+        for one in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(one, BaseException):
+                raise one
 
     # --- looking
 
@@ -274,7 +310,7 @@ class DoublingTool:
             statuses = await self._statuses(there, int(doubling, 16))
         if doubling in there.ended:
             behind = await self._behind(layout.version)
-        return Seen(self._role, there, doubling, running, statuses, behind, tuple(old_processes(view)))
+        return Seen(self._role, there, doubling, running, statuses, behind, tuple(old_processes(view)), self._force)
 
     async def _statuses(self, there: RoleLayout, doubling: int) -> dict[int, pb.DoublingStatus]:
         view, count = self._discovery.view, max(there.n, there.next)
@@ -324,12 +360,17 @@ class DoublingTool:
         return ()
 
     async def _advance(self, seen: Seen, action: plan.Advance) -> tuple[str, ...]:
-        request = pb.DoublingAdvanceRequest(
-            doubling=int(seen.doubling, 16), partitions=2 * len(seen.parents), phase=action.phase, operator=self._operator
-        )
-        view = self._discovery.view
+        if action.forced:
+            await self._audit(seen.doubling, f"deleted by force: {action.forced}", seen.layout)
+        view, total, number = self._discovery.view, 2 * len(seen.parents), int(seen.doubling, 16)
+        requests = {
+            partition: pb.DoublingAdvanceRequest(
+                doubling=number, partitions=total, phase=action.phase, operator=self._operator, fence=seen.statuses[partition].fence
+            )
+            for partition in action.partitions
+        }
         done = await asyncio.gather(
-            *(self._leaders.advance(view, partition, request) for partition in action.partitions), return_exceptions=True
+            *(self._leaders.advance(view, partition, request) for partition, request in requests.items()), return_exceptions=True
         )
         failed = [one for one in done if isinstance(one, BaseException)]
         for one in failed:
@@ -407,8 +448,9 @@ class DoublingTool:
 
     # --- the audit
 
-    async def _audit(self, doubling: str, what: str, layout: RoleLayout) -> None:
-        """Add a line to what was done with a role's layout: kept in the registry, the newest last."""
+    async def _audit(self, doubling: str, what: str, layout: RoleLayout) -> Check:
+        """Add a line to what was done with a role's layout: kept in the registry, the newest last. Returns what holds until
+        somebody adds another one."""
         path = paths.doublings(self._root, self._role)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "operator": self._operator, "doubling": doubling,
@@ -417,9 +459,10 @@ class DoublingTool:
         try:
             data, stat = await self._zookeeper.get(path)
             lines = [*data.decode().splitlines()[1 - AUDIT_LINES :], json.dumps(line)]
-            await self._zookeeper.set(path, "\n".join(lines).encode(), stat.version)
+            return Check(path, (await self._zookeeper.set(path, "\n".join(lines).encode(), stat.version)).version)
         except NoNode:
             await self._zookeeper.create(path, json.dumps(line).encode())
+            return Check(path, 0)
 
 
 def _lives(pid: object) -> bool:

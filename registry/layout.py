@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from pixiu.discovery import paths
 from pixiu.discovery.view import MAX_REPLICAS, Layout, RoleLayout
-from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
+from pixiu.discovery.zookeeper import Check, Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
 from registry.layout_change import changed_layout, check_role_layout
@@ -150,10 +150,12 @@ async def commit_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: 
     )
 
 
-async def abort_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
+async def abort_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str, unless_changed: Check | None = None) -> Layout:
     """Take back the next number of partitions, and the doubling's ID; the layout as it is then. Does nothing where it is not known.
 
-    Raises `InvalidArgument` when it is over, `Unavailable`, `RegistryUnavailable`.
+    unless_changed: a node that changes as soon as another tool goes on with the doubling: nothing is taken back then.
+
+    Raises `RegistryConflict` then, `InvalidArgument` when it is over, `Unavailable`, `RegistryUnavailable`.
     """
 
     def change(there: RoleLayout) -> RoleLayout:
@@ -161,7 +163,8 @@ async def abort_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: s
             raise InvalidArgument(f"doubling {doubling} of {role} is over: it cannot be taken back")
         return replace(there, next=there.n, doublings=there.doublings[:-1])
 
-    return await _change_doubled(zookeeper, root, role, doubling, change, known=lambda there: doubling not in there.doublings)
+    also = [unless_changed] if unless_changed is not None else []
+    return await _change_doubled(zookeeper, root, role, doubling, change, lambda there: doubling not in there.doublings, also)
 
 
 async def _change_doubled(
@@ -170,8 +173,8 @@ async def _change_doubled(
     role: str,
     doubling: str,
     change: Callable[[RoleLayout], RoleLayout],
-    *,
     known: Callable[[RoleLayout], bool],
+    also: Sequence[Check] = (),
 ) -> Layout:
     """Change one role's layout unless it is `known` to be so."""
     if role not in paths.PARTITIONED_ROLES:
@@ -186,7 +189,7 @@ async def _change_doubled(
             raise InvalidArgument(f"doubling {doubling} of {role} is not the one under way ({there.doublings[-1]})")
         return replace(layout, roles={**layout.roles, role: made})
 
-    return await _change(zookeeper, root, changed)
+    return await _change(zookeeper, root, changed, also)
 
 
 async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
@@ -198,9 +201,9 @@ async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
     return Layout.from_json(data), stat.version
 
 
-async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], Layout]) -> Layout:
+async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], Layout], also: Sequence[Check] = ()) -> Layout:
     """Read, change, write by compare-and-set; again when somebody else wrote in between. A layout without the cluster's ID, which
-    is new or of an older release, gets one."""
+    is new or of an older release, gets one. also: must hold when it is written. Raises `RegistryConflict` where it does not."""
     paths.check_root(root)
     for _ in range(MAX_TRIES):
         found = await _read(zookeeper, root)
@@ -215,11 +218,19 @@ async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], La
         head: Operation = Set(paths.layout(root), data, node_version) if found else Create(paths.layout(root), data)
         try:
             await zookeeper.ensure_path(root)
-            await zookeeper.transaction([head, *await _mirrors(zookeeper, root, changed)])
+            await zookeeper.transaction([*also, head, *await _mirrors(zookeeper, root, changed)])
             return changed
         except RegistryConflict:
-            continue
+            for one in also:
+                await _check(zookeeper, one)
     raise Unavailable(f"the layout at {root} was changed by others {MAX_TRIES} times in a row; try again")
+
+
+async def _check(zookeeper: ZooKeeper, wanted: Check) -> None:
+    """Raises `RegistryConflict` when a node has another version."""
+    stat = await zookeeper.exists(wanted.path)
+    if stat is None or stat.version != wanted.version:
+        raise RegistryConflict(f"{wanted.path} was changed by somebody else")
 
 
 async def _mirrors(zookeeper: ZooKeeper, root: str, layout: Layout) -> list[Operation]:

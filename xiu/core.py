@@ -30,7 +30,7 @@ from xiu import events as ev
 from xiu.asking import Asked, Asking, Held, without
 from xiu.batch import Run, check
 from xiu.block import Block
-from xiu.doubling import Change, counted, is_asked, parent_of, problem_of
+from xiu.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
 from xiu.restoring import Step
 from xiu.restoring import encode as encode_restore
 from xiu.restoring import problem_of as problem_of_restore
@@ -362,12 +362,16 @@ class Core:
     def doubling_entry(self, change: Change) -> tuple[int, bytes]:
         """The entry (kind, payload) that takes a doubling a step on; to be appended in this turn. Raises NotLeader, Overloaded,
         StoreDamaged, InvalidArgument."""
+        if problem := problem_of(self.doubling(), change, self.settings.partition):
+            raise errors.InvalidArgument(problem)
+        return int(Kind.DOUBLING), change.encode()
+
+    def doubling(self) -> Doubling:
+        """What the log says of doublings up to its last entry, committed or not. Raises NotLeader, Overloaded, StoreDamaged."""
         self._catch_up_now()
         if self.stuck:
             raise errors.StoreDamaged("the store is damaged and is to be repaired first")
-        if problem := problem_of(self._state.head.doubling, change, self.settings.partition):
-            raise errors.InvalidArgument(problem)
-        return int(Kind.DOUBLING), change.encode()
+        return self._state.head.doubling
 
     def _catch_up_now(self) -> None:
         """Decide what stands in the log, for an operator's entry. Raises NotLeader, Overloaded."""

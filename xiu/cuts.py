@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import grpc.aio
@@ -19,14 +19,16 @@ from cluster.replication.doubling import DoublingService
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
 from cluster.runtime.export import abort
-from pixiu.errors import InvalidArgument, NotYet, PixiuError, Unavailable
+from pixiu.discovery.view import RoleLayout
+from pixiu.errors import NotYet, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
 from pixiu.rpc.tls import generation, peer_channel
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
+from xiu.answering import MAX_ASKED, Answers, Known, Wanted, check_layout, check_question, problem_of, status_of
 from xiu.core import Core
-from xiu.doubling import NO_DOUBLING, Change, Phase, is_asked, parent_of, reached
+from xiu.doubling import NO_DOUBLING, Change, Phase, parent_of, reached
 from xiu.events import AskParent, ParentAnswered
 from xiu.holding import Holding
 from xiu.options import Options
@@ -34,8 +36,7 @@ from xiu.readers import inherited
 from xiu.state import Head
 
 ADVANCED: Final = "xiu_doubling_advanced"
-MAX_ASKED: Final = 4096
-"""SnowflakeIDs of one call."""
+ANSWERS: Final = Answers()
 SPLIT_WAIT_MS: Final = 500
 """So long a parent waits with its answer to a child that learns, until it is split: moved users wait for that. Shorter than
 `CALL_S`."""
@@ -44,9 +45,6 @@ SPLIT_POLL_S: Final = 0.02
 CALL_S: Final = 1.0
 ASK_S: Final = 2.0
 """For a whole question. Policy: then nobody has answered, and the mail is refused for now."""
-
-Wanted = Sequence[tuple[int, bool]]
-Known = list[tuple[int, int] | None]
 
 
 class Shell(Protocol):
@@ -130,17 +128,29 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         """See `Doubled`."""
         await self._advance(request)
 
+    async def take_back_doubling(self, request: doubling_pb2.DoublingTakeBackRequest) -> None:
+        """See `Doubled`."""
+        change = Change(Phase.NONE, request.doubling, request.partitions)
+        self._core.doubling_entry(change)
+        await asyncio.to_thread(self._replica.audit, request.operator, "doubling taken back", self._what(change))
+        proposal = self._replica.submit([self._core.doubling_entry(change)])
+        await proposal.reached(Level.REPLICATED)
+        if self._shell.head.doubling.fence < proposal.last:
+            raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
+        self._context.log.info(ADVANCED, operator=request.operator, **self._what(change))
+
+    @staticmethod
+    def _what(change: Change) -> dict[str, object]:
+        name = doubling_pb2.DoublingPhase.Name(doubling_pb2.DoublingPhase.ValueType(change.step))
+        return {"doubling": hex_id(change.doubling), "partitions": change.partitions, "phase": name}
+
     async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int = 0) -> None:
         """`wait_ms`: how long a parent that is not split may take to answer."""
         change = await self._change(request, wait_ms)
         if change is None:
             return
         self._core.doubling_entry(change)
-        what = {
-            "doubling": hex_id(request.doubling),
-            "partitions": request.partitions,
-            "phase": doubling_pb2.DoublingPhase.Name(request.phase),
-        }
+        what = self._what(change)
         audit = functools.partial(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
         if change.step is not Phase.OPEN:  # moved users wait for that; it follows from a SPLIT, which was audited
             await asyncio.to_thread(audit)
@@ -158,45 +168,42 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
 
     async def _change(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int) -> Change | None:
         """What takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
-        change = Change(Phase(request.phase), request.doubling, request.partitions)
+        change = Change(Phase(request.phase), request.doubling, request.partitions, fence=request.fence)
         if reached(self._shell.head.doubling, change):
             return None
         if change.step in (Phase.LEARNING, Phase.SPLIT):
             self._check_layout(change)
         if change.step is Phase.OPEN and self._partition > 0:
             said = await self._ask_once([], wait_ms)
-            if said.doubling != request.doubling:
+            if said.doubling != request.doubling or not said.split_at:
                 parent = parent_of(self._partition)
                 raise NotYet(f"partition {parent} is not split, or that is not committed: advance it to SPLIT first")
-            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us, said.holds)
+            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us, holds=said.holds)
         return change
 
+    @property
+    def _layout(self) -> RoleLayout | None:
+        return self._context.view.layout.roles.get("xiu")
+
     def _check_layout(self, change: Change) -> None:
-        """Nobody is cut whose doubling was taken back, or never began."""
-        there = self._context.view.layout.roles.get("xiu")
-        if there is None or there.next != change.partitions or there.doublings[-1:] != (hex_id(change.doubling),):
-            text = f"doubling {hex_id(change.doubling)} to {change.partitions} partitions is not the last one in the layout"
-            raise Unavailable(f"{text}, as far as this replica has seen; try again in a moment if it has just begun")
+        check_layout((change.doubling, change.partitions), self._layout)
+
+    @property
+    def problem(self) -> str:
+        """What an operator has to put right; "" if nothing."""
+        return problem_of(self._shell.head.doubling, self._layout or RoleLayout(1, 1))
 
     async def doubling_status(self) -> doubling_pb2.DoublingStatus:
         """See `Doubled`."""
-        now, learned = self._shell.head.doubling, 0
-        if now.phase is Phase.LEARNING:
+        learned = 0
+        if self._shell.head.doubling.phase is Phase.LEARNING:
             try:
                 said = await self._ask_once([])
-                learned = said.split_at if said.doubling == now.id else 0
+                learned = said.split_at if said.doubling == self._shell.head.doubling.id else 0
             except PixiuError:
                 pass  # the parent has no leader now
-        elif now.cut_us and self._partition >= now.partitions // 2:
-            learned = now.split_at
-        return doubling_pb2.DoublingStatus(
-            doubling=now.id,
-            partitions=now.partitions or self._context.view.layout.partitions("xiu"),
-            phase=doubling_pb2.DoublingPhase.ValueType(now.phase),
-            committed=self._core.committed,
-            split_at=now.split_at or learned,
-            learned=learned,
-        )
+        core, layout = self._core, self._context.view.layout.partitions("xiu")
+        return status_of(self._partition, self._shell.head.doubling, core.doubling(), core.committed, learned, layout)
 
     @property
     def _core(self) -> Core:
@@ -288,33 +295,14 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             await abort(context, error)
 
     async def _asked(self, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
-        if len(request.snowflakes) > MAX_ASKED or any(at >= len(request.snowflakes) for at in request.derived):
-            raise InvalidArgument(f"at most {MAX_ASKED} SnowflakeIDs are asked for at once")
-        if request.child < 1 or parent_of(request.child) != self._partition:
-            raise InvalidArgument(f"partition {request.child} did not come from partition {self._partition}")
+        check_question(self._partition, request)
         self._replica.check_leader()
         if request.wait_ms and not request.snowflakes:
             await self._until_split(request.child, min(request.wait_ms, SPLIT_WAIT_MS) / 1000)
             self._replica.check_leader()
-        head, core = self._shell.head, self._core
-        now = head.doubling
-        if now.partitions <= request.child:
-            return xiu_partitions_pb2.AskReply()
-        derived = set(request.derived)
-        wanted = [(one, at in derived) for at, one in enumerate(request.snowflakes)]
-        # It may not have applied the split's own entries yet; whoever has the lease has applied all that is committed.
-        if not self._replica.lease_valid():
-            raise Unavailable("whether this replica still leads, or has applied everything, is not sure; try again in a moment")
-        known = core.known(wanted)
-        above = [at for at, each in enumerate(known) if each is None and is_asked(now, head.clock_us, *wanted[at])]
-        if above:
-            for at, each in zip(above, await self._known_to_parent([wanted[at] for at in above]), strict=True):
-                known[at] = each
-        return xiu_partitions_pb2.AskReply(
-            doubling=now.id,
-            split_at=now.split_at,
-            split_us=now.split_us,
-            msg_ids=[each[0] if each else 0 for each in known],
-            crcs=[each[1] if each else 0 for each in known],
-            holds=b"" if wanted else inherited(self._shell.holding.readers),
-        )
+        layout = self._layout or RoleLayout(1, 1)
+        look = ANSWERS.look(request, self._shell.head, self._core, layout, self._replica.lease_valid())
+        reply = look.reply(await self._known_to_parent(look.asked()) if look.above else [])
+        if not request.snowflakes:
+            reply.holds = inherited(self._shell.holding.readers)
+        return reply

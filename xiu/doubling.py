@@ -1,9 +1,12 @@
 """Doubling of a Xiu by a cut in the log: phases of a partition, what takes it from one to the next, and whose mail it takes. Pure.
 
-    doubling entry    step u8 | doubling u64 | partitions u32 | split at u64 | split at, Unix µs u64 | OPEN: a hold entry's payload
+    doubling entry    step u8 | doubling u64 | partitions u32 | split at u64 | split at, Unix µs u64 | fence u64
+                      | OPEN: a hold entry's payload
 
     parent   NONE ── SPLIT: refuses what moved ─────────────── CLEANING ──▶ NONE
     child    LEARNING: takes nothing ── OPEN: takes what moved ── CLEANING ──▶ NONE
+
+A step NONE takes a doubling back before the cut: a SPLIT that was asked for before it names an earlier fence, and does nothing.
 
 Stored messages stay where they are, because their MsgIDs name the partition. So that a mail which the parent has is not stored
 again by its child, the child asks the parent for SnowflakeIDs that may be older than the cut, and for derived ones, until none is.
@@ -14,7 +17,7 @@ Source: docs/doubling.md.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
@@ -25,8 +28,8 @@ ASK_AHEAD_MS: Final = 120_000
 """A SnowflakeID may be 60 s ahead of the parent's clock, and that of the child 60 s behind."""
 ASK_US: Final = 2 * 24 * 3_600_000_000
 """So long after the cut the parent may know a derived ID: it keeps them by the day."""
-_ENTRY: Final = struct.Struct("<BQIQQ")
-_DOUBLING: Final = struct.Struct("<QIBQQQ")
+_ENTRY: Final = struct.Struct("<BQIQQQ")
+_DOUBLING: Final = struct.Struct("<QIBQQQQ")
 DOUBLING_BYTES: Final = _DOUBLING.size
 """Of the head, of a partition that was doubled or came from a doubling."""
 
@@ -60,20 +63,22 @@ class Doubling:
     """Parent: when that was, in the time of its state, Unix µs."""
     cut_us: int = 0
     """Of a partition that came from a doubling: when its parent was split; 0: it did not, or is not open."""
+    fence: int = 0
+    """Counter of the last entry that took a doubling back."""
 
     def encode(self) -> bytes:
         """Bytes of the head; none where there was no doubling."""
         if self is NO_DOUBLING or self == NO_DOUBLING:
             return b""
-        return _DOUBLING.pack(self.id, self.partitions, self.phase, self.split_at, self.split_us, self.cut_us)
+        return _DOUBLING.pack(self.id, self.partitions, self.phase, self.split_at, self.split_us, self.cut_us, self.fence)
 
     @classmethod
     def decode(cls, data: bytes) -> Doubling:
         """What `encode` made."""
         if not data:
             return NO_DOUBLING
-        number, partitions, phase, split_at, split_us, cut_us = _DOUBLING.unpack(data)
-        return cls(number, partitions, Phase(phase), split_at, split_us, cut_us)
+        number, partitions, phase, *others = _DOUBLING.unpack(data)
+        return cls(number, partitions, Phase(phase), *others)
 
 
 NO_DOUBLING: Final = Doubling()
@@ -89,18 +94,20 @@ class Change:
     split_at: int = 0
     """OPEN: counter and time of the parent's SPLIT entry."""
     split_us: int = 0
+    fence: int = 0
+    """SPLIT: of the partition, as whoever asks for it has seen it."""
     holds: bytes = b""
     """OPEN: the parent's readers (`xiu.readers`), which have read nothing of the child."""
 
     def encode(self) -> bytes:
         """The payload of a doubling entry."""
-        return _ENTRY.pack(self.step, self.doubling, self.partitions, self.split_at, self.split_us) + self.holds
+        return _ENTRY.pack(self.step, self.doubling, self.partitions, self.split_at, self.split_us, self.fence) + self.holds
 
     @classmethod
     def decode(cls, payload: bytes) -> Change:
         """What `encode` made."""
-        step, number, partitions, split_at, split_us = _ENTRY.unpack_from(payload)
-        return cls(Phase(step), number, partitions, split_at, split_us, payload[_ENTRY.size :])
+        step, number, partitions, split_at, split_us, fence = _ENTRY.unpack_from(payload)
+        return cls(Phase(step), number, partitions, split_at, split_us, fence, payload[_ENTRY.size :])
 
 
 def parent_of(partition: int) -> int:
@@ -111,7 +118,8 @@ def parent_of(partition: int) -> int:
 
 def reached(now: Doubling, change: Change) -> bool:
     """Whether a partition has taken this step already, or one behind it."""
-    return now.id == change.doubling and now.partitions == change.partitions and _RANK[now.phase] >= _RANK[change.step]
+    same = now.id == change.doubling and now.partitions == change.partitions
+    return same and change.step is not Phase.NONE and _RANK[now.phase] >= _RANK[change.step]
 
 
 def problem_of(now: Doubling, change: Change, partition: int) -> str:
@@ -124,7 +132,11 @@ def problem_of(now: Doubling, change: Change, partition: int) -> str:
     if step is Phase.SPLIT and not child:
         if now.phase not in (Phase.NONE, Phase.OPEN):  # it may have come from the doubling before
             return under_way
-        return "" if now.partitions in (0, total // 2) else f"this partition is one of {now.partitions} already"
+        if now.partitions not in (0, total // 2):
+            return f"this partition is one of {now.partitions} already"
+        return "" if change.fence == now.fence else "a doubling of this partition was taken back since it was looked at; look again"
+    if step is Phase.NONE and not child:
+        return f"{under_way}: it was split by it already" if now.id == change.doubling else ""
     if step is Phase.LEARNING and child:
         if now.phase is Phase.LEARNING:
             return ""
@@ -143,13 +155,15 @@ def after(now: Doubling, change: Change, partition: int, counter: int, clock_us:
     if reached(now, change) or problem_of(now, change, partition):
         return now
     number, total = change.doubling, change.partitions
+    if change.step is Phase.NONE:
+        return replace(now, fence=counter)
     if change.step is Phase.SPLIT:
-        return Doubling(number, total, Phase.SPLIT, counter, clock_us, now.cut_us)
+        return Doubling(number, total, Phase.SPLIT, counter, clock_us, now.cut_us, now.fence)
     if change.step is Phase.LEARNING:
         return Doubling(number, total, Phase.LEARNING)
     if change.step is Phase.OPEN:
         return Doubling(number, total, Phase.OPEN, change.split_at, 0, change.split_us)
-    return Doubling(number, total, Phase.NONE, now.split_at, now.split_us, now.cut_us)
+    return replace(now, phase=Phase.NONE)
 
 
 def counted(now: Doubling, layout: int) -> int:

@@ -227,7 +227,7 @@ class Service(RoleShell):
         """Where the partition stands. `degraded` is a text while something needs an operator."""
         status = self._replica.status()
         core = self.core
-        degraded = ((core.damaged or core.full) if core is not None else "") or status["degraded"]
+        degraded = ((core.damaged or core.full or self.cuts.problem) if core is not None else "") or status["degraded"]
         return {
             "replication": {**status, "degraded": degraded},
             "waiting_entries": core.waiting if core is not None else 0,

@@ -28,14 +28,17 @@ def phase_samples(phase: int) -> dict[str, int]:
 
 
 class Doubled(Protocol):
-    """What the service needs of a role. Both are asked of a leader."""
+    """What the service needs of a role. All are asked of a leader."""
 
     async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
         """Take the partition to a phase, of a request whose fields are within bounds; nothing to do where it is there, or beyond.
         Raises PixiuError."""
 
+    async def take_back_doubling(self, request: doubling_pb2.DoublingTakeBackRequest) -> None:
+        """See that nothing which was asked for before splits the partition. Raises PixiuError where it is split."""
+
     async def doubling_status(self) -> doubling_pb2.DoublingStatus:
-        """Where the partition stands, of what is committed. Raises PixiuError."""
+        """Where the partition stands, of what is committed; a SPLIT counts from its append on. Raises PixiuError."""
 
 
 class DoublingService(doubling_pb2_grpc.DoublingServicer):
@@ -69,6 +72,17 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
         except PixiuError as error:
             await abort(context, error)
 
+    async def TakeBack(
+        self, request: doubling_pb2.DoublingTakeBackRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> doubling_pb2.DoublingStatus:
+        """Keep a parent whole, whatever was sent to split it."""
+        try:
+            self._check(request)
+            await self._role.take_back_doubling(request)
+            return await self._status()
+        except PixiuError as error:
+            await abort(context, error)
+
     async def _status(self) -> doubling_pb2.DoublingStatus:
         self._replica.check_leader()
         status = await self._role.doubling_status()
@@ -77,10 +91,15 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
         return status
 
     async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:
-        if not request.doubling or not is_partition_count(request.partitions) or request.phase not in PHASES:
-            raise InvalidArgument("a doubling has an ID, a power of two of partitions, and goes on to a phase that is not NONE")
+        if request.phase not in PHASES:
+            raise InvalidArgument("a doubling goes on to a phase that is not NONE")
+        self._check(request)
+        await self._role.advance_doubling(request)
+        return await self._status()
+
+    def _check(self, request: doubling_pb2.DoublingAdvanceRequest | doubling_pb2.DoublingTakeBackRequest) -> None:
+        if not request.doubling or not is_partition_count(request.partitions):
+            raise InvalidArgument("a doubling has an ID, and a power of two of partitions")
         if not 0 < len(request.operator) <= MAX_TEXT:
             raise InvalidArgument(f"operator has 1 to {MAX_TEXT} characters")
         self._replica.check_leader()
-        await self._role.advance_doubling(request)
-        return await self._status()

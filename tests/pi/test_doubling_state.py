@@ -12,10 +12,13 @@ from pi.doubling import (
     DOUBLING_KIND,
     HOLD_S,
     Command,
+    Cut,
     Doubling,
     Phase,
     Record,
     Step,
+    cut_in,
+    fence_body,
     follow_body,
     hold_body,
     note_body,
@@ -23,7 +26,6 @@ from pi.doubling import (
     position_body,
     rows_body,
     served,
-    split_in,
 )
 from pi.keys import uin_of
 from pi.state import State
@@ -73,6 +75,7 @@ class Partition(Replica):
         return self.append(ENTRY_KIND, encode(operations))
 
     def step(self, step: Step, body: bytes = b"") -> bool:
+        body = body or (fence_body(self.record.fence) if step is Step.SPLIT else b"")
         ((done,),) = self.append(DOUBLING_KIND, Command(step, DOUBLING, body).encode())
         return bool(done)
 
@@ -275,8 +278,29 @@ def test_a_parent_is_split_once_and_a_partition_with_a_past_is_nobodys_child() -
         assert parent.step(Step.CLEAN)
     assert not parent.step(Step.SPLIT)
     assert parent.append(DOUBLING_KIND, Command(Step.BEGIN, Doubling(100, 8, 5)).encode()) == [[0]]
-    assert parent.append(DOUBLING_KIND, Command(Step.SPLIT, Doubling(100, 8, 5)).encode()) == [[1]]
+    assert parent.append(DOUBLING_KIND, Command(Step.SPLIT, Doubling(100, 8, 5), fence_body(0)).encode()) == [[1]]
     assert parent.record.partitions == 8
+
+
+def test_a_split_from_before_it_was_taken_back_does_nothing_on_either_side() -> None:
+    world = World(3)
+    world.traffic(20)
+    parent, child = world.parent, world.child
+    assert child.step(Step.BEGIN)
+    world.snapshot()
+    assert parent.step(Step.TAKE_BACK)
+    fence = parent.record.fence
+    assert fence == parent.state.applied.counter
+    assert not parent.step(Step.SPLIT, fence_body(0))
+    world.follow()
+    assert (child.record.fence, child.record.split_at, child.record.whole) == (fence, 0, False)
+    world.snapshot()
+    assert child.record.fence == fence
+    assert parent.step(Step.SPLIT)
+    world.follow()
+    assert child.record.whole
+    assert child.step(Step.OPEN)
+    assert not parent.step(Step.TAKE_BACK), "it is split"
 
 
 def test_whom_a_partition_serves() -> None:
@@ -307,11 +331,11 @@ def test_what_of_an_entry_concerns_a_child() -> None:
     assert of_child(b"\xff", DOUBLING) == b"\xff"
 
 
-def test_a_new_leader_finds_a_split_in_its_log() -> None:
+def test_a_new_leader_finds_a_cut_in_its_log() -> None:
     split = Entry(1, 5, DOUBLING_KIND, 0, Command(Step.SPLIT, DOUBLING).encode())
     hold = Entry(1, 6, DOUBLING_KIND, 0, Command(Step.HOLD, DOUBLING, hold_body(1)).encode())
-    assert split_in([]) == split_in([hold]) == 0
-    assert split_in([split, hold]) == 4
+    assert cut_in([]) is cut_in([hold]) is None
+    assert cut_in([split, hold]) == Cut(5, DOUBLING)
 
 
 NO_COMMANDS = [b"", bytes(13), *(Command(Step.END, Doubling(1, *wrong)).encode() for wrong in ((3, 2), (4, 1), (4, 4)))]
@@ -325,6 +349,6 @@ def test_what_is_no_command_is_malformed(payload: bytes) -> None:
 
 def test_a_record_is_stored_as_it_is() -> None:
     record = Record(
-        Phase.CLEANING, DOUBLING, Position(2, 3), Position(4, 5), True, 6, 7, 8, 9, 10, b"place"
+        Phase.CLEANING, DOUBLING, Position(2, 3), Position(4, 5), True, 6, 7, 8, 9, 10, 11, b"place"
     )  # fmt: skip
     assert Record.decode(record.encode()) == record

@@ -17,7 +17,7 @@ from pi.digest import Digest
 from pi.doubling import Record
 from pi.earlier import check_form, convert
 from pi.keys import CHUNK_ENTRIES, CHUNK_KEY, META_KEY, META_VERSION, chunk_key, seal
-from pi.learner import Learner
+from pi.learning import Learning
 from pi.state import State
 from pi.store import FILE_NAME, StateStore
 from pixiu.errors import DiskFull, StateDamaged, Unavailable
@@ -185,7 +185,7 @@ async def test_replicas_of_two_forms_are_not_compared_and_a_child_does_not_learn
     nothing: Any = None
     with pytest.raises(Aborted, match="form 1"):
         await ReplicasService(nothing, nothing).Digest(pb.PiDigestRequest(mark=5, form=1), context)
-    machine: Any = SimpleNamespace(state=SimpleNamespace(doubled=SimpleNamespace(record=Record())))
+    child: Any = SimpleNamespace(record=Record())
     with pytest.raises(Unavailable, match="form 0"):
-        await Learner(nothing, machine, nothing)._take(pb.PiLearnReply(snapshot=True))
+        next(Learning(child).take(pb.PiLearnReply(snapshot=True)))
     check_form(META_VERSION)

@@ -24,6 +24,7 @@ from registry.doubling import (
     phases,
     start_commands,
     unfinished,
+    unnamed,
 )
 from tests.support.doublings import Stores
 
@@ -140,8 +141,64 @@ def test_nothing_is_deleted_where_parent_and_child_do_not_agree() -> None:
         one.phase = pb.DOUBLING_SPLIT if number < 2 else pb.DOUBLING_OPEN
     with pytest.raises(Unavailable, match="partitions 0 and 2 do not agree"):
         decide(stored(FOUR, stores))
-    stores.partitions[2].digest, stores.partitions[3].digest = 5, 0
+    stores.partitions[2].digest, stores.partitions[3].digest = 5, 6
     assert decide(stored(FOUR, stores)) == (Phase.CLEAN, Advance((0, 1), pb.DOUBLING_CLEANING))
+
+
+def test_nothing_is_deleted_that_nobody_has_compared() -> None:
+    stores = Stores(2, 100)
+    for number, one in stores.partitions.items():
+        one.doubling, one.phase = int(ID, 16), pb.DOUBLING_SPLIT if number < 2 else pb.DOUBLING_OPEN
+        one.digest = 5 + number % 2
+    stores.partitions[0].digest = stores.partitions[3].digest = 0
+    waits = (
+        "pi partition 0: reads what moved, to compare it",
+        "pi partition 3: reads what it had at the cut, to compare it",
+    )
+    assert decide(stored(FOUR, stores)) == (Phase.CLEAN, Wait(waits))
+    stores.partitions[0].digest = 5
+    stores.partitions[3].phase = pb.DOUBLING_NONE
+    with pytest.raises(Unavailable, match=r"partition 3 does not know any more .* --force"):
+        decide(stored(FOUR, stores))
+    forced = decide(replace(stored(FOUR, stores), force=True))[1]
+    assert isinstance(forced, Advance)
+    assert (forced.partitions, forced.forced[:14]) == ((0, 1), "pi partition 3")
+    stores.partitions[2].digest = 9
+    with pytest.raises(Unavailable, match="do not agree"):
+        decide(replace(stored(FOUR, stores), force=True))
+
+
+@pytest.mark.parametrize("role", ["pi", "xiu"])
+def test_the_last_copy_is_not_deleted_where_the_child_lost_its_disks(role: str) -> None:
+    stores = Stores(2, 100)
+    for number in range(4):
+        stores.partitions[number].doubling, stores.partitions[number].digest = int(ID, 16), 5
+        stores.partitions[number].phase = pb.DOUBLING_SPLIT if number < 2 else pb.DOUBLING_OPEN
+    seen = replace(stored(FOUR, stores), role=role)
+    assert decide(seen) == (Phase.CLEAN, Advance((0, 1), pb.DOUBLING_CLEANING))
+    for nothing in (pb.DoublingStatus(), pb.DoublingStatus(doubling=int(ID, 16), phase=pb.DOUBLING_LEARNING)):
+        with pytest.raises(Unavailable, match="partition 2 knows nothing of this doubling"):
+            decide(replace(seen, statuses={**seen.statuses, 2: nothing}))
+
+
+def test_a_child_opens_when_the_split_is_committed_and_not_when_it_is_appended() -> None:
+    stores = Stores(2, 100)
+    for number, phase in enumerate((pb.DOUBLING_SPLIT, pb.DOUBLING_SPLIT, pb.DOUBLING_LEARNING, pb.DOUBLING_LEARNING)):
+        stores.partitions[number].doubling, stores.partitions[number].phase = int(ID, 16), phase
+        stores.partitions[number].learned = 100
+    assert isinstance(decide(stored(BEGUN, stores))[1], Wait)
+
+
+def test_a_split_that_the_layout_does_not_name_is_taken_up_again_under_its_id() -> None:
+    stores, layout = Stores(2, 100), Layout(1, {"pi": TWO})
+    assert unnamed({0: stores.said(0)}, TWO) == ""
+    stores.go_to(1, int(OTHER, 16), pb.DOUBLING_SPLIT)
+    said = {number: stores.said(number) for number in range(2)}
+    assert unnamed(said, TWO) == OTHER
+    assert unnamed(said, replace(BEGUN, doublings=(OTHER,))) == ""
+    assert chosen(layout, "pi", 0, False, ID, OTHER) == OTHER
+    with pytest.raises(InvalidArgument, match=f"takes {OTHER} up again"):
+        chosen(Layout(1, {"pi": BEGUN}), "pi", 0, False, ID, OTHER)
 
 
 def test_a_doubling_is_taken_back_until_the_first_cut() -> None:

@@ -39,6 +39,7 @@ FAULTS: dict[str, tuple[SystemVariant, str]] = {
     "Pi forgets whose appends it refused": (SystemVariant(pi=faults.ForgetsRefusals), "is behind a later one"),
     "a parent of Pi takes what moved beside its child": (SystemVariant(pi=faults.WritesTwice), "InboxSeq is given twice"),
     "a child of Pi opens before it has learned everything": (SystemVariant(state=faults.OpensEarly), "InboxSeq is given twice"),
+    "a split of Pi overtakes what came in the same turn": (SystemVariant(acts=faults.split_first), "InboxSeq is given twice"),
     "a child of Pi begins without cursors": (SystemVariant(state=faults.LearnsNoCursors), "acknowledged before a session began"),
     "a child of Pi does not follow what is acknowledged": (
         SystemVariant(state=faults.FollowsNoCursors),
@@ -63,8 +64,10 @@ DOUBLED = {
 FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
 """Seeds to begin with, because a fault that is rare elsewhere has shown there."""
 FOUND_AT = {
+    "a split of Pi overtakes what came in the same turn": 1,
     "Pi forgets whose appends it refused": 10,
     "a relay does not send again what a stream lost": 8,
+    "a split of Pi overtakes what came in the same turn": (SystemVariant(acts=faults.split_first), "InboxSeq is given twice"),
     "a child of Pi begins without cursors": 61,
     "a child of Pi does not follow what is acknowledged": 43,
     "the layout of Xiu flips before its children are open": 8,

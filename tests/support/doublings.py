@@ -28,6 +28,7 @@ class Partition:
     phase: pb.DoublingPhase.ValueType = pb.DOUBLING_NONE
     keys: int = 0
     digest: int = 0
+    fence: int = 0
 
 
 class Stores:
@@ -43,6 +44,8 @@ class Stores:
         self.partitions = {p: Partition(entries if p < n else 0) for p in range(2 * n)}
         self.history: list[tuple[int, pb.DoublingPhase.ValueType]] = []
         self.silent: set[int] = set()
+        self.late: list[tuple[int, pb.DoublingAdvanceRequest]] | None = None
+        """SPLITs that are on their way, where they come late."""
 
     def child(self, parent: int) -> Partition:
         """Of a parent."""
@@ -70,7 +73,7 @@ class Stores:
         one = self.partitions[number]
         return pb.DoublingStatus(
             doubling=one.doubling, phase=one.phase, committed=one.committed, split_at=one.split_at, learned=one.learned,
-            keys=one.keys, digest=one.digest,
+            keys=one.keys, digest=one.digest, partitions=2 * self.n if one.doubling else 0, fence=one.fence,
         )  # fmt: skip
 
     def go_to(self, number: int, doubling: int, phase: pb.DoublingPhase.ValueType) -> None:
@@ -105,5 +108,21 @@ class Stores:
         assert request.partitions == 2 * self.n
         if partition in self.silent:
             raise Unavailable("no leader")
+        if request.phase == pb.DOUBLING_SPLIT and request.fence != self.partitions[partition].fence:
+            raise Unavailable("it was taken back")
+        if request.phase == pb.DOUBLING_SPLIT and self.late is not None:
+            self.late.append((partition, request))
+            raise Unavailable("no answer in time")
         self.go_to(partition, request.doubling, request.phase)
+        return self.said(partition)
+
+    async def take_back(self, view: View, partition: int, request: pb.DoublingTakeBackRequest) -> pb.DoublingStatus:
+        """The same."""
+        one = self.partitions[partition]
+        if partition in self.silent:
+            raise Unavailable("no leader")
+        if one.doubling == request.doubling:
+            raise InvalidArgument("it is split")
+        one.committed += 1
+        one.fence = one.committed
         return self.said(partition)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import pytest
 
+from pixiu.discovery.view import RoleLayout
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import snowflake
+from pixiu.wire.v1 import doubling_pb2
+from pixiu.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
+from xiu.answering import Answers, Known, Wanted, check_question, status_of
 from xiu.doubling import (
     ASK_US,
     NO_DOUBLING,
@@ -19,6 +27,7 @@ from xiu.doubling import (
     reached,
     takes,
 )
+from xiu.state import Head
 
 ID, OTHER = 0xA1, 0xB2
 AT_US = 1_750_000_000_000_000
@@ -61,6 +70,54 @@ def test_a_child_learns_anew_when_a_doubling_was_taken_back() -> None:
     assert taken(3, LEARNING, Change(Phase.LEARNING, OTHER, 4)).id == OTHER
 
 
+def test_what_was_taken_back_is_not_split_by_what_was_asked_for_before() -> None:
+    back = Change(Phase.NONE, ID, 4)
+    whole = after(NO_DOUBLING, back, 1, 20, AT_US)
+    assert whole == Doubling(fence=20)
+    assert Doubling.decode(whole.encode()) == whole
+    assert "taken back" in problem_of(whole, SPLIT, 1)
+    assert after(whole, SPLIT, 1, 21, AT_US) == whole
+    again = after(whole, replace(SPLIT, fence=20), 1, 22, AT_US)
+    assert (again.phase, again.fence) == (Phase.SPLIT, 20)
+    other = after(again, Change(Phase.NONE, OTHER, 4), 1, 23, AT_US)
+    assert other == replace(again, fence=23), "of another doubling, which is taken back"
+
+
+def test_a_split_counts_from_its_append_on() -> None:
+    split = Doubling(ID, 4, Phase.SPLIT, 30, AT_US)
+    said = status_of(1, NO_DOUBLING, split, committed=29, learned=0, layout=2)
+    assert (said.doubling, said.phase, said.split_at) == (ID, doubling_pb2.DOUBLING_SPLIT, 0)
+    assert status_of(1, split, split, 30, 0, 2).split_at == 30
+
+
+class Knows(NamedTuple):
+    """Who has stored some SnowflakeIDs."""
+
+    ids: dict[int, tuple[int, int]]
+
+    def known(self, wanted: Wanted) -> Known:
+        return [self.ids.get(one) for one, _ in wanted]
+
+
+def test_a_parent_answers_what_it_is_sure_of() -> None:
+    request, two = AskRequest(child=3, snowflakes=[1 << 62, 5], derived=[0]), RoleLayout(2, 4, 1, (f"{ID:016x}",))
+    ids, split = Knows({5: (77, 1)}), Head(doubling=taken(1, SPLIT))
+    with pytest.raises(Unavailable):
+        Answers().look(request, split, ids, two, lease=False)
+    said = Answers().look(request, split, ids, two, lease=True).reply([])
+    assert (said.doubling, list(said.msg_ids)) == (ID, [0, 77])
+    assert Answers().look(request, Head(), ids, two, lease=True).reply([]) == AskReply(), "it is not split"
+    with pytest.raises(InvalidArgument):
+        check_question(0, request)
+
+
+def test_a_parent_that_lost_its_disks_knows_what_it_does_not_have() -> None:
+    request, four = AskRequest(child=3, snowflakes=[1 << 62], derived=[0]), RoleLayout(4, 4, 1, (f"{OTHER:016x}", f"{ID:016x}"))
+    said = Answers().look(request, Head(), Knows({}), four, lease=True).reply([])
+    assert (said.doubling, said.split_at, list(said.msg_ids)) == (ID, 0, [0])
+    assert Answers().look(request, Head(below=9), Knows({}), four, lease=True).doubling == 0, "it is being restored"
+
+
 @pytest.mark.parametrize(
     ("partition", "before", "step"),
     [
@@ -78,7 +135,9 @@ def test_a_child_learns_anew_when_a_doubling_was_taken_back() -> None:
         (1, [], Change(Phase.SPLIT, ID, 3)),
         (1, [], Change(Phase.SPLIT, 0, 4)),
         (4, [], Change(Phase.SPLIT, ID, 4)),
-        (1, [], Change(Phase.NONE, ID, 4)),
+        (3, [], Change(Phase.NONE, ID, 4)),
+        (1, [SPLIT], Change(Phase.NONE, ID, 4)),
+        (1, [SPLIT, CLEANING], Change(Phase.NONE, ID, 4)),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(partition: int, before: list[Change], step: Change) -> None:

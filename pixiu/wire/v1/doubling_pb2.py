@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpixiu/wire/v1/doubling.proto\x12\x08pixiu.v1\")\n\x15\x44oublingStatusRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\"x\n\x16\x44oublingAdvanceRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x10\n\x08operator\x18\x04 \x01(\t\"\xc1\x01\n\x0e\x44oublingStatus\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x10\n\x08split_at\x18\x05 \x01(\x04\x12\x0f\n\x07learned\x18\x06 \x01(\x04\x12\x0c\n\x04keys\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x64igest\x18\t \x01(\x06*w\n\rDoublingPhase\x12\x11\n\rDOUBLING_NONE\x10\x00\x12\x15\n\x11\x44OUBLING_LEARNING\x10\x01\x12\x12\n\x0e\x44OUBLING_SPLIT\x10\x02\x12\x11\n\rDOUBLING_OPEN\x10\x03\x12\x15\n\x11\x44OUBLING_CLEANING\x10\x04\x32\x96\x01\n\x08\x44oubling\x12\x43\n\x06Status\x12\x1f.pixiu.v1.DoublingStatusRequest\x1a\x18.pixiu.v1.DoublingStatus\x12\x45\n\x07\x41\x64vance\x12 .pixiu.v1.DoublingAdvanceRequest\x1a\x18.pixiu.v1.DoublingStatusB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpixiu/wire/v1/doubling.proto\x12\x08pixiu.v1\")\n\x15\x44oublingStatusRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\"\x87\x01\n\x16\x44oublingAdvanceRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x10\n\x08operator\x18\x04 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x05 \x01(\x04\"Q\n\x17\x44oublingTakeBackRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08operator\x18\x03 \x01(\t\"\xd0\x01\n\x0e\x44oublingStatus\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x10\n\x08split_at\x18\x05 \x01(\x04\x12\x0f\n\x07learned\x18\x06 \x01(\x04\x12\x0c\n\x04keys\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x64igest\x18\t \x01(\x06\x12\r\n\x05\x66\x65nce\x18\n \x01(\x04*w\n\rDoublingPhase\x12\x11\n\rDOUBLING_NONE\x10\x00\x12\x15\n\x11\x44OUBLING_LEARNING\x10\x01\x12\x12\n\x0e\x44OUBLING_SPLIT\x10\x02\x12\x11\n\rDOUBLING_OPEN\x10\x03\x12\x15\n\x11\x44OUBLING_CLEANING\x10\x04\x32\xdf\x01\n\x08\x44oubling\x12\x43\n\x06Status\x12\x1f.pixiu.v1.DoublingStatusRequest\x1a\x18.pixiu.v1.DoublingStatus\x12\x45\n\x07\x41\x64vance\x12 .pixiu.v1.DoublingAdvanceRequest\x1a\x18.pixiu.v1.DoublingStatus\x12G\n\x08TakeBack\x12!.pixiu.v1.DoublingTakeBackRequest\x1a\x18.pixiu.v1.DoublingStatusB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,14 +32,16 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.doubling_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
-  _globals['_DOUBLINGPHASE']._serialized_start=403
-  _globals['_DOUBLINGPHASE']._serialized_end=522
+  _globals['_DOUBLINGPHASE']._serialized_start=517
+  _globals['_DOUBLINGPHASE']._serialized_end=636
   _globals['_DOUBLINGSTATUSREQUEST']._serialized_start=42
   _globals['_DOUBLINGSTATUSREQUEST']._serialized_end=83
-  _globals['_DOUBLINGADVANCEREQUEST']._serialized_start=85
-  _globals['_DOUBLINGADVANCEREQUEST']._serialized_end=205
-  _globals['_DOUBLINGSTATUS']._serialized_start=208
-  _globals['_DOUBLINGSTATUS']._serialized_end=401
-  _globals['_DOUBLING']._serialized_start=525
-  _globals['_DOUBLING']._serialized_end=675
+  _globals['_DOUBLINGADVANCEREQUEST']._serialized_start=86
+  _globals['_DOUBLINGADVANCEREQUEST']._serialized_end=221
+  _globals['_DOUBLINGTAKEBACKREQUEST']._serialized_start=223
+  _globals['_DOUBLINGTAKEBACKREQUEST']._serialized_end=304
+  _globals['_DOUBLINGSTATUS']._serialized_start=307
+  _globals['_DOUBLINGSTATUS']._serialized_end=515
+  _globals['_DOUBLING']._serialized_start=639
+  _globals['_DOUBLING']._serialized_end=862
 # @@protoc_insertion_point(module_scope)

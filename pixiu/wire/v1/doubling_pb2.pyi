@@ -81,12 +81,15 @@ class DoublingAdvanceRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     OPERATOR_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     doubling: _builtins.int
     partitions: _builtins.int
     """of the role when the doubling is over: a power of two"""
     phase: Global___DoublingPhase.ValueType
     operator: _builtins.str
     """for the audit log"""
+    fence: _builtins.int
+    """SPLIT: as the partition's status has it; with another one nothing is split"""
     def __init__(
         self,
         *,
@@ -94,14 +97,42 @@ class DoublingAdvanceRequest(_message.Message):
         partitions: _builtins.int = ...,
         phase: Global___DoublingPhase.ValueType = ...,
         operator: _builtins.str = ...,
+        fence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubling", b"doubling", "operator", b"operator", "partitions", b"partitions", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubling", b"doubling", "fence", b"fence", "operator", b"operator", "partitions", b"partitions", "phase", b"phase"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DoublingAdvanceRequest: _TypeAlias = DoublingAdvanceRequest  # noqa: Y015
+
+@_typing.final
+class DoublingTakeBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOUBLING_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    doubling: _builtins.int
+    partitions: _builtins.int
+    """of the role if it were over"""
+    operator: _builtins.str
+    """for the audit log"""
+    def __init__(
+        self,
+        *,
+        doubling: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        operator: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubling", b"doubling", "operator", b"operator", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoublingTakeBackRequest: _TypeAlias = DoublingTakeBackRequest  # noqa: Y015
 
 @_typing.final
 class DoublingStatus(_message.Message):
@@ -116,11 +147,13 @@ class DoublingStatus(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     doubling: _builtins.int
     """the last one that this partition knows of"""
     partitions: _builtins.int
     """of the role as this partition's log has it"""
     phase: Global___DoublingPhase.ValueType
+    """SPLIT from the append on; `split_at` is 0 until it is committed"""
     committed: _builtins.int
     """counter of the last committed entry here"""
     split_at: _builtins.int
@@ -131,7 +164,9 @@ class DoublingStatus(_message.Message):
     """child: learned; parent: moved, still to be deleted where CLEANING; NONE: all that is stored"""
     bytes: _builtins.int
     digest: _builtins.int
-    """of the moved keys at the cut, parent and child alike; 0: not known yet"""
+    """of the moved keys at the cut, parent and child alike; 0: not known"""
+    fence: _builtins.int
+    """parent: counter of the last entry that took a doubling back; 0: there is none"""
     def __init__(
         self,
         *,
@@ -144,10 +179,11 @@ class DoublingStatus(_message.Message):
         keys: _builtins.int = ...,
         bytes: _builtins.int = ...,
         digest: _builtins.int = ...,
+        fence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "committed", b"committed", "digest", b"digest", "doubling", b"doubling", "keys", b"keys", "learned", b"learned", "partitions", b"partitions", "phase", b"phase", "split_at", b"split_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "committed", b"committed", "digest", b"digest", "doubling", b"doubling", "fence", b"fence", "keys", b"keys", "learned", b"learned", "partitions", b"partitions", "phase", b"phase", "split_at", b"split_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,11 @@ class DoublingStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
                 _registered_method=True)
+        self.TakeBack = channel.unary_unary(
+                '/pixiu.v1.Doubling/TakeBack',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+                _registered_method=True)
 
 
 class DoublingServicer(object):
@@ -64,6 +69,14 @@ class DoublingServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeBack(self, request, context):
+        """Of a parent's leader, before the layout goes back: from an entry of its log on nothing splits it that was asked for before.
+        Refused where it was split already. Returns when that is replicated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DoublingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_DoublingServicer_to_server(servicer, server):
             'Advance': grpc.unary_unary_rpc_method_handler(
                     servicer.Advance,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
+            ),
+            'TakeBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeBack,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
             ),
     }
@@ -131,6 +149,33 @@ class Doubling(object):
             target,
             '/pixiu.v1.Doubling/Advance',
             pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Doubling/TakeBack',
+            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
             options,
             channel_credentials,

@@ -37,6 +37,10 @@ class DoublingStub:
     """Of a leader: go on to a phase. It may be asked again at any time: a phase that was reached is answered as it stands.
     Returns when the phase is written in the partition's log, and replicated.
     """
+    TakeBack: _grpc.UnaryUnaryMultiCallable[_doubling_pb2.DoublingTakeBackRequest, _doubling_pb2.DoublingStatus]
+    """Of a parent's leader, before the layout goes back: from an entry of its log on nothing splits it that was asked for before.
+    Refused where it was split already. Returns when that is replicated.
+    """
 
 @_typing.type_check_only
 class DoublingAsyncStub(DoublingStub):
@@ -46,6 +50,10 @@ class DoublingAsyncStub(DoublingStub):
     Advance: _aio.UnaryUnaryMultiCallable[_doubling_pb2.DoublingAdvanceRequest, _doubling_pb2.DoublingStatus]  # type: ignore[assignment]
     """Of a leader: go on to a phase. It may be asked again at any time: a phase that was reached is answered as it stands.
     Returns when the phase is written in the partition's log, and replicated.
+    """
+    TakeBack: _aio.UnaryUnaryMultiCallable[_doubling_pb2.DoublingTakeBackRequest, _doubling_pb2.DoublingStatus]  # type: ignore[assignment]
+    """Of a parent's leader, before the layout goes back: from an entry of its log on nothing splits it that was asked for before.
+    Refused where it was split already. Returns when that is replicated.
     """
 
 class DoublingServicer(metaclass=_abc_1.ABCMeta):
@@ -65,6 +73,16 @@ class DoublingServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_doubling_pb2.DoublingStatus, _abc.Awaitable[_doubling_pb2.DoublingStatus]]:
         """Of a leader: go on to a phase. It may be asked again at any time: a phase that was reached is answered as it stands.
         Returns when the phase is written in the partition's log, and replicated.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeBack(
+        self,
+        request: _doubling_pb2.DoublingTakeBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_doubling_pb2.DoublingStatus, _abc.Awaitable[_doubling_pb2.DoublingStatus]]:
+        """Of a parent's leader, before the layout goes back: from an entry of its log on nothing splits it that was asked for before.
+        Refused where it was split already. Returns when that is replicated.
         """
 
 def add_DoublingServicer_to_server(servicer: DoublingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from pixiu.discovery.view import RoleLayout
 from pixiu.ids import EndpointID
 
 VIEW_LAG_S = 0.3
@@ -42,8 +43,8 @@ class View:
     """What a process knows."""
 
     version: int = 1
-    partitions: tuple[tuple[str, int, int], ...] = ()
-    """(role, partitions, and of the doubling that is under way)."""
+    partitions: tuple[tuple[str, int, int, tuple[str, ...]], ...] = ()
+    """(role, partitions, and of the doubling that is under way, IDs of doublings)."""
     nodes: tuple[Node, ...] = ()
 
     def of_role(self, role: str) -> list[Node]:
@@ -56,11 +57,16 @@ class View:
 
     def count(self, role: str) -> int:
         """Partitions of a role."""
-        return next((number for name, number, _ in self.partitions if name == role), 1)
+        return next((number for name, number, *_ in self.partitions if name == role), 1)
 
     def next(self, role: str) -> int:
         """Partitions of a role once its doubling is over."""
-        return next((number for name, _, number in self.partitions if name == role), 1)
+        return next((number for name, _, number, _ in self.partitions if name == role), 1)
+
+    def laid_out(self, role: str) -> RoleLayout:
+        """A role's layout."""
+        found = next((found for found in self.partitions if found[0] == role), (role, 1, 1, ()))
+        return RoleLayout(found[1], found[2], 2, found[3])
 
 
 class Registry:
@@ -84,10 +90,10 @@ class Registry:
         self.view = View()
         self.generations = dict.fromkeys(range(1, instances + 1), 0)
 
-    def layout(self, role: str, count: int, following: int) -> None:
+    def layout(self, role: str, count: int, following: int, doublings: tuple[str, ...] = ()) -> None:
         """Set a role's partitions."""
         rest = tuple(found for found in self.view.partitions if found[0] != role)
-        self._change(replace(self.view, version=self.view.version + 1, partitions=(*rest, (role, count, following))))
+        self._change(replace(self.view, version=self.view.version + 1, partitions=(*rest, (role, count, following, doublings))))
 
     def lease(self) -> tuple[int, int] | None:
         """An instance that nobody holds, and its next generation; None while all are held."""

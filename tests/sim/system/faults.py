@@ -22,6 +22,8 @@ from cluster.runtime.contract import SendControl
 from pi.doubling import Phase as PiPhase
 from pi.doubling import Record, rows_body, rows_of
 from pi.doubling_state import DoublingState
+from pi.doubling_steps import Act
+from pi.learning import Lesson
 from pi.state import State
 from pixiu.placement.partition import serves
 from pixiu.wire.inbox_operations import Writer
@@ -35,6 +37,12 @@ from relay.delivery.sessions import Deliveries
 from relay.mail_core import MailCore
 from relay.mail_devices import MailDevices
 from tests.sim.cluster.faults import Variant
+from xiu.answering import Answers
+
+
+def as_decided(acts: tuple[Act, ...]) -> tuple[Act, ...]:
+    """No fault."""
+    return acts
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,10 @@ class SystemVariant(Variant):
     state: type[State] = State
     pi: type[pi.core.Core] = pi.core.Core
     xiu: type[xiu.core.Core] = xiu.core.Core
+    lesson: type[Lesson] = Lesson
+    acts: Callable[[tuple[Act, ...]], tuple[Act, ...]] = as_decided
+    """In which order a leader of Pi takes an operator's steps."""
+    answers: type[Answers] = Answers
     decide: Callable[[Seen], tuple[Phase, Action]] = decide
     """What the operator's tool does next."""
     mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
@@ -107,6 +119,27 @@ class WritesTwice(pi.core.Core):
         super()._serve()
         if self._record.phase in (PiPhase.SPLIT, PiPhase.CLEANING) or self._appended:
             self._partitions = self._layout
+
+
+class TellsTheTail(Lesson):
+    """Fault: a parent tells its child what is in its log, committed or not."""
+
+    def may_tell(self, applied: int) -> int:
+        """All there is."""
+        return self._log.last.counter
+
+
+def split_first(acts: tuple[Act, ...]) -> tuple[Act, ...]:
+    """Fault: SPLIT overtakes what came in the same turn."""
+    return acts[::-1]
+
+
+class AnswersUnsure(Answers):
+    """Fault: a parent answers its child although somebody else may lead, or it has not applied all that is committed."""
+
+    def sure(self, lease: bool) -> bool:
+        """Always."""
+        return True
 
 
 class ForgetsRefusals(pi.core.Core):

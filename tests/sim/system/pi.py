@@ -12,6 +12,7 @@ from cluster.replication.events import Persisted
 from cluster.replication.model import Entry, Position
 from cluster.runtime.contract import END_OF_TURN, TICK
 from pi.reading import Read
+from pi.state import State
 from pi.streams import level_of, message_of, reads_of
 from pixiu import errors
 from pixiu.ids import msg_lane
@@ -40,7 +41,14 @@ class Machine:
 
     def __init__(self, process: PiProcess, kept: Kept) -> None:
         self._process, self._kept = process, kept
-        self.state = process.world.variant.state(kept.state)
+        self._take(process.world.variant.state(kept.state))
+
+    def _take(self, state: State) -> None:
+        self.state = state
+        state.doubled.on_open = self._opened
+
+    def _opened(self) -> None:
+        self._process.doubler.opened()
 
     @property
     def position(self) -> Position:
@@ -80,7 +88,7 @@ class Machine:
         """See `Machine`."""
         self._kept.state = MemoryStore()
         self._kept.state.values = dict(snapshot)
-        self.state = self._process.world.variant.state(self._kept.state)
+        self._take(self._process.world.variant.state(self._kept.state))
         self._process.doubler.changed()
 
 
@@ -157,6 +165,7 @@ class PiProcess(Unlinked):
             self.step(pe.LeaderChanged(0, self.replica.leader_address))
         self.step(pe.Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
         self._requested_in_turn = True
+        self.doubler.requested()
 
     def _left(self, number: int) -> None:
         self._streams.pop(number, None)

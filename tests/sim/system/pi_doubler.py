@@ -1,34 +1,25 @@
-"""The twins of `pi.doubling_leader` and `pi.learner`: a leader of Pi in the doubling of its partition,
-The record, its rules and what entries make of it are production.
+"""The shells of `pi.doubling_leader` and `pi.learner`: what a leader of Pi does in the doubling of its partition. What it
+decides, and what entries make of its record, is production.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 import pi.events as pe
 from cluster.replication import events as ev
-from cluster.replication.model import START, Position
+from cluster.replication.model import Position
 from cluster.runtime.contract import END_OF_TURN
-from pi.doubling import (
-    DOUBLING_KIND,
-    HOLD_S,
-    Command,
-    Doubling,
-    Phase,
-    Record,
-    Step,
-    follow_body,
-    followed,
-    hold_body,
-    position_body,
-    rows_body,
-    split_in,
-)
-from pi.keys import uin_of
+from pi.digest import Digest
+from pi.doubling import DOUBLING_KIND, Command, Cut, Doubling, Record, Step, cut_in, note_body, rows_body
+from pi.doubling_steps import Act, EndTurn, Standing, Work, status_of, work_of
+from pi.keys import META_VERSION, uin_of
 from pi.learner import SILENT_S
+from pi.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
+from pixiu.errors import PixiuError
+from pixiu.wire.v1 import doubling_pb2
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from tests.sim.system.streams import Stream
 
@@ -41,21 +32,31 @@ ROWS: Final = 20
 """In one message: more than one is needed."""
 
 
+TOLD: Final = 7
+"""Entries in one message."""
+TOGETHER_S: Final = 0.2
+"""A step waits so long for a request, and comes in its turn: as it does where messages come together."""
+
+
 class Doubler:
     """Of one replica."""
 
     def __init__(self, process: PiProcess) -> None:
         self._process = process
-        self._appended = 0
+        self._cut: Cut | None = None
         self._stream: Stream | None = None
         self._attempt = 0
         self._connecting = False
         self._heard: deque[pb.PiLearnReply] = deque()
         self._heard_at = 0.0
-        self._busy = False
+        self._writes: Generator[list[Command], bool, None] | None = None
         self._told: Record | None = None
         self._gone: set[Stream] = set()
         """Streams of children that are over."""
+        self._moved_rows: dict[bytes, bytes] | None = None
+        """Of a child: what it had when it opened."""
+        self._due: deque[Callable[[], None]] = deque()
+        """Steps that wait for a request to come in the same turn."""
         process.after(LOOK_S, self._look)
 
     @property
@@ -67,6 +68,16 @@ class Doubler:
     def _leads(self) -> bool:
         return bool(self._process.core.epoch)
 
+    @property
+    def standing(self) -> Standing:
+        """What it decides by."""
+        cut = self._cut if self._cut is not None and self._cut.counter > self._process.machine.position.counter else None
+        return Standing(self._process.place.partition, self.record, self._process.view.laid_out("pi"), cut)
+
+    def status(self) -> doubling_pb2.DoublingStatus:
+        """What the operator's tool is told."""
+        return status_of(self.standing, self._process.machine.position.counter, (0, 0))
+
     # --- who leads
 
     def leading(self) -> None:
@@ -74,30 +85,55 @@ class Doubler:
         replica = self._process.replica
         after = replica.machine.position.counter
         entries = replica.log.read(after, 1 << 20, 1 << 30) if after < replica.log.last.counter else ()
-        self._appended = split_in(entries)
+        self._cut = cut_in(entries)
         self.changed(always=True)
 
     def deposed(self) -> None:
         """It does not lead any more."""
-        self._appended = 0
+        self._cut = None
         self._hang_up()
         self.changed(always=True)
+
+    def opened(self) -> None:
+        """A child is as its parent was at the cut."""
+        self._moved_rows = self._process.machine.rows()
 
     def changed(self, *, always: bool = False) -> None:
         """Something was applied."""
         if always or self.record is not self._told:
             self._told = self.record
-            self._process.step(pe.DoublingChanged(self.record, self._appended))
+            cut = self.standing.cut
+            self._process.step(pe.DoublingChanged(self.record, cut.doubling.partitions if cut is not None else 0))
 
-    def propose(
-        self, step: Step, body: bytes = b"", doubling: Doubling | None = None, done: Callable[[bool], None] | None = None,
-        then: tuple[Step, ...] = (),
-    ) -> None:  # fmt: skip
-        """A step, and others in the same write, if this replica leads. `done(whether it did something)` follows while it does."""
-        command = Command(step, doubling or self.record.doubling, body)
-        commands = [command, *(Command(each, command.doubling) for each in then)]
-        if step is Step.SPLIT:
-            self._process.step(END_OF_TURN)
+    # --- the operator's steps
+
+    def together(self, action: Callable[[], None]) -> None:
+        """Do something in the turn of the next request, or some time later."""
+        self._due.append(action)
+        self._process.after(TOGETHER_S, self.requested)
+
+    def requested(self) -> None:
+        """A request came in this turn."""
+        while self._due:
+            self._due.popleft()()
+
+    def take(self, steps: Callable[[Standing], tuple[Act, ...]]) -> bool:
+        """Take an operator's steps; whether they are on their way, or done."""
+        if not self._leads:
+            return False
+        try:
+            acts = self._process.world.variant.acts(steps(self.standing))
+        except PixiuError:
+            return False
+        for act in acts:
+            if isinstance(act, EndTurn):
+                self._process.step(END_OF_TURN)
+            else:
+                self._write([act.command])
+        return True
+
+    def _write(self, commands: list[Command], done: Callable[[bool], None] | None = None) -> None:
+        """One write, if this replica leads. `done(whether its first command did something)` follows while it does."""
 
         def applied(answers: list[Any], copies: int) -> None:
             if done is not None:
@@ -107,37 +143,54 @@ class Doubler:
         verdict = self._process.replica.submit(payloads, True, lambda: None, applied)
         if isinstance(verdict, ev.Rejected):
             self._hang_up()
-        elif step is Step.SPLIT:
-            self._appended = command.doubling.partitions
+        elif commands[0].step is Step.SPLIT:
+            self._cut = Cut(verdict.last, commands[0].doubling)
             self.changed(always=True)
+
+    def _propose(self, step: Step, body: bytes = b"") -> None:
+        self._write([Command(step, self.record.doubling, body)])
+
+    # --- what takes long
 
     def _look(self) -> None:
         self._process.after(LOOK_S, self._look)
         if not self._leads:
             return
-        phase = self.record.phase
-        if self._stream is not None and not self._busy and self._process.world.now > self._heard_at + SILENT_S:
+        if self._stream is not None and self._writes is None and self._process.world.now > self._heard_at + SILENT_S:
             self._hang_up()  # a parent that was deposed before it wrote the HOLD, say, has forgotten this child
-        if phase is Phase.LEARNING and self._stream is None and not self._connecting:
-            self._connect()
-        elif phase is Phase.CLEANING:
-            self.propose(Step.CLEAN)
-        elif phase is Phase.OPEN and self._process.view.count("pi") >= self.record.partitions:
-            self.propose(Step.END)
+        match work_of(self.standing, self._moved_rows is not None, self._cut is not None):
+            case Work.LEARN if self._stream is None and not self._connecting:
+                self._connect()
+            case Work.DIGEST_HERE:
+                self._note(self._process.machine.rows())
+            case Work.DIGEST_CUT if self._moved_rows is not None:
+                self._note(self._moved_rows)
+            case Work.END:
+                self._propose(Step.END)
+            case Work.CLEAN:
+                self._propose(Step.CLEAN)
+            case Work.SETTLE if self.standing.cut is None:
+                self._cut = None
+                self.changed(always=True)
+
+    def _note(self, rows: dict[bytes, bytes]) -> None:
+        moves, digest = self.record.doubling.moves, Digest()
+        digest.add([row for row in rows.items() if (uin := uin_of(row[0])) is not None and moves(uin)])
+        self._propose(Step.NOTE, note_body(digest.total or 1, digest.rows, digest.size))
 
     # --- a child
 
     def _hang_up(self) -> None:
         self._attempt += 1
         stream, self._stream = self._stream, None
-        self._connecting = self._busy = False
+        self._connecting, self._writes = False, None
         self._heard.clear()
         if stream is not None:
             stream.leave()
 
     def _connect(self) -> None:
-        process, record = self._process, self.record
-        nodes = [node for node in process.view.of_role("pi") if node.partition == record.doubling.parent]
+        process = self._process
+        nodes = [node for node in process.view.of_role("pi") if node.partition == self.record.doubling.parent]
         if not nodes:
             return
         self._attempt += 1
@@ -150,16 +203,7 @@ class Doubler:
             self._connecting, self._stream, self._heard_at = False, stream, process.world.now
             stream.take_reply = lambda reply: self._hear(attempt, reply)
             stream.lost = lost
-            learned = self.record.learned
-            stream.send(
-                pb.PiLearnRequest(
-                    doubling=record.doubling.number,
-                    partitions=record.doubling.partitions,
-                    partition=record.doubling.partition,
-                    epoch=learned.epoch,
-                    counter=learned.counter,
-                )
-            )
+            stream.send(request_of(self.record))
 
         def lost() -> None:
             if attempt == self._attempt:
@@ -174,35 +218,32 @@ class Doubler:
             self._next()
 
     def _next(self) -> None:
-        if self._busy or not self._heard:
-            return
-        reply = self._heard[0]
-        attempt, self._busy = self._attempt, True
-        step, body = Step.FOLLOW, reply.entries
-        if reply.snapshot:
-            step, body = Step.RESET, position_body(Position(reply.epoch, reply.counter))
-        elif reply.rows:
-            step, body = Step.ROWS, reply.rows
-
-        def done(well: bool) -> None:
-            if attempt != self._attempt:
+        while self._writes is None and self._heard:
+            learning = Learning(self._process.machine.state.doubled)
+            if learning.over:
+                self._hang_up()
                 return
-            if self._process.machine.state.doubled.whole:
-                self.propose(Step.OPEN)
-                self._hang_up()
-            elif self.record.phase is not Phase.LEARNING:
-                self._hang_up()
-            elif step is Step.RESET and not self.record.emptied:
-                self.propose(Step.DROP, done=done)
-            elif not well or (step is Step.FOLLOW and self.record.learned == START):
-                self._hang_up()
-            else:
-                self._busy = False
-                self._heard.popleft()
+            self._writes = learning.take(self._heard.popleft())
+            self._go_on(None)
+
+    def _go_on(self, done: bool | None) -> None:
+        """What follows from what was heard. done: of the write before; None: there was none."""
+        attempt, writes = self._attempt, self._writes
+        assert writes is not None
+
+        def written(well: bool) -> None:
+            if attempt == self._attempt:
+                self._go_on(well)
                 self._next()
 
-        last = step is Step.FOLLOW and split_in(followed(body)) == self.record.doubling.partitions
-        self.propose(step, body, done=done, then=(Step.OPEN,) if last else ())
+        try:
+            commands = next(writes) if done is None else writes.send(done)
+        except StopIteration:
+            self._writes = None
+        except PixiuError:
+            self._hang_up()
+        else:
+            self._write(commands, written)
 
     # --- a parent
 
@@ -212,21 +253,24 @@ class Doubler:
         stream.left = lambda: self._gone.add(stream)
 
     def _asked(self, stream: Stream, request: pb.PiLearnRequest) -> None:
+        process = self._process
         doubling = Doubling(request.doubling, request.partitions, request.partition)
-        if not self._leads or self.record.phase not in (Phase.NONE, Phase.SPLIT):
+        try:
+            check_pupil(process.place.partition, self.record, process.view.laid_out("pi"), doubling)
+        except PixiuError:
+            stream.end()
+            return
+        if not self._leads:
             stream.end()
             return
 
         def held(_: bool) -> None:
-            log, machine = self._process.replica.log, self._process.machine
-            learned = Position(request.epoch, request.counter)
-            after = learned.counter
-            kept = log.first.counter <= after <= machine.position.counter and log.epoch_at(after) == learned.epoch
-            if learned == START or not kept:
-                after = self._snapshot(stream, doubling)
-            self._follow(stream, doubling, after)
+            lesson = process.world.variant.lesson(doubling, process.replica.log, Position(request.epoch, request.counter))
+            if not lesson.goes_on(process.machine.position.counter):
+                lesson.after = self._snapshot(stream, doubling)
+            self._follow(stream, lesson)
 
-        self.propose(Step.HOLD, hold_body(self._process.machine.state.inboxes.now_s + HOLD_S), doubling, held)
+        self._write([hold_of_sweeps(doubling, process.machine.state.inboxes.now_s)], held)
 
     def _snapshot(self, stream: Stream, doubling: Doubling) -> int:
         machine = self._process.machine
@@ -234,23 +278,25 @@ class Doubler:
         position, rows = machine.position, machine.rows()
         moved = [row for row in sorted(rows.items()) if (uin := uin_of(row[0])) is None or doubling.moves(uin)]
         epoch, counter = position
-        stream.reply(pb.PiLearnReply(snapshot=True, epoch=epoch, counter=counter))
+        stream.reply(pb.PiLearnReply(snapshot=True, epoch=epoch, counter=counter, form=META_VERSION))
         for at in range(0, len(moved), ROWS):
             stream.reply(pb.PiLearnReply(rows=rows_body(position, moved[at : at + ROWS], last=False)))
         stream.reply(pb.PiLearnReply(rows=rows_body(position, [], last=True)))
         return counter
 
-    def _follow(self, stream: Stream, doubling: Doubling, after: int) -> None:
+    def _follow(self, stream: Stream, lesson: Lesson) -> None:
         if stream in self._gone:
             return
         replica, machine = self._process.replica, self._process.machine
-        name = f"child {doubling.partition}"
-        if not self._leads or after < replica.log.first.counter:
+        if not self._leads:
             stream.end()
             return
-        replica.step(ev.Pinned(name, after))
-        if after < machine.position.counter:
-            entries = replica.log.read(after, min(7, machine.position.counter - after), 1 << 20)
-            after = entries[-1].counter
-            stream.reply(pb.PiLearnReply(entries=follow_body(entries, doubling)))
-        self._process.after(POLL_S, lambda: self._follow(stream, doubling, after))
+        replica.step(ev.Pinned(f"child {lesson.doubling.partition}", lesson.after))
+        try:
+            reply = lesson.next(machine.position.counter, machine.position.counter, TOLD)
+        except PixiuError:
+            stream.end()
+            return
+        if reply.entries:
+            stream.reply(reply)
+        self._process.after(POLL_S, lambda: self._follow(stream, lesson))

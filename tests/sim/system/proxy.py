@@ -100,7 +100,7 @@ class SystemProxy(Served, ProxyProcess):
     def on_view(self) -> None:
         """See `Process`."""
         super().on_view()
-        there = {role for role, _, _ in self.view.partitions}
+        there = {role for role, *_ in self.view.partitions}
         xius, pis = (self.view.count(role) if role in there else 0 for role in ("xiu", "pi"))
         self.mail_step(me.StoresChanged(xius, pis))
 

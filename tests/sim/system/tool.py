@@ -6,10 +6,12 @@ that doubles is killed here and there, or stopped for a while.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from pi.doubling import Doubling, Step
+from pi.doubling_steps import steps_back, steps_to
 from pixiu.discovery.view import RoleLayout
+from pixiu.errors import InvalidArgument
 from pixiu.wire.v1 import doubling_pb2 as pb
 from registry import doubling as plan
 from registry.doubling import Phase, Seen
@@ -31,8 +33,13 @@ START_S: Final = (0.2, 2.0)
 GONE: Final = 0.15
 """Probability that the tool is killed there."""
 GONE_S: Final = (0.5, 5.0)
-STEPS: Final = {pb.DOUBLING_LEARNING: Step.BEGIN, pb.DOUBLING_SPLIT: Step.SPLIT, pb.DOUBLING_CLEANING: Step.CLEAN}
-"""Of Pi. Children open by themselves."""
+BACK: Final = 0.25
+"""Probability that the operator takes a doubling of Xiu or Pi back, in each phase up to the cut; a new one follows."""
+BEFORE: Final = (Phase.START, Phase.LEARN, Phase.SPLIT)
+LATE: Final = 0.15
+"""Probability that what the tool sends is on its way for long: it may outlive the tool."""
+LATE_S: Final = (0.1, 4.0)
+AGAIN_S: Final = (0.5, 3.0)
 
 
 class Tool:
@@ -51,6 +58,8 @@ class Tool:
         self.over_at = float("inf")
         self._phase: Phase | None = None
         self._gone_until = 0.0
+        self._fences: dict[int, int] | None = None
+        """Of parents, as they were when they were first asked to stay whole; None: nothing is taken back."""
         self._turn()
 
     @property
@@ -69,13 +78,18 @@ class Tool:
         world.wire.after(world.rng.uniform(*LOOK_S), self._turn)
         if world.now < self._gone_until:
             return
-        phase, action = world.variant.decide(self._see())
+        seen = self._see()
+        assert not plan.unnamed(seen.statuses, self.layout), f"{self.role} was split, and the layout does not say so"
+        if self._fences is not None:
+            self._take_back(seen)
+            return
+        phase, action = world.variant.decide(seen)
         match action:
             case plan.Begin():
                 self._begin()
             case plan.Advance(partitions, wanted):
                 for partition in partitions:
-                    self._advance(partition, wanted)
+                    self._advance(partition, wanted, seen.statuses[partition].fence)
             case plan.Commit():
                 self._commit()
             case plan.Finished():
@@ -105,39 +119,80 @@ class Tool:
         leader = self._world.leader_of(self.role, partition)
         if leader is None or leader.paused or not leader.replica.may_read():
             return None
-        if isinstance(leader, PiProcess):
-            record, known = leader.doubler.record, leader.machine.position.counter
-            return pb.DoublingStatus(
-                doubling=record.doubling.number, phase=pb.DoublingPhase.ValueType(record.phase), committed=known,
-                split_at=record.split_at, learned=record.learned.counter,
-            )  # fmt: skip
-        now = leader.doubler.doubling
-        return pb.DoublingStatus(
-            doubling=now.id, phase=pb.DoublingPhase.ValueType(now.phase), committed=leader.core.committed, split_at=now.split_at
-        )
+        return leader.doubler.status()
 
     # --- acting
 
     def _begin(self) -> None:
         world, count = self._world, self.layout.n
         self.layout = RoleLayout(count, 2 * count, 2, (self._doubling,))
-        world.registry.layout(self.role, count, 2 * count)
+        world.registry.layout(self.role, count, 2 * count, self.layout.doublings)
         for partition in range(count, 2 * count):
+            if (self.role, partition) in world.partitions:
+                continue  # they were not stopped when the last one was taken back
             if self.role in plan.STORED:
                 world.add_store(self.role, partition)
             else:
                 start_s = world.rng.uniform(*START_S)
                 world.wire.after(start_s, lambda partition=partition: world.add(self.role, partition, 2))
 
-    def _advance(self, partition: int, wanted: pb.DoublingPhase.ValueType) -> None:
-        leader, total = self._world.leader_of(self.role, partition), 2 * len(self._parents)
-        if isinstance(leader, PiProcess) and wanted in STEPS:
-            child = partition if partition >= total // 2 else partition + total // 2
-            doubling, pi = Doubling(self._number, total, child), leader
-            pi.do(lambda: pi.doubler.propose(STEPS[wanted], doubling=doubling))
+    def _advance(self, partition: int, wanted: pb.DoublingPhase.ValueType, fence: int) -> None:
+        total = 2 * len(self._parents)
+        request = pb.DoublingAdvanceRequest(doubling=self._number, partitions=total, phase=wanted, operator="tool", fence=fence)
+        leader = self._world.leader_of(self.role, partition)
+        if isinstance(leader, PiProcess) and wanted != pb.DOUBLING_OPEN:  # children open by themselves
+            pi = leader.doubler
+
+            def take() -> None:
+                pi.take(lambda now: steps_to(now, request))
+
+            self._send(leader, lambda: pi.together(take) if wanted == pb.DOUBLING_SPLIT else take())
         elif isinstance(leader, XiuProcess):
-            change, xiu = Change(XiuPhase(wanted), self._number, total), leader
-            xiu.do(lambda: xiu.doubler.advance(change))
+            change, xiu = Change(XiuPhase(wanted), self._number, total, fence=fence), leader.doubler
+            self._send(leader, lambda: xiu.advance(change))
+
+    def _send(self, leader: PiProcess | XiuProcess, action: Callable[[], None]) -> None:
+        wire = self._world.wire
+        late = wire.faults and wire.chance(LATE)
+        wire.after(self._world.rng.uniform(*LATE_S) if late else wire.hop(), lambda: leader.do(action))
+
+    def _take_back(self, seen: Seen) -> None:
+        """As `registry.doubling_tool` does it: entries of parents' logs first, then the layout; or it finds that it is too late."""
+        world, fences = self._world, self._fences
+        assert fences is not None
+        try:
+            plan.check_take_back(seen)
+        except InvalidArgument:
+            self._fences = None
+            return
+        if any(parent not in seen.statuses for parent in seen.parents):
+            return
+        for parent in seen.parents:
+            fences.setdefault(parent, seen.statuses[parent].fence)
+        open_ = [parent for parent in seen.parents if seen.statuses[parent].fence == fences[parent]]
+        if open_:
+            for parent in open_:
+                self._keep_whole(parent)
+            return
+        world.counts["doublings taken back"] += 1
+        self._fences, self._phase, count = None, None, self.layout.n
+        self.layout = RoleLayout(count, count, 2)
+        world.registry.layout(self.role, count, count)
+        self._number += 1000
+        self._gone_until = world.now + world.rng.uniform(*AGAIN_S)
+
+    def _keep_whole(self, parent: int) -> None:
+        total, leader = 2 * len(self._parents), self._world.leader_of(self.role, parent)
+        if isinstance(leader, PiProcess):
+            request, pi = pb.DoublingTakeBackRequest(doubling=self._number, partitions=total, operator="tool"), leader.doubler
+
+            def take_back() -> None:
+                pi.take(lambda now: steps_back(now, request))
+
+            self._send(leader, take_back)
+        elif isinstance(leader, XiuProcess):
+            change, xiu = Change(XiuPhase.NONE, self._number, total), leader.doubler
+            self._send(leader, lambda: xiu.take_back(change))
 
     @property
     def _parents(self) -> range:
@@ -146,7 +201,7 @@ class Tool:
     def _commit(self) -> None:
         world, total = self._world, self.layout.next
         self.layout = RoleLayout(total, total, 2, self.layout.doublings)
-        world.registry.layout(self.role, total, total)
+        world.registry.layout(self.role, total, total, self.layout.doublings)
 
     # --- what breaks
 
@@ -156,6 +211,8 @@ class Tool:
             return
         if world.wire.chance(STRIKE):
             world.wire.after(world.rng.uniform(0.0, 0.3), self._strike)
+        if self.role in plan.STORED and self._phase in BEFORE and world.wire.chance(BACK):
+            self._fences = {}
         if world.wire.chance(GONE):
             world.counts["tools killed"] += 1
             self._gone_until = world.now + world.rng.uniform(*GONE_S)

@@ -1,26 +1,26 @@
-"""The twin of `xiu.cuts`: a leader of Xiu in the doubling of its partition, and what a child asks its parent.
-
-The record, its rules, what entries make of it and what a child asks for are production.
+"""The shell of `xiu.answering` and `xiu.doubling`: a leader of Xiu in the doubling of its partition, and what a child asks its
+parent. What is decided, what entries make of it and what is answered is production.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import xiu.events as xe
 from pixiu.errors import PixiuError
+from pixiu.wire.v1 import doubling_pb2
 from pixiu.wire.v1 import xiu_partitions_pb2 as pb
 from tests.sim.system.base import unary
 from tests.sim.system.streams import Stream
+from xiu.answering import Known, Wanted, check_layout, check_question, status_of
 from xiu.cuts import ASK_S, CALL_S
-from xiu.doubling import Change, Doubling, Phase, is_asked, parent_of, reached
+from xiu.doubling import Change, Doubling, Phase, parent_of, reached
 from xiu.service import OPEN_POLL_S
 
 if TYPE_CHECKING:
     from tests.sim.system.xiu import XiuProcess
 
-Known = list[tuple[int, int] | None]
 Told = Callable[[pb.AskReply | None], None]
 
 
@@ -42,16 +42,34 @@ class XiuDoubler:
         if self._process.core.epoch and now.phase is Phase.LEARNING:
             self.advance(Change(Phase.OPEN, now.id, now.partitions))
 
+    def status(self) -> doubling_pb2.DoublingStatus | None:
+        """What the operator's tool is told; None: this replica does not know yet what stands in its log."""
+        core, place = self._process.core, self._process.place
+        try:
+            ahead = core.doubling()
+        except PixiuError:
+            return None
+        return status_of(place.partition, self.doubling, ahead, core.committed, 0, self._process.view.count("xiu"))
+
+    def take_back(self, change: Change) -> None:
+        """Keep a parent whole, if this replica leads."""
+        self._submit(change)
+
     def advance(self, change: Change) -> None:
         """Take the partition to a phase, if this replica leads."""
         if reached(self.doubling, change):
             return
         if change.step is not Phase.OPEN:
+            if change.step in (Phase.LEARNING, Phase.SPLIT):
+                try:
+                    check_layout((change.doubling, change.partitions), self._process.view.laid_out("xiu"))
+                except PixiuError:
+                    return
             self._submit(change)
             return
 
         def told(said: pb.AskReply | None) -> None:
-            if said is not None and said.doubling == change.doubling:
+            if said is not None and said.doubling == change.doubling and said.split_at:
                 self._submit(Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us))
 
         self._ask_parent([], told)
@@ -76,7 +94,7 @@ class XiuDoubler:
 
         self._ask_parent(effect.wanted, told)
 
-    def _ask_parent(self, wanted: Sequence[tuple[int, bool]], told: Told) -> None:
+    def _ask_parent(self, wanted: Wanted, told: Told) -> None:
         """Ask every replica that runs, one after the other, until one answers; `told(None)` when none does in time."""
         process = self._process
         parent, over = parent_of(process.place.partition), [False]
@@ -111,32 +129,27 @@ class XiuDoubler:
 
     def _answer(self, stream: Stream, request: pb.AskRequest) -> None:
         process = self._process
-        now, core = self.doubling, process.core
-        if not process.replica.may_read():
+        try:
+            check_question(process.place.partition, request)
+            head, layout, sure = process.store.head, process.view.laid_out("xiu"), process.replica.may_read()
+            look = process.world.variant.answers().look(request, head, process.core, layout, sure)
+        except PixiuError:
             stream.end()
             return
-        if now.partitions <= request.child:
-            stream.reply(pb.AskReply())
+        if not process.core.epoch:
+            stream.end()
             return
-        derived = set(request.derived)
-        wanted = [(one, at in derived) for at, one in enumerate(request.snowflakes)]
-        known = core.known(wanted)
-        clock_us = process.store.head.clock_us
-        above = [at for at, each in enumerate(known) if each is None and is_asked(now, clock_us, *wanted[at])]
 
         def told(said: pb.AskReply | None) -> None:
-            if said is None or (above and not said.doubling):
+            if said is None or not said.doubling:
                 stream.end()
-                return
-            for at, each in zip(above, _known(said), strict=True):
-                known[at] = each
-            msg_ids, crcs = [each[0] if each else 0 for each in known], [each[1] if each else 0 for each in known]
-            stream.reply(pb.AskReply(doubling=now.id, split_at=now.split_at, split_us=now.split_us, msg_ids=msg_ids, crcs=crcs))
+            else:
+                stream.reply(look.reply(_known(said)))
 
-        if above:
-            self._ask_parent([wanted[at] for at in above], told)
+        if look.above:
+            self._ask_parent(look.asked(), told)
         else:
-            told(pb.AskReply())
+            stream.reply(look.reply([]))
 
 
 def _known(said: pb.AskReply) -> Known:
