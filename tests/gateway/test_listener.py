@@ -107,7 +107,7 @@ async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.Monk
     await until(lambda: len(made) == 1)
     assert refused.recv(1) == b""
     door.close()
-    made[0].close()  # type: ignore[attr-defined]
+    made[0].close()
     for client in (refused, served):
         client.close()
 

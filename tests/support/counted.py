@@ -1,0 +1,71 @@
+"""What listeners count comes back to zero: a place that is never free again shuts everybody out in the end, and no answer tells.
+
+`nothing_stays_counted` is used by every test of the folders whose `conftest.py` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, Final
+
+import pytest
+
+from cluster.access.guard import Guard
+from cluster.links.stream import LinkService
+from cluster.rpc.framed_door import FramedDoor
+from gateway.clients import Clients
+from proxy.presence import PresenceService
+
+
+def _framed(door: FramedDoor) -> dict[str, int]:
+    return {"strangers": door._strangers.total(), "open": door.open, "tasks": len(door._tasks)}
+
+
+def _links(service: LinkService) -> dict[str, int]:
+    return {"open": service._open}
+
+
+def _guard(guard: Guard) -> dict[str, int]:
+    sessions = len(guard._sessions)
+    return {"users": guard._of_user.total() - sessions, "addresses": guard._of_address.total() - sessions}
+
+
+def _clients(clients: Clients) -> dict[str, int]:
+    places = clients._admission
+    return {
+        "pending": places.pending - len(clients._pending),
+        "pending of addresses": places.pending - sum(map(len, places._pending_of.values())),
+        "connected of addresses": places.connected - sum(places._connected_of.values()),
+        "holders": len(clients._holders.keys() - places._connected.keys() - places._pending.keys()),
+    }
+
+
+def _presence(service: PresenceService) -> dict[str, int]:
+    return {"queries": service._of_login.total()}
+
+
+COUNTS: Final[dict[type[Any], Callable[[Any], dict[str, int]]]] = {
+    FramedDoor: _framed, LinkService: _links, Guard: _guard, Clients: _clients, PresenceService: _presence,
+}  # fmt: skip
+"""What is looked at, and what of it is to be zero."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Strangers, sessions, places and holders that are gone are not counted any more when a test ends."""
+    made: list[Any] = []
+    for kind in COUNTS:
+        monkeypatch.setattr(kind, "__init__", _noting(kind.__init__, made))
+    yield
+    left = [(type(one).__name__, name, count) for one in made for name, count in COUNTS[type(one)](one).items() if count]
+    assert not left, "counted although it is gone"
+
+
+def _noting(init: Callable[..., None], made: list[Any]) -> Callable[..., None]:
+    @wraps(init)
+    def noting(self: Any, *args: Any, **more: Any) -> None:
+        init(self, *args, **more)
+        made.append(self)
+
+    return noting
