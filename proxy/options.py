@@ -19,7 +19,7 @@ class Options(ClientRoleOptions, PacedOptions):
     """Publishers' streams at one time; more are refused."""
     max_lent_workers: int = bounded(256, 0, 4096)
     """SnowflakeID worker numbers lent to publishers at one time; 4096 exist in a cluster."""
-    login_lent_workers: int = bounded(8, 1, 4096)
+    login_lent_workers: int = bounded(32, 1, 4096)
     """Of these, how many one login may have. One that comes again beyond that gets one of those that it did not give back."""
     check_message_ids: bool = True
     """Where clients log in: refuse messages whose IDs are not made with a worker number that the login was lent. Only clients from

@@ -94,10 +94,10 @@ class Change:
     split_at: int = 0
     """OPEN: counter and time of the parent's SPLIT entry."""
     split_us: int = 0
-    fence: int = 0
-    """SPLIT: of the partition, as whoever asks for it has seen it."""
     holds: bytes = b""
     """OPEN: the parent's readers (`xiu.readers`), which have read nothing of the child."""
+    fence: int = 0
+    """SPLIT: of the partition, as whoever asks for it has seen it."""
 
     def encode(self) -> bytes:
         """The payload of a doubling entry."""
@@ -107,7 +107,7 @@ class Change:
     def decode(cls, payload: bytes) -> Change:
         """What `encode` made."""
         step, number, partitions, split_at, split_us, fence = _ENTRY.unpack_from(payload)
-        return cls(Phase(step), number, partitions, split_at, split_us, fence, payload[_ENTRY.size :])
+        return cls(Phase(step), number, partitions, split_at, split_us, payload[_ENTRY.size :], fence)
 
 
 def parent_of(partition: int) -> int:
