@@ -225,7 +225,7 @@ def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
         child = seen.child(parent)
         mine, its = seen.statuses[parent], seen.statuses[child]
         if its.doubling != int(seen.doubling, 16) or its.phase not in (pb.DOUBLING_OPEN, pb.DOUBLING_NONE):
-            lost.append(f"{seen.role} partition {child} knows nothing of this doubling: were its disks lost?")
+            lost.append(f"{seen.role} partition {child} knows nothing of this doubling (were its disks lost?)")
         elif seen.role not in COPIED:
             continue
         elif not mine.digest:

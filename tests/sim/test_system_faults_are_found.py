@@ -67,7 +67,6 @@ FOUND_AT = {
     "a split of Pi overtakes what came in the same turn": 1,
     "Pi forgets whose appends it refused": 10,
     "a relay does not send again what a stream lost": 8,
-    "a split of Pi overtakes what came in the same turn": (SystemVariant(acts=faults.split_first), "InboxSeq is given twice"),
     "a child of Pi begins without cursors": 61,
     "a child of Pi does not follow what is acknowledged": 43,
     "the layout of Xiu flips before its children are open": 8,
