@@ -203,9 +203,7 @@ class Record:
         learned, begun = Position(epoch, counter), Position(source_epoch, source)
         place = body[_RECORD.size :]
         doubling = Doubling(number, count, own)
-        return cls(
-            Phase(phase), doubling, learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, fence, place
-        )
+        return cls(Phase(phase), doubling, learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, fence, place)
 
     def splits(self, command: Command) -> bool:
         """Whether a SPLIT would split this partition."""
