@@ -1,7 +1,7 @@
 """Audit: what is stored (Xiu) against what is listed (Pi) against what devices acknowledged.
 
     never_listed     stored, and in no inbox of its first receiver: its sender was never told that it arrived
-    orphaned         listed, and not stored although retention has not passed it
+    orphaned         listed, and not stored although it lies in the window, and retention has not passed it
     stored_twice     two messages of one receiver with one ID
     listed_twice     one message twice in one inbox
     out_of_order     of one sender, inbox and lane, behind a message that was sent later
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.reading import read, read_file
+from pipeline.replicas import Replicas
 from pipeline.report import Bars, Report, section_of
 from pixiu.ids import MSG_COUNTER_BITS, SNOWFLAKE_SEQUENCE_BITS, SNOWFLAKE_WORKER_BITS
 from pixiu.wire.record import Flag
@@ -53,12 +54,12 @@ class Tables:
     messages: Any
     """Stored in the window."""
     stored: Any
-    """(msg_id) of everything that is stored."""
+    """(msg_id) of what is stored from the window's begin on."""
     inboxes: Any
     heads: Any
     acknowledgements: Any
     floors: Any
-    """(xiu_partition, floor): the lowest sequence that is still stored."""
+    """(xiu_partition, floor): where the window begins; what lies before it is not looked at."""
 
 
 def findings(tables: Tables, begin_us: int, now_us: int, unacked_s: int) -> dict[str, Any]:
@@ -144,9 +145,11 @@ def load(spark: Any, options: AuditOptions, now_us: int) -> tuple[Tables, int, i
 
     end_us, begin_us = now_us - options.settle_s * 1_000_000, now_us - options.window_s * 1_000_000
     columns = "xiu_partition,seq,msg_id,snowflake_id,key,sender,stored_at,flags"
-    everything = read(spark, options.target, columns=columns).persist()
-    floors = everything.groupBy("xiu_partition").agg(f.min("seq").alias("floor")).persist()
-    floors.count()  # everything is read here, once, before Pi is
+    begin_ms = begin_us // 1000
+    with Replicas(options.target, "xiu") as replicas:
+        begins = [(each, int(replicas.bounds(each, at_us=begin_ms * 1000).at)) for each in range(replicas.find())]
+    everything = read(spark, options.target, columns=columns, startingTimestamp=begin_ms).persist()
+    everything.count()  # it is read here, once, before Pi is
     stored_us = f.unix_micros("stored_at")
     messages = everything.where((stored_us >= f.lit(begin_us)) & (stored_us < f.lit(end_us)))
     tables = Tables(
@@ -155,7 +158,7 @@ def load(spark: Any, options: AuditOptions, now_us: int) -> tuple[Tables, int, i
         inboxes=read(spark, options.target, table="inboxes").where(f.unix_micros("appended_at") < f.lit(end_us)).persist(),
         heads=read(spark, options.target, table="heads"),
         acknowledgements=read(spark, options.target, table="acknowledgements"),
-        floors=floors,
+        floors=spark.createDataFrame(begins, "xiu_partition int, floor long"),
     )
     return tables, begin_us, end_us
 

@@ -106,7 +106,10 @@ def skew(
     target: Annotated[str, typer.Option("--target", "-t", help="The cluster whose stored mail is counted.", metavar="TARGET")] = "",
     log: Annotated[str, typer.Option(help="Count this log instead: JSON lines, CSV or Parquet.", metavar="FILE")] = "",
     key: Annotated[str, typer.Option(help="The log's column that names the room or user.")] = "room",
-    partitions: Annotated[int, typer.Option(min=1, max=128, help="Partitions now, a power of two.")] = 2,
+    partitions: Annotated[
+        int,
+        typer.Option(min=0, max=128, help="Now, a power of two [default: what the cluster has; 2 for a log].", show_default=False),
+    ] = 0,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="So many of the hottest keys.")] = 20,
     master: Master = "",
     out: Out = "",

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.reading import read, read_file
+from pipeline.replicas import Replicas
 from pipeline.report import Bars, Report, Section
 from pixiu.errors import InvalidArgument
 from pixiu.ids import topic_room
 
 UNEVEN: Final = 1.5
+PARTITIONS_OF_A_LOG: Final = 2
 GAINS: Final = 0.8
 """Doubling is worth it when the fullest partition keeps at most this part of its load."""
 
@@ -32,8 +34,8 @@ class SkewOptions:
     log: str = ""
     """JSON lines or Parquet with the column `key_column`."""
     key_column: str = "room"
-    partitions: int = 2
-    """Now."""
+    partitions: int = 0
+    """Now. 0: as many Xius as the cluster has; 2 for a log."""
     top: int = 20
 
 
@@ -92,9 +94,17 @@ def count(spark: Any, options: SkewOptions) -> Any:
     return counted.where("name is not null").withColumn("id", number)
 
 
+def partitions_of(options: SkewOptions) -> int:
+    """How many partitions there are now. Raises PixiuError."""
+    if options.partitions or not options.target:
+        return options.partitions or PARTITIONS_OF_A_LOG
+    with Replicas(options.target, "xiu") as replicas:
+        return replicas.find()
+
+
 def run(spark: Any, options: SkewOptions) -> tuple[Report, dict[str, Any]]:
     """The report, and all keys with their counts."""
-    n = options.partitions
+    n = partitions_of(options)
     if n < 1 or n & (n - 1):
         raise InvalidArgument(f"--partitions is a power of two, not {n}")
     counts = count(spark, options).persist()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -54,11 +55,11 @@ class PixiuSource(DataSource):
 
     def reader(self, schema: StructType) -> PixiuReader:
         """Make the reader of `spark.read`."""
-        return PixiuReader(read_options(dict(self.options), streaming=False))
+        return PixiuReader(with_schema(read_options(dict(self.options), streaming=False), schema))
 
     def streamReader(self, schema: StructType) -> PixiuStreamReader:
         """Make the reader of `spark.readStream`."""
-        return PixiuStreamReader(read_options(dict(self.options), streaming=True))
+        return PixiuStreamReader(with_schema(read_options(dict(self.options), streaming=True), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> PixiuBatchWriter:
         """Make the writer of `df.write`."""
@@ -77,6 +78,23 @@ class PixiuSource(DataSource):
             raise InvalidArgument('messages that were sent cannot be overwritten: use .outputMode("append")')
         options = write_options(dict(self.options))
         return PixiuStreamWriter(options, columns_to_write(schema, options))
+
+
+def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
+    """Options for the columns of `.schema("seq long, body binary")`; Spark gives the source's own where nobody said one. Raises
+    InvalidArgument for columns that the table does not have so, before anything is read."""
+    asked = [name for name, _ in options.columns]
+    if schema.names == asked:
+        chosen = options.columns
+    elif asked != [name for name, _ in columns_of(options.table, ())]:
+        raise InvalidArgument(f"give a schema or option columns: one names {', '.join(schema.names)}, the other {', '.join(asked)}")
+    else:
+        chosen = columns_of(options.table, schema.names)
+    for given, field in zip(schema.fields, spark_schema(chosen).fields, strict=True):
+        if given.dataType != field.dataType:
+            is_, said = field.dataType.simpleString(), given.dataType.simpleString()
+            raise InvalidArgument(f"column {field.name!r} of table {options.table} is {is_}, and the schema says {said}")
+    return replace(options, columns=chosen)
 
 
 class RowsPartition(InputPartition):
@@ -227,6 +245,8 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._replicas: Replicas | None = None
         self._target: Offsets | None = None
         """With `Trigger.AvailableNow`: nothing behind this is read."""
+        self._planned: Offsets = {}
+        """Where the newest micro-batch ends."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replicas": None}
@@ -294,12 +314,18 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ends[partition] = (
                         int(planner.replicas.bounds(partition, begin, ends[partition], share).advanced) if share else begin
                     )
+        self._planned = ends
         return to_json(ends, planner.replicas.cluster or cluster_of(start))
 
     def reportLatestOffset(self) -> dict[str, int | str]:
-        """The newest offset, for the query's progress: how far behind it is."""
-        planner = self._planner()
-        return to_json(self._ends(planner), planner.replicas.cluster)
+        """The newest offset, for the query's progress, and `rows_behind`: how many rows lie between the newest micro-batch and it.
+        Positions alone do not tell: they jump with every epoch."""
+        planner, ends, behind = self._planner(), dict[int, int](), 0
+        for partition in planner.partitions():
+            bounds = planner.replicas.bounds(partition, self._planned.get(partition, 0))
+            ends[partition] = int(bounds.end)
+            behind += bounds.rows
+        return to_json(ends, planner.replicas.cluster) | {"rows_behind": behind}
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""

@@ -26,7 +26,7 @@ from pipeline.audit import AuditOptions
 from pipeline.commands import pipeline
 from pipeline.replicas import Replicas, Rows
 from pipeline.report import Bars, Report, Section
-from pipeline.skew import Load, verdict
+from pipeline.skew import Load, SkewOptions, partitions_of, verdict
 from pixiu.client.stores import Stores
 from pixiu.errors import InvalidArgument
 from pixiu.ids import msg_id, snowflake
@@ -50,6 +50,13 @@ def test_verdicts() -> None:
     assert verdict(loads(900, 450, 230), 200) == "double", "many keys of one half: they spread"
     assert verdict(loads(900, 850, 840), 820) == "vroom", "one key is the load"
     assert verdict(loads(760, 700, 650), 100) == "vroom", "doubling gains nothing"
+
+
+def test_the_layout_knows_how_many_partitions_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replicas, "find", lambda self: 4)
+    assert partitions_of(SkewOptions("127.0.0.1:7000")) == 4
+    assert partitions_of(SkewOptions("127.0.0.1:7000", partitions=8)) == 8
+    assert partitions_of(SkewOptions(log="log.csv")) == 2
 
 
 def test_a_report_is_one_page_that_escapes_what_it_shows() -> None:
@@ -223,10 +230,21 @@ class TestOnACluster:
 
         return audit.run(spark, AuditOptions(store.target, settle_s=0, **more))
 
-    def test_audit_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path) -> None:
+    def test_audit_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from pipeline import audit as job
+        from pipeline.reading import read
+
         alone, ghost, late, slow = store.users(4)
         ordinary = store.send([late, slow], [b"%d" % number for number in range(20)])
+        asked: list[dict[str, object]] = []
+
+        def noted(spark: Any, target: str, **options: object) -> Any:
+            asked.append(options)
+            return read(spark, target, **options)
+
+        monkeypatch.setattr(job, "read", noted)
         clean, _ = self.audit(spark, store)
+        assert ["startingTimestamp" in each for each in asked if "table" not in each] == [True], "it reads its window alone"
         assert clean.findings == 0, clean.to_json()
 
         never = stored_alone(store, alone, [b"a", b"b", b"c"])
@@ -428,6 +446,8 @@ class TestOnACluster:
         assert [row[0] for row in times] == [at * 1_000_000 + each for each in fractions]
         wrong = ["no json", "[]", "{}", line(1e300, "a"), line("9e999", "a"), line("noon", "a"), line(None, "a"), line(10**18, "a")]
         assert batch(*wrong).where("ts is not null").count() == 0
+        other = json.dumps({"ts": at, "device": "a", "temp": "warm"})
+        assert [(row.ts is None, row.temp) for row in batch(other).collect()] == [(False, None)]
         ahead = batch(line(at + 30 * 86_400, "ahead"))
         late = batch(*[line(at - 86_400, "late")] * 500, *[line(at, "late")])
         parts = ingest.in_windows(ahead, options).unionByName(ingest.in_windows(late, options))

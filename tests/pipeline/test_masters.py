@@ -141,6 +141,8 @@ def test_a_job_gives_the_same_on_a_master_and_a_worker(
 
 def test_a_local_session_has_few_shuffle_partitions_unless_somebody_wants_more(spark: Any, tmp_path: Path) -> None:
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2", "as many as local[2] has threads"
+    pools = spark._jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()
+    assert sum(pool.getUsage().getMax() for pool in pools if "Code" in pool.getName()) >= 239 << 20, "Java's own size"
     program = tmp_path / "settings.py"
     program.write_text(SESSION)
     wanted = ["--master", "local[3]", "--conf", "spark.sql.shuffle.partitions=11"]

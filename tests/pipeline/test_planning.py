@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 
 from pipeline import source
 from pipeline.options import read_options
-from pipeline.source import PixiuReader, PixiuStreamReader, RowsPartition
+from pipeline.source import PixiuReader, PixiuSource, PixiuStreamReader, RowsPartition
 from pixiu.errors import Gone, InvalidArgument, Overloaded
 from pixiu.wire.v1 import export_pb2
 
@@ -113,7 +114,9 @@ def test_a_stream_goes_on_by_its_limit_over_epochs(cluster: Cluster) -> None:
     assert sizes == [12, 12, 12, 12, 12]
     assert sorted(seen) == [(partition, position) for partition in (0, 1) for position in cluster.partitions[partition]]
     assert reader.latestOffset({"0": 0, "1": 0}, ReadAllAvailable()) == offset, "all available is all"
-    assert reader.reportLatestOffset() == offset
+    assert reader.reportLatestOffset() == offset | {"rows_behind": 0}
+    cluster.put(0, 7, epoch=2)
+    assert reader.reportLatestOffset()["rows_behind"] == 7, "the lag is in rows, whatever positions do"
 
 
 def test_available_now_ends_at_what_was_there(cluster: Cluster) -> None:
@@ -183,7 +186,8 @@ def test_an_offset_says_of_which_cluster_it_is(cluster: Cluster) -> None:
     cluster.id = "a" * 16
     reader = stream(startingOffsets="earliest")
     offset = reader.latestOffset(made_by_an_older_release, ReadAllAvailable())
-    assert offset == reader.reportLatestOffset() == {"0": 4, "1": 1, "cluster": "a" * 16}
+    assert offset == {"0": 4, "1": 1, "cluster": "a" * 16}
+    assert reader.reportLatestOffset() == offset | {"rows_behind": 0}
     assert ranges(reader.partitions(made_by_an_older_release, offset)) == [(0, 0, 4), (1, 0, 1)]
     reader.commit(offset)
     cluster.id = ""
@@ -237,3 +241,21 @@ def test_a_reader_travels_without_its_connections(cluster: Cluster) -> None:
     again = pickle.loads(pickle.dumps(reader))
     assert again._replicas is None
     assert again.initialOffset() == {"0": 0, "1": 0}
+
+
+def test_a_schema_chooses_columns_or_is_refused_when_planning() -> None:
+    def names(schema: StructType, **options: str) -> list[str]:
+        reader = PixiuSource(TARGET | options).reader(schema)
+        return [name for name, _ in reader._options.columns]
+
+    some = StructType().add("seq", LongType()).add("body", BinaryType())
+    every = PixiuSource(dict(TARGET)).schema()
+    assert names(some) == ["seq", "body"]
+    assert names(every) == every.names
+    assert names(some, columns="seq,body") == ["seq", "body"]
+    with pytest.raises(InvalidArgument, match="column 'seq' of table messages is bigint, and the schema says int"):
+        names(StructType().add("seq", IntegerType()))
+    with pytest.raises(InvalidArgument, match="table messages has no column 'bodies'"):
+        names(StructType().add("bodies", BinaryType()))
+    with pytest.raises(InvalidArgument, match="give a schema or option columns: one names seq, body, the other key"):
+        names(some, columns="key")
