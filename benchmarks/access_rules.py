@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from cluster.access.identity import Identity
 from cluster.access.loans import Lent, Loan, owner_of, prove
-from cluster.access.rules import PUBLISH, Permissions, Rule
+from cluster.access.rules import PUBLISH, Permissions, Rule, RuleSet
 from pixiu.ids import snowflake, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from proxy.permits import permitted
@@ -40,7 +40,7 @@ def best(call: Callable[[], object], times: int, rounds: int = 7) -> float:
 def main() -> None:
     """Print what each takes."""
     identity = Identity("alice", 7)
-    permissions = Permissions(identity, RULES)
+    permissions = Permissions(identity, RuleSet(RULES))
 
     def looks() -> None:
         allows = permissions.allows

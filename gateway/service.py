@@ -285,9 +285,9 @@ class Service(RoleShell):
 
     # Inside.
 
-    def _kick(self, who: str) -> None:
+    def _kick(self, request: str) -> None:
         if self._guard is not None:
-            self._guard.kick(who)
+            self._guard.kick(request)
 
     def _proof(self) -> str:
         """What tells proxies that this is a gateway."""

@@ -285,9 +285,9 @@ class Service(RoleShell):
 
     # Inside.
 
-    def _kick(self, who: str) -> None:
+    def _kick(self, request: str) -> None:
         if self._guard is not None:
-            self._guard.kick(who)
+            self._guard.kick(request)
 
     async def _acquire_worker(self) -> tuple[int, int, int]:
         lease = await self._leases.acquire()

@@ -77,7 +77,7 @@ def try_rules(
 ) -> None:
     """Say whether a login may do something, and by which rule. Exit code 0: it may, 1: it may not."""
     from cluster.access.identity import Identity
-    from cluster.access.rules import ACTIONS, IMPERSONATE, Permissions, of_topic_name
+    from cluster.access.rules import ACTIONS, IMPERSONATE, Permissions, RuleSet, of_topic_name
     from cluster.access.settings import parse
 
     if action not in ACTIONS:
@@ -90,7 +90,7 @@ def try_rules(
         raise ConfigurationError(f"{file}: cannot be read: {error}") from None
     said = dict(claim.split("=", 1) for claim in claims or ())
     identity = Identity(user, uin, frozenset(groups or ()), said)
-    permissions = Permissions(identity, settings.rules, client_id)
+    permissions = Permissions(identity, RuleSet(settings.rules), client_id)
     what = "*" if action == IMPERSONATE else of_topic_name(target)
     allowed, rule = permissions.allows(action, what), permissions.rule_of(action, what)
     names = {0: "no rule is about it: denied", len(settings.rules) + 1: "everybody's last rule: what is sent to oneself"}
@@ -106,16 +106,23 @@ def try_rules(
 
 @guarded
 def kick(
-    user: Annotated[str, typer.Argument(help="The user's name or UIN.", metavar="USER")],
+    user: Annotated[str, typer.Argument(help="The user's name or UIN.", metavar="[USER]")] = "",
     target: Target = DEFAULT_TARGET,
+    by: Annotated[str, typer.Option(help="All whom jwt, password, certificate or callback let in.", metavar="HOW")] = "",
+    key: Annotated[str, typer.Option(help="With --by jwt: by this key (kid); certificate: with this serial number.")] = "",
+    everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
 ) -> None:
-    """End all sessions of a user. He may log in again, unless a rule, the password file or the key set keeps him out."""
-    if not user:
-        raise InvalidArgument("USER is empty: give the user's name or UIN")
-    asyncio.run(_kick(target, user))
-    console().print(f"all gateways and proxies were told to end the sessions of {user}", highlight=False, markup=False)
+    """End sessions: of a user, of all whom one authenticator or one key let in, or of everybody. They may log in again, unless a
+    rule, the password file or the key set keeps them out."""
+    from cluster.access.kicks import Kick
+
+    kick_ = Kick(user, by, key, everybody)
+    kick_.check()
+    asyncio.run(_kick(target, kick_.text()))
+    who = user or (f"all who came by {by}" + (f" ({key})" if key else "") if by else "everybody")
+    console().print(f"all gateways and proxies were told to end the sessions of {who}", highlight=False, markup=False)
 
 
-async def _kick(target: str, user: str) -> None:
+async def _kick(target: str, request: str) -> None:
     async with registry_of(target) as (zookeeper, root):
-        await request_kick(zookeeper, root, user, KICK_S)
+        await request_kick(zookeeper, root, request, KICK_S)

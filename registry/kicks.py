@@ -1,11 +1,11 @@
-"""Requests to end a user's sessions: an operator's tool puts one into the registry, and gateways and proxies end those they have.
+"""Requests to end sessions: an operator's tool puts one into the registry, gateways and proxies end those that they have.
 
     tool                                         gateways and proxies
       │ creates ROOT/kick/NUMBER, ephemeral        │ watch ROOT/kick
-      ├──────────────── registry ─────────────────▶│ end the user's sessions
+      ├──────────────── registry ─────────────────▶│ end these sessions
       │ removes it after a while
 
-Who may write the registry may ask. A user who is not denied by a rule may log in again.
+Who may write the registry may ask. Who is not denied by a rule may log in again.
 
 Source: docs/security.md, "Ending sessions".
 """
@@ -23,7 +23,7 @@ from registry.restorer import Restorer
 MAX_BACKOFF_S: Final = 5.0
 MAX_REQUESTS: Final = 1000
 """Requests at one time that a process looks at."""
-MAX_NAME: Final = 1024
+MAX_REQUEST: Final = 4096
 """Bytes of a request that are read."""
 
 
@@ -38,7 +38,7 @@ class KickRequests:
     Args:
         zookeeper: the process's session.
         root: of the cluster.
-        kick: ends the sessions of a user, by name or UIN; called in the event loop.
+        kick: ends the sessions that a request is about; called in the event loop.
     """
 
     def __init__(self, zookeeper: ZooKeeper, root: str, kick: Callable[[str], object]) -> None:
@@ -62,16 +62,16 @@ class KickRequests:
             if name not in self._done:
                 with contextlib.suppress(NoNode):
                     data, _ = await self._zookeeper.get(f"{self._directory}/{name}")
-                    self._kick(data[:MAX_NAME].decode(errors="replace"))
+                    self._kick(data[:MAX_REQUEST].decode(errors="replace"))
                 self._done.add(name)
 
 
-async def request_kick(zookeeper: ZooKeeper, root: str, who: str, lasts_s: float) -> None:
-    """Ask all processes to end the sessions of a user, by name or UIN, and leave the request there for `lasts_s` seconds.
+async def request_kick(zookeeper: ZooKeeper, root: str, request: str, lasts_s: float) -> None:
+    """Ask all processes to end sessions, and leave the request there for `lasts_s` seconds.
 
     Raises `RegistryUnavailable`.
     """
-    path = await zookeeper.create(f"{directory(root)}/r", who.encode(), ephemeral=True, sequence=True, make_parents=True)
+    path = await zookeeper.create(f"{directory(root)}/r", request.encode(), ephemeral=True, sequence=True, make_parents=True)
     try:
         await asyncio.sleep(lasts_s)
     finally:

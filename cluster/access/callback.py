@@ -1,5 +1,6 @@
 """Asks a web service: who somebody is (`Callback`), or whether he may do something (`Decider`). Fails closed: what cannot be
-asked, or answers nonsense, lets nobody in and allows nothing.
+asked, or answers nonsense, lets nobody in and allows nothing. A status from 400 to 499 is a no to the question: who asks what a
+service refuses harms nobody else.
 
     POST URL {"user": …, "secret": …, "client_id": …, "address": …}
     200 {"allow": true, "user": "alice", "uin": 7, "groups": ["players"], "expires_in_s": 3600}
@@ -22,7 +23,7 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 
 from cluster.access.decisions import Breaker, Remembered
-from cluster.access.identity import NEVER_S, Credentials, Identity, groups_of, uin_of, user_of
+from cluster.access.identity import Credentials, Identity, claims_of, groups_of, machine_of, uin_of, user_of
 from cluster.access.settings import CallbackSettings
 from pixiu.errors import NotAuthenticated, Overloaded, PixiuError
 
@@ -34,6 +35,16 @@ UNANSWERED_S: Final = 1.0
 """For how long no answer is a no."""
 Answer = TypeVar("Answer")
 UNREACHABLE: Final = "whoever decides about logins does not answer: try again later"
+COME_AGAIN: Final = (408, 425, 429)
+"""Statuses below 500 that are no answer to the question."""
+
+
+class Unanswered(Overloaded):
+    """A question was asked, and had no answer: who brought it pays a part."""
+
+
+class _ServiceFailed(Exception):
+    """The service said itself that it failed."""
 
 
 class Asker(Generic[Answer]):
@@ -57,30 +68,40 @@ class Asker(Generic[Answer]):
         self.cached += found is not None
         return found
 
-    async def ask(self, key: tuple[str, ...], body: dict[str, object], read: Callable[[Any], tuple[Answer, float]]) -> Answer:
-        """Ask, and remember the answer. Raises `Overloaded` when the service does not answer, or nobody may ask it now.
+    async def ask(
+        self, key: tuple[str, ...], body: dict[str, object], address: str, read: Callable[[Any], tuple[Answer, float]]
+    ) -> Answer:
+        """Ask, and remember the answer. Raises `Unanswered` when no answer comes, `Overloaded` when nobody may ask now.
 
         Args:
+            address: of who wants to know.
             read: makes an answer and the seconds for which it holds of what came; of None for a status that says no. What it raises
                 is no answer.
         """
         settings = self._settings
-        if self._under_way >= settings.at_once or not self.breaker.may_ask(self._now()):
+        if self._under_way >= settings.at_once or not self.breaker.may_ask(self._now(), self.let_in(self.remembered.last(key))):
             raise Overloaded(UNREACHABLE, RETRY_MS)
         self._under_way += 1
         self.asked += 1
         try:
             async with asyncio.timeout(settings.timeout_s):
                 found, lasts_s = read(await self._post(body))
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ArithmeticError, RecursionError, PixiuError):
+        except (TimeoutError, aiohttp.ClientError, OSError, _ServiceFailed):
             self.failed += 1
-            self.breaker.failed(self._now())
-            raise Overloaded(UNREACHABLE, RETRY_MS) from None
+            self.breaker.failed(machine_of(address), self._now())
+            raise Unanswered(UNREACHABLE, RETRY_MS) from None
+        except (ValueError, ArithmeticError, RecursionError, PixiuError):
+            self.failed += 1  # it lives, but this was no answer
+            raise Unanswered(UNREACHABLE, RETRY_MS) from None
         finally:
             self._under_way -= 1
         self.breaker.answered()
         self.remembered.put(key, found, self._now() + lasts_s)
         return found
+
+    def let_in(self, answer: Answer | None) -> bool:
+        """Whether an answer is a yes."""
+        return answer is True
 
     async def close(self) -> None:
         """End the connections to the service."""
@@ -94,8 +115,10 @@ class Asker(Generic[Answer]):
             jar = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(headers=plain, cookie_jar=jar, trust_env=False, auto_decompress=False)
         async with self._session.post(self._settings.url, json=body, allow_redirects=False) as answer:
-            if answer.status in (401, 403):
+            if 400 <= answer.status < 500 and answer.status not in COME_AGAIN:
                 return None
+            if answer.status >= 500:
+                raise _ServiceFailed
             if answer.status != 200:
                 raise ValueError("neither yes nor no")
             data = await answer.content.read(MAX_ANSWER_BYTES + 1)
@@ -136,10 +159,14 @@ class Callback(Asker[Identity]):
 
         def read(answer: Any) -> tuple[Identity, float]:
             wall = self._wall()
-            found = NOBODY if answer is None else read_answer(answer, credentials, wall)
+            found = NOBODY if answer is None else read_answer(answer, credentials, wall, settings.max_session_s)
             return found, settings.refused_s if not found.user else min(settings.cache_s, found.expires_at - wall)
 
-        return _checked(await self.ask(_key(credentials), body, read))
+        return _checked(await self.ask(_key(credentials), body, credentials.address, read))
+
+    def let_in(self, answer: Identity | None) -> bool:
+        """Whether an answer says who somebody is."""
+        return answer is not None and bool(answer.user)
 
 
 class Decider(Asker[bool]):
@@ -163,7 +190,7 @@ class Decider(Asker[bool]):
 
         try:
             async with asyncio.timeout(settings.timeout_s + WAIT_S), self._slots:
-                await self.ask(key, question.body(), read)
+                await self.ask(key, question.body(), question.address, read)
         except (TimeoutError, Overloaded):
             self.remembered.put(key, False, self._now() + UNANSWERED_S)
 
@@ -172,7 +199,7 @@ NOBODY: Final = Identity("", 0)
 """A no."""
 
 
-def read_answer(answer: Any, credentials: Credentials, wall: float) -> Identity:
+def read_answer(answer: Any, credentials: Credentials, wall: float, max_session_s: float) -> Identity:
     """Who a service says that it is; `NOBODY` for a no. Raises `ValueError` or `NotAuthenticated` for what is neither."""
     allowed, expires_in_s = _yes_or_no(answer)
     if not allowed:
@@ -180,11 +207,10 @@ def read_answer(answer: Any, credentials: Credentials, wall: float) -> Identity:
     claims = answer.get("claims", {})
     if not isinstance(claims, dict) or len(claims) > 64:
         raise ValueError("no claims")
-    texts = {str(key): str(value)[:256] for key, value in claims.items() if isinstance(value, str | int)}
-    until = NEVER_S if expires_in_s is None else wall + expires_in_s
+    until = wall + (max_session_s if expires_in_s is None else min(expires_in_s, max_session_s))
     name = answer.get("user", credentials.user)
     user = user_of(name if isinstance(name, str) else None)
-    return Identity(user, uin_of(answer.get("uin")), groups_of(answer.get("groups")), texts, until, "callback")
+    return Identity(user, uin_of(answer.get("uin")), groups_of(answer.get("groups")), claims_of(claims), until, "callback")
 
 
 @dataclass(frozen=True, slots=True)

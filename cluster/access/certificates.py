@@ -94,13 +94,10 @@ def identity_of(certificate: x509.Certificate, settings: CertificateSettings) ->
         raise NotAuthenticated(f"a user name in a certificate has at most {MAX_USER_BYTES} bytes, all of them printable")
     uin = uin_of(parts.get("uin") or settings.uins.get(user))
     groups = frozenset((*settings.groups, parts["group"])) if parts.get("group") else frozenset(settings.groups)
-    claims = {"serial": f"{certificate.serial_number:x}"}
-    return Identity(user, uin, groups, claims, certificate.not_valid_after_utc.timestamp(), "certificate")
-
-
-def is_revoked(identity: Identity, revoked: frozenset[int]) -> bool:
-    """Whether somebody has logged in with a certificate that is revoked by now."""
-    return identity.by == "certificate" and int(identity.claims["serial"], 16) in revoked
+    serial = f"{certificate.serial_number:x}"
+    return Identity(
+        user, uin, groups, {"serial": serial}, certificate.not_valid_after_utc.timestamp(), "certificate", serial
+    )  # fmt: skip
 
 
 def _names(certificate: x509.Certificate, kind: str) -> list[str]:

@@ -1,9 +1,11 @@
 """What is remembered of a slow authenticator's answers, and when it is asked no more. Pure.
 
-A breaker opens after some failures in a row: nobody is asked until a while is over, then one is asked; his answer closes it.
+A breaker opens when too many of the last questions failed, of several addresses: one client that asks what a service fails at
+closes it to nobody else. Nobody is asked then until a while is over; one is asked after it, and an answer closes the breaker. Whose
+question was answered with yes before has the first try: strangers cannot take it away from them.
 
-    CLOSED ──(failures)──▶ OPEN ──(open_s)──▶ one is asked ──(answer)──▶ CLOSED
-                             ▲────────────────(failure)──────┘
+    CLOSED ──(failures of the last 20, of 3 addresses)──▶ OPEN ──(open_s)──▶ one is asked ──(answer)──▶ CLOSED
+                                                            ▲───────────────────(failure)──────┘
 
 Source: docs/security.md, "A callback".
 """
@@ -11,11 +13,15 @@ Source: docs/security.md, "A callback".
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final, Generic, TypeVar
 
 Answer = TypeVar("Answer")
 DIGEST_BYTES: Final = 16
+WINDOW: Final = 20
+"""Questions by which a breaker judges."""
+MIN_ADDRESSES: Final = 3
+"""Of which failures come before it opens."""
 
 
 class Remembered(Generic[Answer]):
@@ -44,14 +50,13 @@ class Remembered(Generic[Answer]):
 
     def get(self, asked: tuple[str, ...], now: float) -> Answer | None:
         """The answer, if there is one and its time is not over."""
-        digest = self._digest(asked)
-        found = self._answers.get(digest)
-        if found is None:
-            return None
-        if now >= found[0]:
-            del self._answers[digest]
-            return None
-        return found[1]
+        found = self._answers.get(self._digest(asked))
+        return None if found is None or now >= found[0] else found[1]
+
+    def last(self, asked: tuple[str, ...]) -> Answer | None:
+        """The answer of before, even if its time is over, as long as there is room for it."""
+        found = self._answers.get(self._digest(asked))
+        return None if found is None else found[1]
 
     def clear(self) -> None:
         """Forget all."""
@@ -66,36 +71,39 @@ class Remembered(Generic[Answer]):
 
 
 class Breaker:
-    """Args: failures: in a row, that open it. open_s: seconds until one is asked again."""
+    """Args: failures: of the last `WINDOW` questions, that open it. open_s: seconds until one is asked again."""
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._limit, self._open_s = failures, open_s
-        self._failures = 0
+        self._last: deque[str] = deque(maxlen=WINDOW)
+        """Of each question whose failed; empty: it was answered."""
         self._again_at = 0.0
+        self.is_open = False
+        """Whether failures have opened it, and no answer has closed it."""
         self.opened = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether failures have opened it, and no answer has closed it."""
-        return self._failures >= self._limit
-
-    def may_ask(self, now: float) -> bool:
-        """Whether to ask now. While it is open one may at a time."""
+    def may_ask(self, now: float, known: bool = False) -> bool:
+        """Whether to ask now. While it is open one may at a time: who had a yes before (`known`), after twice the time others."""
         if not self.is_open:
             return True
-        if now < self._again_at:
+        if now < self._again_at + (0.0 if known else self._open_s):
             return False
         self._again_at = now + self._open_s
         return True
 
     def answered(self) -> None:
         """An answer came, whatever it says."""
-        self._failures = 0
+        if self.is_open:
+            self.is_open = False
+            self._last.clear()
+        self._last.append("")
 
-    def failed(self, now: float) -> None:
-        """None came, or none that can be read."""
-        self._failures += 1
-        if self._failures == self._limit:
+    def failed(self, address: str, now: float) -> None:
+        """None came to a question of this address."""
+        self._last.append(address)
+        failed = [each for each in self._last if each]
+        if not self.is_open and len(failed) >= self._limit and len(set(failed)) >= MIN_ADDRESSES:
+            self.is_open = True
             self.opened += 1
         if self.is_open:
             self._again_at = now + self._open_s

@@ -5,7 +5,8 @@
                      └───────────────┴──────────┴────────────┴─ no ───────┴─▶ refused, counted, audited
 
 The access file, and the files that it names, are read again when they change. What cannot be read then is said in the log, and what
-was read before stays.
+was read before stays. A change concerns those whose proof is gone (a password's line, a key, a certificate), and everybody where
+the rules change. They are visited in slices; until then each is decided anew at its next message.
 
 Source: docs/security.md.
 """
@@ -17,26 +18,29 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
 from cluster.access import certificates, passwords, tokens
-from cluster.access.callback import Callback, Decider, Question
+from cluster.access.callback import Callback, Decider, Question, Unanswered
 from cluster.access.decisions import Remembered
+from cluster.access.files import Files, Proof, Stamp, stamp_of
 from cluster.access.identity import NEVER_S, Credentials, Identity, machine_of
-from cluster.access.rules import Permissions, Target, name_of, topic_of
-from cluster.access.settings import Quota, Settings, parse
+from cluster.access.kicks import kick_of
+from cluster.access.rules import NOTHING, Permissions, RuleSet, Target, name_of, topic_of
+from cluster.access.settings import Quota, Settings
+from cluster.access.visits import Visits
 from cluster.runtime.audit import Audit
-from cluster.runtime.options import read_bounded
 from cluster.runtime.token_bucket import Meter, Meters
 from pixiu.errors import ConfigurationError, NotAllowed, NotAuthenticated, Overloaded, PixiuError
 
-MAX_FILE_BYTES: Final = 64 << 20
-LOOK_S: Final = 2.0
-"""How often files are looked at."""
+LOOK_S: Final = 1.0
+"""How often files are looked at. What stood still from one look to the next is read."""
+FAILED: Final = 4
+"""What a failed login costs its address, in quarters of one; a login that had no answer costs one."""
 MAX_HASHING: Final = 4
 """Passwords that are hashed at one time, 16 MiB each."""
 MAX_WAITING: Final = 64
@@ -48,9 +52,6 @@ MAX_HOLD_S: Final = 10.0
 """A client that publishes too much is not read from for at most so long; then it is looked whether anything is owed still."""
 MAX_ADDRESSES: Final = 100_000
 RETRY_MS: Final = 1000
-Stamp = tuple[int, int, int]
-"""Of a file: another one when it was written."""
-Made = TypeVar("Made")
 ACCESS_FILE_READ: Final = "access_file_read"
 ACCESS_FILE_WRONG: Final = "access_file_wrong"
 
@@ -58,22 +59,62 @@ ACCESS_FILE_WRONG: Final = "access_file_wrong"
 class Session:
     """One client's time at a door.
 
-    permissions: of now; another object after the rules have changed. end: ends the connection, with why in words.
+    end: ends the connection, with why in words.
     """
 
     def __init__(
         self, guard: Guard, identity: Identity, permissions: Permissions, address: str, end: Callable[[str], None]
     ) -> None:
-        self.identity, self.permissions, self.address = identity, permissions, address
+        self.identity, self.address = identity, address
         self.end = end
+        self.over = ""
+        """Why it is over; empty: it is not."""
+        self._told = False
+        self._permissions, self._as_of = permissions, guard.as_of
         self.rules_changed: Callable[[], None] = lambda: None
         """Called after the rules have changed: what is held on must be allowed still."""
         self.client_id = ""
-        self.entry: passwords.Entry | None = None
-        """Of the password that opened it."""
         self._guard = guard
         self._timer: asyncio.TimerHandle | None = None
         self._wait()
+
+    @property
+    def permissions(self) -> Permissions:
+        """What the client may do as of now: another object after the rules have changed, none once the session is over."""
+        if self._as_of != self._guard.as_of and not self.over and (why := self._guard.renew(self)):
+            # In the middle of a client's message: what there is goes on to its end, without any rights.
+            self.lose(why)
+            asyncio.get_running_loop().call_soon(self._end)
+        return self._permissions
+
+    def renewed(self, permissions: Permissions) -> None:
+        """It has these from now on, and what callbacks have given it under the rules of before."""
+        permissions.keep(self._permissions)
+        self._permissions, self._as_of = permissions, self._guard.as_of
+
+    def doubt(self) -> None:
+        """Something has changed about it: it is to be decided anew before it is used again."""
+        self._as_of = -1
+
+    def lose(self, why: str) -> None:
+        """It is over: nothing is allowed any more."""
+        self.over = self.over or why
+        self._permissions = NOTHING
+
+    def visit(self) -> None:
+        """After a change: end it if it is over, else have its owner look whether what is held on is allowed still."""
+        if self not in self._guard.sessions:
+            return
+        self.permissions  # noqa: B018 (decided anew)
+        if self.over:
+            self._end()
+        else:
+            self.rules_changed()
+
+    def _end(self) -> None:
+        if self in self._guard.sessions and not self._told:
+            self._told = True
+            self.end(self.over)
 
     def allows(self, action: str, target: Target) -> bool:
         """Whether the client may do something; a new no is counted and audited."""
@@ -160,9 +201,8 @@ class Guard:
         self._path, self._log, self._audit = Path(path), log, audit
         self._stamps: dict[Path, Stamp] = {}
         """Of the last try to read them."""
-        self._keys: tuple[tokens.Key, ...] = ()
-        self._users: Mapping[str, passwords.Entry] = {}
-        self._revoked: frozenset[int] = frozenset()
+        self._seen: dict[Path, Stamp] = {}
+        """Of the last look."""
         self._callback: Callback | None = None
         self._deciders: dict[str, Decider] = {}
         """Callbacks that rules name."""
@@ -170,7 +210,8 @@ class Guard:
         self._hashed: Remembered[Identity] = Remembered(secrets.token_bytes(32), MAX_REMEMBERED)
         self._hashing = asyncio.Semaphore(MAX_HASHING)
         self._waiting = 0
-        self._sessions: set[Session] = set()
+        self.sessions: set[Session] = set()
+        self._by_proof: dict[Proof, set[Session]] = {}
         self._of_user: Counter[str] = Counter()
         self._of_address: Counter[str] = Counter()
         self._failures: Meters[str] | None = None
@@ -179,10 +220,21 @@ class Guard:
         self.counts: Counter[str] = Counter()
         self.called: Callable[[str], None] = lambda _peer: None
         """Told of each gRPC call's peer, as gRPC names it."""
-        self.settings = Settings()
-        self._files = _Files(self._path, {})
-        self._files.read()
-        self._use(self._files)
+        self._rules = RuleSet(())
+        self.as_of = 0
+        """Of the rules: a session whose permissions are of another time is decided anew."""
+        self._ending: Visits[Session] = Visits(Session.visit, self._wrong)
+        """Whose proof is gone, or whom an operator ends."""
+        self._changed: Visits[Session] = Visits(Session.visit, self._wrong)
+        """Who has other rules."""
+        self._files, files = Files(self._path), Files(self._path)
+        files.read()
+        self._use(files)
+
+    @property
+    def settings(self) -> Settings:
+        """Settings as the files say them now."""
+        return self._files.settings
 
     # --- logging in
 
@@ -192,19 +244,21 @@ class Guard:
             credentials.check()
             self._check_failures(credentials.address)
             if credentials.certificate and self.settings.certificate is not None:
-                shown = certificates.read(credentials.certificate, self._revoked, time.time())
+                shown = certificates.read(credentials.certificate, self._files.revoked, time.time())
                 if not credentials.secret:
                     return self._accepted(certificates.identity_of(shown, self.settings.certificate), credentials)
             if not credentials.secret:
                 raise NotAuthenticated("this door wants a token or a password: certificates are no logins here ([certificate])")
-            if self._keys and tokens.looks_like_token(credentials.secret):
-                return self._accepted(tokens.verify(credentials.secret, self._keys, self.settings.tokens, time.time()), credentials)
+            if self._files.keys and tokens.looks_like_token(credentials.secret):
+                return self._accepted(
+                    tokens.verify(credentials.secret, self._files.keys, self.settings.tokens, time.time()), credentials
+                )
             known = self._hashed.get((credentials.user, credentials.secret), time.monotonic())
-            if known is None and self._callback is not None and credentials.user not in self._users:
+            if known is None and self._callback is not None and credentials.user not in self._files.users:
                 known = self._callback.remembered_login(credentials)
             if known is not None:
                 return self._accepted(known, credentials)
-            if not (self._users or self.settings.users or self._callback):
+            if not (self._files.users or self.settings.users or self._callback):
                 raise NotAuthenticated("this cluster takes tokens, and this is none")
             return None
 
@@ -214,7 +268,7 @@ class Guard:
         if found is not None:
             return found
         with self.refusing(credentials.address, credentials.client_id):
-            if credentials.user in self._users or self._callback is None:
+            if credentials.user in self._files.users or self._callback is None:
                 return self._accepted(await self._check_password(credentials), credentials)
             return self._accepted(await self._callback.log_in(credentials), credentials)
 
@@ -227,12 +281,12 @@ class Guard:
         except BaseException:
             self._waiting -= 1
             raise
-        entry = self._users.get(credentials.user)
+        entry = self._files.users.get(credentials.user)
         # A thread goes on when whoever waits for it has hung up: its place is free when it is done.
         hashing = asyncio.get_running_loop().run_in_executor(None, passwords.check, entry, credentials.secret)
         hashing.add_done_callback(self._hashed_one)
         await asyncio.wait((hashing,))
-        if self._users.get(credentials.user) != entry:
+        if self._files.users.get(credentials.user) != entry:
             raise Overloaded("the user's password entry has changed meanwhile: try again", RETRY_MS)
         identity = hashing.result()
         self._hashed.put((credentials.user, credentials.secret), identity, time.monotonic() + REMEMBER_S)
@@ -255,6 +309,8 @@ class Guard:
             raise
         except PixiuError as error:
             # Who comes is not to blame, and all may be told the same: it has one line a second.
+            if isinstance(error, Unanswered):
+                self._charge(address, 1)
             self._refused(str(error), address, client, str(error))
             raise
         except asyncio.CancelledError:
@@ -262,10 +318,13 @@ class Guard:
             raise
 
     def _failed(self, address: str, client: str, why: str) -> None:
-        now, machine = time.monotonic(), machine_of(address)
+        self._charge(address, FAILED)
+        self._refused(machine_of(address), address, client, why)
+
+    def _charge(self, address: str, quarters: int) -> None:
         if self._failures is not None:
-            self._failures.of(machine, now).spend(1, 0, now)
-        self._refused(machine, address, client, why)
+            now = time.monotonic()
+            self._failures.of(machine_of(address), now).spend(quarters, 0, now)
 
     def _refused(self, about: str, address: str, client: str, why: str) -> None:
         self.counts["refused"] += 1
@@ -293,6 +352,8 @@ class Guard:
                 raise Overloaded(f"this user has {quota.sessions_per_user} sessions here already", RETRY_MS)
             if quota.sessions_per_address and self._of_address[machine_of(address)] >= quota.sessions_per_address:
                 raise Overloaded(f"this address has {quota.sessions_per_address} sessions here already", RETRY_MS)
+            if why := self._gone(identity):
+                raise Overloaded(f"meanwhile {why}", RETRY_MS)
             permissions = self._permissions(identity, client_id, address)
         except PixiuError as error:
             self.counts["refused"] += 1
@@ -300,15 +361,16 @@ class Guard:
             raise
         session = Session(self, identity, permissions, address, end)
         session.client_id = client_id
-        session.entry = self._users.get(identity.user) if identity.by == "password" else None
-        self._sessions.add(session)
+        self.sessions.add(session)
+        self._by_proof.setdefault((identity.by, identity.proof), set()).add(session)
         self._of_user[identity.user] += 1
         self._of_address[machine_of(address)] += 1
         self.counts["logins"] += 1
         about = f"{identity.user} {address}"
         self._audit.write_limited(
-            "login", about, user=identity.user, uin=identity.uin, by=identity.by, address=address, client=client_id[:128]
-        )
+            "login", about, user=identity.user, uin=identity.uin, by=identity.by, signed_by=identity.signed_by, address=address,
+            client=client_id[:128],
+        )  # fmt: skip
         return session
 
     def _permissions(self, identity: Identity, client_id: str, address: str) -> Permissions:
@@ -316,7 +378,30 @@ class Guard:
             found = self._deciders.get(callback)
             return None if found is None else found.known(Question(identity, client_id, address, action, topic_of(target)).key)
 
-        return Permissions(identity, self.settings.rules, client_id, answers)
+        return Permissions(identity, self._rules, client_id, answers)
+
+    def _gone(self, identity: Identity) -> str:
+        """Why somebody's login is good no more; empty: it is."""
+        if identity.by == "password":
+            entry = self._files.users.get(identity.user)
+            return "" if entry and entry.identity.proof == identity.proof else "the user's password entry has changed; log in again"
+        if identity.by == "jwt" and all(key.fingerprint != identity.proof for key in self._files.keys):
+            return "the key that signed the token was removed; connect again with a new token"
+        if identity.by == "certificate" and (self.settings.certificate is None or int(identity.proof, 16) in self._files.revoked):
+            return "the client's certificate has been revoked"
+        if identity.by == "callback" and self._callback is None:
+            return "the callback that let the client in was removed; log in again"
+        return ""
+
+    def renew(self, session: Session) -> str:
+        """Give a session the permissions of now. Returns why it has none any more; empty: it has."""
+        why = self._gone(session.identity)
+        if not why:
+            try:
+                session.renewed(self._permissions(session.identity, session.client_id, session.address))
+            except NotAllowed as error:
+                why = str(error)
+        return why
 
     async def ask(self, session: Session, callback: str, action: str, target: Target) -> None:
         """Have a callback asked whether a session may do something."""
@@ -326,8 +411,12 @@ class Guard:
 
     def closed(self, session: Session) -> None:
         """A session is over."""
-        if session in self._sessions:
-            self._sessions.discard(session)
+        if session in self.sessions:
+            self.sessions.discard(session)
+            proof = session.identity.by, session.identity.proof
+            self._by_proof[proof].discard(session)
+            if not self._by_proof[proof]:
+                del self._by_proof[proof]
             for counter, key in ((self._of_user, session.identity.user), (self._of_address, machine_of(session.address))):
                 counter[key] -= 1
                 if not counter[key]:
@@ -354,16 +443,22 @@ class Guard:
         user = session.identity.user
         self._audit.write_limited("ids_refused", f"{user} {session.address}", user=user, address=session.address, ids=ids)
 
-    def kick(self, who: str) -> int:
-        """End the sessions of a user, by name or UIN. Returns how many."""
-        if not who:
-            return 0
-        # A service has no UIN, and is ended by its name.
-        found = [item for item in self._sessions if who in (item.identity.user, str(item.identity.uin or item.identity.user))]
+    def kick(self, request: str) -> int:
+        """End the sessions that an operator's request is about (`Kick`). Returns how many; what is no request ends none.
+
+        From now on they may do nothing; their owners are told in slices.
+        """
+        kick = kick_of(request)
+        found = [] if kick is None else [session for session in self.sessions if kick.fits(session.identity)]
         for session in found:
-            self.counts["kicked"] += 1
-            self._audit.write("kicked", user=session.identity.user, address=session.address)
-            session.end("an operator ended the session")
+            session.lose("an operator ended the session")
+        self.counts["kicked"] += len(found)
+        if kick is not None and kick.user:
+            for session in found:
+                self._audit.write("kicked", user=session.identity.user, address=session.address)
+        elif kick is not None:
+            self._audit.write("kicked", by=kick.by, signed_by=kick.signed_by, sessions=len(found))
+        self._ending.add(found)
         return len(found)
 
     def spend(self, identity: Identity, messages: int, size: int) -> float:
@@ -392,26 +487,51 @@ class Guard:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._ending.close()
+        await self._changed.close()
         for asker in (self._callback, *self._deciders.values()):
             if asker is not None:
                 await asker.close()
 
     async def read_again(self) -> None:
-        """Read what has changed; sessions get the new rules. What does not do is said in the log, and changes nothing."""
-        if all(_stamp(path) == stamp for path, stamp in self._stamps.items()):
+        """Read what has changed, and stood still since the last look; sessions get the new rules. What does not do is said in the
+        log, and changes nothing."""
+        before, self._seen = self._seen, {path: stamp_of(path) for path in self._seen or self._stamps}
+        if self._seen == self._stamps or self._seen != before:
             return
-        files = _Files(self._path, self._files.parsed)
+        files = Files(self._path, self._files)
         try:
             await asyncio.to_thread(files.read)  # a large file of passwords takes seconds
         except Exception as error:
-            self._stamps = files.stamps
+            self._seen = self._stamps = self._seen | files.stamps
             self._wrong(error)
             return
-        self._use(files)
+        if not files.stamps.items() <= self._seen.items() or not files.stood_still():
+            self._seen = self._seen | files.stamps  # it names another file, or is written again: wait for one more look
+            return
+        changed = self._use(files)
         self._log.info(ACCESS_FILE_READ, path=str(self._path), rules=len(self.settings.rules))
         self._audit.write("access_file_read", path=str(self._path))
-        for session in list(self._sessions):
-            self._recheck(session)
+        self._ending.add(self._concerned(files.gone))
+        self._changed.add(self.sessions if changed else ())
+
+    def _concerned(self, gone: frozenset[Proof]) -> list[Session]:
+        everybody = {by for by, proof in gone if not proof}
+        proofs = set(self._by_proof.keys() & gone)
+        proofs.update(each for each in self._by_proof if each[0] in everybody) if everybody else None
+        found = [session for proof in proofs for session in self._by_proof[proof]]
+        for session in found:
+            session.doubt()
+        return found
+
+    @property
+    def _to_visit(self) -> int:
+        return len(self._ending) + len(self._changed)
+
+    async def visited(self) -> None:
+        """Wait until all whom a change concerns were visited."""
+        await self._ending.done()
+        await self._changed.done()
 
     def _wrong(self, error: Exception) -> None:
         self.counts["files_wrong"] += 1
@@ -420,7 +540,7 @@ class Guard:
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
-        found: dict[str, object] = {"access_sessions": len(self._sessions)}
+        found: dict[str, object] = {"access_sessions": len(self.sessions), "access_sessions_to_visit": self._to_visit}
         for name in ("logins", "refused", "denied", "ids_refused", "expired", "kicked", "files_wrong"):
             found[f"access_{name}_total"] = self.counts[name]
         if self._callback is not None:
@@ -447,8 +567,12 @@ class Guard:
             except Exception as error:  # whatever it is: the next change must be seen
                 self._wrong(error)
 
-    def _use(self, files: _Files) -> None:
+    def _use(self, files: Files) -> bool:
+        """Whether the rules are others."""
         settings = files.settings
+        changed = settings.rules != self.settings.rules
+        if changed:
+            self._rules, self.as_of = RuleSet(settings.rules), self.as_of + 1
         if settings.callback != self.settings.callback:
             old, self._callback = self._callback, None
             if settings.callback is not None:
@@ -462,73 +586,15 @@ class Guard:
                 self._deciders[name] = Decider(of, time.monotonic)
         per_min = settings.quota.failed_logins_per_min
         if self._failures is None or settings.quota != self.settings.quota:
-            self._failures = Meters(per_min / 60, 0, 60.0, MAX_ADDRESSES) if per_min else None
+            self._failures = Meters(per_min * FAILED / 60, 0, 60.0, MAX_ADDRESSES) if per_min else None
         self._spent.clear()
         self._hashed.clear()
-        self._files, self._stamps, self.settings = files, files.stamps, settings
-        self._keys, self._users, self._revoked = files.keys, files.users, files.revoked
+        self._files = files
+        self._stamps = self._seen = files.stamps
+        return changed
 
     def _close_soon(self, asker: Callback | Decider | None) -> None:
         if asker is not None:
             task = asyncio.get_running_loop().create_task(asker.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-    def _recheck(self, session: Session) -> None:
-        identity = session.identity
-        if identity.by == "password" and (session.entry is None or self._users.get(identity.user) != session.entry):
-            session.end("the user's password entry has changed; log in again")
-            return
-        if certificates.is_revoked(identity, self._revoked):
-            session.end("the client's certificate has been revoked")
-            return
-        try:
-            older, session.permissions = session.permissions, self._permissions(identity, session.client_id, session.address)
-            session.permissions.keep(older)
-        except NotAllowed as error:
-            session.end(str(error))
-            return
-        session.rules_changed()
-
-
-class _Files:
-    """The access file and those that it names, as they are read once. Args: before: what was parsed the last time."""
-
-    def __init__(self, path: Path, before: Mapping[tuple[str, Path], tuple[Stamp, Any]]) -> None:
-        self._path, self._before = path, before
-        self.parsed: dict[tuple[str, Path], tuple[Stamp, Any]] = {}
-        self.stamps: dict[Path, Stamp] = {}
-        """Of each file before it was read: what is written meanwhile is a change. Also of those that do not do."""
-        self.settings = Settings()
-        self.keys: tuple[tokens.Key, ...] = ()
-        self.users: Mapping[str, passwords.Entry] = {}
-        self.revoked: frozenset[int] = frozenset()
-
-    def read(self) -> None:
-        """Read them; what has not changed is not parsed again. Blocking. Raises `ConfigurationError`."""
-        self.settings = self._parsed("access", self._path, lambda data, name: parse(data.decode(errors="replace"), name))
-        folder = self._path.parent
-        if self.settings.keys:
-            self.keys = self._parsed("keys", folder / self.settings.keys, tokens.read_keys)
-        if self.settings.users:
-            path = folder / self.settings.users
-            self.users = self._parsed("users", path, lambda data, name: passwords.read_users(data.decode(errors="replace"), name))
-        if self.settings.certificate is not None and self.settings.certificate.revoked:
-            self.revoked = self._parsed("revoked", folder / self.settings.certificate.revoked, certificates.read_revoked)
-
-    def _parsed(self, kind: str, path: Path, parse_: Callable[[bytes, str], Made]) -> Made:
-        self.stamps[path] = stamp = _stamp(path)
-        found = self._before.get((kind, path))
-        if found is None or found[0] != stamp:
-            found = stamp, parse_(read_bounded(path, MAX_FILE_BYTES), str(path))
-        self.parsed[kind, path] = found
-        made: Made = found[1]
-        return made
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return found.st_mtime_ns, found.st_size, found.st_ino

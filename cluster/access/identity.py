@@ -18,6 +18,11 @@ MAX_SECRET_BYTES: Final = 8192
 MAX_USER_BYTES: Final = 256
 MAX_GROUPS: Final = 64
 NEVER_S: Final = float("inf")
+MAX_CLAIM_BYTES: Final = 256
+"""Of a claim that rules can use."""
+UNUSABLE: Final = "\0"
+"""What stands for a claim that a login has in a form that rules cannot use: no `allow` fits it, every `deny` does, and no template
+takes it."""
 NETWORK_BITS: Final = 64
 """Of an address of IPv6: the rest is its owner's to choose."""
 
@@ -44,6 +49,10 @@ class Credentials:
             raise NotAuthenticated(f"a token or password has at most {MAX_SECRET_BYTES} bytes")
         if len(self.user.encode(errors="replace")) > MAX_USER_BYTES:
             raise NotAuthenticated(f"a user name has at most {MAX_USER_BYTES} bytes")
+        for text in (self.user, self.client_id, self.secret):
+            # What a service behind a callback may choke on is not its to judge.
+            if (not text.isascii() and not _is_unicode(text)) or not _CONTROL.isdisjoint(text):
+                raise NotAuthenticated("a user name, a client's ID and a secret have no control characters and no half characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,12 @@ class Identity:
     expires_at: float = NEVER_S
     """Unix seconds."""
     by: str = ""
-    """Which authenticator said so."""
+    """Which authenticator said so: jwt, password, certificate or callback."""
+    proof: str = ""
+    """By what: the fingerprint of the key, the digest of the password file's line, the certificate's serial number. The login ends
+    when that is good no more."""
+    signed_by: str = ""
+    """The name of the key that signed a token, for people."""
 
     def check_name(self, name: str) -> None:
         """Raises `NotAuthenticated` when a client calls itself by the number of another user."""
@@ -79,6 +93,32 @@ def machine_of(address: str) -> str:
     except ValueError:
         return address
     return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found), NETWORK_BITS), strict=False))
+
+
+_CONTROL: Final = frozenset(map(chr, (*range(32), *range(127, 160))))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def text_of_claim(value: object) -> str:
+    """The one form of a claim's value, whoever says it: texts as they are, integers in decimal, `true` and `false`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        value = int(value)  # JSON knows no difference between 1 and 1.0
+    text = str(value) if isinstance(value, str | int) else UNUSABLE
+    return text if _is_unicode(text) and len(text.encode()) <= MAX_CLAIM_BYTES else UNUSABLE
+
+
+def claims_of(found: Mapping[str, object]) -> dict[str, str]:
+    """Claims as rules use them; null is none."""
+    return {str(name): text_of_claim(value) for name, value in found.items() if value is not None}
 
 
 def user_of(value: object) -> str:

@@ -117,7 +117,9 @@ def _entry(line: str) -> tuple[str, Entry]:
     n, r, p = map(int, numbers)
     if kind != "scrypt" or not user or not 2 <= n <= MAX_N or n & n - 1 or not 1 <= r <= 32 or not 1 <= p <= 16:
         raise ValueError("no scrypt hash")
-    identity = Identity(user, uin_of(int(uin) or None), groups_of([group for group in groups.split(",") if group]), by="password")
+    proof = hashlib.blake2b(line.encode(), digest_size=16, person=b"pixiu-user").hexdigest()
+    known = groups_of([group for group in groups.split(",") if group])
+    identity = Identity(user, uin_of(int(uin) or None), known, by="password", proof=proof)
     return user, Entry(identity, n, r, p, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
 
 

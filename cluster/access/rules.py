@@ -7,7 +7,10 @@
     topics = ["games/{uin}/#"]
 
 A user's rules are chosen, and their templates filled, once; what they say of one target is remembered, so that a message
-costs one look into a dictionary.
+costs one look into a dictionary. Logins of which the rules see the same (`RuleSet`) share what was chosen, and rules without
+templates are filled once for all.
+
+A rule that denies or asks fails closed: about a name that a login does not have it denies whatever the name could have stood for.
 
 Source: docs/security.md, "Rules"; MQTT 3.1.1 section 4.7 (filters).
 """
@@ -19,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.access.identity import Identity
+from cluster.access.identity import UNUSABLE, Identity
 from pixiu.errors import NotAllowed
 from pixiu.ids import MAX_ID
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
@@ -46,8 +49,12 @@ MAX_REMEMBERED: Final = 4096
 MAX_REMEMBERED_TOPIC: Final = 128
 """Characters of a topic for which the answer is remembered."""
 MAX_RULES: Final = 1000
+MAX_CHOICES: Final = 1024
+"""Kinds of logins for which it is remembered which rules are about them; beyond it all are forgotten."""
 _TEMPLATE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _UNSAFE: Final = frozenset("#+/\0$")
+ANY: Final = "+"
+"""A level of a filter that every level fits."""
 
 
 def of_user(uin: int) -> Target:
@@ -82,7 +89,15 @@ class Rule:
     def is_for(self, identity: Identity) -> bool:
         """Whether it is about somebody: one of the users or groups named, and with every claim named."""
         named = not (self.users or self.groups) or identity.user in self.users or not self.groups.isdisjoint(identity.groups)
-        return named and all(identity.claims.get(name) == value for name, value in self.claims.items())
+        return named and all(self._fits(identity.claims.get(name), value) for name, value in self.claims.items())
+
+    def _fits(self, claim: str | None, value: str) -> bool:
+        return claim == value or (claim == UNUSABLE and not self.allow)
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether it says something else for each login."""
+        return any("{" in text for text in (*self.topics, *(item for item in self.uins if isinstance(item, str))))
 
 
 OWN: Final = Rule(allow=True, actions=frozenset((SUBSCRIBE, INBOX, PRESENCE)), uins=("{uin}",))
@@ -113,6 +128,30 @@ class _Filled:
         return False
 
 
+class RuleSet:
+    """The rules of a file, with `OWN` behind them, and what is the same for many logins: which are about them, and those without
+    templates as they are."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        whole = (*rules, OWN)
+        self._rules = [(number, rule, None if rule.has_templates else _filled(rule, {})) for number, rule in enumerate(whole, 1)]
+        self._users = frozenset(user for rule in whole for user in rule.users)
+        self._groups = frozenset(group for rule in whole for group in rule.groups)
+        self._claims = sorted({name for rule in whole for name in rule.claims})
+        self._chosen: dict[tuple[object, ...], list[tuple[int, Rule, _Filled | None]]] = {}
+
+    def about(self, identity: Identity) -> list[tuple[int, Rule, _Filled | None]]:
+        """The rules about a login, with their numbers from 1 on; None for those that are to be filled for it."""
+        claims = tuple(identity.claims.get(name) for name in self._claims)
+        kind = identity.user if identity.user in self._users else None, identity.groups & self._groups, claims
+        found = self._chosen.get(kind)
+        if found is None:
+            if len(self._chosen) >= MAX_CHOICES:
+                self._chosen.clear()
+            found = self._chosen[kind] = [each for each in self._rules if each[1].is_for(identity)]
+        return found
+
+
 def _unanswered(callback: str, action: str, target: Target) -> bool | None:
     return None
 
@@ -122,7 +161,7 @@ class Permissions:
 
     Args:
         identity: whose.
-        rules: those of the file; `OWN` stands behind them.
+        rules: those of the file, with `OWN` behind them.
         client_id: of the session's client.
         answers: what a callback (its name), an action and a target are remembered with; None: nothing. Then it is a no, but for
             what the session was given before: a door has it `foresee` and asks first.
@@ -133,7 +172,7 @@ class Permissions:
     __slots__ = ("_answers", "_given", "_known", "_rules", "asks", "foreseen", "identity", "may_impersonate")
 
     def __init__(
-        self, identity: Identity, rules: Sequence[Rule], client_id: str = "",
+        self, identity: Identity, rules: RuleSet, client_id: str = "",
         answers: Callable[[str, str, Target], bool | None] = _unanswered,
     ) -> None:  # fmt: skip
         self.identity, self._answers = identity, answers
@@ -143,7 +182,7 @@ class Permissions:
             names["client_id"] = client_id
         if identity.uin:
             names["uin"] = str(identity.uin)
-        found = [(number, _filled(rule, names)) for number, rule in enumerate((*rules, OWN), 1) if rule.is_for(identity)]
+        found = [(number, filled or _filled(rule, names)) for number, rule, filled in rules.about(identity)]
         self._rules = [(number, rule) for number, rule in found if rule is not None]
         self.asks = any(isinstance(rule.decision, str) for _, rule in self._rules)
         """Whether a callback may have to be asked."""
@@ -177,8 +216,10 @@ class Permissions:
         question, answer = (callback, action, target), self._answers(callback, action, target)
         if answer is None:
             return question in self._given
-        if action in HELD and len(self._given) < MAX_REMEMBERED:
-            (self._given.add if answer else self._given.discard)(question)
+        if not answer:
+            self._given.discard(question)
+        elif action in HELD and len(self._given) < MAX_REMEMBERED:
+            self._given.add(question)
         return answer
 
     def seen(self, action: str, target: Target) -> bool:
@@ -235,16 +276,24 @@ def matches(filter_: Sequence[str], levels: Sequence[str]) -> bool:
 
 
 def _filled(rule: Rule, names: Mapping[str, str]) -> _Filled | None:
-    """A rule with its templates filled; None when it is about a name that the session does not have."""
-    try:
-        topics = tuple(tuple(_fill(topic, names).split("/")) for topic in rule.topics)
-        uins = tuple(_range(_fill(item, names)) if isinstance(item, str) else item for item in rule.uins)
-    except KeyError:
+    """A rule with its templates filled. About a name that the session does not have an `allow` is None, and everything else denies
+    whatever the name could have stood for."""
+    if all(name in names for text in (*rule.topics, *rule.uins) if isinstance(text, str) for name in _TEMPLATE.findall(text)):
+        decision: Decision = rule.ask or rule.allow
+    elif rule.allow:
         return None
-    return _Filled(rule.ask or rule.allow, rule.actions, not (rule.rooms or rule.topics or rule.uins), rule.rooms, topics, uins)
+    else:
+        decision = False
+    topics = tuple(tuple(_fill(level, names) for level in topic.split("/")) for topic in rule.topics)
+    uins = tuple(_range(_fill(item, names)) if isinstance(item, str) else item for item in rule.uins)
+    return _Filled(decision, rule.actions, not (rule.rooms or rule.topics or rule.uins), rule.rooms, topics, uins)
 
 
 def _fill(template: str, names: Mapping[str, str]) -> str:
+    """A level, or a user, with its names; `ANY` where one of them is missing."""
+    if any(name not in names for name in _TEMPLATE.findall(template)):
+        return ANY
+
     def value(found: re.Match[str]) -> str:
         text = names[found[1]]
         if not text or _UNSAFE & set(text):
@@ -255,6 +304,12 @@ def _fill(template: str, names: Mapping[str, str]) -> str:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """Of users: one number that a template became. What is none is about nobody."""
+    """Of users: one number that a template became, or all. What is none is about nobody."""
+    if text == ANY:
+        return 1, MAX_ID
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else 0
     return (number, number) if 0 < number <= MAX_ID else (1, 0)
+
+
+NOTHING: Final = Permissions(Identity("", 0), RuleSet((Rule(allow=False, actions=frozenset(ACTIONS)),)))
+"""Of a session that is over."""

@@ -13,12 +13,14 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from cluster.access.certificates import NAMES, CertificateSettings
+from cluster.access.decisions import WINDOW
+from cluster.access.identity import UNUSABLE, text_of_claim
 from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, Rule
 from cluster.access.tokens import ALGORITHMS, TokenSettings
 from cluster.runtime.fields import show, unknown
 from pixiu.errors import ConfigurationError
 from pixiu.ids import MAX_ID, MAX_ROOM
-from pixiu.mqtt.topics import is_filter
+from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX, is_filter
 
 TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule")
 RULE_KEYS: Final = ("allow", "deny", "ask", "callback", "users", "groups", "claims", "rooms", "topics", "uins")
@@ -26,6 +28,10 @@ ASKED: Final = tuple(action for action in ACTIONS if action != IMPERSONATE)
 """What callbacks are asked for: who may speak for others is a login's own, and known from the beginning."""
 MAX_CALLBACKS: Final = 100
 _RANGE: Final = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
+_NAME: Final = r"\{(?:uin|username|client_id|claim\.[A-Za-z_][A-Za-z0-9_.-]*)\}"
+_WITH_NAMES: Final = re.compile(rf"(?:[^{{}}]|{_NAME})+")
+_ONE_NAME: Final = re.compile(_NAME)
+NAMES_OF_RULES: Final = "{uin}, {username}, {client_id} or {claim.NAME}"
 MAX_ITEMS: Final = 10_000
 
 
@@ -44,10 +50,12 @@ class CallbackSettings:
     """Seconds for which a no is."""
     cached: int = 100_000
     """Answers that are remembered."""
-    failures: int = 5
-    """In a row, after which nobody is asked."""
+    failures: int = 10
+    """Of the last 20 questions, of at least 3 addresses, after which nobody is asked."""
     open_s: float = 5.0
     """For so many seconds."""
+    max_session_s: float = 86_400.0
+    """Seconds after which a session ends, and the service is asked anew, whatever it said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +134,11 @@ def _callback(found: Mapping[str, Any], name: str, where: str) -> CallbackSettin
     made = _made(CallbackSettings, found, name, where)
     if not _is_url(made.url):
         raise _wrong(name, f"[{where}] url", made.url, "an http or https address")
-    for key in ("timeout_s", "at_once", "cached", "failures"):
+    for key in ("timeout_s", "at_once", "cached", "failures", "max_session_s"):
         if not getattr(made, key):
             raise _wrong(name, f"[{where}] {key}", getattr(made, key), "above 0")
+    if made.failures > WINDOW:
+        raise _wrong(name, f"[{where}] failures", made.failures, f"at most {WINDOW}: so many questions are looked at")
     return made
 
 
@@ -178,28 +188,32 @@ def _rule(item: Mapping[str, Any], name: str, where: str, callbacks: Mapping[str
     for topic in topics:
         if not topic or not is_filter(topic):
             raise _wrong(name, f"{where}: topics", topic, "a topic or filter; + and # stand alone in their level, # last")
+        if not _WITH_NAMES.fullmatch(topic):
+            raise _wrong(name, f"{where}: topics", topic, f"a topic in which braces stand around names alone: {NAMES_OF_RULES}")
+        if topic.startswith((ROOM_PREFIX, USER_PREFIX)):
+            raise _wrong(name, f"{where}: topics", topic, "a free topic; a room or a user is named by rooms or uins")
     claims = item.get("claims", {})
-    if not isinstance(claims, dict) or not all(isinstance(value, str | int) for value in claims.values()):
-        raise _wrong(name, f"{where}: claims", claims, "a table of texts or integers")
+    if not isinstance(claims, dict) or any(isinstance(v, float) or text_of_claim(v) == UNUSABLE for v in claims.values()):
+        raise _wrong(name, f"{where}: claims", claims, "a table of texts (at most 256 bytes), integers, true and false")
     rooms = tuple(_range(text, MAX_ROOM, name, f"{where}: rooms") for text in _texts(item, "rooms", name, where))
     uins = tuple(
-        text if text.startswith("{") and text.endswith("}") else _range(text, MAX_ID, name, f"{where}: uins")
+        text if _ONE_NAME.fullmatch(text) else _range(text, MAX_ID, name, f"{where}: uins", f", or {NAMES_OF_RULES}")
         for text in _texts(item, "uins", name, where)
     )
     return Rule(
         allow="allow" in item, actions=frozenset(actions), ask=callback, users=frozenset(_texts(item, "users", name, where)),
-        groups=frozenset(_texts(item, "groups", name, where)), claims={key: str(value) for key, value in claims.items()},
+        groups=frozenset(_texts(item, "groups", name, where)), claims={key: text_of_claim(value) for key, value in claims.items()},
         rooms=rooms, topics=tuple(topics), uins=uins,
     )  # fmt: skip
 
 
-def _range(text: str, highest: int, name: str, where: str) -> tuple[int, int]:
+def _range(text: str, highest: int, name: str, where: str, more: str = "") -> tuple[int, int]:
     if text == "*":
         return 1, highest
     found = _RANGE.fullmatch(text)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 0 < low <= high <= highest:
-        raise _wrong(name, where, text, 'a number, a range such as "1-1000", or "*"')
+        raise _wrong(name, where, text, f'a number, a range such as "1-1000", or "*"{more}')
     return low, high
 
 

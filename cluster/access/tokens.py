@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jwt
@@ -20,7 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from cluster.access.identity import MAX_SECRET_BYTES, Identity, groups_of, uin_of, user_of
+from cluster.access.identity import MAX_SECRET_BYTES, Identity, claims_of, groups_of, uin_of, user_of
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
 ALGORITHMS: Final = (
@@ -30,8 +31,6 @@ ALGORITHMS: Final = (
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
 MIN_SHARED_BYTES: Final = 32
-MAX_CLAIM_BYTES: Final = 256
-"""Of a claim that rules can use; longer ones are left out."""
 _CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 
 
@@ -58,6 +57,13 @@ class Key:
     kid: str
     key: Any
     algorithms: frozenset[str]
+    fingerprint: str = ""
+    """Of the key itself: it stays when the key gets another name, and another key of the same name has another."""
+
+    @property
+    def name(self) -> str:
+        """Its `kid`, or the beginning of its fingerprint; for people."""
+        return self.kid or self.fingerprint[:16]
 
 
 def looks_like_token(secret: str) -> bool:
@@ -92,7 +98,7 @@ def verify(token: str, keys: Sequence[Key], settings: TokenSettings, now: float)
             payload = jwt.api_jws.decode(token, key.key, algorithms=[algorithm])
         except (jwt.PyJWTError, ValueError, TypeError):
             continue
-        return _identity(_claims(payload), settings, now)
+        return replace(_identity(_claims(payload), settings, now), proof=key.fingerprint, signed_by=key.name)
     raise NotAuthenticated("the token's signature fits no key of this cluster" if fitting else "the token's key is unknown")
 
 
@@ -143,10 +149,8 @@ def _identity(claims: Mapping[str, Any], settings: TokenSettings, now: float) ->
     user = claims.get(settings.user_claim)
     if user in (None, ""):
         raise NotAuthenticated(f"the token does not say who it is for ({settings.user_claim})")
-    usable = {name: str(value) for name, value in claims.items() if isinstance(value, str | int) and not isinstance(value, bool)}
-    usable = {name: value for name, value in usable.items() if len(value.encode(errors="replace")) <= MAX_CLAIM_BYTES}
     uin = uin_of(claims.get(settings.uin_claim))
-    return Identity(user_of(user), uin, groups_of(claims.get(settings.groups_claim)), usable, expires + leeway, "jwt")
+    return Identity(user_of(user), uin, groups_of(claims.get(settings.groups_claim)), claims_of(claims), expires + leeway, "jwt")
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:
@@ -173,14 +177,20 @@ def _checked(kid: str, key: Any, name: str) -> Key:
     if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
         key = key.public_key()
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS:
-        return Key(kid, key, frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")))
+        return Key(kid, key, frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")), _fingerprint(key))
     if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _CURVES:
-        return Key(kid, key, frozenset((_CURVES[key.curve.name],)))
+        return Key(kid, key, frozenset((_CURVES[key.curve.name],)), _fingerprint(key))
     if isinstance(key, ed25519.Ed25519PublicKey):
-        return Key(kid, key, frozenset(("EdDSA",)))
+        return Key(kid, key, frozenset(("EdDSA",)), _fingerprint(key))
     if isinstance(key, bytes) and len(key) >= MIN_SHARED_BYTES:
-        return Key(kid, key, frozenset(("HS256", "HS384", "HS512")))
+        return Key(kid, key, frozenset(("HS256", "HS384", "HS512")), _fingerprint(key))
     raise ConfigurationError(
         f"{name}: key {kid or 'without a kid'}: must be Ed25519, P-256, P-384, P-521, RSA of at least {MIN_RSA_BITS} bits, or a "
         f"shared key of at least {MIN_SHARED_BYTES} bytes"
     )
+
+
+def _fingerprint(key: Any) -> str:
+    where = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    data = key if isinstance(key, bytes) else key.public_bytes(*where)
+    return hashlib.sha256(b"pixiu-jwt-key" + data).hexdigest()

@@ -92,6 +92,8 @@ async def test_rules_that_deny_the_inbox_end_a_client_that_takes_mail(logins: Lo
     world.clients.answer(ev.Answer(of(ev.Join, world.events)[1].connection, 1, True))
     logins.write_rules('[[rule]]\ndeny = ["inbox"]\n' + RULES)
     await guard.read_again()
+    await guard.read_again()
+    await guard.visited()
     assert (reads.is_open, chats.is_open) == (False, True)
     assert world.closed_for == [CloseReason.NOT_ALLOWED.value]
     chats.connection_lost(None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.access import passwords
-from cluster.access.decisions import Breaker, Remembered
+from cluster.access.decisions import WINDOW, Breaker, Remembered
 from cluster.access.process_login import VALID_S, prove, proven
 from pixiu.errors import ConfigurationError, InvalidArgument, NotAuthenticated
 
@@ -25,20 +25,38 @@ def test_answers_are_kept_for_a_time_and_up_to_a_number() -> None:
     assert b"secret" not in repr(kept._answers).encode()
 
 
-def test_a_breaker_opens_after_failures_and_lets_one_ask_at_a_time() -> None:
+def test_a_breaker_opens_by_failures_of_several_addresses_and_lets_one_ask_at_a_time() -> None:
     breaker = Breaker(failures=3, open_s=5.0)
-    for _ in range(2):
-        breaker.failed(0.0)
-    assert breaker.may_ask(0.0)
-    breaker.failed(0.0)
-    assert not breaker.may_ask(4.9)
-    assert [breaker.may_ask(5.0), breaker.may_ask(5.0)] == [True, False]
-    breaker.failed(6.0)
-    assert not breaker.may_ask(10.9)
-    assert breaker.may_ask(11.0)
+    for _ in range(100):
+        breaker.failed("10.0.0.1", 0.0)
+        breaker.failed("10.0.0.2", 0.0)
+    assert breaker.may_ask(0.0)  # two that fail are two
+    breaker.failed("10.0.0.3", 0.0)
+    assert not breaker.may_ask(4.9, known=True)
+    assert [breaker.may_ask(5.0, known=True), breaker.may_ask(5.0, known=True)] == [True, False]
+    breaker.failed("10.0.0.1", 6.0)
+    assert not breaker.may_ask(10.9, known=True)
+    assert not breaker.may_ask(15.9), "whom nobody knows waits twice as long"
+    assert breaker.may_ask(16.0)
     breaker.answered()
-    assert breaker.may_ask(11.0)
+    assert breaker.may_ask(16.0)
     assert breaker.opened == 1
+
+
+def test_a_breaker_judges_by_the_share_of_the_last_questions() -> None:
+    breaker = Breaker(failures=10, open_s=5.0)
+    for number in range(9 * WINDOW):
+        breaker.failed(f"10.0.0.{number}", 0.0) if number % 20 < 9 else breaker.answered()
+    assert not breaker.is_open
+    for number in range(10):
+        breaker.failed(f"10.0.1.{number}", 0.0)
+    assert breaker.is_open
+
+
+def test_the_last_answer_is_known_when_its_time_is_over() -> None:
+    kept: Remembered[int] = Remembered(b"secret", limit=2)
+    kept.put(("a",), 1, until=10.0)
+    assert (kept.get(("a",), 10.0), kept.last(("a",)), kept.last(("b",))) == (None, 1, None)
 
 
 def test_a_password_file_is_written_and_read(tmp_path: Path) -> None:

@@ -8,18 +8,22 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
 from aiohttp import web
+from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
 from cluster.access import passwords
 from cluster.access.guard import MAX_HASHING, Guard, Session
 from cluster.access.identity import Credentials, Identity
+from cluster.access.kicks import Kick
 from cluster.access.rules import PUBLISH, SUBSCRIBE
+from cluster.access.visits import SLICE_S, SPREAD_S, Visits
 from cluster.runtime import log
 from cluster.runtime.audit import Audit
 from pixiu.errors import ConfigurationError, NotAuthenticated, Overloaded
@@ -76,13 +80,20 @@ async def guards(tmp_path: Path) -> AsyncIterator[Callable[[str], Guard]]:
         await guard.close()
 
 
+async def take(guard: Guard) -> None:
+    """The files as they stand still, and all sessions by them."""
+    await guard.read_again()
+    await guard.read_again()
+    await guard.visited()
+
+
 def callback(service: Service, **more: object) -> str:
     values = {"url": service.url, "timeout_s": 2.0, "failures": 3, "open_s": 0.2, "cache_s": 60.0, **more}
     return "[callback]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
-def login(secret: str = "pass-phrase", user: str = "zoe") -> Credentials:
-    return Credentials(user, secret, "phone", "10.0.0.9")
+def login(secret: str = "pass-phrase", user: str = "zoe", address: str = "10.0.0.9") -> Credentials:
+    return Credentials(user, secret, "phone", address)
 
 
 async def test_a_callback_is_asked_once_for_a_while(service: Service, guards: Callable[[str], Guard]) -> None:
@@ -131,6 +142,9 @@ def says(text: str, status: int = 200) -> Answer:
     return answer
 
 
+fails = says("", 500)
+
+
 async def lets_in(guard: Guard, credentials: Credentials) -> bool:
     try:
         return bool(await guard.check(credentials))
@@ -141,10 +155,11 @@ async def lets_in(guard: Guard, credentials: Credentials) -> bool:
 @pytest.mark.parametrize(
     "answer",
     [
-        hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), says("", 500),
+        hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), fails,
+        says("", 429),
         says('{"allow": true, "user": ""}'), says('{"allow": true, "user": "\\ud800"}'), says('{"allow": true, "user": 7}'),
         says('{"allow": true, "uin": -1}'), says('{"allow": true, "groups": 5}'),
-        says('{"allow": true, "expires_in_s": "x"}'), says('{"allow": true, "expires_in_s": 1' + "0" * 400 + "}"),
+        says('{"allow": true, "expires_in_s": "x"}'),
         says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
     ],
 )  # fmt: skip
@@ -153,17 +168,18 @@ async def test_a_callback_that_hangs_lies_or_floods_lets_nobody_in(
     service: Service, guards: Callable[[str], Guard], answer: Answer
 ) -> None:
     guard = guards(callback(service, timeout_s=0.2 if answer is hangs else 2.0, open_s=600.0))
+    breaks = answer in (hangs, fails)  # what answers at all, whatever it says, is asked on
     await until(lambda: lets_in(guard, login()), "the first answer")
     service.answer = answer
     refused = guard.counts["refused"]
     with capture_logs() as lines:
         for number in range(3):
             with pytest.raises(Overloaded, match="does not answer"):
-                await guard.check(login(f"secret-{number}"))
+                await guard.check(login(f"secret-{number}", address=f"10.0.1.{number}"))
         asked = len(service.asked)
-        with pytest.raises(Overloaded):  # it is not even asked any more
+        with pytest.raises(Overloaded):
             await guard.check(login("one-more"))
-    assert len(service.asked) == asked
+    assert len(service.asked) == asked + (not breaks)
     assert guard.counts["refused"] == refused + 4
     assert "does not answer" in next(line["why"] for line in lines if line.get("what") == "login_refused")
     assert "secret-" not in str(lines)
@@ -184,10 +200,10 @@ async def test_a_callback_is_asked_for_what_it_can_be_understood_in(service: Ser
 
 async def test_a_callback_that_answers_again_is_asked_again(service: Service, guards: Callable[[str], Guard]) -> None:
     guard = guards(callback(service))
-    service.answer = says("", 500)
+    service.answer = fails
     for number in range(5):
         with pytest.raises(Overloaded):
-            await guard.check(login(f"secret-{number}"))
+            await guard.check(login(f"secret-{number}", address=f"10.0.1.{number}"))
     assert guard.samples()["access_callback_open"] == 1
     service.answer = service.yes
     await until(lambda: lets_in(guard, login("one-more")), "the callback's recovery")
@@ -225,12 +241,15 @@ async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Ca
     bob = guard.open(Identity("bob", 8), "10.0.0.1", "", ended.append)
     with pytest.raises(Overloaded, match="address"):
         guard.open(Identity("carol", 9), "10.0.0.1", "", ended.append)
-    assert guard.kick("alice") == 2
-    assert guard.kick("8") == 1
+    assert guard.kick(Kick("alice").text()) == 2
+    assert guard.kick(Kick("8").text()) == 1
+    assert not bob.allows(SUBSCRIBE, -8)  # from now on
     service = guard.open(Identity("billing", 0), "10.0.0.2", "", ended.append)
-    assert guard.kick("nobody") == guard.kick("0") == guard.kick("") == 0
+    for none in (Kick("nobody").text(), Kick("0").text(), "", "alice", "{}", '{"user": 7}', '{"user": "alice", "everybody": true}'):
+        assert guard.kick(none) == 0
+    await guard.visited()
     assert len(ended) == 3
-    assert guard.kick("billing") == 1
+    assert guard.kick(Kick("billing").text()) == 1
     service.close()
     assert mine[0].spend(50, 100) == 0
     assert mine[1].spend(150, 100) > 0  # of the user, whatever the session
@@ -354,28 +373,28 @@ async def test_files_are_read_again_and_wrong_ones_change_nothing(tmp_path: Path
     session.rules_changed = lambda: changed.append(session.allows(PUBLISH, 42))
     assert session.allows(PUBLISH, 42)
     logins.write_rules('[[rule]]\ndeny = ["publish"]\n' + RULES)
-    await guard.read_again()
+    await take(guard)
     assert changed == [False]
     logins.write_rules('[[rule]]\ndeny = ["fly"]\n')
     with capture_logs() as lines:
-        await guard.read_again()
-        await guard.read_again()
+        await take(guard)
+        await take(guard)
     assert [line["event"] for line in lines] == ["access_file_wrong"]
     assert not session.allows(PUBLISH, 42)
-    # Another key: the old one's tokens open nothing new, and end nobody.
+    # Another key: the old one's tokens open nothing new, and its sessions end.
     logins.key = logins.other
     logins.write_keys()
     logins.write_rules(RULES)
-    await guard.read_again()
+    await take(guard)
     with pytest.raises(NotAuthenticated, match="signature"):
         guard.check_now(login(old))
     assert guard.check_now(login(logins.token("alice", 7))) is not None
-    assert not ended
+    assert ended == ["the key that signed the token was removed; connect again with a new token"]
     # Who is no longer in the password file is out.
     carol = guard.open(await guard.check(login("carols-password", "carol")), "x", "", ended.append)
     (tmp_path / "users").write_text("")
-    await guard.read_again()
-    assert len(ended) == 1
+    await take(guard)
+    assert len(ended) == 2
     for one in (session, carol):
         one.close()
 
@@ -442,7 +461,7 @@ async def test_another_password_ends_the_users_sessions_and_nobody_elses(tmp_pat
         for name in ("alice", "bob")
     ]
     passwords.put_user(users, "alice", passwords.line_of("alice", "password-2", 7))
-    await guard.read_again()
+    await take(guard)
     assert ended == ["alice"]
     for session in sessions:
         session.close()
@@ -466,7 +485,7 @@ async def test_whose_entry_changes_while_the_password_is_hashed_is_told_to_try_a
     task = asyncio.create_task(guard.check(login("password-1", "alice")))
     await until(begun.is_set, "the thread")
     users.write_text(passwords.line_of("alice", "password-2", 7) if after else "")
-    await guard.read_again()
+    await take(guard)
     go_on.set()
     with pytest.raises(Overloaded, match="try again"):
         await task
@@ -481,9 +500,9 @@ async def test_what_comes_after_a_failed_read_or_during_it_is_read(
     users.write_text("")
     guard = guards(PASSWORDS)
     (tmp_path / "access.toml").write_text('[password]\nfile = "later"\n')
-    await guard.read_again()  # names a file that comes afterwards
+    await take(guard)  # names a file that comes afterwards
     later.write_text(passwords.line_of("bob", "password-1", 8))
-    await guard.read_again()
+    await take(guard)
     assert (await guard.check(login("password-1", "bob"))).uin == 8
 
     def completed(text: str, name: str) -> Mapping[str, passwords.Entry]:
@@ -493,8 +512,8 @@ async def test_what_comes_after_a_failed_read_or_during_it_is_read(
 
     monkeypatch.setattr(passwords, "read_users", completed)
     later.write_text("carol:9")  # half of it
-    await guard.read_again()
-    await guard.read_again()
+    await take(guard)
+    await take(guard)
     assert (await guard.check(login("password-1", "carol"))).uin == 9
 
 
@@ -511,11 +530,11 @@ async def test_only_what_has_changed_is_parsed_and_not_by_the_event_loop(
 
     monkeypatch.setattr(passwords, "read_users", noted)
     logins.write_rules("")
-    await guard.read_again()
+    await take(guard)
     assert not threads
     assert (await guard.check(login("carols-password", "carol"))).by == "password"
     (tmp_path / "users").write_text("")
-    await guard.read_again()
+    await take(guard)
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
 
@@ -596,8 +615,8 @@ def decider(service: Service, **more: object) -> str:
     return callback(service) + callback(service, **more).replace("[callback]", "[callbacks.live]") + rule
 
 
-def session_of(guard: Guard, client_id: str = "phone") -> Session:
-    return guard.open(Identity("zoe", 70, frozenset({"players"})), "10.0.0.9", client_id, lambda _: None)
+def session_of(guard: Guard, client_id: str = "phone", address: str = "10.0.0.9") -> Session:
+    return guard.open(Identity("zoe", 70, frozenset({"players"})), address, client_id, lambda _: None)
 
 
 async def asked_for(session: Session, *rooms: int, action: str = SUBSCRIBE) -> list[bool]:
@@ -632,7 +651,8 @@ async def test_a_callback_is_asked_by_topic_and_by_device(service: Service, guar
 @pytest.mark.parametrize(
     "answer",
     [
-        hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), says("", 500),
+        hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), fails,
+        says("", 429),
         says('{"allow": "true"}'), says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
     ],
 )  # fmt: skip
@@ -645,14 +665,16 @@ async def test_a_callback_of_rules_that_hangs_lies_or_floods_allows_nothing(
     service.answer = says('{"allow": true}')
     await until(lambda: first(session), "the first answer")
     service.answer = answer
-    for room in (901, 902, 903):
-        assert await asked_for(session, room) == [False]
-    asked = len(service.asked)
+    others = [session_of(guard, address=f"10.0.1.{number}") for number in range(3)]
+    for other in others:
+        assert await asked_for(other, 901) == [False]
+    asked, breaks = len(service.asked), answer in (hangs, fails)
     assert await asked_for(session, 904) == [False]
-    assert len(service.asked) == asked  # it is not even asked any more
+    assert len(service.asked) == asked + (not breaks)  # it is not even asked any more
     assert await asked_for(session, 900) == [True]  # what is remembered holds
-    assert guard.samples()["access_decider_open"] == 1
-    session.close()
+    assert guard.samples()["access_decider_open"] == breaks
+    for one in (session, *others):
+        one.close()
 
 
 async def first(session: Session) -> bool:
@@ -665,3 +687,215 @@ async def test_a_question_nobody_could_remember_is_asked_once_and_refused(servic
     service.answer = says('{"allow": true}')
     assert sorted(await asked_for(session, 900, 901)) == [False, True]
     session.close()
+
+
+@pytest.mark.parametrize("name", ["users", "keys.pem", "revoked", "access.toml"])
+async def test_half_of_a_file_is_not_taken_though_it_be_a_good_file(
+    tmp_path: Path, guards: Callable[[str], Guard], name: str
+) -> None:
+    """A file is read when it stood still from one look to the next."""
+    logins = Logins(tmp_path)
+    pems = [
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        for key in (logins.other, logins.key)
+    ]
+    (tmp_path / "keys.pem").write_bytes(b"".join(pems))
+    (tmp_path / "revoked").write_text("0a\n0b\n")
+    whole = '[jwt]\nkeys = "keys.pem"\naudience = "pixiu"\n[password]\nfile = "users"\n[certificate]\nrevoked = "revoked"\n' + RULES
+    for user in ("dora", "eve"):
+        with (tmp_path / "users").open("a") as users:
+            users.write(passwords.line_of(user, "password-1", 10) + "\n")
+    guard = guards(whole)
+    ended: list[str] = []
+    who = login("password-1", "eve") if name == "users" else login(logins.token("alice", 7, "players"))
+    session = guard.open(await guard.check(who), "x", "", ended.append)
+    path = tmp_path / name
+    lines = path.read_text().splitlines(keepends=True)
+    half = {"users": 2, "keys.pem": len(lines) // 2, "revoked": 1, "access.toml": len(whole.splitlines()) - 5}[name]
+    with path.open("w") as file:
+        for number, line in enumerate(lines, 1):
+            file.write(line)
+            file.flush()
+            if number >= half:
+                await guard.read_again()
+                await guard.visited()
+                assert not ended
+                assert session.allows(SUBSCRIBE, -session.identity.uin)
+        file.write("\n")
+    await take(guard)
+    assert not ended
+    assert guard.settings.rules
+    assert guard._files.revoked == {10, 11}
+    session.close()
+
+
+async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_worked_off_in_slices(
+    tmp_path: Path, guards: Callable[[str], Guard]
+) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text())
+    now, visited, slices = 0.0, 0, [0]
+    ended: list[str] = []
+
+    class Changed(Visits[Session]):
+        def slice(self) -> float:
+            slices.append(visited)
+            return super().slice()
+
+    def changed() -> None:
+        nonlocal now, visited
+        now, visited = now + SLICE_S / 4, visited + 1  # each costs a quarter of a slice
+
+    guard._changed = Changed(Session.visit, guard._wrong, lambda: now, lambda: 0.001)
+    sessions = [guard.open(Identity(f"u{n}", n + 1, frozenset({"players"})), f"10.0.{n}.1", "", lambda _: None) for n in range(100)]
+    for session in sessions:
+        session.rules_changed = changed
+    carol = guard.open(await guard.check(login("carols-password", "carol")), "x", "", ended.append)
+    passwords.put_user(tmp_path / "users", "dora", passwords.line_of("dora", "password-1", 11))
+    await take(guard)
+    assert (await guard.check(login("password-1", "dora"))).uin == 11
+    assert (visited, ended) == (0, [])
+    logins.write_rules('[[rule]]\ndeny = ["publish"]\nrooms = ["42"]\n' + RULES)
+    await guard.read_again()
+    await guard.read_again()
+    assert not visited
+    assert not sessions[99].allows(PUBLISH, 42), "a denial holds at once, though nobody was visited yet"
+    await guard.visited()
+    assert slices[-1] >= 96
+    assert max(after - before for before, after in pairwise(slices)) <= 5
+    for session in (*sessions, carol):
+        session.close()
+
+
+def test_many_are_visited_over_some_seconds_and_few_at_once() -> None:
+    now = 0.0
+    seen: list[int] = []
+    visits: Visits[int] = Visits(seen.append, lambda _: None, lambda: now, lambda: 0.5)
+    visits._task = asyncio.Future(loop=asyncio.new_event_loop())  # type: ignore[assignment]
+    visits.add(range(20))
+    now = 0.02
+    assert visits.slice() == pytest.approx(0, abs=0.001)
+    assert len(seen) == 20
+    seen.clear()
+    visits.add([*range(20_000), *range(20_000)])
+    when = {}
+    while len(visits):
+        now += 0.01
+        visits.slice()
+        when[len(seen)] = now
+    assert seen == list(range(20_000))
+    assert SPREAD_S / 2 - 0.1 < now < SPREAD_S / 2 + 0.2
+    assert len(when) > 400
+
+
+async def test_sessions_of_a_key_an_authenticator_or_all_are_ended(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text())
+    ended: list[str] = []
+
+    async def enter(credentials: Credentials) -> Session:
+        identity = await guard.check(credentials)
+
+        def end(_: str) -> None:
+            ended.append(identity.user)
+            made.close()
+
+        made = guard.open(identity, "x", "", end)
+        return made
+
+    for who in (login(logins.token("alice", 7)), login("carols-password", "carol"), login(logins.token("bob", 8))):
+        await enter(who)
+    assert guard.kick(Kick(by="jwt", signed_by="another").text()) == 0
+    assert guard.kick(Kick(by="jwt", signed_by="1").text()) == 2
+    await guard.visited()
+    assert sorted(ended) == ["alice", "bob"]
+    assert guard.kick(Kick(everybody=True).text()) == 1
+    await guard.visited()
+    assert sorted(ended) == ["alice", "bob", "carol"]
+    assert not guard.sessions
+    assert not guard._by_proof
+
+
+async def test_sessions_of_a_revoked_certificate_end_and_no_others(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    (tmp_path / "revoked").write_text("")
+    guard = guards('[certificate]\nrevoked = "revoked"\n')
+    ended: list[str] = []
+    sessions = [
+        guard.open(Identity(user, uin, by="certificate", proof=proof), "x", "", lambda _, user=user: ended.append(user))  # type: ignore[misc]
+        for user, uin, proof in (("phone", 7, "a1"), ("tablet", 7, "b2"), ("pump", 8, "c3"))
+    ]
+    (tmp_path / "revoked").write_text("A1\n0c3 # lost\n")
+    await take(guard)
+    assert sorted(ended) == ["phone", "pump"]
+    assert not sessions[0].allows(SUBSCRIBE, -7)
+    assert sessions[1].allows(SUBSCRIBE, -7)
+    with pytest.raises(Overloaded, match="revoked"):  # logged in just before
+        guard.open(sessions[0].identity, "x", "", ended.append)
+    for session in sessions:
+        session.close()
+
+
+async def test_a_session_of_a_callback_ends_one_day(service: Service, guards: Callable[[str], Guard]) -> None:
+    guard = guards(callback(service, max_session_s=30.0))
+    before = time.time()
+    assert before < (await guard.check(login())).expires_at <= time.time() + 30.0  # it said 60
+
+    async def for_ever(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"allow": True, "claims": {"banned": True, "level": 1.0, "long": "x" * 300}})
+
+    service.answer = for_ever
+    identity = await guard.check(login("another"))
+    assert before < identity.expires_at <= time.time() + 30.0
+    assert identity.claims == {"banned": "true", "level": "1", "long": "\0"}
+
+
+async def test_a_stranger_closes_the_callbacks_door_to_nobody_and_pays(service: Service, guards: Callable[[str], Guard]) -> None:
+    async def refuses(request: web.Request) -> web.StreamResponse:
+        user = service.asked[-1]["user"]
+        if user.startswith("long"):
+            return web.json_response({"error": "user name too long"}, status=400)
+        return web.Response(status=500) if user.startswith("odd") else await service.yes(request)
+
+    guard = guards(callback(service, failures=1) + "[quota]\nfailed_logins_per_min = 5\n")
+    service.answer = refuses
+    for number in range(4):
+        with pytest.raises(NotAuthenticated, match="refused"):
+            await guard.check(login(f"a{number}", "long", "10.0.0.66"))
+    for number in range(12):  # a login without an answer costs a quarter of one that failed
+        with pytest.raises(Overloaded, match="does not answer"):
+            await guard.check(login(f"b{number}", "odd", "10.0.0.67"))
+    assert not guard._callback.breaker.is_open  # type: ignore[union-attr]
+    assert (await guard.check(login())).uin == 70
+    for address, more in (("10.0.0.66", 1), ("10.0.0.67", 8)):
+        for number in range(more + 2):
+            with pytest.raises((NotAuthenticated, Overloaded)):
+                await guard.check(login(f"c{number}", "long" if more == 1 else "odd", address))
+        with pytest.raises(Overloaded, match="wait a minute"):
+            await guard.check(login("right", "zoe", address))
+    asked = len(service.asked)
+    for user, secret in (("a\0b", "x"), ("a", "x\n"), ("\ud800", "x")):  # what a service may fail at is not its to judge
+        with pytest.raises(NotAuthenticated, match="control"):
+            await guard.check(Credentials(user, secret, "phone", "10.0.0.68"))
+    assert len(service.asked) == asked
+
+
+async def test_who_was_let_in_before_has_the_first_try_of_an_open_breaker(
+    service: Service, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = guards(callback(service, cache_s=1.0, open_s=100.0))
+    found, now = guard._callback, 0.0
+    assert found is not None
+    monkeypatch.setattr(found, "_now", lambda: now)
+    await guard.check(login())
+    service.answer = fails
+    for number in range(3):
+        with pytest.raises(Overloaded):
+            await guard.check(login("other", address=f"10.0.1.{number}"))
+    assert found.breaker.is_open
+    now, asked = 101.0, len(service.asked)
+    with pytest.raises(Overloaded):
+        await guard.check(login("stranger", "eve"))
+    assert len(service.asked) == asked
+    service.answer = service.yes
+    assert (await guard.check(login())).uin == 70
+    assert not found.breaker.is_open

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.access.identity import Identity
+from cluster.access.identity import Identity, claims_of
 from cluster.access.rules import (
     ACTIONS,
     IMPERSONATE,
     INBOX,
     MAIL,
+    MAX_CHOICES,
     MAX_REMEMBERED,
     PRESENCE,
     PUBLISH,
     SIGNAL,
     SUBSCRIBE,
     Permissions,
+    RuleSet,
     Target,
     matches,
     of_topic_name,
@@ -30,15 +32,21 @@ HEAD = '[jwt]\nkeys = "keys.json"\n'
 
 
 def allowed(text: str, action: str, target: Target, identity: Identity = ALICE, client_id: str = "phone:1") -> bool:
-    return Permissions(identity, parse(HEAD + text, "access.toml").rules, client_id).allows(action, target)
+    return Permissions(identity, rules_of(HEAD + text), client_id).allows(action, target)
+
+
+def rules_of(text: str) -> RuleSet:
+    return RuleSet(parse(text, "access.toml").rules)
 
 
 def test_without_rules_somebody_receives_what_is_sent_to_him_and_nothing_else() -> None:
-    permissions = Permissions(ALICE, ())
+    permissions = Permissions(ALICE, RuleSet(()))
     mine = {action for action in ACTIONS if permissions.allows(action, of_user(7))}
     assert mine == {SUBSCRIBE, INBOX, PRESENCE}
     assert not any(permissions.allows(action, target) for action in ACTIONS for target in (of_user(8), 7, 42, "weather", "*"))
-    assert not any(Permissions(SERVICE, ()).allows(action, target) for action in ACTIONS for target in (of_user(7), 1, "a", "*"))
+    assert not any(
+        Permissions(SERVICE, RuleSet(())).allows(action, target) for action in ACTIONS for target in (of_user(7), 1, "a", "*")
+    )
 
 
 def test_the_first_rule_that_fits_decides() -> None:
@@ -92,10 +100,10 @@ def test_topics_by_filter_and_template(filter_: str, topic: str, fits: bool) -> 
 def test_a_name_that_would_change_a_template_is_refused(name: str) -> None:
     text = HEAD + '[[rule]]\nallow = ["publish"]\ntopics = ["u/{username}/#"]\n'
     with pytest.raises(NotAllowed, match="username"):
-        Permissions(Identity(name, 7), parse(text, "x").rules)
+        Permissions(Identity(name, 7), rules_of(text))
     text = HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["u/{claim.who}"]\n'
     with pytest.raises(NotAllowed, match="who"):
-        Permissions(Identity("bob", 7, claims={"who": name}), parse(text, "x").rules)
+        Permissions(Identity("bob", 7, claims={"who": name}), rules_of(text))
 
 
 def test_a_client_without_a_name_is_not_in_rules_about_names() -> None:
@@ -103,6 +111,59 @@ def test_a_client_without_a_name_is_not_in_rules_about_names() -> None:
     assert not allowed(text, PUBLISH, "d/", client_id="")
     with pytest.raises(NotAllowed):
         allowed(text, PUBLISH, "d/x", client_id="#")
+
+
+@pytest.mark.parametrize("kind", ["deny", "ask"])
+def test_a_rule_that_denies_or_asks_about_a_name_that_a_login_lacks_denies_all_that_it_could_stand_for(kind: str) -> None:
+    head = '[callbacks.live]\nurl = "http://x"\n' if kind == "ask" else ""
+    more = '\ncallback = "live"' if kind == "ask" else ""
+    text = f'{head}[[rule]]\n{kind} = ["publish"]{more}\n%s\n[[rule]]\nallow = ["publish"]\n'
+    devices = text % 'topics = ["devices/{client_id}/#"]'
+    assert not allowed(devices, PUBLISH, "devices/d1/x", client_id="")
+    assert allowed(devices, PUBLISH, "news/d1/x", client_id="")
+    assert allowed(devices, PUBLISH, 42, client_id="")
+    assert allowed(devices, PUBLISH, "devices/d2/x", client_id="d1")
+    assert not allowed(text % 'topics = ["locked/x-{claim.none}"]', PUBLISH, "locked/x-9")
+    assert not allowed(text % 'uins = ["{uin}"]', PUBLISH, of_user(9), SERVICE)
+
+
+def test_a_claim_has_one_form_and_one_that_rules_cannot_use_is_denied() -> None:
+    text = '[[rule]]\ndeny = ["publish"]\nclaims = { banned = true, level = 1 }\n[[rule]]\nallow = ["publish"]\n'
+
+    def may(**claims: object) -> bool:
+        return allowed(text, PUBLISH, 1, Identity("eve", 9, claims=claims_of(claims)))
+
+    assert not may(banned=True, level=1.0)
+    assert not may(banned="true", level="1")
+    assert not may(banned=["a list"], level="x" * 257)
+    assert may(banned=False, level=1)
+    assert may(banned=None, level=1)
+    only = '[[rule]]\nallow = ["publish"]\nclaims = { paid = true }\n'
+    for value, fits in ((True, True), ("true", True), (1, False), ([True], False), ("true" * 100, False)):
+        assert allowed(only, PUBLISH, 1, Identity("eve", 9, claims=claims_of({"paid": value}))) is fits
+
+
+def test_a_claim_too_long_for_a_template_lets_nobody_around_it() -> None:
+    text = '[[rule]]\ndeny = ["publish"]\ntopics = ["locked/{claim.tenant}/#"]\n[[rule]]\nallow = ["publish"]\n'
+    tenant = "t" * 257
+    with pytest.raises(NotAllowed, match="tenant"):
+        allowed(text, PUBLISH, f"locked/{tenant}/x", Identity("eve", 9, claims=claims_of({"tenant": tenant})))
+
+
+def test_logins_of_which_the_rules_see_the_same_share_what_was_filled() -> None:
+    rules = rules_of(
+        HEAD
+        + '[[rule]]\nallow = ["publish"]\ngroups = ["a"]\nrooms = ["1-9"]\n'
+        + '[[rule]]\nallow = ["publish"]\ngroups = ["b"]\nusers = ["eve"]\ntopics = ["x/{uin}"]\n'
+    )
+    made = [Permissions(Identity(f"u{number}", number + 1, frozenset({"a", f"of {number}"})), rules) for number in range(50)]
+    assert len({id(each._rules[0][1]) for each in made}) == 1
+    assert len(rules._chosen) == 1
+    eve = Permissions(Identity("eve", 9, frozenset({"a"})), rules)
+    assert [eve.allows(PUBLISH, target) for target in (5, "x/9", "x/8")] == [True, True, False]
+    for number in range(3 * MAX_CHOICES):
+        rules.about(Identity(f"u{number}", 1, frozenset({"a"} if number % 2 else {"b"})))
+        assert len(rules._chosen) <= MAX_CHOICES
 
 
 def test_users_by_number_and_as_oneself() -> None:
@@ -113,14 +174,14 @@ def test_users_by_number_and_as_oneself() -> None:
 
 
 def test_senders_are_left_to_those_alone_who_may_speak_for_others() -> None:
-    assert not Permissions(ALICE, ()).may_impersonate
-    rules = parse(HEAD + '[[rule]]\nallow = ["impersonate"]\ngroups = ["services"]\n', "x").rules
+    assert not Permissions(ALICE, RuleSet(())).may_impersonate
+    rules = rules_of(HEAD + '[[rule]]\nallow = ["impersonate"]\ngroups = ["services"]\n')
     assert Permissions(SERVICE, rules).may_impersonate
     assert not Permissions(ALICE, rules).may_impersonate
 
 
 def test_answers_are_remembered_and_bounded() -> None:
-    permissions = Permissions(ALICE, parse(HEAD + '[[rule]]\nallow = ["publish"]\n', "x").rules)
+    permissions = Permissions(ALICE, rules_of(HEAD + '[[rule]]\nallow = ["publish"]\n'))
     assert not permissions.seen(PUBLISH, 1)
     for room in range(1, 3 * MAX_REMEMBERED):
         assert permissions.allows(PUBLISH, room)
@@ -144,6 +205,15 @@ def test_names_as_targets() -> None:
         ("", "nobody could log in"),
         ("x", "no TOML"),
         ("[jwt]\n", "[jwt] keys"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["private/{usrname}/#"]\n', "{username}"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["private/{}/#"]\n', "braces"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["private/{uin/#"]\n', "braces"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["room/13"]\n', "a free topic"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\nuins = ["{uni}"]\n', "{uin}"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\nclaims = { level = 1.5 }\n', "claims"),
+        (HEAD + '[[rule]]\ndeny = ["publish"]\nclaims = { level = ["a"] }\n', "claims"),
+        (HEAD + '[[rule]]\nallow = ["publish"]\nclaims = { level = "' + "x" * 257 + '" }\n', "256 bytes"),
+        (HEAD + '[callback]\nurl = "http://x"\nfailures = 21\n', "[callback] failures"),
         ('[jwt]\nkeys = "a"\nalgorithms = ["none"]\n', "[jwt] algorithms"),
         ('[jwt]\nkeys = "a"\naudiense = "x"\n', "Did you mean audience?"),
         ('[jwt]\nkeys = "a"\nleeway_s = "x"\n', "[jwt] leeway_s"),
@@ -191,7 +261,7 @@ def test_a_callback_decides_where_its_rule_is_the_first_that_fits() -> None:
         ASK.replace("[[rule]]", '[[rule]]\ndeny = ["publish"]\nrooms = ["13"]\n[[rule]]')
         + 'rooms = ["1-1000"]\ntopics = ["live/{uin}"]\n'
     )
-    permissions = Permissions(ALICE, parse(HEAD + text, "access.toml").rules, "phone:1", answer)
+    permissions = Permissions(ALICE, rules_of(HEAD + text), "phone:1", answer)
     assert permissions.asks
     for target in (13, 999, "live/7", "live/8", of_user(7)):
         permissions.foresee(PUBLISH, target)
@@ -207,7 +277,7 @@ def test_a_callback_decides_where_its_rule_is_the_first_that_fits() -> None:
 
 def test_what_a_session_was_given_by_a_callback_stays_its_own_until_the_callback_says_no() -> None:
     answers: dict[Target, bool] = {999: True}
-    rules = parse(HEAD + ASK, "access.toml").rules
+    rules = rules_of(HEAD + ASK)
     permissions = Permissions(ALICE, rules, "", lambda _callback, _action, target: answers.get(target))
     assert permissions.allows(SUBSCRIBE, 999)
     assert permissions.allows(PUBLISH, 999)
@@ -216,6 +286,8 @@ def test_what_a_session_was_given_by_a_callback_stays_its_own_until_the_callback
     later = Permissions(ALICE, rules, "", lambda _callback, _action, target: answers.get(target))
     later.keep(permissions)
     later.foresee(SUBSCRIBE, 999)
+    for number in range(MAX_REMEMBERED):  # a later no counts even where there is room for nothing more
+        later._given.add(("live", SUBSCRIBE, number + 1000))
     assert list(later.foreseen) == [("live", SUBSCRIBE, 999)]
     assert later.allows(SUBSCRIBE, 999)
     answers[999] = False

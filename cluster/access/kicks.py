@@ -1,0 +1,60 @@
+"""Whose sessions an operator wants to end: a user's, those that one key, certificate or authenticator let in, or all. Pure.
+
+    {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}
+
+Source: docs/security.md, "Ending sessions".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from cluster.access.identity import Identity
+from pixiu.errors import InvalidArgument
+
+AUTHENTICATORS: Final = ("jwt", "password", "certificate", "callback")
+
+
+@dataclass(frozen=True, slots=True)
+class Kick:
+    """A request. One of `user`, `by` and `everybody` is given; `signed_by` narrows `by` down to one key, or serial number."""
+
+    user: str = ""
+    """By name or UIN."""
+    by: str = ""
+    signed_by: str = ""
+    everybody: bool = False
+
+    def check(self) -> None:
+        """Raises `InvalidArgument`."""
+        if sum((bool(self.user), bool(self.by), self.everybody)) != 1:
+            raise InvalidArgument("give one of: USER (a name or a UIN), --by, --all")
+        if self.by and self.by not in AUTHENTICATORS:
+            raise InvalidArgument(f"--by {self.by}: must be one of {', '.join(AUTHENTICATORS)}")
+        if self.signed_by and self.by not in ("jwt", "certificate"):
+            raise InvalidArgument("--key: goes with --by jwt (a key's kid) or --by certificate (a serial number, hexadecimal)")
+
+    def fits(self, identity: Identity) -> bool:
+        """Whether it is about somebody."""
+        if self.user:
+            # A service has no UIN, and is ended by its name.
+            return self.user in (identity.user, str(identity.uin or identity.user))
+        if not self.by:
+            return self.everybody
+        return identity.by == self.by and self.signed_by in ("", identity.signed_by, identity.proof)
+
+    def text(self) -> str:
+        """The request as the registry has it."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value})
+
+
+def kick_of(text: str) -> Kick | None:
+    """A request out of the registry; None for what is none."""
+    try:
+        found = Kick(**json.loads(text))
+        found.check()
+    except (ValueError, TypeError, RecursionError, InvalidArgument):
+        return None
+    return found if all(isinstance(value, str) for value in (found.user, found.by, found.signed_by)) else None
