@@ -6,9 +6,8 @@
     rooms = ["1-1000"]                   # what: rooms, topics, users; without any: everything
     topics = ["games/{uin}/#"]
 
-A user's rules are chosen, and their templates filled, once; what they say of one target is remembered, so that a message
-costs one look into a dictionary. Logins of which the rules see the same (`RuleSet`) share what was chosen, and rules without
-templates are filled once for all.
+A user's rules are chosen once, and logins of which the rules see the same share what was chosen; what they say of one target is
+remembered, so that a message costs one look into a dictionary.
 
 A rule that denies or asks fails closed: about a name that a login does not have it denies whatever the name could have stood for.
 
@@ -95,9 +94,10 @@ class Rule:
         return claim == value or (claim == UNUSABLE and not self.allow)
 
     @property
-    def has_templates(self) -> bool:
-        """Whether it says something else for each login."""
-        return any("{" in text for text in (*self.topics, *(item for item in self.uins if isinstance(item, str))))
+    def names(self) -> frozenset[str]:
+        """Names in its templates."""
+        texts = (*self.topics, *(item for item in self.uins if isinstance(item, str)))
+        return frozenset(name for text in texts for name in _TEMPLATE.findall(text))
 
 
 OWN: Final = Rule(allow=True, actions=frozenset((SUBSCRIBE, INBOX, PRESENCE)), uins=("{uin}",))
@@ -105,50 +105,79 @@ OWN: Final = Rule(allow=True, actions=frozenset((SUBSCRIBE, INBOX, PRESENCE)), u
 
 
 @dataclass(frozen=True, slots=True)
-class _Filled:
-    """A rule for one user."""
+class _Chosen:
+    """A rule about some logins. Its templates are filled where a target gets as far as their level."""
 
+    number: int
+    """From 1 in the order of the file."""
     decision: Decision
-    actions: frozenset[str]
     everything: bool
     rooms: tuple[tuple[int, int], ...]
     topics: tuple[tuple[str, ...], ...]
-    uins: tuple[tuple[int, int], ...]
+    uins: tuple[tuple[int, int] | str, ...]
 
-    def covers(self, target: Target) -> bool:
+    def covers(self, target: Target, names: Mapping[str, str]) -> bool:
         if self.everything:
             return True
         if isinstance(target, str):
             levels = target.split("/")
-            return any(matches(filter_, levels) for filter_ in self.topics)
-        ranges, number = (self.rooms, target) if target > 0 else (self.uins, -target)
-        for low, high in ranges:  # noqa: SIM110 (a generator costs more than the look)
-            if low <= number <= high:
-                return True
-        return False
+            for filter_ in self.topics:  # noqa: SIM110 (a generator costs more than the look)
+                if matches(filter_, levels, names):
+                    return True
+            return False
+        if target > 0:
+            for low, high in self.rooms:  # noqa: SIM110 (a generator costs more than the look)
+                if low <= target <= high:
+                    return True
+            return False
+        return any(low <= -target <= high for item in self.uins for low, high in (_range(item, names),))
+
+
+class _Choice:
+    """What the rules are for some logins: by action, in their order. names: that templates need, and these logins have."""
+
+    __slots__ = ("asks", "by_action", "names")
+
+    def __init__(self, rules: Sequence[tuple[int, Rule]], has: frozenset[str]) -> None:
+        self.by_action: dict[str, list[_Chosen]] = {}
+        used: set[str] = set()
+        for number, rule in rules:
+            if rule.allow and not rule.names <= has:
+                continue
+            # About a name that they do not have what denies or asks denies whatever the name could have stood for.
+            decision = (rule.ask or rule.allow) if rule.names <= has else False
+            used |= rule.names & has
+            everything = not (rule.rooms or rule.topics or rule.uins)
+            topics = tuple(tuple(topic.split("/")) for topic in rule.topics)
+            chosen = _Chosen(number, decision, everything, rule.rooms, topics, rule.uins)
+            for action in rule.actions:
+                self.by_action.setdefault(action, []).append(chosen)
+        self.names = frozenset(used)
+        self.asks = any(isinstance(rule.decision, str) for rules_ in self.by_action.values() for rule in rules_)
 
 
 class RuleSet:
-    """The rules of a file, with `OWN` behind them, and what is the same for many logins: which are about them, and those without
-    templates as they are."""
+    """The rules of a file, with `OWN` behind them. Logins of which they see the same share what was chosen for them."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        whole = (*rules, OWN)
-        self._rules = [(number, rule, None if rule.has_templates else _filled(rule, {})) for number, rule in enumerate(whole, 1)]
-        self._users = frozenset(user for rule in whole for user in rule.users)
-        self._groups = frozenset(group for rule in whole for group in rule.groups)
-        self._claims = sorted({name for rule in whole for name in rule.claims})
-        self._chosen: dict[tuple[object, ...], list[tuple[int, Rule, _Filled | None]]] = {}
+        self._rules = list(enumerate((*rules, OWN), 1))
+        self._users = frozenset(user for _, rule in self._rules for user in rule.users)
+        self._groups = frozenset(group for _, rule in self._rules for group in rule.groups)
+        self._claims = sorted({name for _, rule in self._rules for name in rule.claims})
+        self._names = frozenset(name for _, rule in self._rules for name in rule.names)
+        self._chosen: dict[tuple[object, ...], _Choice] = {}
 
-    def about(self, identity: Identity) -> list[tuple[int, Rule, _Filled | None]]:
-        """The rules about a login, with their numbers from 1 on; None for those that are to be filled for it."""
+    def about(self, identity: Identity, names: Mapping[str, str]) -> _Choice:
+        """What they are for a login with these names."""
+        has = self._names.intersection(names)
         claims = tuple(identity.claims.get(name) for name in self._claims)
-        kind = identity.user if identity.user in self._users else None, identity.groups & self._groups, claims
+        kind = identity.user if identity.user in self._users else None, identity.groups & self._groups, claims, has
         found = self._chosen.get(kind)
         if found is None:
             if len(self._chosen) >= MAX_CHOICES:
                 self._chosen.clear()
-            found = self._chosen[kind] = [each for each in self._rules if each[1].is_for(identity)]
+            about = [(number, rule) for number, rule in self._rules if rule.is_for(identity)]
+            found = self._chosen[kind] = _Choice(about, has)
         return found
 
 
@@ -169,7 +198,7 @@ class Permissions:
     Raises `NotAllowed` when a name of the session would change the meaning of a rule's template.
     """
 
-    __slots__ = ("_answers", "_given", "_known", "_rules", "asks", "foreseen", "identity", "may_impersonate")
+    __slots__ = ("_answers", "_choice", "_given", "_known", "_names", "foreseen", "identity", "may_impersonate")
 
     def __init__(
         self, identity: Identity, rules: RuleSet, client_id: str = "",
@@ -182,16 +211,22 @@ class Permissions:
             names["client_id"] = client_id
         if identity.uin:
             names["uin"] = str(identity.uin)
-        found = [(number, filled or _filled(rule, names)) for number, rule, filled in rules.about(identity)]
-        self._rules = [(number, rule) for number, rule in found if rule is not None]
-        self.asks = any(isinstance(rule.decision, str) for _, rule in self._rules)
-        """Whether a callback may have to be asked."""
+        self._choice = rules.about(identity, names)
+        self._names = {name: names[name] for name in self._choice.names}
+        for name, text in self._names.items():
+            if not text or not _UNSAFE.isdisjoint(text):
+                raise NotAllowed(f"the {name} of this login has no place in a rule's topic: it is empty or has # + / $ or NUL")
         self.foreseen: dict[tuple[str, str, Target], None] = {}
         """What has to be asked: callback, action, target."""
         self._given: set[tuple[str, str, Target]] = set()
         """To what it subscribed by a callback's yes."""
         self._known: dict[tuple[str, Target], Decision] = {}
         self.may_impersonate = self.allows(IMPERSONATE, ALL)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a callback may have to be asked."""
+        return self._choice.asks
 
     def allows(self, action: str, target: Target) -> bool:
         """Whether the session may do something to a target."""
@@ -233,11 +268,11 @@ class Permissions:
 
     def rule_of(self, action: str, target: Target) -> int:
         """Which rule decides, from 1 in the order of the file; `OWN` has the next number, 0: none does."""
-        return next((number for number, rule in self._rules if action in rule.actions and rule.covers(target)), 0)
+        return next((rule.number for rule in self._choice.by_action.get(action, ()) if rule.covers(target, self._names)), 0)
 
     def _first(self, action: str, target: Target) -> Decision:
-        for _, rule in self._rules:
-            if action in rule.actions and rule.covers(target):
+        for rule in self._choice.by_action.get(action, ()):
+            if rule.covers(target, self._names):
                 return rule.decision
         return False
 
@@ -265,46 +300,34 @@ def name_of(target: Target) -> str:
     return f"room {target}" if target > 0 else f"user {-target}"
 
 
-def matches(filter_: Sequence[str], levels: Sequence[str]) -> bool:
-    """Whether a filter, by levels, fits a topic's levels. `#` fits no topic that begins with `$`."""
+def matches(filter_: Sequence[str], levels: Sequence[str], names: Mapping[str, str]) -> bool:
+    """Whether a filter, by levels, fits a topic's levels; names fill its templates. `#` fits no topic that begins with `$`."""
     for index, level in enumerate(filter_):
         if level == "#":
             return not (index == 0 and levels[0].startswith("$"))
-        if index >= len(levels) or not (level == levels[index] or (level == "+" and levels[index] != "#")):
+        if index >= len(levels):
             return False
+        found = levels[index]
+        if level != found:
+            filled = _fill(level, names) if "{" in level else level
+            if filled != found and (filled != ANY or found == "#"):
+                return False
     return len(filter_) == len(levels)
-
-
-def _filled(rule: Rule, names: Mapping[str, str]) -> _Filled | None:
-    """A rule with its templates filled. About a name that the session does not have an `allow` is None, and everything else denies
-    whatever the name could have stood for."""
-    if all(name in names for text in (*rule.topics, *rule.uins) if isinstance(text, str) for name in _TEMPLATE.findall(text)):
-        decision: Decision = rule.ask or rule.allow
-    elif rule.allow:
-        return None
-    else:
-        decision = False
-    topics = tuple(tuple(_fill(level, names) for level in topic.split("/")) for topic in rule.topics)
-    uins = tuple(_range(_fill(item, names)) if isinstance(item, str) else item for item in rule.uins)
-    return _Filled(decision, rule.actions, not (rule.rooms or rule.topics or rule.uins), rule.rooms, topics, uins)
 
 
 def _fill(template: str, names: Mapping[str, str]) -> str:
     """A level, or a user, with its names; `ANY` where one of them is missing."""
-    if any(name not in names for name in _TEMPLATE.findall(template)):
+    try:
+        return _TEMPLATE.sub(lambda found: names[found[1]], template)
+    except KeyError:
         return ANY
 
-    def value(found: re.Match[str]) -> str:
-        text = names[found[1]]
-        if not text or _UNSAFE & set(text):
-            raise NotAllowed(f"the {found[1]} of this login has no place in a rule's topic: it is empty or has # + / $ or NUL")
-        return text
 
-    return _TEMPLATE.sub(value, template)
-
-
-def _range(text: str) -> tuple[int, int]:
-    """Of users: one number that a template became, or all. What is none is about nobody."""
+def _range(item: tuple[int, int] | str, names: Mapping[str, str]) -> tuple[int, int]:
+    """Of users: a range, or one number that a template became, or all. What is none is about nobody."""
+    if not isinstance(item, str):
+        return item
+    text = _fill(item, names)
     if text == ANY:
         return 1, MAX_ID
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else 0
