@@ -26,7 +26,7 @@ from pixiu.errors import ConfigurationError
 from pixiu.rpc.tls import TLS_DIR
 from registry.children import DieWithParent, child_environment
 from registry.screen import Rates, render
-from registry.secure import make_secure, with_login
+from registry.secure import PRIVATE_UMASK, make_secure, with_login
 from registry.up import TLS, LocalCluster, UpOptions
 
 DEFAULTS: Final = UpOptions()
@@ -78,6 +78,7 @@ def up(
 
     With --replay the exit code is the replay's; the cluster stays until --for is over (and the replay is done), or Ctrl-C.
     """
+    os.umask(PRIVATE_UMASK)  # before anything is written: mail, logs and keys are nobody else's to read
     options = UpOptions(
         proxies=proxies,
         gateways=gateways,

@@ -29,6 +29,7 @@ from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
 from pixiu.rpc.tls import Tls
 from registry.guarding import make_credentials
 from registry.java import find_java
+from registry.secure import PRIVATE_UMASK
 
 HOST: Final = "127.0.0.1"
 JARS: Final = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
@@ -364,6 +365,7 @@ def main(arguments: list[str] | None = None) -> int:
     def ask(number: int, _frame: FrameType | None) -> None:
         asked.append(number)
 
+    os.umask(PRIVATE_UMASK)
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
     server = EmbeddedZooKeeper(options.data, options.port, tls_dir=options.tls_dir)

@@ -11,6 +11,8 @@ from typing import Final
 
 from pixiu.errors import ConfigurationError
 
+PRIVATE_UMASK: Final = 0o077
+"""What a cluster on one machine writes is nobody else's to read."""
 FOLDER: Final = "secure"
 DOORS: Final = "doors"
 """Below the data folder: what clients are shown, and `ca.pem`, which they are to trust."""

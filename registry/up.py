@@ -332,7 +332,9 @@ class LocalCluster:
         if data.exists() and not data.is_dir():
             raise ConfigurationError(f"--data {data}: is a file, not a folder")
         try:
-            data.mkdir(parents=True, exist_ok=True)
+            data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.options.secure:
+                data.chmod(0o700)  # one of an older run may be open to all
             self._lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigurationError(f"--data {data}: cannot be used: {error.strerror}") from None

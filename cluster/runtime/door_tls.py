@@ -3,8 +3,8 @@
     tls_certificate   certificate and chain, PEM; with the private key unless tls_key has it
     client_ca         authorities of clients' certificates, PEM
 
-The files are looked at again for each new connection. What cannot be used then leaves what was read before in use (`problem`);
-connections that are there stay.
+The files are looked at again for each new connection, and taken once nobody has written them for a second. What cannot be used then
+leaves what was read before in use (`problem`); connections that are there stay.
 
 Python's gRPC either demands a certificate or does not ask for one: where none is demanded, only MQTT asks.
 
@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import grpc
 
 from pixiu.errors import ConfigurationError
+from pixiu.rpc.tls import stands_still
 
 MAX_PEM: Final = 1 << 20
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -92,7 +93,9 @@ class DoorTls:
         """gRPC asks in threads of its own."""
         with self._lock:
             try:
-                if self._stamps() != self._files.stamps:
+                stamps = self._stamps()
+                # Half of a list of authorities, or of a chain, is a good one.
+                if stamps != self._files.stamps and stands_still(*(stamp[0] for stamp in stamps)):
                     self._files = self._read()
                 self.problem = ""
             except ConfigurationError as error:

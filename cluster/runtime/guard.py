@@ -21,7 +21,7 @@ from cryptography import x509
 from cluster.runtime.audit import Audit
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import NotAllowed
-from pixiu.rpc.tls import OPERATOR, ROLE_URI, Tls
+from pixiu.rpc.tls import OPERATOR, ROLE_URI, Tls, stands_still
 
 SAME: Final = "same"
 """The role of the process that is called: replicas of a Xiu are no replicas of a Pi."""
@@ -76,6 +76,8 @@ MAX_CALLERS: Final = 1024
 """Certificates that are remembered as read."""
 REVOKED_S: Final = 1.0
 """So often the file of revoked certificates is looked at."""
+NO_FILE: Final = (0, 0)
+"""What stands for the stamp of one that was not read yet."""
 
 
 def may_call(method: str, caller: str, own: str) -> bool:
@@ -136,7 +138,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._role, self._audit, self._called = role, audit, called
         self._revoked_file = tls.folder / "revoked"
         self._revoked: frozenset[int] = frozenset()
-        self._revoked_stamp: tuple[int, int] = (0, 0)
+        self._revoked_stamp = NO_FILE
         self._revoked_at = 0.0
         self._problem = ""
         self._callers: dict[bytes, Caller] = {}
@@ -177,23 +179,28 @@ class Guard(grpc.aio.ServerInterceptor):
             return self._revoked
         self._revoked_at = now
         try:
-            stat = os.stat(self._revoked_file)
-            if (stat.st_mtime_ns, stat.st_size) != self._revoked_stamp:
+            stamp = self._stamp()
+            if stamp != self._revoked_stamp and (self._revoked_stamp == NO_FILE or stands_still(stamp[0])):
                 words = self._revoked_file.read_bytes().decode(errors="replace").split()
+                if self._stamp() != stamp:
+                    return self._revoked  # it is being written
                 numbers = {word: _serial(word) for word in words}
                 wrong = [word for word, number in numbers.items() if number is None]
                 # While something is wrong what was revoked before stays so, too.
                 self._revoked = frozenset(number for number in numbers.values() if number is not None) | (
                     self._revoked if wrong else frozenset()
                 )
-                self._revoked_stamp = (stat.st_mtime_ns, stat.st_size)
+                self._revoked_stamp = stamp
                 self._say(f"{len(wrong)} words are no hexadecimal serial numbers, such as {wrong[0][:40]!r}" if wrong else "")
-        except FileNotFoundError:
-            self._revoked, self._revoked_stamp = frozenset(), (0, 0)
-            self._say("")
+        except FileNotFoundError:  # between `rm` and the new file nobody comes in again
+            self._say("is gone: what was revoked stays so; write an empty file if nothing is" if self._revoked else "")
         except OSError as error:  # what was revoked before stays so
             self._say(f"cannot be read: {error.strerror}")
         return self._revoked
+
+    def _stamp(self) -> tuple[int, int]:
+        stat = os.stat(self._revoked_file)
+        return stat.st_mtime_ns, stat.st_size
 
     @property
     def problem(self) -> str:

@@ -81,6 +81,8 @@ from pixiu.version import __version__
 EXIT_OK: Final = 0
 EXIT_CRASH: Final = 1
 EXIT_ENVIRONMENT: Final = 2
+PRIVATE_UMASK: Final = 0o077
+"""What a process with a data folder writes is nobody else's to read."""
 CLOSE_TIMEOUT_S: Final = 10.0
 """Seconds that the end of one part may take; then the next one is ended."""
 QUIET_S: Final = 3.0
@@ -757,6 +759,14 @@ def is_open_to_all(path: Path) -> bool:
         return False
 
 
+def is_private(folder: Path) -> bool:
+    """Whether a data folder that is there is of its owner alone."""
+    try:
+        return not os.stat(folder).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    except OSError:
+        return True
+
+
 def _partition(options: RoleOptions) -> int:
     return options.partition if isinstance(options, PartitionedOptions) else NO_PARTITION
 
@@ -791,6 +801,10 @@ def run_role(
     for path in (*cluster.files_with_keys(role), *options.files_with_keys()):
         if is_open_to_all(path):
             logger.warning(log.FILE_OPEN_TO_ALL, path=str(path))
+    if options.data_dir:
+        os.umask(PRIVATE_UMASK)
+        if not is_private(Path(options.data_dir)):
+            logger.warning(log.FILE_OPEN_TO_ALL, path=options.data_dir)
     for door in options.insecure_doors():
         logger.warning(log.DOOR_OPEN_TO_ALL, door=door)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -27,9 +28,16 @@ def folder_name(kind: str, owner: str) -> str:
 def lock_folder(folder: Path, in_use: str) -> TextIO:
     """Make the folder and be its only process until the file is closed; the lock goes with the process, however it ends.
 
-    Raises ConfigurationError with the text `in_use`, and OSError.
+    Raises ConfigurationError with the text `in_use`, or when the folder is not this user's alone: everybody may make one on
+    /dev/shm, and what is in it would be his to read and to change. OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigurationError(
+            f"{folder}: must be a folder of this user alone (mode 700); it has mode {stat.S_IMODE(found.st_mode):o} and belongs to "
+            f"user {found.st_uid}: remove it, if nothing uses it"
+        )
     lock = open(folder / "lock", "w")  # noqa: SIM115 (held until close)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,8 @@
 A certificate names its role twice: `pixiu://role/xiu`, which servers look at, and the host name `xiu.pixiu`, which callers ask
 for whatever the address is: a process that can be reached at a Xiu's address is taken for one only if it can prove it.
 
-Files are looked at again for each new connection, so that a new certificate needs no restart; those that are there stay.
+Files are looked at again for each new connection, so that a new certificate needs no restart; those that are there stay. What was
+written in the last second is left for the next one.
 
 Source: docs/security.md, "Certificates".
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -35,7 +37,15 @@ ROLE_URI: Final = "pixiu://role/"
 MAX_PEM: Final = 1 << 20
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, where it is not gRPC's; those of TLS 1.3 are all good."""
+STILL_S: Final = 1.0
+"""For so long nobody has written a file that is exchanged while a process runs: half of it may be a good one."""
 Options = Sequence[tuple[str, int | str]]
+
+
+def stands_still(*written_ns: int) -> bool:
+    """Whether files that were written at these times are not being written now."""
+    now = time.time_ns()
+    return all(abs(now - written) >= STILL_S * 1e9 for written in written_ns)
 
 
 def host_name(role: str) -> str:
@@ -83,10 +93,12 @@ class Tls:
     def _read(self) -> None:
         found = []
         stamps: list[object] = []
+        written: list[int] = []
         for path in (self.folder / "ca.pem", own_file(self.folder, self.name)):
             try:
                 stat = os.stat(path)
                 stamps += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+                written.append(stat.st_mtime_ns)
                 if stamps == list(self._stamp[: len(stamps)]):
                     continue
                 with open(path, "rb") as file:
@@ -95,7 +107,7 @@ class Tls:
                 raise ConfigurationError(
                     f"[cluster] tls_dir = {self.folder}: {path.name} cannot be read: {error.strerror}; `pixiu pki issue` makes it"
                 ) from None
-        if tuple(stamps) == self._stamp:
+        if tuple(stamps) == self._stamp or (self._stamp and not stands_still(*written)):
             return
         texts = {path.name: text for path, text in found}
         authorities, own = texts.get("ca.pem", self._authorities), texts.get(f"{self.name}.pem", self._own)

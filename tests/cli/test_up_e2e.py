@@ -121,6 +121,9 @@ def test_a_replay_through_a_whole_cluster_loses_nothing_and_nothing_is_left_runn
     assert all(hop["sent"] == hop["received"] for hop in report["per_hop"])
     assert cluster.events("stopped")
     assert left_running(cluster.data) == []
+    written = [path for path in (cluster.data, *cluster.data.rglob("*")) if not path.is_symlink()]
+    assert len(written) > 20
+    assert not [path for path in written if path.stat().st_mode & 0o077], "others could read the mail of everybody"
 
 
 def test_a_killed_process_is_started_again_on_its_port_and_ctrl_c_ends_everything(up: Callable[..., Up]) -> None:

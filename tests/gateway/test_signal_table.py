@@ -35,6 +35,24 @@ def test_what_was_added_is_known_after_it_is_opened_again(tmp_path: Path) -> Non
     again.close(remove=False)
 
 
+@pytest.mark.parametrize("how", ["open", "link", "another user's"])
+def test_a_folder_that_somebody_else_made_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """On /dev/shm everybody may make a folder of any name before its owner does."""
+    folder = tmp_path / "t"
+    (tmp_path / "real").mkdir(mode=0o700)
+    if how == "link":
+        folder.symlink_to(tmp_path / "real")
+    else:
+        folder.mkdir(mode=0o700)
+    if how == "open":
+        folder.chmod(0o777)
+    if how == "another user's":
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(ConfigurationError, match="of this user alone"):
+        SharedTable(folder, MIB)
+
+
 def test_it_agrees_with_its_twin_in_memory(tmp_path: Path) -> None:
     """Generations that end within a transaction, and a table that is opened again now and then."""
     chance = random.Random(7)
@@ -108,7 +126,7 @@ def test_without_enough_memory_signals_are_kept_in_the_process(tmp_path: Path, m
 
 
 def test_a_damaged_table_is_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "t").mkdir()
+    (tmp_path / "t").mkdir(mode=0o700)
     (tmp_path / "t" / "data.mdb").write_bytes(bytes(MIB))
     table, problem = open_table(tmp_path, "t", MIB)
     assert isinstance(table, SharedTable)

@@ -28,6 +28,12 @@ from tests.support.waiting import until
 STORE = "/pixiu.v1.Xiu/Store"
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are taken at once, and not when they stood still for a while."""
+    monkeypatch.setattr("pixiu.rpc.tls.STILL_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`tls` with certificates of one authority, and `other` with those of another."""

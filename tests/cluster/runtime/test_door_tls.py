@@ -21,6 +21,12 @@ from registry.pki import issue, make_authority
 HOSTS = ("127.0.0.1", "localhost")
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are taken at once, and not when they stood still for a while."""
+    monkeypatch.setattr("pixiu.rpc.tls.STILL_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pki")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -37,6 +39,12 @@ CALLERS = (*EVERYBODY, ZOOKEEPER)
 """Whose certificates are tried. ZooKeeper's has a role that calls nothing: it is nobody's."""
 UNKNOWN = "/pixiu.v1.Xiu/Nonsense"
 WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are taken at once, and not when they stood still for a while."""
+    monkeypatch.setattr("pixiu.rpc.tls.STILL_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +228,40 @@ def test_a_wrong_word_among_the_revoked_hides_none_of_the_others(folders: Path, 
         assert guard._read_revoked() == revoked
         assert wrong in guard.problem
         assert bool(wrong) == bool(guard.problem)
-    (tmp_path / "revoked").unlink()
+    (tmp_path / "revoked").unlink()  # and what comes in its place is not there yet
+    guard._revoked_at = 0.0
+    assert guard._read_revoked() == {11, 12}
+    assert "is gone" in guard.problem
+    (tmp_path / "revoked").touch()
     guard._revoked_at = 0.0
     assert (guard._read_revoked(), guard.problem) == (frozenset(), "")
     assert len(lines) == 1  # one line a second
     assert "serial=1F2E" in str(lines[0])
+
+
+def test_half_of_a_list_is_not_taken_though_it_be_a_good_one(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A serial number that is cut is another one, and half of the authorities are authorities."""
+    issue(folders / "ca", "xiu", tmp_path)
+    ca = (tmp_path / "ca.pem").read_bytes()
+    (tmp_path / "ca.pem").write_bytes(ca + ca)
+    (tmp_path / "revoked").write_text("0a0b0c0d\n")
+    tls = Tls(tmp_path, "xiu")
+    guard = Guard("xiu", tls, Audit(None))
+    assert guard._read_revoked() == {0x0A0B0C0D}  # at the start there is nothing before it
+    monkeypatch.setattr("pixiu.rpc.tls.STILL_S", 1.0)
+    (tmp_path / "revoked").write_text("0a0b")
+    (tmp_path / "ca.pem").write_bytes(ca)
+    guard._revoked_at = 0.0
+    assert guard._read_revoked() == {0x0A0B0C0D}
+    assert not tls.refresh()
+    (tmp_path / "revoked").write_text("0a0b0c0d\n0b\n")
+    for name in ("revoked", "ca.pem", "xiu.pem"):
+        os.utime(tmp_path / name, (time.time() - 2, time.time() - 2))
+    guard._revoked_at = 0.0
+    assert guard._read_revoked() == {0x0A0B0C0D, 0x0B}
+    assert tls.refresh()
 
 
 async def test_certificates_are_exchanged_while_the_door_is_open_even_those_of_the_authority(folders: Path, tmp_path: Path) -> None:
