@@ -46,9 +46,14 @@ JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-Xmx64m",
+    "-Djute.maxbuffer=262144",  # of what one request may carry; the largest node has 64 KiB
     "-Dzookeeper.admin.enableServer=false",
     "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",
 )
+LOGIN_FLAGS: Final = ("-Dzookeeper.enforce.auth.enabled=true", "-Dzookeeper.enforce.auth.schemes=digest")
+"""Sessions without a login are ended."""
+MAX_CONNECTIONS: Final = 2000
+"""Of one address; here all have the same, of which ZooKeeper would take 60."""
 TICK_MS: Final = 500
 """A session lasts two of these at least: 1 s."""
 MAX_SESSION_MS: Final = 120_000
@@ -269,14 +274,13 @@ class EmbeddedZooKeeper:
 
     def _launch(self, java: Path, jars: list[Path], port: int, lock: int) -> None:
         configuration = self._folder / "zoo.cfg"
-        # maxClientCnxns 0: here all clients share one address, of which ZooKeeper would take 60.
         lines = {
             "dataDir": "data",
             "clientPort": str(port),
             "clientPortAddress": self._host,
             "tickTime": str(TICK_MS),
             "maxSessionTimeout": str(MAX_SESSION_MS),
-            "maxClientCnxns": "0",
+            "maxClientCnxns": str(MAX_CONNECTIONS),
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "srvr,ruok,mntr",
             "autopurge.snapRetainCount": "3",
@@ -297,7 +301,8 @@ class EmbeddedZooKeeper:
                 "client.certReload": "true",
             }
         configuration.write_bytes("".join(f"{key}={escaped(value)}\n" for key, value in lines.items()).encode())
-        command = [str(java), *JVM_FLAGS, "-cp", os.pathsep.join(map(str, jars)), MAIN_CLASS, configuration.name]
+        flags = (*JVM_FLAGS, *LOGIN_FLAGS) if self._tls_dir is not None else JVM_FLAGS
+        command = [str(java), *flags, "-cp", os.pathsep.join(map(str, jars)), MAIN_CLASS, configuration.name]
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

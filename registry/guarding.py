@@ -2,6 +2,7 @@
 
     make_credentials ─▶ file of all logins, which only its owner may read
     guard ─▶ ROOT/access, the digests ─▶ every node below ROOT, again and again until none had another list ─▶ directories
+          └▶ what is above ROOT, and ZooKeeper's quotas, where the ZooKeeper is this cluster's alone
 
 From the moment that `ROOT/access` is there, whatever is made gets its list; what was made just before it is met by the next walk.
 A process that has logged in keeps working meanwhile; one that has not is shut out, and therefore asked for first.
@@ -12,6 +13,7 @@ Source: docs/security.md, "The registry".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -93,12 +95,22 @@ def read_credentials(file: Path) -> dict[str, tuple[str, ...]]:
     return found
 
 
-async def guard(zookeeper: ZooKeeper, root: str, credentials: Mapping[str, tuple[str, ...]], *, force: bool = False) -> Guarded:
+def tops(root: str) -> list[str]:
+    """What is not a cluster's own, and everybody's in a new ZooKeeper: the nodes above its root, and those of quotas."""
+    names = root.split("/")[1:-1]
+    above = ["/" + "/".join(names[:count]) for count in range(len(names) + 1)]
+    return [*above, "/zookeeper", "/zookeeper/quota"]
+
+
+async def guard(
+    zookeeper: ZooKeeper, root: str, credentials: Mapping[str, tuple[str, ...]], *, force: bool = False, whole: bool = False
+) -> Guarded:
     """Let only these logins into a cluster's registry, each to what is its own. Anybody may do it where the registry is open, and
     an operator where it is guarded: with other passwords than before, for instance.
 
     Args:
         force: also when processes are registered that have not logged in, which then are shut out.
+        whole: the ZooKeeper is this cluster's alone: what is above the root is an operator's, too.
 
     Raises `InvalidArgument` when there are such, or the session has no login of an operator; `RegistryDenied`,
     `RegistryUnavailable`.
@@ -141,6 +153,9 @@ async def guard(zookeeper: ZooKeeper, root: str, credentials: Mapping[str, tuple
         counted = len(nodes)
     else:
         raise Unavailable(f"nodes without the right list came below {root} again and again: which process has not logged in?")
+    for path in tops(root) if whole else ():
+        with contextlib.suppress(NoNode):
+            changed, counted = changed + await zookeeper.set_acl(path, access, ""), counted + 1
     await make_directories(zookeeper, root, view)
     return Guarded(counted, changed)
 

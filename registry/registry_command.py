@@ -45,15 +45,16 @@ def secure(
         Path | None, typer.Option("--credentials", help=f"The operator's file; ${CREDENTIALS_FILE} without it.", metavar="FILE")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Shut out processes that have not logged in.")] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="The ZooKeeper has other users: leave what is above the root.")] = False,
     target: Target = DEFAULT_TARGET,
 ) -> None:
     """Let only those in whose login is in the file, each to what is its own. Again after each change of the file."""
-    done = asyncio.run(_secure(target, file, force=force))
+    done = asyncio.run(_secure(target, file, force=force, whole=not shared))
     text = f"{done.nodes} nodes of {target} are guarded; {done.changed} had another list of who may do what"
     console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-async def _secure(target: str, file: Path | None, *, force: bool) -> Guarded:
+async def _secure(target: str, file: Path | None, *, force: bool, whole: bool) -> Guarded:
     named = os.environ.get(CREDENTIALS_FILE, "")
     path = file or (Path(named) if named else logins.left_at(parse_address(target).hosts))
     if not path.exists():
@@ -62,4 +63,4 @@ async def _secure(target: str, file: Path | None, *, force: bool) -> Guarded:
     found = read_credentials(path)
     logins.use(logins.Login(path))
     async with registry_of(target) as (zookeeper, root):
-        return await guard(zookeeper, root, found, force=force)
+        return await guard(zookeeper, root, found, force=force, whole=whole)

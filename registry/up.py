@@ -347,7 +347,8 @@ class LocalCluster:
         self._session = ZooKeeper(self.address)
         await self._session.connect()
         if self.zookeeper is not None:  # nothing else of this folder runs yet; one of an older version is guarded now
-            await guard(self._session, self.address.root, read_credentials(self.zookeeper.credentials), force=True)
+            credentials = read_credentials(self.zookeeper.credentials)
+            await guard(self._session, self.address.root, credentials, force=True, whole=True)
         else:
             await guard_first(self._session, self.address.root)
         wanted = self.options.layout()

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from pixiu.discovery import paths
 from pixiu.discovery.access import LOGINS, OPERATOR, RULES, Access, directories, grants_of, rule_of
@@ -19,7 +20,7 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import Create, Delete, Set, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryDenied
 from registry.embedded import EmbeddedZooKeeper
-from registry.guarding import guard, guard_first, make_credentials, read_credentials, write_credentials
+from registry.guarding import guard, guard_first, make_credentials, read_credentials, tops, write_credentials
 from registry.layout import ensure_layout, set_replicas
 from registry.leases import InstanceLease, WorkerLeases
 from registry.membership import Membership
@@ -111,7 +112,7 @@ async def allowed(do: Callable[[], Awaitable[object]]) -> bool:
 
 async def tried(zookeeper: ZooKeeper, operator: ZooKeeper, path: str) -> str:
     """What a session may do with a node that is there."""
-    child = f"{path}/tried-{zookeeper.session_id:x}"
+    child = f"{path.rstrip('/')}/tried-{zookeeper.session_id:x}"
     found = "r" if await allowed(lambda: zookeeper.get(path)) else ""
     assert await allowed(lambda: zookeeper.children(path)) == bool(found)
     data, _ = await operator.get(path)
@@ -127,11 +128,22 @@ async def tried(zookeeper: ZooKeeper, operator: ZooKeeper, path: str) -> str:
     return found
 
 
+async def open_tops(operator: ZooKeeper, root: str) -> None:
+    for path in tops(root):
+        await operator._run(path, lambda client, path=path: client.set_acls_async(path, OPEN_ACL_UNSAFE))  # type: ignore[misc]
+
+
+def test_what_is_above_a_root() -> None:
+    assert tops("/pubsub") == ["/", "/zookeeper", "/zookeeper/quota"]
+    assert tops("/a/b/c")[:3] == ["/", "/a", "/a/b"]
+
+
 async def test_every_login_at_every_path(zookeeper_server: EmbeddedZooKeeper, root: str, operators_file: Path) -> None:
     async with AsyncExitStack() as closing:
         nobody = await closing.enter_async_context(session(zookeeper_server, root, None))
         operator = await closing.enter_async_context(session(zookeeper_server, root, operators_file))
-        await guard(operator, root, read_credentials(operators_file))
+        await guard(operator, root, read_credentials(operators_file), whole=True)
+        closing.push_async_callback(open_tops, operator, root)  # others use this ZooKeeper, too
         for path in examples():
             if path and not path.endswith("0000000001") and "holder" not in path:
                 await operator.ensure_path(f"{root}{path}")
@@ -147,6 +159,7 @@ async def test_every_login_at_every_path(zookeeper_server: EmbeddedZooKeeper, ro
             return {(path, who): await tried(zookeeper, operator, f"{root}{path}") for path in examples()}
 
         rows = await asyncio.gather(*(row(who, zookeeper) for who, zookeeper in everybody.items()))
+        above = {(path, who): await tried(one, operator, path) for path in tops(root) for who, one in everybody.items()}
         found = {key: what for one in rows for key, what in one.items()}
         access = Access.of(read_credentials(operators_file))
         changers = {
@@ -155,6 +168,10 @@ async def test_every_login_at_every_path(zookeeper_server: EmbeddedZooKeeper, ro
             if await allowed(partial(zookeeper.set_acl, f"{root}/layout", access, "/access"))
         }
     assert changers == {OPERATOR}
+    assert {"/", "/zookeeper", "/zookeeper/quota"} <= set(tops(root))
+    assert above == {
+        (path, who): {NOBODY: "", OPERATOR: "rwcd"}.get(who, "r") for path, who in above
+    }  # ZooKeeper's own root is no place for everybody to fill
     wanted = {
         (path, who): "".join(sorted(grants_of(path).get(who, ""), key="rwcda".index)).replace("a", "")
         for path in examples()
