@@ -30,7 +30,8 @@ from pixiu.client.connection_events import ConnectionEvent, ConnectionEvents, Co
 from pixiu.client.destination import Destination, Room, Topic, User
 from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
 from pixiu.client.drafts import SIGNAL_KIND, Draft, encode
-from pixiu.client.early import EarlySends
+from pixiu.client.early import EarlySends, failure_of
+from pixiu.client.events import PERHAPS, in_doubt
 from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.gateway_connection import ConnectionContext
 from pixiu.client.inbox import Inbox, device_of
@@ -45,7 +46,7 @@ from pixiu.client.mail_writer import MailWriter
 from pixiu.client.message import Message, check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
 from pixiu.client.presence import UserPresence, query
-from pixiu.client.publisher import PublisherCore
+from pixiu.client.publisher import SEND_AGAIN, PublisherCore
 from pixiu.client.requests import Replies, reply_options, request_options, where_to_reply
 from pixiu.client.send_options import SendOptions
 from pixiu.client.signalling import SignalPublisher, SignalReceipt
@@ -380,23 +381,27 @@ class Client:
         began, deadline = loop.time(), self._deadline(timeout_s)
         backoff = Backoff(self.options.backoff_s, self.options.max_backoff_s, self._uniform)
         receipt: Receipt | None = None
+        doubtful = False
         while True:
             again = 0 if receipt is None else receipt.message_id
             receipt = Receipt(b"", draft.key, draft.lane, again)
             receipt.watched = True
-            async with within(deadline - loop.time(), _not_queued):
-                await self.submit(draft, receipt, deadline)
             try:
+                async with within(deadline - loop.time(), _not_queued):
+                    await self.submit(draft, receipt, deadline)
                 await receipt
                 return receipt
-            except Overloaded as error:
-                wait_s = retry_after_s(error.retry_after_ms, self._uniform)
-                if not wait_s or loop.time() + wait_s >= deadline:
+            except PixiuError as error:
+                failure, until = receipt.failure or failure_of(error), deadline
+                if failure.code == Dropped.code:
+                    wait_s, until = backoff.next_s(), min(deadline, began + REPEATS_S)
+                else:
+                    wait_s = retry_after_s(failure.retry_after_ms, self._uniform)
+                if not wait_s or loop.time() + wait_s >= until:
+                    if doubtful:
+                        raise in_doubt(failure, SEND_AGAIN).error() from error
                     raise
-            except Dropped:
-                wait_s = backoff.next_s()
-                if loop.time() + wait_s >= min(deadline, began + REPEATS_S):
-                    raise
+                doubtful = doubtful or failure.code in PERHAPS
             await asyncio.sleep(wait_s)
 
     async def send_many(self, drafts: list[Draft], timeout_s: float | None) -> list[Receipt]:

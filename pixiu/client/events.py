@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from pixiu.errors import PixiuError, error_of_code
+from pixiu.errors import Dropped, IdReused, IdTooOld, InboxFull, OutcomeUnknown, PixiuError, Undelivered, error_of_code
+
+PERHAPS: Final = frozenset({OutcomeUnknown.code, Dropped.code, Undelivered.code, IdTooOld.code})
+"""Failures that say themselves that the message may have been delivered."""
+LOOKED: Final = frozenset({IdReused.code, InboxFull.code, IdTooOld.code})
+"""Answers that the stores give only after a look whether they have the mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,15 @@ class Failure:
         return error_of_code(self.code, self.text, self.retry_after_ms)
 
 
+def in_doubt(why: Failure, advice: str) -> Failure:
+    """How a message fails of which an earlier attempt left and was not answered: what is said of a later attempt says nothing
+    of that one. `retry_after_ms` is kept."""
+    if why.code in PERHAPS:
+        return why
+    text = f"{why.code}: {why.text}; an earlier attempt was not answered and may have been delivered: {advice}"
+    return Failure(OutcomeUnknown.code, text, why.retry_after_ms)
+
+
 class Group:
     """Messages that one `flush` waits for: those offered since the flush before."""
 
@@ -34,7 +48,9 @@ class Group:
 class Ticket:
     """A message from its offer until it is resolved."""
 
-    __slots__ = ("attempts", "deadline", "failure", "group", "key", "lane", "message_id", "record", "resolved", "watched")
+    __slots__ = (
+        "attempts", "deadline", "failure", "group", "in_doubt", "key", "lane", "message_id", "record", "resolved", "watched",
+    )  # fmt: skip
 
     def __init__(self, record: bytes, key: int, lane: int, message_id: int) -> None:
         self.record = record
@@ -43,6 +59,9 @@ class Ticket:
         self.message_id = message_id
         self.deadline = 0.0
         self.attempts = 0
+        """That left; none that a proxy refused unseen."""
+        self.in_doubt = False
+        """Whether an earlier attempt left and was not answered."""
         self.failure: Failure | None = None
         self.resolved = False
         self.watched = False

@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
+from pixiu.client.events import LOOKED, CloseStream, Failure, RefreshCluster, Writable, in_doubt
 from pixiu.client.options import ClientOptions
 from pixiu.errors import (
-    DiskFull,
     Draining,
-    IdAhead,
     InboxFull,
     InvalidArgument,
     MalformedData,
@@ -32,7 +30,6 @@ from pixiu.errors import (
     Overloaded,
     PixiuError,
     StaleWriter,
-    TooFewInSync,
     Unavailable,
 )
 from pixiu.rpc.backoff import Backoff
@@ -42,8 +39,7 @@ from pixiu.wire.levels import Level, Triple
 STALL_S: Final = 30.0
 """A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""
 MAX_BACKOFF_S: Final = 1.0
-NOT_LOOKED_FOR: Final = frozenset({DiskFull.code, IdAhead.code})
-"""A store refuses with these before it looks whether it has the mail already, from an earlier attempt."""
+RESEND: Final = "`resend` it, which uses the same ID, so that it is stored once"
 HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotAllowed.code, NotServed.code})
 """Ends of a stream that another stream would have too."""
 MAX_OPEN_SHOWN: Final = 1000
@@ -175,6 +171,10 @@ class MailSender:
         self._generation = 0
         self._position = 1
         self._taken = 0
+        self._heard = False
+        """Whether a proxy has taken or answered anything on this stream."""
+        self._batches = 0
+        """That left on this stream."""
         self._window_bytes = options.window_bytes
         self._batch_bytes = self._batch_records = 0
         """The largest batch that the proxy takes, further receivers counted as records; 0: it has not said."""
@@ -223,6 +223,7 @@ class MailSender:
         jump = (1 << min(self._failures, 20)) - 1 if self._last is not None and self._last.code == StaleWriter.code else 0
         self._generation = next_generation(self._generation, self._clock_s(), jump)
         self._stream_worker, self._draining, self._position, self._taken = worker, False, 1, 0
+        self._heard, self._batches = False, 0
         self._window_bytes, self._batch_bytes, self._batch_records = self._options.window_bytes, 0, 0
         self._progress_at = now
         self.counters.streams += 1
@@ -263,6 +264,7 @@ class MailSender:
         self._position += len(tickets)
         self._in_flight_bytes += size
         self.counters.batches += 1
+        self._batches += 1
         more = [(index, ticket.more) for index, ticket in enumerate(tickets) if ticket.more]
         data = b"".join([ticket.record for ticket in tickets])
         return MailBatch(data, len(tickets), position, tickets[0].level, more)
@@ -288,7 +290,9 @@ class MailSender:
         self._draining = self._draining or draining
         woken: list[MailTicket] = []
         for outcome in outcomes:
+            self._heard = True
             self._outcome(outcome, woken)
+        self._heard = self._heard or taken > 0
         effects: list[Effect] = [MailResolved(tuple(woken))] if woken else []
         if self._draining:
             return effects + self._finish_drain(now)
@@ -308,9 +312,8 @@ class MailSender:
             if failure is not None and failure.code == OutcomeUnknown.code:
                 continue  # the stream is about to end: this one is sent again
             told = failure
-            if failure is not None and ticket.attempts > 1 and failure.code in NOT_LOOKED_FOR:
-                text = f"{failure.code}: {failure.text}; an earlier attempt may be stored: `resend` it, which uses the same ID"
-                told = Failure(OutcomeUnknown.code, text)
+            if failure is not None and ticket.attempts > 1 and failure.code not in LOOKED:
+                told = in_doubt(failure, RESEND)
             del self._in_flight[outcome.position + index]
             self._in_flight_bytes -= ticket.size
             ticket.copies = outcome.copies
@@ -401,17 +404,22 @@ class MailSender:
             text = f"the mail was not sent within {seconds}: no proxy took it{because}; send it again"
             failure = Failure(NotSent.code, text)
         else:
-            code = last.code if last is not None and last.code in (Overloaded.code, TooFewInSync.code) else OutcomeUnknown.code
-            text = f"the mail was not confirmed within {seconds}{because}: whether it is in the inbox is unknown; `resend` it, "
-            failure = Failure(code, text + "which uses the same ID, so that it is stored once")
+            text = f"the mail was not confirmed within {seconds}{because}: whether it is in the inbox is unknown; {RESEND}"
+            failure = Failure(OutcomeUnknown.code, text)
         self._settle(ticket, failure, woken)
 
     def _fail_all(self, why: Failure, now: float, never: Failure | None = None) -> list[Effect]:
         """Fail all that is unresolved; what was never sent with `never`, if that is given."""
+        # The end of a stream answers what has left on it only where it is about the stream itself, or its first and only batch.
+        certain = not self._heard and (why.code == NotServed.code or self._batches <= 1)
         woken: list[MailTicket] = []
         stream, self._stream = self._stream, 0
         for ticket in (*self._in_flight.values(), *self._again, *self._fresh):
-            self._settle(ticket, why if ticket.attempts or never is None else never, woken)
+            if not ticket.attempts:
+                told = why if never is None else never
+            else:
+                told = why if certain and ticket.attempts == 1 else in_doubt(why, RESEND)
+            self._settle(ticket, told, woken)
         self._in_flight, self._in_flight_bytes = {}, 0
         self._again.clear()
         self._fresh.clear()

@@ -33,6 +33,7 @@ from pixiu.client.events import (
     Resolved,
     Ticket,
     Writable,
+    in_doubt,
 )
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Draining, NotSent, OutcomeUnknown, Unavailable
@@ -43,6 +44,7 @@ MAX_FAILURE_RANGES: Final = 10_000
 """Ranges of failures ahead of `up_to` that a proxy may tell; more is taken for a broken proxy."""
 MAX_WINDOW_BYTES: Final = 64 << 20
 """A larger window than this one is not believed."""
+SEND_AGAIN: Final = "sending it anew may deliver it twice"
 DRAINED_PAUSE_S: Final = 5.0
 """How long a proxy that said it is going is left alone, should it still be listed."""
 
@@ -282,6 +284,8 @@ class PublisherCore:
             return []
         self.counters.streams_died += 1
         self._last_reason = f"{proxy.address}: {reason}"
+        for ticket in proxy.unresolved:
+            ticket.in_doubt = True
         proxy.deaths += 1
         proxy.rest_until = now + self._backoff.after_s(proxy.deaths)
         self._change(proxy, ProxyEvent.DIED)
@@ -458,10 +462,13 @@ class PublisherCore:
                 reached += 1
             why = failures[reached][2] if reached < len(failures) and failures[reached][0] <= position else None
             if not ticket.resolved and why is not None and why.code == Draining.code:
+                ticket.attempts = 1 if ticket.in_doubt else 0
                 proxy.refused.append(ticket)
                 continue
             if not ticket.resolved:
-                if why is not None and why.code == Unavailable.code and ticket.attempts == 1:
+                if why is not None and ticket.in_doubt:
+                    why = in_doubt(why, SEND_AGAIN)
+                elif why is not None and why.code == Unavailable.code:
                     why = Failure(NotSent.code, why.text)  # the only proxy that ever had it passed it on to nobody
                 self._settle(ticket, why, woken)
             ticket.record = b""  # a receipt that is kept must not keep the message

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
-from pixiu.client.events import Failure
+from pixiu.client.events import PERHAPS, Failure
 from pixiu.errors import InvalidArgument, RecordTooLarge, Undelivered
 
 COPIES: Final = 3
@@ -127,7 +127,9 @@ class SignalCore:
         if failure is None:
             signal.accepted = True
             return [] if signal.wants_receipt else [self._resolve(signal, None)]
-        signal.failure = failure
+        if signal.failure is None or signal.failure.code not in PERHAPS:
+            signal.failure = failure
+        failure = signal.failure
         if not signal.open_copies and not signal.accepted and (not signal.wants_receipt or failure.code in LASTING_FAILURES):
             return [self._resolve(signal, failure)]
         return []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
 from pixiu.client.mail import (
+    HOPELESS,
     MAX_BACKOFF_S,
     STALL_S,
     Effect,
@@ -14,6 +17,7 @@ from pixiu.client.mail import (
     OpenMailStream,
 )
 from pixiu.client.options import ClientOptions
+from pixiu.errors import all_errors
 from pixiu.ids import snowflake
 from pixiu.wire.inbox_operations import GENERATION_EPOCH_S
 from pixiu.wire.levels import Level
@@ -203,7 +207,8 @@ def test_what_expires_in_flight_is_not_sent_again() -> None:
     sending.now += 5
     sending.core.tick(sending.now)
     assert young.failure is not None
-    assert young.failure.code == "OVERLOADED"
+    assert young.failure.code == "OUTCOME_UNKNOWN", "it had left before the refusals, and nobody answered it"
+    assert "OVERLOADED: busy" in young.failure.text
     assert (sending.core.unresolved, sending.core.unresolved_bytes) == (0, 0)
 
 
@@ -251,8 +256,10 @@ def test_replies_of_nonsense_do_no_harm() -> None:
     assert sending.core.unresolved == 1
 
 
-def test_a_refusal_is_certain_only_at_the_first_attempt() -> None:
-    for code, certain in (("DISK_FULL", False), ("INBOX_FULL", True), ("INVALID_ARGUMENT", True)):
+def test_after_an_attempt_without_an_answer_only_the_stores_own_look_settles_a_mail() -> None:
+    looked = {"INBOX_FULL", "ID_REUSED", "TOO_OLD"}
+    codes = {error.code for error in all_errors()} - {"OUTCOME_UNKNOWN", "DROPPED", "UNDELIVERED"}
+    for code in sorted(codes):
         for attempts in (1, 2):
             sending = Sending()
             (ticket,) = sending.offer()
@@ -264,8 +271,38 @@ def test_a_refusal_is_certain_only_at_the_first_attempt() -> None:
                 assert sending.sent(again.stream) == [(1, 1)]
             sending.core.reply(attempts, sending.now, [MailOutcome(1, 1, 0, (), Failure(code, "no"), ())])
             assert ticket.failure is not None
-            assert ticket.failure.code == (code if certain or attempts == 1 else "OUTCOME_UNKNOWN")
+            assert ticket.failure.code == (code if code in looked or attempts == 1 else "OUTCOME_UNKNOWN")
             assert "no" in ticket.failure.text
+            assert code in (ticket.failure.code, ticket.failure.text.split(":")[0])
+
+
+@pytest.mark.parametrize("code", sorted(HOPELESS))
+def test_the_end_of_a_stream_is_no_answer_to_what_had_left_before(code: str) -> None:
+    sending = Sending()
+    (old,) = sending.offer()
+    sending.sent(1)
+    again = opened(sending.core.stream_died(1, sending.now, "gone"))
+    (young,) = sending.offer()
+    sending.core.next_batch(again.stream, sending.now)
+    (never,) = sending.offer()
+    sending.core.ended(again.stream, sending.now, Failure(code, "no"))
+    failures = [ticket.failure for ticket in (old, young, never)]
+    assert [failure and failure.code for failure in failures] == ["OUTCOME_UNKNOWN", code, code]
+
+    sending = Sending(batch_records=1)
+    first, second = sending.offer(), sending.offer()
+    sending.sent(1)  # two batches: which one is it about?
+    sending.core.ended(1, sending.now, Failure(code, "no"))
+    certain = code if code == "NOT_SERVED" else "OUTCOME_UNKNOWN"
+    assert [ticket.failure and ticket.failure.code for ticket in (*first, *second)] == [certain] * 2
+
+    sending = Sending()
+    (taken,) = sending.offer()
+    sending.sent(1)
+    sending.core.reply(1, sending.now, [], taken=1)
+    sending.core.ended(1, sending.now, Failure(code, "no"))
+    assert taken.failure is not None
+    assert taken.failure.code == "OUTCOME_UNKNOWN"
 
 
 def _later(sending: Sending, seconds: float) -> list[Effect]:
