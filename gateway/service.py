@@ -72,7 +72,7 @@ class Service(RoleShell):
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
-        self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost)
+        self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log)
         name = gateway_publisher(context.endpoint_id)
         self._publishers = ConfirmedPublishers(name, self._vrooms, self._proof, lambda: context.view, context.framed)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
@@ -82,7 +82,7 @@ class Service(RoleShell):
             context.options,
             now=context.now,
             step=self._runner.step,
-            next_snowflake=self._identity.snowflakes.next,
+            next_snowflake=self._identity.next_snowflake,
             publishers=self._publishers,
             roles=lambda: context.view.layout.roles,
             endpoint=context.endpoint_id,
@@ -309,7 +309,9 @@ class Service(RoleShell):
         return table
 
     def _degraded(self) -> str:
-        problem = self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        problem = (
+            self._identity.problem or self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        )
         return problem or (self._traces.problem if self._traces is not None else "")
 
     def _digests(self, role: str) -> dict[str, str]:

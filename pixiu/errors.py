@@ -25,7 +25,7 @@
     │   │   ├── NotSent              certainly not sent: send again (a ConnectionError)
     │   │   └── OutcomeUnknown       no answer in time, it may have happened or not (a TimeoutError)
     │   ├── NotServed            this proxy, or the whole cluster, does not take this kind of message
-    │   ├── Dropped              not confirmed by a broker or relay: it may have been delivered; sending again is safe with the same ID
+    │   ├── Dropped              not confirmed on the way: it may have been delivered; send it again with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown (a TimeoutError)
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key

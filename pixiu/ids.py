@@ -35,6 +35,7 @@ EndpointID = NewType("EndpointID", int)
 
 SNOWFLAKE_EPOCH_MS: Final = 1_577_836_800_000
 """2020-01-01T00:00:00Z in Unix milliseconds."""
+BEFORE_2020: Final = "this machine's clock shows a time before 2020: set it"
 SNOWFLAKE_TIME_BITS: Final = 41
 SNOWFLAKE_WORKER_BITS: Final = 12
 SNOWFLAKE_SEQUENCE_BITS: Final = 10
@@ -190,6 +191,20 @@ class SnowflakeGenerator:
         """The first Unix millisecond in which no ID may be made; 0 before the first lease."""
         return self._until_ms
 
+    def usable(self, spare_ms: int = 0) -> bool:
+        """Whether an ID can be made now and, as far as the lease goes, for `spare_ms` more."""
+        return SNOWFLAKE_EPOCH_MS <= max(self._clock_ms(), self._last_ms) < self._until_ms - spare_ms
+
+    def why_not(self) -> str:
+        """Why no ID can be made now; empty where one can."""
+        now = max(self._clock_ms(), self._last_ms)
+        if now < SNOWFLAKE_EPOCH_MS:
+            return BEFORE_2020
+        if now < self._until_ms:
+            return ""
+        ago_s = (now - self._until_ms) // 1000
+        return f"the worker number {self._worker} for message IDs ended {ago_s} s ago by this machine's clock"
+
     def lease(self, worker: int, from_ms: int, until_ms: int) -> None:
         """Use a worker number for times in [from_ms, until_ms), Unix milliseconds."""
         if worker != self._worker or from_ms > self._last_ms:
@@ -200,18 +215,17 @@ class SnowflakeGenerator:
 
     def next(self) -> SnowflakeID:
         """The next ID. Raises `LeaseExpired` when the worker number's time is over."""
-        now = self._clock_ms()
-        if now > self._last_ms:
-            self._last_ms = now
-            self._sequence = 0
-        elif self._sequence < 1023:
-            self._sequence += 1
-        else:
-            self._last_ms += 1
-            self._sequence = 0
-        if self._last_ms >= self._until_ms:
+        at, sequence = self._clock_ms(), 0
+        if at <= self._last_ms:
+            at, sequence = self._last_ms, self._sequence + 1
+            if sequence > 1023:
+                at, sequence = at + 1, 0
+        if not SNOWFLAKE_EPOCH_MS <= at < self._until_ms:  # nothing is used up: the clock may be set back
+            if at < SNOWFLAKE_EPOCH_MS:
+                raise LeaseExpired(f"{BEFORE_2020}, because IDs name no earlier one")
             raise LeaseExpired(f"worker number {self._worker} was held until {self._until_ms} ms; take or renew a lease")
-        return snowflake(self._last_ms, self._worker, self._sequence)
+        self._last_ms, self._sequence = at, sequence
+        return snowflake(at, self._worker, sequence)
 
 
 def is_within(number: object, lowest: int, highest: int) -> bool:

@@ -41,6 +41,8 @@ from registry.restorer import Restorer
 RANGE_MS: Final = 24 * 3_600_000
 """How far ahead a worker number is leased."""
 RENEW_INTERVAL_S: Final = 3_600.0
+LOOK_S: Final = 1.0
+"""How often the wall clock is looked at: leases end by it, and it may be set ahead at any moment."""
 MAX_AHEAD_MS: Final = 1_000
 """A number whose time ends so soon may be taken already: its successor starts where that ends."""
 MAX_LEASES: Final = 1_024
@@ -263,11 +265,26 @@ class WorkerLeases:
         except (NoNode, MalformedData):
             return MAX_ID, -1, ""
 
+    def _is_short(self) -> bool:
+        """Whether a lease has less than half of its time left: the wall clock went ahead, or the registry was away."""
+        soon = self._clock_ms() + self._range_ms // 2
+        return any(held.lease.until_ms < soon for held in self._held.values())
+
+    async def _due(self) -> None:
+        """Wait for the next renewal: an interval by the monotonic clock, or less where the wall clock says so."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._renew_interval_s * random.uniform(0.8, 1.0)
+        while (left_s := due - loop.time()) > 0 and not self._is_short():
+            await asyncio.sleep(min(left_s, LOOK_S))
+
     async def _renew_for_ever(self) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         failed = False
         while True:
-            await asyncio.sleep(backoff.next_s() if failed else self._renew_interval_s * random.uniform(0.8, 1.0))
+            if failed:
+                await asyncio.sleep(backoff.next_s())
+            else:
+                await self._due()
             failed = False
             for worker, held in list(self._held.items()):
                 try:

@@ -53,6 +53,8 @@ class WorkerLease:
         self._uniform = uniform
         self._generator = SnowflakeGenerator(clock_ms)
         self._lent = asyncio.Event()
+        self._over = asyncio.Event()
+        """Somebody found the number's time over: it is extended now, although that was not due by the clock before it was set."""
         self._task: asyncio.Task[None] | None = None
         self._call: Lending | None = None
         self._reason = ""
@@ -76,7 +78,7 @@ class WorkerLease:
 
     def usable(self) -> bool:
         """Whether an ID can be made now, without waiting."""
-        return max(self._clock_ms(), self._generator.last_used_ms) + MIN_LEFT_MS < self._generator.until_ms
+        return self._generator.usable(MIN_LEFT_MS)
 
     def next(self) -> SnowflakeID:
         """The next ID. Raises `LeaseExpired`; ask `usable` or `ready` before."""
@@ -89,6 +91,8 @@ class WorkerLease:
         if self._task is None:
             self._task = loop.create_task(self._hold(), name="pixiu-worker-number")
         self._login = ""
+        if self._generator.until_ms and not self.usable():
+            self._over.set()
         while not self.usable():
             self._lent.clear()
             try:
@@ -97,9 +101,13 @@ class WorkerLease:
             except TimeoutError:
                 raise NotSent(
                     f"no proxy lent a worker number for message IDs within {self._options.publish_timeout_s:g} s "
-                    f"({self._reason or 'no proxy answered'}); check the proxies, and that this machine's clock is right"
+                    f"({self._why_not()}); check the proxies, and that this machine's clock is right"
                 ) from None
             raise_for_login([self._login])
+
+    def _why_not(self) -> str:
+        clock = self._generator.why_not() if self._generator.until_ms else ""
+        return "; ".join(why for why in (self._reason, clock) if why) or "no proxy answered"
 
     async def close(self, timeout_s: float) -> None:
         """Give the number back, waiting at most `timeout_s` for the proxy to take it."""
@@ -170,10 +178,11 @@ class WorkerLease:
                 lent_before = self.lent
                 while True:
                     reading = reading or asyncio.create_task(call.read())
-                    # A cancelled read would cancel the stream: wait beside it.
-                    await asyncio.wait({reading}, timeout=self._renew_in_s())
+                    over = await self._wait_beside(reading)
                     if not reading.done():
-                        if self.lent == lent_before or not self.usable():
+                        if over and self.lent == lent_before:
+                            continue
+                        if not over and (self.lent == lent_before or not self.usable()):
                             raise StreamEnded("it answered, but lent no worker number")
                         await call.write(wire_pb2.PublishRequest(renew_worker=True))
                         continue
@@ -190,6 +199,17 @@ class WorkerLease:
                 if reading is not None:
                     reading.cancel()
                     await asyncio.gather(reading, return_exceptions=True)
+
+    async def _wait_beside(self, reading: asyncio.Task[wire_pb2.PublishReply | None]) -> bool:
+        """Wait for a reply or the next renewal; True when somebody found the number's time over before either. The read itself
+        is not cancelled, which would cancel the stream."""
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({reading, over}, timeout=self._renew_in_s(), return_when=asyncio.FIRST_COMPLETED)
+            return over.done()
+        finally:
+            over.cancel()
+            self._over.clear()
 
     def _renew_in_s(self) -> float:
         """When half of the time is over."""

@@ -53,6 +53,7 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         self.reading = True
         self.failing: Callable[[Record], wire_pb2.PublishFailure | None] = lambda record: None
         self.lend_for_ms = 3_600_000
+        self.clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self.renewals = 0
         self.returned: list[int] = []
         self.draining = False
@@ -156,7 +157,7 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         if not held:
             self.cluster.worker += 1
             held = self.cluster.worker
-        now = time.time_ns() // 1_000_000
+        now = self.clock_ms()
         return wire_pb2.PublishReply(worker=held, worker_from_ms=now, worker_until_ms=now + self.lend_for_ms)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pixiu.errors import InvalidArgument, NotConnected, NotSent, OutcomeUnknown,
 from pixiu.ids import snowflake_time_ms, snowflake_worker, topic_room
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.v1 import wire_pb2
+from tests.support.clock_steps import IN_2018_MS, NOW_MS, STEPS_MS
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -245,6 +247,40 @@ async def test_the_worker_number_is_renewed_before_its_time_is_over(cluster: Any
         assert px.stats().failed == 0
     assert {snowflake_worker(receipt.id) for receipt in receipts} == {1}
     assert sum(hello.lend_worker for hello in proxy.hellos) == 1
+
+
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+async def test_after_a_step_of_both_clocks_messages_go_on_at_once(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    now_ms = NOW_MS
+
+    def clock_ms() -> int:
+        return now_ms
+
+    monkeypatch.setattr("pixiu.client.client.time", SimpleNamespace(time=lambda: now_ms / 1000, time_ns=lambda: now_ms * 1_000_000))
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    proxy.clock_ms = clock_ms
+    async with pixiu.connect(cluster.target) as px:
+        first = await px.room(1).send(b"x")
+        now_ms += step_ms
+        second = await px.room(1).send(b"y")
+        assert second.id > first.id
+        assert proxy.renewals == (step_ms > 0), "an answer to whoever waits, not by the next renewal, which the old clock named"
+        now_ms -= step_ms
+        assert (await px.room(1).send(b"z")).id > second.id
+
+
+async def test_a_clock_before_2020_is_named(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "pixiu.client.client.time", SimpleNamespace(time=lambda: IN_2018_MS / 1000, time_ns=lambda: IN_2018_MS * 1_000_000)
+    )
+    await cluster.start()
+    cluster.proxies[0].clock_ms = lambda: IN_2018_MS
+    async with pixiu.connect(cluster.target, publish_timeout_s=0.2) as px:
+        with pytest.raises(NotSent, match="before 2020: set it"):
+            await px.room(1).send_soon(b"x")
 
 
 async def test_when_the_lender_dies_another_proxy_lends_and_hears_what_was_held(cluster: Any, until: Until) -> None:

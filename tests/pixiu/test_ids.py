@@ -9,6 +9,7 @@ import pytest
 from pixiu import ids
 from pixiu.errors import LeaseExpired
 from pixiu.ids import SnowflakeGenerator
+from tests.support.clock_steps import STEPS_MS
 
 
 class Clock:
@@ -41,6 +42,34 @@ def test_ids_increase_when_a_millisecond_is_used_up_and_when_the_clock_goes_back
     clock.now_ms -= 5_000
     made += [generator.next() for _ in range(3000)]
     assert all(a < b for a, b in itertools.pairwise(made))
+
+
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+def test_a_step_of_the_clock_and_back_repeats_no_id_and_stops_none(step_ms: int) -> None:
+    clock = Clock(1_700_000_000_000)
+    generator = leased(clock, span_ms=24 * 3_600_000)
+    made = [generator.next() for _ in range(2000)]
+    clock.now_ms += step_ms
+    over = clock.now_ms >= generator.until_ms
+    assert generator.usable() is (generator.why_not() == "") is not over
+    if over:
+        with pytest.raises(LeaseExpired):
+            generator.next()
+    else:
+        made += [generator.next() for _ in range(2000)]
+    clock.now_ms -= step_ms
+    made += [generator.next() for _ in range(2000)]  # also where the time of the lease was over meanwhile
+    assert all(a < b for a, b in itertools.pairwise(made))
+
+
+def test_a_clock_before_2020_makes_no_id_and_the_text_says_so() -> None:
+    clock = Clock(ids.SNOWFLAKE_EPOCH_MS - 1)
+    generator = leased(clock)
+    with pytest.raises(LeaseExpired, match="before 2020: set it"):
+        generator.next()
+    assert (generator.usable(), "before 2020" in generator.why_not()) == (False, True)
+    clock.now_ms += 1
+    assert ids.snowflake_time_ms(generator.next()) == ids.SNOWFLAKE_EPOCH_MS
 
 
 def test_no_id_is_made_at_or_after_the_end_of_the_lease() -> None:

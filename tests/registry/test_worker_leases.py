@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
+import registry.leases
+from gateway.identity import Identity
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Stat, ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnavailable
-from pixiu.ids import WORKERS, SnowflakeGenerator
+from pixiu.ids import WORKERS, SnowflakeGenerator, snowflake_time_ms, snowflake_worker
 from registry.embedded import EmbeddedZooKeeper
 from registry.leases import MAX_AHEAD_MS, RANGE_MS, WORKERS_TO_LEND, WorkerLease, WorkerLeases
+from tests.support.clock_steps import IN_2018_MS, STEPS_MS
 from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
@@ -169,6 +172,62 @@ async def test_leases_are_renewed_by_themselves_and_losses_are_told(zookeeper: Z
     assert lost == [taken]
     assert renewed[0] == WorkerLease(kept.worker, kept.from_ms, kept.until_ms + 1_000)
     await leases.close()
+
+
+class Log:
+    """Events that were logged."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def warning(self, event: str, **fields: object) -> None:
+        """See `gateway.identity.Log`."""
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("step_ms", [*STEPS_MS, 0])
+async def test_a_gateway_makes_ids_after_every_step_of_the_clock(
+    zookeeper: ZooKeeper, root: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, step_ms: int, taken: bool
+) -> None:
+    monkeypatch.setattr(registry.leases, "LOOK_S", 0.01)
+    log = Log()
+    gateway = Identity(zookeeper, root, "gateway-1", pytest.fail, log, clock)
+    await gateway.acquire()
+    first = gateway.next_snowflake()
+    clock.now_ms += step_ms
+    over = step_ms > RANGE_MS
+    if over:
+        with pytest.raises(LeaseExpired):
+            gateway.next_snowflake()
+        assert "cannot publish" in gateway.problem
+        assert log.events == ["worker_number_over"]
+    if taken:  # by a process that finds its time over
+        data = b'{"holder":"thief","until_ms":9999999999999}'
+        await zookeeper.set(paths.worker(root, snowflake_worker(first)), data)
+    await until(lambda: not gateway.problem)
+    second = gateway.next_snowflake()
+    if over:
+        assert (snowflake_worker(first) == snowflake_worker(second)) is not taken
+        assert log.events == ["worker_number_over", *(["worker_number_lost"] if taken else []), "worker_number_back"]
+    assert second != first
+    await gateway.release()
+
+
+async def test_a_gateway_that_starts_before_2020_says_so_and_goes_on_when_the_clock_is_set(
+    zookeeper: ZooKeeper, root: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry.leases, "LOOK_S", 0.01)
+    clock.now_ms = IN_2018_MS
+    gateway = Identity(zookeeper, root, "gateway-1", pytest.fail, Log(), clock)
+    await gateway.acquire()
+    with pytest.raises(LeaseExpired, match="before 2020"):
+        gateway.next_snowflake()
+    assert "before 2020: set it" in gateway.problem
+    clock.now_ms = START_MS
+    await until(lambda: not gateway.problem)
+    assert snowflake_time_ms(gateway.next_snowflake()) == START_MS
+    await gateway.release()
 
 
 async def test_renewals_go_on_after_an_outage(own_server: EmbeddedZooKeeper, root: str, clock: Clock) -> None:
