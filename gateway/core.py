@@ -27,10 +27,10 @@ from gateway.membership_reporter import Answered, MembershipReporter
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from gateway.traces import Traces
-from pixiu.ids import EndpointID, gateway_msg_id, snowflake_time_ms
+from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms, with_key
 from pixiu.placement.ordered_routes import Routes
-from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, intact_body
+from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, has_expired, intact_body
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 
@@ -139,7 +139,7 @@ class Core:
         self.users = reporter(few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
         self.devices = DeviceIndex(self._next_id)
         devices = self.devices
-        self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt)
+        self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt, unix_ms)
         self._asked: dict[int, dict[int, _Asked]] = {}
         """Connection → request that is not answered yet."""
         self._leaving: deque[ev.Closed] = deque()
@@ -256,6 +256,9 @@ class Core:
         for record in records:
             kind = record[4]
             if kind == signal:
+                if (record[10] or record[11]) and has_expired(record, 0, self._unix_ms()):
+                    self.counters.expired += 1
+                    continue
                 if record[5] & Flag.TRACED:
                     self.traces.arrived(record)
                 self.signals.take(record)
@@ -282,7 +285,7 @@ class Core:
                 self.counters.without_members += 1
                 (self.rooms if kind == room else self.users).missing(key)
                 continue
-            if (record[10] or record[11]) and self._expired(record):
+            if (record[10] or record[11]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
                 continue
             # Only what is whole and delivered: a damaged copy, or one that nobody was there for, is no reason to drop the next.
@@ -292,13 +295,6 @@ class Core:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
             if channel.records:
                 channel.pending_records.append(record)
-
-    def _expired(self, record: bytes) -> bool:
-        """Whether a record is older than its sender wants it to be delivered."""
-        if record[5] & Flag.DERIVED_ID:
-            return False
-        lifetime_ms = int.from_bytes(record[10:12], "little") * 60_000
-        return self._unix_ms() > snowflake_time_ms(int.from_bytes(record[16:24], "little")) + lifetime_ms
 
     def _on_routers(self, event: ev.RoutersChanged, now: float, out: list[ev.Effect]) -> None:
         self.rooms.set_replicas(event.partitions, event.replicas, now)

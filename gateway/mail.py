@@ -67,6 +67,8 @@ class MailCounters:
     """For a device that is not here, or no longer takes mail."""
     held_back: int = 0
     """Beyond the window, or behind what could not be written: it comes again."""
+    expired: int = 0
+    """Mails for MQTT clients whose own lifetime was over: acknowledged in their place. The SDK tells its application of each."""
     damaged: int = 0
     acknowledged: int = 0
     acknowledgements_unknown: int = 0
@@ -116,10 +118,17 @@ class MailBook:
         target: (UIN, key, connect time) → the connection that gets the mail of the device; 0: there is none.
         takers: how many connections take mail.
         packets: whether a connection speaks MQTT.
+        unix_ms: the time by which lifetimes are over, Unix milliseconds.
     """
 
-    def __init__(self, target: Callable[[int, int, int], int], takers: Callable[[], int], packets: Callable[[int], bool]) -> None:
-        self._target, self._takers, self._packets = target, takers, packets
+    def __init__(
+        self,
+        target: Callable[[int, int, int], int],
+        takers: Callable[[], int],
+        packets: Callable[[int], bool],
+        unix_ms: Callable[[], int],
+    ) -> None:
+        self._target, self._takers, self._packets, self._unix_ms = target, takers, packets, unix_ms
         self._recipients: dict[int, _Recipient] = {}
         self._streams: dict[int, _Stream] = {}
         self.counters = MailCounters()
@@ -290,12 +299,19 @@ class MailBook:
                 counters.gaps_untold += 1
                 self._acknowledge(recipient, run.lane, run.first, run.first)
                 return
-        else:
-            counters.delivered += written
-        write = writes.get(connection)
-        if write is None:
-            write = writes[connection] = ev.WriteMail(connection, [], False)
-        write.runs.extend(self._mark(recipient, run.part(0, written)))
+        parts = [run.part(0, written)]
+        if recipient.packets and not run.gap:
+            parts, over = parts[0].without_expired(self._unix_ms())
+            counters.expired += len(over)
+            for seq in over:
+                self._acknowledge(recipient, run.lane, seq, seq)
+        if not run.gap:
+            counters.delivered += sum(part.count for part in parts)
+        for part in parts:
+            write = writes.get(connection)
+            if write is None:
+                write = writes[connection] = ev.WriteMail(connection, [], False)
+            write.runs.extend(self._mark(recipient, part))
 
     def _mark(self, recipient: _Recipient, run: MailRun) -> list[MailRun]:
         """The same, where what was written under an earlier session is marked as sent before."""

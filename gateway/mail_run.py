@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pixiu.errors import MalformedData
 from pixiu.wire.envelope import ENVELOPE_SIZE, FLAGS_AT, GAP, REDELIVERED, split
-from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, intact_body
+from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, has_expired, intact_body
 
 
 class Place(NamedTuple):
@@ -84,6 +84,24 @@ class MailRun:
         start = self.ends[begin - 1] if begin else 0
         ends = [each - start for each in self.ends[begin:end]]
         return MailRun(self.place, self.first + begin, self.data[start : start + ends[-1]], ends, self.bodies[begin:end])
+
+    def without_expired(self, now_ms: int) -> tuple[list[MailRun], list[int]]:
+        """What is left without mails whose lifetime is over, and the InboxSeqs of these. `now_ms`: Unix milliseconds."""
+        over = []
+        start = 0
+        for index, end in enumerate(self.ends):
+            if has_expired(self.data, start + ENVELOPE_SIZE, now_ms):
+                over.append(index)
+            start = end
+        if not over:
+            return [self], []
+        parts = []
+        begin = 0
+        for index in (*over, self.count):
+            if begin < index:
+                parts.append(self.part(begin, index))
+            begin = index + 1
+        return parts, [self.first + index for index in over]
 
     def marked(self) -> MailRun:
         """The same, marked as sent before."""

@@ -17,7 +17,7 @@ from gateway import events as ev
 from gateway.access import may_publish, pay
 from gateway.clients import Clients
 from gateway.publishing import Confirmable
-from pixiu.errors import Draining, Dropped, LeaseExpired, Offline, Overloaded, PixiuError, Unavailable
+from pixiu.errors import Draining, Dropped, LocalError, Offline, Overloaded, PixiuError, Unavailable
 from pixiu.ids import SnowflakeID
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Publish
@@ -113,6 +113,7 @@ class Publishing:
         """Send these on: (room or UIN, packet) of each."""
         client, clients = self._client, self._clients
         plain: list[tuple[int, bytes]] = []
+        refusal = ""
         if client.access is not None:
             messages = self._allowed(messages, client.access)
         if clients.rates.any:
@@ -121,14 +122,12 @@ class Publishing:
             try:
                 snowflake = self._snowflake(message)
                 record = self._encode(key, message, snowflake)
-            except LeaseExpired as error:
-                client.end(CloseReason.PUBLISH_REFUSED, str(error))
-                return
-            except PixiuError:
-                # It would be refused again for ever; MQTT 3.1.1 has no other word for that [MQTT-3.3.5-2].
+            except PixiuError as error:
+                # No worker number now, or too large: a "yes" would be a lie, and MQTT 3.1.1 has no "no" [MQTT-3.3.5-2].
                 clients.counters.unroutable += 1
                 if message.qos:
-                    asyncio.get_running_loop().call_soon(client.published, message.packet_id)
+                    refusal = str(error)
+                    break
                 continue
             if not message.qos:
                 plain.append((key, record))
@@ -148,6 +147,8 @@ class Publishing:
             self._plain_full = self._plain_full or self._plain > MAX_CLIENT_BYTES
             clients.step(ev.Publish(plain, client.id))
             self._set_reading()
+        if refusal:  # last: what came before it is on its way
+            client.end(CloseReason.PUBLISH_REFUSED, refusal)
 
     def passed(self, size: int) -> None:
         """So many bytes of QoS 0 are with the proxies, or lost."""
@@ -290,6 +291,10 @@ class Publishing:
             if isinstance(error, Overloaded) and error.retry_after_ms:
                 pause_s = error.retry_after_ms / 1000 * random.uniform(1.0, 1.25)
             self._send_again(message, pause_s)
+            return
+        elif isinstance(error, LocalError):
+            counters.unroutable += 1
+            client.end(CloseReason.PUBLISH_REFUSED, str(error))
             return
         else:
             counters.unroutable += 1

@@ -24,7 +24,7 @@ from pixiu.client.message import Message, message_of
 from pixiu.errors import MalformedData
 from pixiu.wire.cursor import MAP_BITS
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
-from pixiu.wire.record import INBOX_LANES
+from pixiu.wire.record import INBOX_LANES, is_over
 
 WINDOW: Final = MAP_BITS
 """So many entries of a lane are sent beyond what is acknowledged."""
@@ -39,7 +39,6 @@ ACKNOWLEDGE_AT: Final = WINDOW // 2
 """So many leave at once: the relay goes on when half a window is free."""
 MAX_DAMAGED: Final = 3
 """How often a damaged mail is asked for again; then it is told as a gap."""
-_MINUTE_MS: Final = 60_000
 
 
 class GapReason(Enum):
@@ -236,7 +235,8 @@ class MailIntake:
             if not queue:
                 continue
             held = queue.popleft()
-            if held.message is not None and _over(held.message, now_ms):
+            found = held.message
+            if found is not None and is_over(found.lifetime_min, found.sent_at_ms, now_ms):
                 self.counters.expired += 1
                 held.message, held.gap = None, MailGap(lane, held.seq, GapReason.EXPIRED, held.msg_id)
             self.counters.gaps += held.gap is not None
@@ -308,12 +308,6 @@ class MailIntake:
             self._due[stream] = {}
         self._due_count, self._due_at = 0, None
         return found
-
-
-def _over(message: Message, now_ms: int) -> bool:
-    """Whether its lifetime is over; a derived ID says no time."""
-    end_ms = message.sent_at_ms + message.lifetime_min * _MINUTE_MS
-    return bool(message.lifetime_min and message.sent_at_ms) and end_ms <= now_ms
 
 
 def _ranges(lane: int, seqs: set[int]) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ from pixiu.client.dead_letters import DeadLetter
 from pixiu.client.message import Message, message_of
 from pixiu.errors import MalformedData
 from pixiu.wire.inbox_operations import DEVICE_ID_BYTES
-from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
+from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD, is_over
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 
 LANES: Final = (0, 1)
@@ -39,7 +39,7 @@ class Entry:
     def expired(self, now_ms: int) -> bool:
         """Whether its lifetime is over."""
         message = self.message
-        return message is not None and bool(message.lifetime_min) and message.sent_at_ms + message.lifetime_min * 60_000 < now_ms
+        return message is not None and is_over(message.lifetime_min, message.sent_at_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from pixiu.errors import InvalidArgument, MalformedData, RecordTooLarge
-from pixiu.ids import MAX_ID
+from pixiu.ids import MAX_ID, snowflake_time_ms
 
 HEADER: Final = struct.Struct("<IBBBBHHIQQQ")
 HEADER_SIZE: Final = 40
@@ -41,6 +41,7 @@ WALK: Final = struct.Struct("<IHB9xQQ")
 """The same for a loop over a batch: kind and flags are one number, kind + 256 * flags, so that one look tells plain records."""
 
 IDENTITY: Final = struct.Struct("<QQ")
+LIFETIME_AT: Final = 10
 IDENTITY_AT: Final = 16
 """SnowflakeID and key, which make two copies of a message one: what a receiver reads at `IDENTITY_AT` to drop the second."""
 
@@ -214,6 +215,20 @@ def intact_body(record: bytes) -> bytes | None:
     body = record[start:end]
     checked = body if start == HEADER_SIZE else memoryview(record)[HEADER_SIZE:end]
     return body if crc32(checked) == int.from_bytes(record[12:16], "little") else None
+
+
+def is_over(lifetime_min: int, sent_at_ms: int, now_ms: int) -> bool:
+    """Whether a lifetime is over: from its last millisecond on. 0 minutes have no end, and a derived ID says no time (0)."""
+    return lifetime_min > 0 and sent_at_ms > 0 and now_ms >= sent_at_ms + lifetime_min * 60_000
+
+
+def has_expired(data: bytes, start: int, now_ms: int) -> bool:
+    """Whether the lifetime of the record that begins at `start` is over. `now_ms`: Unix milliseconds."""
+    lifetime_min = data[start + LIFETIME_AT] | data[start + LIFETIME_AT + 1] << 8
+    if not lifetime_min or data[start + 5] & Flag.DERIVED_ID:
+        return False
+    at = start + IDENTITY_AT
+    return is_over(lifetime_min, snowflake_time_ms(int.from_bytes(data[at : at + 8], "little")), now_ms)
 
 
 def crc_ok(record: bytes) -> bool:
