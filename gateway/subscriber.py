@@ -345,7 +345,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             text = "too many clients join rooms and topics at once (gateway.joins_per_s)"
             hold_s = stream.joins.refusal_hold_s(random.random())
             error = Overloaded(f"{text}; try again in {hold_s:.0f} s", int(hold_s * 1000))
-            stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
+            refusal = wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error))
+            refusal.retry_after_ms = error.retry_after_ms
+            stream.reply(refusal)
             return asyncio.sleep(hold_s)
         return self._in_turn(stream, request, wait_s) if wait_s else self._then_hold(stream, request)
 

@@ -40,9 +40,10 @@ from pixiu.errors import (
 )
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous_order
-from pixiu.rpc.backoff import Backoff, Resting
+from pixiu.rpc.backoff import Backoff, Reconnects, Resting, retry_after_s
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import CLOSED_BY_PEER, StreamEnded
+from pixiu.rpc.grpc_streams import MAX_PUSHBACK_MS
 from pixiu.wire.v1 import wire_pb2
 
 MOVE_JITTER_S: Final = 1.0
@@ -50,6 +51,8 @@ MOVE_JITTER_S: Final = 1.0
 LINGER_S: Final = 1.0
 """Seconds for which a draining gateway is read on after another one has confirmed everything: what was accepted before that goes by
 the old one alone, and may still be on its way."""
+ASK_AGAIN_MS: Final = 1_000
+"""After a join that was refused for now by a gateway that names no time."""
 log = logging.getLogger("pixiu.client")
 
 
@@ -98,6 +101,10 @@ class GatewayConnection:
         self._reason = ""
         self._moved_to: GatewayStream | None = None
         self._resting = Resting()
+        self._answered_at: float | None = None
+        """When the gateway of the moment gave its first answer; None: it has not."""
+        self._confirmed = False
+        """Whether the last connection had confirmed all when it ended."""
         self._last = ""
         """The address of the gateway that served last."""
 
@@ -205,16 +212,16 @@ class GatewayConnection:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._around.options.connect_timeout_s
         served_once = False
-        failures = 0
-        backoff = Backoff(self._around.options.backoff_s, self._around.options.max_backoff_s, self._around.uniform)
+        options = self._around.options
+        reconnects = Reconnects(Backoff(options.backoff_s, options.max_backoff_s, self._around.uniform))
         while True:
-            address = self._choose(failures)
+            address = self._choose(reconnects.failures)
+            self._answered_at, self._confirmed = None, False
             if address:
-                await asyncio.sleep(self._resting.left_s(address, loop.time()))
-                served = await self._serve_gateway(address, served_once)
-                failures = 0 if served else failures
-                served_once = served_once or served
-                if served:
+                await self._pause(self._resting.left_s(address, loop.time()))
+                await self._serve_gateway(address, served_once)
+                served_once = served_once or self._answered_at is not None
+                if self._answered_at is not None:
                     self._announce(ConnectionState.RECONNECTING, self._reason)
             else:
                 self._reason = "the cluster has no gateway; start one"
@@ -224,8 +231,11 @@ class GatewayConnection:
                     f"no gateway took the {self.what} within {self._around.options.connect_timeout_s:g} s ({self._reason})"
                 )
             log.warning("gateway_lost what=%s uin=%d reason=%s", self.what, self._around.uin, self._reason)
-            failures += 1
-            await asyncio.sleep(backoff.after_s(failures))
+            lived_s = loop.time() - self._answered_at if self._answered_at is not None else 0.0
+            await self._pause(reconnects.lost(lived_s, self._confirmed))
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     def _choose(self, failures: int, avoid: str = "") -> str:
         """The client's own gateway by rendezvous of its name; the next ones in order after failures."""
@@ -236,14 +246,13 @@ class GatewayConnection:
         order = self._resting.usable([address for address in order if address != avoid], asyncio.get_running_loop().time())
         return order[failures % len(order)] if order else ""
 
-    async def _serve_gateway(self, address: str, reconnect: bool) -> bool:
-        """Serve from one gateway, and from those it hands over to, until a connection is lost. True when one answered."""
+    async def _serve_gateway(self, address: str, reconnect: bool) -> None:
+        """Serve from one gateway, and from those it hands over to, until a connection is lost."""
         stream = self._connect(address)
-        answered = False
         why, refused = CLOSED_BY_PEER, False
         try:
             await self._greet(stream)
-            answered = True
+            self._answered_at = asyncio.get_running_loop().time()
             if reconnect:
                 self._lost()
             self._stream, self._last = stream, address
@@ -259,13 +268,12 @@ class GatewayConnection:
         except Unavailable as error:
             why = str(error)
         finally:
-            self._stream = None
+            self._stream, self._confirmed = None, stream.settled and not stream.lacking
             await self._end(stream)
         self._reason = f"{stream.address}: {why}"
         if refused:
             raise_for_login((why,))
             raise Unavailable(f"the gateway refused the {self.what} ({self._reason})")
-        return answered
 
     async def _end(self, stream: GatewayStream) -> None:
         """Close a stream. Who waits is answered by the next one, or now, if no other one can."""
@@ -422,15 +430,31 @@ class GatewayConnection:
 
     def _refused(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply) -> None:
         """Who waits is told. For the rest, a fault of ours ends the subscription, another one makes us try elsewhere."""
-        rooms, topics, told = stream.refused(reply.request, reply.error_code, reply.error_text)
+        rooms, topics, told = stream.refused(reply.request, reply.error_code, reply.error_text, reply.retry_after_ms)
         for waiter in told:
             self._rooms -= rooms & waiter.rooms
             self._topics -= topics & waiter.topics
         if told and not rooms & self._rooms and not topics & self._topics:
             return
+        if reply.error_code == Overloaded.code and (rooms or topics):
+            self._ask_again(stream, reply.retry_after_ms or ASK_AGAIN_MS)
+            return
         text = f"gateway {stream.address} refused: {reply.error_text}"
         error = error_of_code(reply.error_code, text)
         raise error if isinstance(error, LocalError | NotServed) else Unavailable(text)
+
+    def _ask_again(self, stream: GatewayStream, after_ms: int) -> None:
+        """The gateway is loaded by joins: to come back by another stream, with all rooms, would load it, or another one, more."""
+        if stream.lacking:
+            return
+        stream.lacking = True
+
+        def ask() -> None:
+            stream.lacking = False
+            if self._stream is stream:
+                self._catch_up(stream)
+
+        asyncio.get_running_loop().call_later(retry_after_s(min(after_ms, MAX_PUSHBACK_MS), self._around.uniform), ask)
 
     def _fail_waiters(self, error: PixiuError) -> None:
         waiters, self._waiters = self._waiters, []

@@ -68,6 +68,8 @@ class GatewayStream:
         self.uin = 0
         self.draining = False
         self.max_names = MAX_NAMES_A_REQUEST
+        self.lacking = False
+        """Something was refused for now, and is to be asked for again."""
         self._requests: dict[int, tuple[set[int], set[str]]] = {}
         self._last_request = 0
         self._waiters: list[Waiter] = []
@@ -171,7 +173,7 @@ class GatewayStream:
                 waiter.finish()
         self._waiters = left
 
-    def refused(self, request: int, code: str, text: str) -> tuple[set[int], set[str], list[Waiter]]:
+    def refused(self, request: int, code: str, text: str, retry_after_ms: int = 0) -> tuple[set[int], set[str], list[Waiter]]:
         """A request was refused (0: all). Returns its rooms and topics, and who waited and was told."""
         numbers = [request] if request else list(self._requests)
         rooms: set[int] = set()
@@ -184,7 +186,7 @@ class GatewayStream:
             rooms |= asked[0]
             topics |= asked[1]
             for waiter in [waiter for waiter in self._waiters if number in waiter.waits_for]:
-                waiter.finish(error_of_code(code, text))
+                waiter.finish(error_of_code(code, text, retry_after_ms))
                 self._waiters.remove(waiter)
                 told.append(waiter)
         self.rooms -= rooms

@@ -49,6 +49,29 @@ class Backoff:
         return longest * (0.5 + 0.5 * self._uniform())
 
 
+PROVEN_S: Final = 10.0
+"""A connection that lived for so long counts as a success; a shorter one is one more failure, however far it came."""
+
+
+class Reconnects:
+    """The waits before a lost connection is made anew: they grow until one has proved itself."""
+
+    __slots__ = ("_backoff", "failures")
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self.failures = 0
+        """Connections in a row that did not prove themselves, and the last one."""
+
+    def lost(self, lived_s: float, confirmed: bool) -> float:
+        """A connection is over. How long to wait before the next one.
+
+        lived_s: since the server's first answer; 0: none came. confirmed: all that was asked of it was.
+        """
+        self.failures = 1 if confirmed and lived_s >= PROVEN_S else self.failures + 1
+        return self._backoff.after_s(self.failures)
+
+
 class Resting:
     """Addresses whose servers want to be left alone for a time: others are used first."""
 

@@ -174,12 +174,14 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
         self.unconfirmed: list[tuple[asyncio.Queue[wire_pb2.SubscribeReply | None], int]] = []
         self.refuse: dict[int, tuple[str, str]] = {}
         """Rooms that are refused: code and text."""
+        self.retry_after_ms = 0
+        """What goes with it."""
         self.relays = True
         """Whether messages to users can come."""
         self.abort: grpc.StatusCode | None = None
         self.pushback: tuple[tuple[str, str], ...] = ()
         """What goes with `abort`."""
-        self.calls = 0
+        self.calls = self.refusals = 0
         self.written = 0
 
     @property
@@ -249,7 +251,10 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
             refused = [room for room in request.join_rooms if room in self.refuse]
             if refused:
                 code, text = self.refuse[refused[0]]
-                queue.put_nowait(wire_pb2.SubscribeReply(request=request.request, error_code=code, error_text=text))
+                refusal = wire_pb2.SubscribeReply(request=request.request, error_code=code, error_text=text)
+                refusal.retry_after_ms = self.retry_after_ms
+                queue.put_nowait(refusal)
+                self.refusals += 1
                 continue
             rooms.update(request.join_rooms)
             rooms.difference_update(request.leave_rooms)

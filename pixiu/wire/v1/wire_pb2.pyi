@@ -485,6 +485,7 @@ class SubscribeReply(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     UIN_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     MAIL_FIELD_NUMBER: _builtins.int
     MAIL_COUNT_FIELD_NUMBER: _builtins.int
     MAX_NAMES_FIELD_NUMBER: _builtins.int
@@ -501,6 +502,8 @@ class SubscribeReply(_message.Message):
     """this gateway is going: use another one"""
     uin: _builtins.int
     """in the first reply: who this connection is"""
+    retry_after_ms: _builtins.int
+    """with OVERLOADED: ask for the same again after so long, on this stream; 0: it does not say"""
     mail: _builtins.bytes
     """envelopes with their records, end to end (docs/protocol.md)"""
     mail_count: _builtins.int
@@ -518,13 +521,14 @@ class SubscribeReply(_message.Message):
         dropped: _builtins.int = ...,
         draining: _builtins.bool = ...,
         uin: _builtins.int = ...,
+        retry_after_ms: _builtins.int = ...,
         mail: _builtins.bytes = ...,
         mail_count: _builtins.int = ...,
         max_names: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "max_names", b"max_names", "request", b"request", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "max_names", b"max_names", "request", b"request", "retry_after_ms", b"retry_after_ms", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
