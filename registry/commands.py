@@ -102,8 +102,7 @@ def up(
         secure=secure,
     )
     options.validate()
-    if replay:
-        _check_log(replay)
+    _check_log(replay)
     code = asyncio.run(_Up(options, seconds, replay, speed, as_json=as_json, until_eof=until_eof, secure=secure).run())
     if code:
         raise typer.Exit(code)
@@ -114,7 +113,7 @@ def _check_log(replay: str) -> None:
     from pixiu.tools.replay.log import load_log
     from pixiu.tools.replay.run import SAMPLE
 
-    if replay != SAMPLE:
+    if replay not in ("", SAMPLE):
         load_log(Path(replay))
 
 

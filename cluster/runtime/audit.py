@@ -2,6 +2,7 @@
 
     FOLDER/audit.log                  being written; a lock keeps a second process away
     FOLDER/audit-000000000001.log     complete; the number is that of its first line
+    FOLDER/refusals.log               a chain of its own, with what anybody can cause: it never pushes out what operators did
 
     {"n": 7, "at": "2026-11-23T04:05:06.789Z", "kind": "promotion", …, "previous": HASH OF LINE 6, "hash": HASH OF THIS ONE}
 
@@ -31,12 +32,15 @@ from typing import Any, Final
 
 from pixiu.errors import ConfigurationError, DiskFailed, MalformedData
 
-NAME: Final = "audit.log"
-COMPLETE: Final = re.compile(r"audit-(\d{12})\.log")
+OPERATIONS: Final = "audit"
+REFUSALS: Final = "refusals"
+NAME: Final = f"{OPERATIONS}.log"
 FILE_BYTES: Final = 16 << 20
 """A file that is larger is complete, and the next one begins."""
 FILES: Final = 64
 """Complete files that are kept; the oldest go."""
+REFUSAL_FILES: Final = 16
+"""Of the other chain."""
 MAX_TEXT: Final = 512
 """Characters of a value; the rest is cut off."""
 MAX_ITEMS: Final = 128
@@ -45,7 +49,9 @@ MAX_LINE: Final = 1 << 20
 LIMITED_S: Final = 1.0
 """Between two lines with the same key, of what anybody can cause."""
 MAX_KEYS: Final = 1024
-"""For which lines are counted; above it the oldest are forgotten."""
+"""For which lines are counted in one second; all others together have one line a second."""
+OTHERS: Final = ""
+"""Stands for them."""
 NEVER: Final = frozenset({"payload", "body", "data", "token", "password", "secret", "key", "credential", "private_key"})
 """Fields that no line has."""
 OWN: Final = frozenset({"n", "at", "previous", "hash"})
@@ -93,14 +99,18 @@ class Audit:
         *,
         file_bytes: int = FILE_BYTES,
         files: int = FILES,
+        chain: str = OPERATIONS,
     ) -> None:
-        self._folder, self._identity, self._tell = folder, dict(identity or {}), tell
+        self._folder, self._identity, self._tell, self._chain = folder, dict(identity or {}), tell, chain
         self._file_bytes, self._files = file_bytes, files
         self._file = -1
         self._size = 0
         self._first = self._n = 0
         self._last = FIRST
         self._limited: dict[str, tuple[float, int]] = {}
+        self._others: dict[str, tuple[float, int]] = {}
+        self.refusals = self
+        """The chain of what anybody can cause."""
         self._syncing: asyncio.Task[None] | None = None
         self._unsynced = False
         self.failures = 0
@@ -111,6 +121,13 @@ class Audit:
                 self._open()
             except OSError as error:
                 raise ConfigurationError(f"the audit log cannot be kept in {folder}: {error.strerror}") from None
+        if folder is not None and chain != REFUSALS:
+            limits = {"file_bytes": file_bytes, "files": min(files, REFUSAL_FILES)}
+            try:
+                self.refusals = Audit(folder, identity, tell, **limits, chain=REFUSALS)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def head(self) -> tuple[int, str]:
@@ -136,24 +153,36 @@ class Audit:
             raise DiskFailed(f"{self._folder}: this cannot be audited: {error.strerror}") from error
 
     def write_limited(self, kind: str, about: str, **fields: object) -> None:
-        """Write what anybody can cause: one line a second about the same, the next one says how many were left out."""
+        """Write what anybody can cause, to the chain of refusals: one line a second about the same, the next one says how many were
+        left out. Beyond `MAX_KEYS` a second all others have one line together."""
         now, name = time.monotonic(), f"{kind} {about}"
-        since, left_out = self._limited.pop(name, (-LIMITED_S, 0))
+        counted = self._limited
+        if name not in counted:
+            while len(counted) >= MAX_KEYS and now - self._oldest() >= LIMITED_S:
+                del counted[next(iter(counted))]
+            if len(counted) >= MAX_KEYS:
+                counted, name = self._others, OTHERS
+        since, left_out = counted.get(name, (-LIMITED_S, 0))
         if now - since < LIMITED_S:
-            self._limited[name] = (since, left_out + 1)
+            counted[name] = (since, left_out + 1)  # where it stands: the first is the oldest
             return
-        while len(self._limited) >= MAX_KEYS:
-            del self._limited[next(iter(self._limited))]
-        self._limited[name] = (now, 0)
-        self.write(kind, **fields, **({"left_out": left_out} if left_out else {}))
+        counted.pop(name, None)
+        counted[name] = (now, 0)
+        self.refusals.write(kind, **fields, **({"left_out": left_out} if left_out else {}))
+
+    def _oldest(self) -> float:
+        return next(iter(self._limited.values()))[0]
 
     async def flush(self) -> None:
         """Wait until every line is on the disk."""
-        while self._syncing is not None:
-            await asyncio.shield(self._syncing)
+        for each in (self, self.refusals):
+            while each._syncing is not None:
+                await asyncio.shield(each._syncing)
 
     def close(self) -> None:
         """Sync, and let go of the folder."""
+        if self.refusals is not self:
+            self.refusals.close()
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.fsync(self._file)
@@ -164,7 +193,7 @@ class Audit:
 
     def _open(self) -> None:
         assert self._folder is not None
-        path = self._folder / NAME
+        path = self._folder / f"{self._chain}.log"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +208,7 @@ class Audit:
             os.ftruncate(self._file, whole)
         self._size = whole
         lines = text[:whole].splitlines()
-        before = [] if lines else [older.read_bytes().splitlines() for older in _complete(self._folder)[-1:]]
+        before = [] if lines else [older.read_bytes().splitlines() for older in _complete(self._folder, self._chain)[-1:]]
         last = lines[-1] if lines else (before[0][-1] if before and before[0] else b"")
         found = TAIL.search(last)
         try:
@@ -221,7 +250,7 @@ class Audit:
     def _rotate(self) -> None:
         assert self._folder is not None
         os.fsync(self._file)
-        path, complete = self._folder / NAME, self._folder / f"audit-{self._first:012}.log"
+        path, complete = self._folder / f"{self._chain}.log", self._folder / f"{self._chain}-{self._first:012}.log"
         if not complete.exists():  # an earlier try may have got so far, and no further
             path.rename(complete)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -233,7 +262,7 @@ class Audit:
         os.close(self._file)
         self._file = file
         self._size, self._first = 0, self._n + 1
-        for gone in _complete(self._folder)[: -self._files]:
+        for gone in _complete(self._folder, self._chain)[: -self._files]:
             gone.unlink()
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -285,16 +314,25 @@ class Verified:
     """Lines before the chain begins, of a version that made none: nothing vouches for them."""
 
 
-def _complete(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if COMPLETE.fullmatch(path.name))
+def _complete(folder: Path, chain: str) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if re.fullmatch(rf"{chain}-(\d{{12}})\.log", path.name))
 
 
 def verify(path: Path) -> Verified:
-    """Check a file, or all of a folder in their order. A line that is still being written at the end of the last is left out.
+    """Check a file, or both chains of a folder, of which it says what that of operators is. A line that is still being written at
+    the end of the last is left out.
 
     Raises ConfigurationError where there is none, `MalformedData` that names the file and line that was changed, or is missing.
     """
-    paths = [*_complete(path), path / NAME] if path.is_dir() else [path]
+    if not path.is_dir():
+        return _verify_files([path])
+    found = _verify_files([*_complete(path, OPERATIONS), path / NAME])
+    if (path / f"{REFUSALS}.log").exists():
+        _verify_files([*_complete(path, REFUSALS), path / f"{REFUSALS}.log"])
+    return found
+
+
+def _verify_files(paths: Iterable[Path]) -> Verified:
     lines: list[tuple[str, bytes]] = []
     for each in paths:
         try:

@@ -182,7 +182,7 @@ def test_commands_need_a_certificate_that_may(cluster: LocalCluster, tmp_path: P
     )  # fmt: skip
     assert (plain.returncode, "Traceback" in plain.stderr, "no ZooKeeper answered" in plain.stderr) == (2, False, True)
     assert run(cluster, folder, "operator", "repair", "--role", "xiu", "--json").returncode == 0
-    logs = (cluster.folder / "run").glob("xiu-*/audit/audit.log")
+    logs = (cluster.folder / "run").glob("xiu-*/audit/refusals.log")
     audit = next(path for path in logs if "call_refused" in path.read_text())
     assert verify(audit).lines > 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.runtime.audit import NAME, Audit, verify
+from cluster.runtime.audit import LIMITED_S, MAX_KEYS, NAME, Audit, verify
 from pixiu.errors import ConfigurationError, MalformedData
 from registry.audit_command import audit as audit_command
 
@@ -93,7 +93,7 @@ def test_no_more_files_are_kept_than_wanted(tmp_path: Path) -> None:
     for number in range(50):
         audit.write("layout", version=number)
     audit.close()
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.glob("audit*"))) == 4
     assert verify(tmp_path).last == 50
 
 
@@ -144,7 +144,36 @@ def test_what_anybody_can_cause_is_counted_and_not_repeated(tmp_path: Path) -> N
     audit.write_limited("refused", "another", method="/pixiu.v1.Xiu/Store", caller="nobody")
     audit.close()
     assert 2 <= len(told) < 100
-    assert verify(tmp_path).lines == len(told)
+    assert verify(tmp_path / "refusals.log").lines == len(told)
+
+
+def test_the_bound_of_what_anybody_can_cause_holds_for_any_number_of_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("cluster.runtime.audit.time.monotonic", lambda: now)
+    audit = Audit(tmp_path, file_bytes=300_000, files=3)
+    audit.write("kicked", user="eve")
+    for _second in range(3):
+        for _ in range(3):
+            for number in range(5 * MAX_KEYS):
+                audit.write_limited("login_refused", f"2001:db8:{number:x}::/64", address=f"2001:db8:{number:x}::1")
+        now += LIMITED_S
+    lines = [
+        json.loads(line)
+        for path in sorted(tmp_path.glob("refusals*"), key=lambda path: (path.name == "refusals.log", path.name))
+        for line in path.read_bytes().splitlines()
+    ]
+    assert audit.refusals.head[0] <= 3 * (MAX_KEYS + 1)
+    assert sum(line.get("left_out", 0) for line in lines) > 5 * MAX_KEYS
+    assert list(tmp_path.glob("refusals-*.log"))  # theirs were rolled over
+    audit.close()
+    assert [json.loads(line)["kind"] for line in (tmp_path / NAME).read_bytes().splitlines()] == ["kicked"]
+    assert (verify(tmp_path).lines, len(audit._limited) <= MAX_KEYS + 1) == (1, True)
+    path = tmp_path / "refusals.log"
+    path.write_bytes(path.read_bytes().replace(b"2001:db8", b"2001:db9", 1))
+    with pytest.raises(MalformedData, match=r"refusals.log:1: was changed"):
+        verify(tmp_path)
 
 
 @pytest.mark.parametrize("fields", [{"token": "x"}, {"what": {"password": "x"}}, {"what": b"payload"}, {"hash": "x"}])

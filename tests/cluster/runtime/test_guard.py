@@ -166,8 +166,8 @@ async def test_every_method_with_every_identity(folders: Path, tmp_path: Path) -
     assert found == {(method, caller): may_call(method, caller, "xiu") for method in (*METHODS, UNKNOWN) for caller in CALLERS}
     assert not any(allowed for (_, caller), allowed in found.items() if caller == ZOOKEEPER)
     assert refused == sum(not allowed for allowed in found.values()) > 100
-    assert verify(tmp_path).lines > 100
-    text = (tmp_path / "audit.log").read_text()
+    assert verify(tmp_path / "refusals.log").lines > 100
+    text = (tmp_path / "refusals.log").read_text()
     assert '"kind": "call_refused", "method": "/pixiu.v1.Replication/Promote", "caller": "client"' in text
 
 
