@@ -57,12 +57,15 @@ TLS_ERRORS: Final = {
     "Socket closed": "it closed the connection at once: does it speak TLS, or want a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?",
 }
 """What gRPC's words mean in which a handshake fails."""
+BROKEN: Final = ("Socket closed", "Connection reset by peer", "Broken pipe")
+"""gRPC's words for a connection that ended without a word of the other side."""
+PROCESS_ENDED: Final = "the process ended, or the connection to it broke"
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Statuses that trying again does not change."""
 
 
-def reason_of(error: BaseException | None) -> str:
-    """Why a call failed, in a few words."""
+def reason_of(error: BaseException | None, *, answered: bool = False) -> str:
+    """Why a call failed, in a few words. `answered`: the other side had answered it before, so that the handshake was good."""
     if error is None:
         return "the stream was closed by the other side"
     if isinstance(error, TimeoutError):
@@ -74,8 +77,10 @@ def reason_of(error: BaseException | None) -> str:
     details = error.details() or ""
     if "Connection refused" in details:
         return "connection refused: no process listens there"
+    if answered and error.code() is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in BROKEN):
+        return PROCESS_ENDED
     for sign, meaning in TLS_ERRORS.items():
-        if sign in details:
+        if sign in details and not answered:
             return meaning
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return WRONG_ROLE

@@ -36,8 +36,8 @@ Method = Callable[[grpc.aio.Channel], Any]
 """Opens a call: `lambda channel: PiStub(channel).Exchange()`."""
 
 
-def _why(error: BaseException) -> BaseException:
-    """What to raise for an error of a call."""
+def _why(error: BaseException, *, answered: bool = False) -> BaseException:
+    """What to raise for an error of a call. `answered`: the other side had answered it."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -45,7 +45,7 @@ def _why(error: BaseException) -> BaseException:
         return StreamEnded("the call was cancelled")
     if not isinstance(error, grpc.aio.AioRpcError):
         return StreamEnded(reason_of(error))
-    return StreamEnded(reason_of(error), refused=error.code() in REFUSED, retry_after_ms=_pushback_ms(error))
+    return StreamEnded(reason_of(error, answered=answered), refused=error.code() in REFUSED, retry_after_ms=_pushback_ms(error))
 
 
 def _pushback_ms(error: grpc.aio.AioRpcError) -> int:
@@ -83,6 +83,7 @@ class GrpcCall(Generic[Out, In]):
 
     def __init__(self, call: Any, release: Callable[[], Awaitable[None]]) -> None:
         self._call, self._release = call, release
+        self._answered = False
 
     @classmethod
     def over(cls, channels: Channels, address: str, method: Method, role: str | None = None) -> Self:
@@ -130,7 +131,8 @@ class GrpcCall(Generic[Out, In]):
         try:
             message: In = await self._call.read()
         except ENDED as error:
-            raise _why(error) from None
+            raise _why(error, answered=self._answered) from None
+        self._answered = True
         return None if message is grpc.aio.EOF else message
 
     async def write(self, message: Out) -> None:
@@ -138,14 +140,14 @@ class GrpcCall(Generic[Out, In]):
         try:
             await self._call.write(message)
         except ENDED as error:
-            raise _why(error) from None
+            raise _why(error, answered=self._answered) from None
 
     async def done_writing(self) -> None:
         """No more will be sent. Raises `StreamEnded`."""
         try:
             await self._call.done_writing()
         except ENDED as error:
-            raise _why(error) from None
+            raise _why(error, answered=self._answered) from None
 
 
 class Unparsed(Generic[In]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.client.connection_events import MAX_WAITING_EVENTS, ConnectionEvents
+from pixiu.client.connection_events import MAX_WAITING_EVENTS, ConnectionEvents, ConnectionState
 from pixiu.errors import PixiuError
 from pixiu.wire.v1 import wire_pb2
 
@@ -122,3 +123,50 @@ def test_events_that_nobody_took_in_time_are_there_when_the_client_is_closed(bac
     assert [event.state.value for event in events] == ["connected", "closed"]
     assert not list(events)
     background.run(empty_cluster.stop())
+
+
+@pytest.mark.parametrize("served", [True, False])
+async def test_a_connection_that_breaks_names_tls_only_before_the_first_answer(cluster: Any, until: Any, served: bool) -> None:
+    await cluster.start(gateways=1)
+    (gateway,) = cluster.gateways
+    target, cut = gateway.port, asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not served:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", target)
+        writers.extend((writer, back))
+        copies = [asyncio.create_task(copy(reader, back)), asyncio.create_task(copy(there, writer))]
+        await cut.wait()
+        writer.transport.abort()
+        for task in copies:
+            task.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+
+    events: list[pixiu.ConnectionEvent] = []
+    between = await asyncio.start_server(relay, "127.0.0.1", 0)
+    gateway.port = between.sockets[0].getsockname()[1]
+    try:
+        async with pixiu.connect(cluster.target, on_connection=events.append, connect_timeout_s=1.0 if served else 0.1) as px:
+            subscription = px.subscribe(room=42)
+            if served:
+                await subscription.ready()
+                cut.set()
+                await until(lambda: any(event.state is ConnectionState.RECONNECTING for event in events))
+                (reason,) = [event.reason for event in events if event.state is ConnectionState.RECONNECTING][:1]
+                assert "the process ended, or the connection to it broke" in reason
+            else:
+                with pytest.raises(pixiu.Unreachable, match="does it speak TLS"):
+                    await subscription.ready()
+    finally:
+        cut.set()
+        for writer in writers:
+            writer.transport.abort()
+        between.close()
+        gateway.port = target

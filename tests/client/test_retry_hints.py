@@ -68,7 +68,7 @@ async def test_a_gateway_that_ends_every_stream_is_left_alone_longer_and_longer(
         if seconds:
             waits.append(seconds)
 
-    async with pixiu.connect(cluster.target) as px, px.subscribe(room=42) as subscription:
+    async with pixiu.connect(cluster.target) as px, px.subscribe(room=42):
         monkeypatch.setattr("pixiu.client.gateway_connection.GatewayConnection._pause", pause)
         if greeted:
             gateway.refuse[42] = ("LIMIT", "no room")
