@@ -27,7 +27,7 @@ def _links(service: LinkService) -> dict[str, int]:
 
 
 def _guard(guard: Guard) -> dict[str, int]:
-    sessions = len(guard._sessions)
+    sessions = len(guard.sessions)
     return {"users": guard._of_user.total() - sessions, "addresses": guard._of_address.total() - sessions}
 
 

@@ -59,7 +59,7 @@ class BookedGateway(clients.Gateway):
         """By the numbers of their streams."""
         self._meant: dict[tuple[int, int, int], int] = {}
         """(UIN, device, session) → the connect time that the session is of."""
-        self._book = MailBook(self._target, lambda: len(self.connections), lambda _: False)
+        self._book = MailBook(self._target, lambda: len(self.connections), lambda _: False, lambda: 0)
 
     def _target(self, uin: int, key: int, connect_time: int) -> int:
         found = self.connections.get((uin, key))
