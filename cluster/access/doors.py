@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from cluster.access.guard import Guard, Session
 from cluster.access.identity import Credentials
-from cluster.access.process_login import SCHEME, proven
+from cluster.access.process_login import SCHEME, VALID_S, proven
 from cluster.runtime.audit import Audit
 from cluster.runtime.doors import ClientRoleOptions
 from cluster.runtime.options import ClusterOptions
@@ -153,6 +153,10 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
             raise NotAuthenticated("the authorization is malformed") from None
         if colon:
             return Credentials(user, password, client, address, certificate)
+    if scheme == SCHEME:
+        raise NotAuthenticated(
+            f"this proof of a process is not good: its clock is more than {VALID_S:.0f} s off this one's, or it has other keys"
+        )
     raise NotAuthenticated("this door wants a login: metadata `authorization: Bearer TOKEN`")
 
 

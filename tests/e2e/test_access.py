@@ -100,7 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pixiu.testing.cluster(settings=logins.settings()) as cluster:
         yield World(cluster, logins, tokens)
         said = b"".join(path.read_bytes() for path in cluster.logs.rglob("*") if path.is_file())
-        said += b"".join(path.read_bytes() for path in cluster.logs.parent.rglob("audit*.log") if path.is_file())
+        said += b"".join(path.read_bytes() for path in cluster.logs.parent.rglob("audit/*.log") if path.is_file())
     assert b"login_refused" in said
     assert b"denied" in said
     secrets = [token.encode() for token in tokens.values() if token]

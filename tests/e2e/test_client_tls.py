@@ -194,7 +194,11 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_connections_stay
     doors = {"gateway": [world.cluster.mqtt[0], world.cluster.gateways[0]], "proxy": [world.cluster.proxies[0]]}
     for role, addresses in doors.items():
         wanted = x509.load_pem_x509_certificate(paths[role].read_bytes()).serial_number
-        assert [await asyncio.to_thread(serial, address) for address in addresses] == [wanted] * len(addresses)
+
+        async def shown(addresses: list[Any] = addresses, wanted: int = wanted) -> bool:
+            return [await asyncio.to_thread(serial, address) for address in addresses] == [wanted] * len(addresses)
+
+        await until(shown, "the new certificate, once nobody has written it for a second")
     await stays.subscribe(["room/43"])
     assert stays.connected
     await stays.close()

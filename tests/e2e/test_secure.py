@@ -45,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         tls.use(None)
         data = running.folder / "run"
         assert not [path for path in (data, *data.rglob("*")) if not path.is_symlink() and path.lstat().st_mode & 0o077]
-        said = b"".join(path.read_bytes() for path in (*data.glob("logs/*"), *data.rglob("audit*.log")) if path.is_file())
+        said = b"".join(path.read_bytes() for path in (*data.glob("logs/*"), *data.rglob("audit/*.log")) if path.is_file())
         private = [
             path for folder in ("keys", "pki", "tls", "doors", "secure") for path in (data / folder).rglob("*") if path.is_file()
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.access.doors import KEYS_S, ProcessProofs, address_of, enter
+from cluster.access.doors import KEYS_S, ProcessProofs, address_of, credentials_of, enter
 from cluster.access.guard import Guard
 from cluster.access.process_login import prove
 from cluster.runtime import log
@@ -94,3 +94,10 @@ async def test_a_call_with_no_login_or_half_a_one_is_refused_counted_and_audited
 )  # fmt: skip
 def test_an_address_is_as_other_doors_name_it(peer: str, address: str) -> None:
     assert address_of(peer) == address
+
+
+def test_a_proof_that_is_not_good_says_why_and_asks_for_no_token() -> None:
+    with pytest.raises(NotAuthenticated, match="its clock is more than 60 s off"):
+        credentials_of("PixiuProcess gateway.0000000000000001.5.00", "gateway", "10.0.0.1")
+    with pytest.raises(NotAuthenticated, match="Bearer TOKEN"):
+        credentials_of("Digest x", "phone", "10.0.0.1")
