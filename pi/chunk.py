@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final, cast
 from zlib import crc32
 
-from pi.keys import CHUNK_ENTRIES, CRC, CRC_BYTES, name_of, seal, unseal
+from pi.keys import CHUNK_ENTRIES, CRC, CRC_BYTES, ValueDamaged, name_of, seal, unseal
 from pixiu.errors import StateDamaged
 
 ENTRY: Final = struct.Struct("<QI")
@@ -34,7 +34,7 @@ class Chunk:
     """Entries of an inbox from `first` on. One whose value is broken, or missing, takes further ones and gives none: it stays
     broken wherever it is written, and appends to its inbox go on."""
 
-    __slots__ = ("before", "changed", "damage", "entries", "first")
+    __slots__ = ("before", "changed", "damage", "entries", "first", "key")
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -46,6 +46,8 @@ class Chunk:
         """It is to be stored again."""
         self.damage = ""
         """Why nothing can be read; empty: it can."""
+        self.key = b""
+        """Of one whose value is broken, or missing."""
 
     @property
     def number(self) -> int:
@@ -71,12 +73,13 @@ class Chunk:
         begin = (seq - 1) // CHUNK_ENTRIES * CHUNK_ENTRIES + 1
         chunk = cls(begin)
         if value is None:
+            chunk.key = key
             chunk.damage = f"{name_of(key)} are missing; repair this replica from a peer"
             return chunk
         try:
             body = unseal(key, value)
         except StateDamaged as damage:
-            chunk.damage, chunk.entries = str(damage), bytearray(value[:-CRC_BYTES])
+            chunk.damage, chunk.entries, chunk.key = str(damage), bytearray(value[:-CRC_BYTES]), key
             return chunk
         skipped, count = _HEAD.unpack_from(body)
         at = _HEAD.size + count * _BEFORE.size
@@ -93,7 +96,7 @@ class Chunk:
         """(MsgID, when it was appended) of an entry. Raises StateDamaged; IndexError: it is not in this chunk."""
         place = (seq - self.first) * ENTRY_BYTES
         if self.damage:
-            raise StateDamaged(self.damage)
+            raise ValueDamaged(self.damage, self.key)
         if not 0 <= place < len(self.entries):
             raise IndexError(seq)
         return cast(tuple[int, int], ENTRY.unpack_from(self.entries, place))
@@ -101,7 +104,7 @@ class Chunk:
     def find(self, msg_id: int) -> int:
         """The InboxSeq of a MsgID, or 0. Raises StateDamaged."""
         if self.damage:
-            raise StateDamaged(self.damage)
+            raise ValueDamaged(self.damage, self.key)
         wanted = _MSG_ID.pack(msg_id)
         at = self.entries.find(wanted)
         while at >= 0:
@@ -118,7 +121,7 @@ class Chunk:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(MsgID, when it was appended) of each entry. Raises StateDamaged."""
         if self.damage:
-            raise StateDamaged(self.damage)
+            raise ValueDamaged(self.damage, self.key)
         return cast(Iterator[tuple[int, int]], ENTRY.iter_unpack(bytes(self.entries)))
 
 

@@ -153,6 +153,7 @@ class Core:
         self._events.on(ev.ProposalRejected, self._on_rejected)
         self._events.on(Persisted, self._on_persisted)
         self._events.on(ev.EntryApplied, self._on_applied)
+        self._events.on(ev.StoodStill, self._on_stood_still)
         self._events.on(ev.LeaderChanged, self._on_leader)
         self._events.on(ev.LayoutChanged, self._on_layout)
         self._events.on(ev.DoublingChanged, self._on_doubling)
@@ -366,6 +367,17 @@ class Core:
             else:
                 self._leave_open(waiting, "fewer than min_in_sync replicas have it; send it again, with the same MsgIDs", out)
 
+    def _on_stood_still(self, event: ev.StoodStill, now: float, out: list[ev.Effect]) -> None:
+        """What is in the log and was not answered may be applied or not, by an operator's word."""
+        self._fail([waiting for turn in self._logged.values() for waiting in turn], event.text, out)
+        self._logged = {}
+
+    def _fail(self, turn: Sequence[_Waiting], why: str, out: list[ev.Effect]) -> None:
+        """Whether these will be applied is unknown."""
+        for waiting in turn:
+            if not waiting.answered:
+                self._leave_open(waiting, f"{why}; send it again, with the same MsgIDs", out)
+
     # --- who leads, and where what is served
 
     def _on_leader(self, event: ev.LeaderChanged, now: float, out: list[ev.Effect]) -> None:
@@ -375,11 +387,7 @@ class Core:
         was, self.epoch = self.epoch, event.epoch
         if was:
             turns = (*self._logged.values(), *self._proposed.values(), self._turn)
-            unknown = [waiting for turn in turns for waiting in turn if not waiting.answered]
-            for waiting in unknown:
-                self._leave_open(
-                    waiting, "this replica no longer leads; send it again to the new leader, with the same MsgIDs", out
-                )
+            self._fail([waiting for turn in turns for waiting in turn], "this replica no longer leads: ask the new leader", out)
             self._logged, self._proposed, self._turn = {}, {}, []
             self._turn_bytes = self._turn_operations = 0
             self._to_persist.clear()

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from pi.inbox import Head
 from pi.inbox_table import InboxTable
-from pi.keys import deleted_key
+from pi.keys import ValueDamaged, deleted_key
 from pi.ranges import NO_RANGES, Ranges
-from pixiu.errors import StateDamaged
 from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 
@@ -28,9 +27,8 @@ class Deletions:
         if head.deleted is None:
             body = self._inboxes.table.get(deleted_key(uin, lane))
             if body is None:
-                raise StateDamaged(
-                    f"what was deleted in lane {lane} of inbox {uin:016x} is missing; repair this replica from a peer"
-                )
+                text = f"what was deleted in lane {lane} of inbox {uin:016x} is missing; repair this replica from a peer"
+                raise ValueDamaged(text, deleted_key(uin, lane))
             head.deleted = Ranges(body)
         return head.deleted
 

@@ -29,6 +29,7 @@ from pi.doubling import (
     position_of,
     rows_of,
 )
+from pi.early import EARLY_KIND
 from pi.inbox_table import InboxTable
 from pi.keys import INBOX_KEY, META_KEY, uin_of, unseal
 from pixiu.errors import MalformedData
@@ -211,6 +212,8 @@ class DoublingState:
                 record = replace(record, fence=entry.counter)
             elif command.step is Step.SPLIT and command.doubling == record.doubling and fence_of(command.body) == record.fence:
                 record = replace(record, split_at=entry.counter)
+        elif entry.kind == EARLY_KIND:
+            here = START  # the parent's state is another one than what this child made of the same entries
         else:
             self._learn(entry)
             if entry.kind == ENTRY_KIND and entry.payload[:1] == _CLOCK and not self.holds:

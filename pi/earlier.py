@@ -19,6 +19,7 @@ from pi.keys import CHUNK_KEY, META_KEY, META_VERSION, chunk_key, seal, unseal
 from pi.store import StateStore
 from pi.unwritten import Changes
 from pixiu.errors import StateDamaged, Unavailable
+from pixiu.wire.inbox_operations import U64
 
 FORM: Final = 1
 ENTRIES: Final = b"E"
@@ -50,7 +51,7 @@ def _form(store: StateStore) -> Changes:
     if value is None:
         return {}
     body = unseal(META_KEY, value)
-    return {META_KEY: seal(META_KEY, bytes((META_VERSION,)) + body[1:])} if body[0] == FORM else {}
+    return {META_KEY: seal(META_KEY, bytes((META_VERSION,)) + body[1:] + bytes(U64.size))} if body[0] == FORM else {}
 
 
 def _some(store: StateStore) -> Changes:

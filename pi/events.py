@@ -98,8 +98,15 @@ class DoublingChanged:
     appended: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """An entry cannot be applied: what follows it waits for a repair, or for an operator."""
+
+    text: str
+
+
 Event = (
-    Requested | StreamClosed | EndOfTurn | Accepted | ProposalRejected | Persisted | EntryApplied | LeaderChanged
+    Requested | StreamClosed | EndOfTurn | Accepted | ProposalRejected | Persisted | EntryApplied | StoodStill | LeaderChanged
     | LayoutChanged | DoublingChanged | Tick
 )  # fmt: skip
 

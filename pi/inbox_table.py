@@ -15,9 +15,8 @@ from typing import Final
 from pi.caches import Cache
 from pi.chunk import Chunk
 from pi.inbox import Device, Head, User
-from pi.keys import CHUNK_ENTRIES, CURSOR_VALUE, chunk_key, cursor_key, head_key, user_key
+from pi.keys import CHUNK_ENTRIES, CURSOR_VALUE, ValueDamaged, chunk_key, cursor_key, head_key, user_key
 from pi.unwritten import Table
-from pixiu.errors import StateDamaged
 from pixiu.ids import msg_partition, msg_sequence
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import DEFAULT_LIMITS, MAX_LANE, Limits
@@ -212,4 +211,5 @@ class Entries:
             return chunk.at(seq)
         except IndexError as missing:
             inbox = f"lane {self._lane} of inbox {self._uin:016x}"
-            raise StateDamaged(f"entry {seq} of {inbox} is missing; repair this replica from a peer") from missing
+            key = chunk_key(self._uin, self._lane, seq)
+            raise ValueDamaged(f"entry {seq} of {inbox} is missing; repair this replica from a peer", key) from missing

@@ -45,6 +45,19 @@ CURSOR_VALUE: Final = struct.Struct("<QQ")
 WRITER_VALUE: Final = struct.Struct("<II")
 
 
+class ValueDamaged(StateDamaged):
+    """A stored value is broken, or missing.
+
+    Args:
+        text: which, in words.
+        key: its own.
+    """
+
+    def __init__(self, text: str, key: bytes) -> None:
+        super().__init__(text)
+        self.key = key
+
+
 def seal(key: bytes, body: bytes) -> bytes:
     """A value with its CRC."""
     return body + CRC.pack(crc32(key + body))
@@ -53,7 +66,7 @@ def seal(key: bytes, body: bytes) -> bytes:
 def unseal(key: bytes, value: bytes) -> bytes:
     """A value's body. Raises StateDamaged."""
     if len(value) < CRC_BYTES or CRC.unpack_from(value, len(value) - CRC_BYTES)[0] != crc32(key + value[:-CRC_BYTES]):
-        raise StateDamaged(f"{name_of(key)} has a wrong CRC; repair this replica from a peer")
+        raise ValueDamaged(f"{name_of(key)} has a wrong CRC; repair this replica from a peer", key)
     return value[:-CRC_BYTES]
 
 

@@ -83,7 +83,7 @@ class Learning:
         if reply.entries:
             yield from self._write(Step.FOLLOW, reply.entries, *self._opens(reply.entries))
             if doubled.record.learned == START:
-                raise Unavailable("the parent's sweeps went on without this child; it begins again")
+                raise Unavailable("the parent went on without this child; it begins again")
         if doubled.whole:
             yield from self._write(Step.OPEN)
 

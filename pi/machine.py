@@ -16,13 +16,14 @@ from cluster.replication.model import Entry
 from pi.digest import Digest
 from pi.doubling import Phase
 from pi.earlier import convert
+from pi.early import Standstill
 from pi.events import NO_DEVICE
-from pi.keys import EPOCH_S
+from pi.keys import EPOCH_S, ValueDamaged
 from pi.reading import Read
 from pi.state import Results, State
-from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
+from pi.store import FILE_NAME, LOCK_NAME, StateStore, early_in, install, mark, set_aside
 from pi.view import MARK_KIND, View, Views
-from pixiu.errors import DiskFull, PixiuError, StateDamaged, StorageError, Unavailable
+from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged, StorageError, Unavailable
 
 FLUSH_CHANGES: Final = 50_000
 """So many changes are written before the interval is over."""
@@ -62,7 +63,8 @@ class Machine:
         map_bytes: the most that it may grow to.
         heads: kept in memory.
         flush_interval_s: between two transactions.
-        on_failed: called when nothing more can be written, and with the first StateDamaged of the scrub.
+        on_failed: called when nothing more can be written, and with damage that was found: by the scrub, or by an entry that cannot
+            be applied, again and again.
 
     `open` comes first. Raises StateDamaged, DiskFull, DiskFailed.
     """
@@ -81,8 +83,13 @@ class Machine:
         self._on_failed = on_failed
         self._writing = asyncio.Lock()
         self.opened = False
+        self._flushing = False
+        """A thread may be writing what is frozen."""
         self.half_applied = False
-        """An entry broke off: what is in memory must never be written."""
+        """An entry broke off: what is in memory must never be written. Until the transaction that is being written has ended."""
+        self.stop = Standstill()
+        """The entry that cannot be applied, if there is one."""
+        self._said_at = 0.0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.views = Views()
@@ -96,23 +103,39 @@ class Machine:
     def open(self) -> bool:
         """Open the store. Whether a damaged one was set aside, and this one is empty."""
         aside = set_aside(self._folder)
-        self._open()
+        try:
+            self._open()
+        except ValueDamaged as damage:  # where the state stands in the log is not known: it can only be made anew
+            mark(self._folder, str(damage))
+            aside = set_aside(self._folder)
+            self._open()
         return aside
 
     def mark_damaged(self, reason: str) -> None:
         """Have the next start set the store aside and take the state from the log or another replica. Raises
         DiskFull, DiskFailed."""
-        mark(self._folder, reason)
+        mark(self._folder, reason, self.stop.kept())
 
     def _open(self) -> None:
         self.store = self._store_in(self._folder)
-        self.store.sync()  # the last transaction of a process that was killed may be in the page cache alone
-        self.state = State(self.store, max_heads=self._heads)
-        self.state.doubled.on_open = self._keep_cut
+        try:
+            self.store.sync()  # the last transaction of a process that was killed may be in the page cache alone
+            self._begin()
+        except StorageError:
+            self.store.close()
+            raise
+        self.stop = Standstill()
+        self.stop.remember(early_in(self._folder))
         self.opened = True
         self.flushed = self.state.applied.counter
         """The state is durable up to this counter."""
         self.full = ""  # also of a snapshot that took the place of what could not be written
+
+    def _begin(self) -> None:
+        """The state as it is stored."""
+        self.state = State(self.store, max_heads=self._heads)
+        self.state.doubled.on_open = self._keep_cut
+        self.half_applied = False
 
     def _store_in(self, folder: Path) -> StateStore:
         """What a folder holds, in the present form."""
@@ -142,17 +165,27 @@ class Machine:
             self._tasks.append(asyncio.create_task(self._scrub(scrub_keys_per_s), name="pi-scrub"))
 
     def apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
-        """Committed entries. Raises StateDamaged: then this state must not be used any more; DiskFull: too much waits to be
-        written, and nothing was applied."""
+        """Committed entries. Raises DiskFull: too much waits to be written, and nothing was applied; StateDamaged: an entry met a
+        broken value, and the state is the stored one again, from which the entries before that one are to be applied once more."""
+        if self.half_applied:
+            raise StateDamaged(self.stop.text)
+        if self.stop.at:
+            entries = [entry for entry in entries if entry.counter < self.stop.at]
+            if not entries:
+                self._say()
+                raise StateDamaged(self.stop.text)
         if self.behind:
             raise DiskFull(self.full or "LMDB writes lag behind the log")
         record = self.state.doubled.record
         try:
-            found = self._apply_to_marks(entries) if self.views else self.state.apply(entries)
+            found = self._apply_early(entries) if self.stop.early else self._apply(entries)
         except StateDamaged as damage:
-            self.damaged, self.half_applied = str(damage), True
-            self._on_failed(damage)
-            raise
+            self.stop.stop(self.applied + 1, damage)
+            self.damaged, self.half_applied = self.stop.text, True
+            if not self._flushing:
+                self._take_back()
+            self._say()
+            raise StateDamaged(self.stop.text) from damage
         many = FLUSH_CHANGES if self.state.doubled.record.phase is not Phase.CLEANING else CLEAN_CHANGES
         if self.state.unwritten >= many:
             self._wake.set()
@@ -160,6 +193,53 @@ class Machine:
         if self.state.doubled.record is not record:
             self.on_doubling()
         return found
+
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        """Committed entries behind the one that cannot be applied: one of them may be an operator's word."""
+        if self.stop.look_ahead(entries):
+            self.damaged = ""  # the scrub says what is left of it
+
+    @property
+    def stands(self) -> bool:
+        """Whether everything before the entry that cannot be applied is in the state."""
+        return self.stop.at == self.applied + 1 and not self.half_applied
+
+    @property
+    def refuses(self) -> StateDamaged | DiskFull | None:
+        """Why no write is taken, where another replica may take it."""
+        if self.stop.at:
+            return StateDamaged(self.stop.text)
+        return DiskFull(self.full) if self.full else None
+
+    def _take_back(self) -> None:
+        """Forget what was applied since the last transaction, with the entry that broke off: the log has it. Raises DiskFailed."""
+        try:
+            self._begin()
+        except StateDamaged as damage:  # then the next start sets the store aside
+            raise DiskFailed(f"{damage}; it is made anew at the next start") from damage
+        self.on_doubling()
+
+    def _say(self) -> None:
+        """Report why the state stands still, now and then: another replica may be whole by now."""
+        now = time.monotonic()
+        if now >= self._said_at + DAMAGED_S:
+            self._said_at = now
+            self._on_failed(StateDamaged(self.stop.text))
+
+    def _apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
+        return self._apply_to_marks(entries) if self.views else self.state.apply(entries)
+
+    def _apply_early(self, entries: Sequence[Entry]) -> list[list[Results]]:
+        """The same, and what is given up before some of them."""
+        found: list[list[Results]] = []
+        begin = 0
+        for index, entry in enumerate(entries):
+            early = self.stop.early.get(entry.counter)
+            if early is not None and early.at > self.state.early:
+                found += self._apply(entries[begin:index])
+                begin = index
+                self.state.take_early(early)
+        return found + self._apply(entries[begin:])
 
     def _keep_cut(self) -> None:
         self._close_cut()
@@ -236,30 +316,37 @@ class Machine:
     async def flush(self) -> None:
         """One transaction, durable. Raises DiskFull, DiskFailed, StateDamaged."""
         async with self._writing:
-            if self.half_applied:
-                raise StateDamaged(self.damaged)
-            counter = self.applied
-            changes = self.state.freeze()
-            written = asyncio.ensure_future(asyncio.to_thread(self._write, changes))
             try:
-                await asyncio.shield(written)
-            except asyncio.CancelledError:
-                await asyncio.wait({written})  # the thread cannot be stopped, and its environment must stay open
-                self.state.table.refused()
-                raise
-            except PixiuError as problem:
-                self.state.table.refused()
-                if isinstance(problem, DiskFull):
-                    self.full = str(problem)
-                raise
-            self.full = ""  # whoever asked for it: a try that finds nothing left to write would not say so
-            self.store.renew()
-            self.state.table.thawed()
-            record = self.state.doubled.record
-            if record.digest or record.phase is not Phase.OPEN:  # nobody asks for it any more, and LMDB keeps what it frees
-                self._close_cut()
-            self.transactions += 1
-            self.flushed = counter
+                await self._flush()
+            finally:
+                self._flushing = False
+                if self.half_applied:
+                    self._take_back()
+
+    async def _flush(self) -> None:
+        counter = self.applied
+        changes = self.state.freeze()
+        self._flushing = True
+        written = asyncio.ensure_future(asyncio.to_thread(self._write, changes))
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            await asyncio.wait({written})  # the thread cannot be stopped, and its environment must stay open
+            self.state.table.refused()
+            raise
+        except PixiuError as problem:
+            self.state.table.refused()
+            if isinstance(problem, DiskFull):
+                self.full = str(problem)
+            raise
+        self.full = ""  # whoever asked for it: a try that finds nothing left to write would not say so
+        self.store.renew()
+        self.state.table.thawed()
+        record = self.state.doubled.record
+        if record.digest or record.phase is not Phase.OPEN:  # nobody asks for it any more, and LMDB keeps what it frees
+            self._close_cut()
+        self.transactions += 1
+        self.flushed = counter
 
     def _write(self, changes: dict[bytes, bytes | None]) -> None:
         self.store.write(changes)
@@ -349,7 +436,7 @@ class Machine:
             except PixiuError as failed:
                 self._on_failed(failed)
                 return
-            if after is None and not self.half_applied:
+            if after is None and not self.stop.at:
                 self.damaged = ""  # all of it was looked at once more, from its beginning or from what was broken
             self.scrubbed += SCRUB_KEYS
 
@@ -358,6 +445,8 @@ class Machine:
 
         Raises StateDamaged, DiskFailed.
         """
+        if self.stop.at:
+            raise StateDamaged(self.stop.text)
         if self.applied != self.flushed:
             with contextlib.suppress(DiskFull):
                 await self.flush()
@@ -371,7 +460,8 @@ class Machine:
             values, after = values + SCRUB_KEYS, following
 
     async def broken(self) -> list[bytes]:
-        """The keys of all values that are not whole, of what is stored; at most `MAX_BROKEN`. Raises DiskFailed."""
+        """The keys of stored values that are not whole, and of the one that an entry met; at most `MAX_BROKEN`. Raises DiskFull,
+        DiskFailed."""
         if self.applied != self.flushed:
             await self.flush()
         keys: list[bytes] = []
@@ -380,7 +470,8 @@ class Machine:
             async with self._writing:  # not while a snapshot takes the store's place
                 begin = after
                 after = await _to_its_end(lambda begin=begin: self.store.verify(begin, SCRUB_KEYS, keys))  # type: ignore[misc]
-        return keys[:MAX_BROKEN]
+        met = [key for key in self.stop.keys if key not in keys]  # it may be missing
+        return met + keys[: MAX_BROKEN - len(met)]
 
     async def close(self) -> None:
         """Write what is left, as far as the disk takes it; what it does not is in the log."""

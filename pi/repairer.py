@@ -19,6 +19,7 @@ import grpc.aio
 
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
+from pi.early import EARLY_KIND, encode_early
 from pi.keys import name_of
 from pi.machine import Machine
 from pixiu.discovery.node import Node
@@ -27,6 +28,7 @@ from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.inbox_operations import ENTRY_KIND, GiveUp, encode
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 
@@ -37,6 +39,7 @@ ANSWER_S: Final = 0.5
 ASK_AGAIN_S: Final = 300.0
 """Another replica that is broken as well is asked again after so long: it reads all that it stores for the answer."""
 CHECK_S: Final = 3600.0
+EARLY_POLL_S: Final = 0.05
 KEYS_AT_ONCE: Final = 1000
 """In one entry of the log."""
 MAX_NAMED: Final = 1000
@@ -93,11 +96,7 @@ class Repairer:
 
     def damaged(self, text: str) -> None:
         """A value is broken."""
-        others = self._others()
-        if self._machine.half_applied:  # nothing can be served, and the process ends: there is no time to ask anybody
-            if others and self._mark(text):
-                self._end(text)
-        elif not others:
+        if not self._others():
             self._stay("no other replica is in sync")
         elif not self._asking.locked() and time.monotonic() >= self._ask_at:
             self._spawn(self._repair(text))
@@ -111,7 +110,7 @@ class Repairer:
     async def _repair(self, text: str) -> None:
         async with self._asking:
             if await self.whole_one() is not None:
-                if self._mark(text):
+                if self._mark(text) or (self._machine.stop.at and self._replica.is_leader):  # the other one leads, then
                     self._end(text)
             else:
                 self._ask_at = time.monotonic() + ASK_AGAIN_S
@@ -149,17 +148,35 @@ class Repairer:
         self._replica.check_leader()
         async with self._giving_up:
             keys = await self._machine.broken()
-            if not keys:
+            stands_at = self._machine.stop.at
+            if not keys and not stands_at:
                 return 0, []
             node = await self.whole_one()
             if node is not None:
                 raise Unavailable(f"the replica at {node.address} is whole: `pixiu repair` takes the state from there")
             names = [name_of(key) for key in keys[:MAX_NAMED]]
-            await asyncio.to_thread(self._replica.audit, operator, reason, {"gave_up": len(keys), "values": names})
-            self._context.log.error(GIVEN_UP, operator=operator, reason=reason, values=len(keys), first=names[0])
-            for begin in range(0, len(keys), KEYS_AT_ONCE):
+            what = {"gave_up": len(keys), "values": names, "before_entry": stands_at}
+            await asyncio.to_thread(self._replica.audit, operator, reason, what)
+            self._context.log.error(GIVEN_UP, operator=operator, reason=reason, values=len(keys), first="".join(names[:1]))
+            if stands_at:
+                await self._give_up_early(stands_at, keys)
+            for begin in range(0, 0 if stands_at else len(keys), KEYS_AT_ONCE):
                 payload = encode([GiveUp(tuple(keys[begin : begin + KEYS_AT_ONCE]))])
                 await self._replica.propose([(ENTRY_KIND, payload)])
             await self._machine.verify()
             self._machine.damaged = self.alone = ""
         return len(keys), names
+
+    async def _give_up_early(self, before: int, keys: list[bytes]) -> None:
+        """Give values up before the entry that cannot be applied, and wait until the state has gone on. Raises StateDamaged when it
+        has not; or as `Replica.propose`."""
+        proposal = self._replica.submit([(EARLY_KIND, encode_early(before, keys))], unblocks=True)
+        applied = asyncio.ensure_future(proposal.reached(Level.REPLICATED))
+        try:
+            while not applied.done():
+                await asyncio.wait({applied}, timeout=EARLY_POLL_S)
+                if self._machine.stop.tried >= proposal.last:
+                    raise StateDamaged(f"{self._machine.stop.text}; run it again")
+            await applied
+        finally:
+            applied.cancel()

@@ -39,13 +39,15 @@ from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pi.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
+from pixiu.errors import Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
 from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
+WORD_S: Final = 3.0
+"""A state that stands still is called damaged after so long: an operator's word that others have heard may be on its way here."""
 DAMAGED: Final = "pi_state_damaged"
 SET_ASIDE: Final = "pi_state_set_aside"
 
@@ -66,7 +68,7 @@ class Service(RoleShell):
         )
         self._replica = Replica(
             context, self._machine, folder / "replica", options.replication(),
-            on_leading=self._leading, on_deposed=self._deposed, has_room=lambda: not self._machine.full,
+            on_leading=self._leading, on_deposed=self._deposed, has_room=lambda: not self._machine.refuses,
             segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)
@@ -194,8 +196,8 @@ class Service(RoleShell):
         return self._machine.state.inboxes.number_of(uin, msg_lane(msg_id), msg_id)
 
     def may_read(self) -> bool:
-        """Whether what was just read is the newest there is."""
-        return self._replica.lease_valid()
+        """Whether what was just read is the newest there is; of a state that stands still, whether nobody has a newer one."""
+        return self._replica.lease_valid() or (self._machine.stands and self._replica.holds_lease())
 
     # --- the replica
 
@@ -217,10 +219,10 @@ class Service(RoleShell):
         """Write an entry, and say what becomes of it."""
         level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
-            if self._machine.full:
+            if (refused := self._machine.refuses) is not None:
                 if self._replica.leave_for_space():
-                    raise Draining("this replica has no space; use the next leader")
-                raise DiskFull(self._machine.full)
+                    raise Draining("this replica cannot write its inboxes; use the next leader")
+                raise refused
             if self._draining:  # else there would be something under way for ever, and no hand-over
                 raise Draining("this replica is draining; use the next leader")
             if self._machine.behind:
@@ -248,6 +250,10 @@ class Service(RoleShell):
 
     async def verify(self, repair: bool) -> tuple[int, str, bool]:
         """Check what is stored: the values that are whole, what is broken, and whether a repair begins. Raises PixiuError."""
+        for _ in range(int(WORD_S / DRAIN_POLL_S)):
+            if not self._machine.stop.at:
+                break
+            await asyncio.sleep(DRAIN_POLL_S)
         try:
             return await self._machine.verify(), "", False
         except StateDamaged as damage:
@@ -262,6 +268,8 @@ class Service(RoleShell):
     def _failed(self, error: PixiuError) -> None:
         """The inboxes cannot be written, or are broken."""
         self._context.log.error(DAMAGED, error=str(error), code=error.code)
+        if self._machine.stop.at:
+            self._runner.step(ev.StoodStill(self._machine.stop.text))
         if isinstance(error, StateDamaged):
             self.repairer.damaged(str(error))
         else:

@@ -15,8 +15,9 @@ from typing import ClassVar, Final, ParamSpec
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pi.chunk import ENTRY
 from pi.deletions import Deletions
-from pi.doubling import DOUBLING_KIND
+from pi.doubling import DOUBLING_KEY, DOUBLING_KIND
 from pi.doubling_state import DoublingState
+from pi.early import EARLY_KIND, Early, TakenOtherwise, early_of
 from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
 from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
@@ -59,6 +60,8 @@ from pixiu.wire.inbox_operations import (
 )
 
 META: Final = struct.Struct("<BIQIQ13s13s")
+EARLY: Final = struct.Struct("<Q")
+"""The last of what is stored with the position: see `State.early`."""
 SEEN_STEP_S: Final = 3600
 """A device's time is written again when it is older than this: what depends on it counts in days."""
 _HOUR_S: Final = 3600
@@ -94,7 +97,11 @@ class State:
         """The last entry of the log that is in the state."""
         self.damaged_entries = 0
         """Entries of the log that no version of this program wrote: passed over."""
+        self.early = 0
+        """The counter of the last entry that was taken before one that it names."""
         self._epoch = 0
+        self._broken_writers: dict[int, StateDamaged] = {}
+        """Those that cannot be read; no more than there are workers."""
         self._writers: dict[int, tuple[int, int]] = {}
         """Worker → (epoch, highest generation)."""
         self._deletions = Deletions(self.inboxes)
@@ -112,17 +119,23 @@ class State:
         if meta is None:
             return
         self.applied, self.inboxes.dropped = self._take_meta(meta)
+        self.early = EARLY.unpack_from(meta, len(meta) - EARLY.size)[0]
         for key in self.table.keys(writer_key(0), b"H", 1 << 16):
-            body = self.table.get(key)
+            worker = int.from_bytes(key[1:], "big")
+            try:
+                body = self.table.get(key)
+            except StateDamaged as damage:  # it is in nobody's way before that writer's next request
+                self._broken_writers[worker] = damage
+                continue
             assert body is not None
-            self._writers[int.from_bytes(key[1:], "big")] = WRITER_VALUE.unpack(body)
+            self._writers[worker] = WRITER_VALUE.unpack(body)
 
     def _take_meta(self, meta: bytes) -> tuple[Position, int]:
         """Time, limits and sweeps; returns the applied position, and what was dropped."""
         version, epoch, counter, self.inboxes.now_s, dropped, near, far = META.unpack_from(meta)
         if version != META_VERSION:
             raise StateDamaged(f"the state has version {version}, this program reads {META_VERSION}")
-        self.inboxes.limits = Limits.decode(meta[META.size :])
+        self.inboxes.limits = Limits.decode(meta[META.size : -EARLY.size])
         self._expiry.near, self._expiry.far = near, far
         return Position(epoch, counter), dropped
 
@@ -137,6 +150,7 @@ class State:
     def _reset(self) -> None:
         """A child begins again: what is in memory is nobody's."""
         self._writers.clear()
+        self._broken_writers.clear()
         self.inboxes.forget_all()
         self.inboxes.now_s, self._expiry.near, self._expiry.far = 0, BEGINNING, BEGINNING
 
@@ -157,7 +171,7 @@ class State:
         inboxes, sweeps = self.inboxes, self._expiry
         inboxes.encode()
         meta = META.pack(META_VERSION, *self.applied, inboxes.now_s, inboxes.dropped, sweeps.near, sweeps.far)
-        self.table.put(META_KEY, meta + inboxes.limits.encode())
+        self.table.put(META_KEY, meta + inboxes.limits.encode() + EARLY.pack(self.early))
 
     @property
     def unwritten(self) -> int:
@@ -179,7 +193,37 @@ class State:
     def _apply_one(self, entry: Entry) -> list[Results]:
         if entry.kind == DOUBLING_KIND:
             return self._apply_doubling(entry)
+        if entry.kind == EARLY_KIND:
+            return self._apply_early(entry)
         return [] if self.doubled.learning else self._apply_own(entry)
+
+    def _apply_early(self, entry: Entry) -> list[Results]:
+        """What it gives up was given up before the entry that it names, or this state is another one."""
+        try:
+            early = early_of(entry)
+        except MalformedData:
+            self.damaged_entries += 1
+            return []
+        if self.early < entry.counter:
+            raise TakenOtherwise(early)
+        if not self.doubled.learning:
+            self._take_time(entry)
+        return []
+
+    def take_early(self, early: Early) -> None:
+        """The next entry is the one that values are given up before. Raises StateDamaged: as `apply`."""
+        self._give_up(early.keys)
+        self.early = early.at
+
+    def _give_up(self, keys: tuple[bytes, ...]) -> Results:
+        for key in keys:
+            if key[:1] == b"G":
+                worker = int.from_bytes(key[1:], "big")
+                self._writers.pop(worker, None)
+                self._broken_writers.pop(worker, None)
+            elif key == DOUBLING_KEY:
+                self.table.put(key, self.doubled.record.encode())
+        return self._loss.give_up(keys)
 
     def _apply_doubling(self, entry: Entry) -> list[Results]:
         try:
@@ -230,16 +274,15 @@ class State:
                 self.inboxes.limits = limits
                 return [int(self.doubled.holds or self._expiry.sweep())]
             case GiveUp(keys):
-                for key in keys:
-                    if key[:1] == b"G":
-                        self._writers.pop(int.from_bytes(key[1:], "big"), None)
-                return self._loss.give_up(keys)
+                return self._give_up(keys)
 
     def _refuses(self, writer: Writer) -> bool:
         """Whether a stream of appends is no longer its writer's."""
         worker, generation, epoch = writer
         if epoch != self._epoch:
             return True
+        if self._broken_writers and worker in self._broken_writers:
+            raise self._broken_writers[worker]
         known = self._writers.get(worker)
         if known is not None and known[0] == epoch and generation <= known[1]:
             return generation < known[1]

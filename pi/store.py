@@ -9,15 +9,17 @@ Source: docs/stores.md.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import lmdb
 
+from pi.early import Early
 from pi.keys import unseal
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
 
@@ -26,6 +28,8 @@ FILE_NAME: Final = "data.mdb"
 LOCK_NAME: Final = "lock.mdb"
 DAMAGED_NAME: Final = "damaged"
 """Holds why this state is to be set aside at the next start."""
+EARLY_NAME: Final = "given-up"
+"""Holds what a state that is made from the log again gives up, and before which entries."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 SHORT_WRITE_BYTES: Final = 1 << 20
 """LMDB calls a write that the system took a part of only an I/O error. With less than this left the reason is a full disk: LMDB
@@ -212,9 +216,16 @@ class StateStore:
         return DiskFailed(text)
 
 
-def mark(folder: Path, reason: str) -> None:
-    """Have `set_aside` set a state aside, durably. Raises DiskFull, DiskFailed: then it is not."""
+def mark(folder: Path, reason: str, early: Sequence[Early] = ()) -> None:
+    """Have `set_aside` set a state aside, durably, and the next one give up what others did. Raises DiskFull, DiskFailed: then
+    nothing is set aside."""
     try:
+        if early:
+            rows = [[each.before, each.at, [key.hex() for key in each.keys]] for each in early]
+            with open(folder / EARLY_NAME, "w", encoding="ascii") as file:
+                json.dump(rows, file)
+                file.flush()
+                os.fsync(file.fileno())
         with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
             file.write(reason)
             file.flush()
@@ -224,6 +235,15 @@ def mark(folder: Path, reason: str) -> None:
         (folder / DAMAGED_NAME).unlink(missing_ok=True)
         kind = DiskFull if error.errno in _FULL else DiskFailed
         raise kind(f"the damaged inboxes in {folder} cannot be marked for a repair: {error.strerror}; free some space") from error
+
+
+def early_in(folder: Path) -> list[Early]:
+    """What `mark` wrote; nothing, where it cannot be read: the state finds it out again."""
+    try:
+        rows = json.loads((folder / EARLY_NAME).read_text("ascii"))
+        return [Early(int(before), int(at), tuple(bytes.fromhex(key) for key in keys)) for before, at, keys in rows]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def set_aside(folder: Path) -> bool:

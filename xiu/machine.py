@@ -156,6 +156,9 @@ class Machine:
             raise DiskFull(why)
         return (None,) * len(entries)
 
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        """Nothing in the log repairs a store: another replica does."""
+
     async def snapshot(self, folder: Path) -> int:
         """A checkpoint, in hard links; writes go on. Damage is repaired first, where another replica has what is missing; the only
         replica's is passed on as it is. Raises StorageError."""

@@ -12,13 +12,13 @@ from typing import Final
 from cluster.replication.folder import DataFolder
 from cluster.replication.log import SegmentedLog
 from cluster.replication.machine import StateMachine
-from cluster.replication.model import Position
-from pixiu.errors import DiskFull, LogDamaged, StorageError
+from cluster.replication.model import Entry, Position
+from pixiu.errors import DiskFull, LogDamaged, StateDamaged, StorageError
 
 BATCH_ENTRIES: Final = 4096
 BATCH_BYTES: Final = 1 << 20
 RETRY_S: Final = 1.0
-"""How long after a full disk applying is tried again."""
+"""How long after a full disk, or before a broken value, applying is tried again."""
 
 
 class Applier:
@@ -48,8 +48,12 @@ class Applier:
         self._installing: asyncio.Task[None] | None = None
         self._waiting: list[Callable[[], None]] = []
         self._closed = False
-        self.blocked = ""
-        """Why nothing is applied now; empty otherwise."""
+        self._answered = 0
+        """Answers up to here were given: a state that goes back gives them again."""
+        self._looked = 0
+        """What the state cannot get to was looked at up to here."""
+        self.blocked: DiskFull | StateDamaged | None = None
+        """Why nothing is applied now."""
 
     def start(self, log: SegmentedLog) -> None:
         """Apply from this log."""
@@ -71,25 +75,37 @@ class Applier:
 
     def run(self) -> None:
         """Apply a batch; the next one follows in another turn of the loop."""
+        self._look_at_once()
         if self._later is None and self.behind > 0:
             self._run()
 
     def run_soon(self) -> None:
         """The same, behind what waits for its turn of the loop now: a follower's acknowledgement leaves before it applies."""
+        self._look_at_once()
         if self._later is None and self.behind > 0:
             self._later = asyncio.get_running_loop().call_soon(self._run)
+
+    def _look_at_once(self) -> None:
+        """A state that stands still waits for a word: what has been committed since may be that."""
+        if self._later is not None and isinstance(self.blocked, StateDamaged) and self._looked < self._target:
+            self._later.cancel()
+            self._later = None
 
     def _run(self) -> None:
         self._later = None
         if self._closed or self._installing is not None or self._log is None or self.behind <= 0:
             return
         after = self._machine.applied
+        loop = asyncio.get_running_loop()
         try:
             entries = self._log.read(after, min(BATCH_ENTRIES, self._target - after), BATCH_BYTES)
             answers = self._machine.apply(entries)
         except DiskFull as full:
-            self.blocked = str(full)
-            self._later = asyncio.get_running_loop().call_later(RETRY_S, self._run)
+            self.blocked = full
+            self._later = loop.call_later(RETRY_S, self._run)
+            return
+        except StateDamaged as damage:
+            self._stand_still(damage, after)
             return
         except (LogDamaged, StorageError) as problem:
             self._closed = True
@@ -99,10 +115,32 @@ class Applier:
             self._closed = True
             self._crash(error)
             return
-        self.blocked = ""
+        self.blocked = None
         if self.behind > 0:
-            self._later = asyncio.get_running_loop().call_soon(self._run)
-        self._on_applied(after + 1, answers, self.copies)
+            self._later = loop.call_soon(self._run)
+        known, self._answered = max(self._answered - after, 0), max(self._answered, after + len(answers))
+        if known < len(answers):
+            self._on_applied(after + known + 1, answers[known:], self.copies)
+
+    def _stand_still(self, damage: StateDamaged, after: int) -> None:
+        """An entry cannot be applied: look through those behind it, some at a time, for a word about it."""
+        if not isinstance(self.blocked, StateDamaged):
+            self._looked = after
+        self.blocked = damage
+        ahead: Sequence[Entry] = ()
+        try:
+            if self._log is not None and self._looked < self._target:
+                ahead = self._log.read(self._looked, min(BATCH_ENTRIES, self._target - self._looked), BATCH_BYTES)
+        except (LogDamaged, StorageError) as problem:
+            self._closed = True
+            self._on_log_failed(str(problem))
+            return
+        if ahead:
+            self._machine.look_ahead(ahead)
+            self._looked = ahead[-1].counter
+        loop = asyncio.get_running_loop()
+        goes_on = ahead or self._machine.applied != after
+        self._later = loop.call_soon(self._run) if goes_on else loop.call_later(RETRY_S, self._run)
 
     def install(self, position: Position, folder: DataFolder) -> None:
         """Load the snapshot that was received; nothing is applied until that is done."""
@@ -112,6 +150,7 @@ class Applier:
     async def _install(self, folder: DataFolder) -> None:
         try:
             await self._machine.load(folder.received)
+            self.blocked = None
             await asyncio.to_thread(folder.discard_received)
         except Exception as error:  # it is still there, and is loaded at the next start
             self._closed = True

@@ -35,8 +35,13 @@ class StateMachine(Protocol):
         """Apply the entries that follow `applied`; returns one answer for each. Also entries of replication's own kinds are
         given (`EntryKind.NOOP`): they change nothing but `applied`, and their answers are not looked at.
 
-        Raises DiskFull when nothing of it was applied (it is called again later); anything else ends the process.
+        Raises DiskFull when nothing of it was applied (it is called again later), or StateDamaged: an entry cannot be applied, and
+        `applied` may have gone back, to what is stored; what follows it is given again, and reads go on. Anything else ends the
+        process.
         """
+
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        """Committed entries that `apply` does not get to, after a StateDamaged: one of them may say what to do about it."""
 
     async def snapshot(self, folder: Path) -> int:
         """Write the state as it is at one applied counter into an empty folder of the data folder's file system, as files of

@@ -268,11 +268,16 @@ class Replica:
         """Everything up to this counter is committed. The state may be a little behind (`StateMachine.applied`)."""
         return self._core.context.committed if self._core is not None else 0
 
+    def holds_lease(self) -> bool:
+        """Whether nobody else can lead: what the state machine says may be older than what was committed."""
+        core = self._core
+        return core is not None and core.may_read(time.monotonic())
+
     def lease_valid(self) -> bool:
         """Whether what the state machine says now is the newest there is: nobody else can lead, and all that was committed
         is applied. Ask in the turn of the event loop in which the state is read; for a read that takes longer, before and after."""
         core = self._core
-        return core is not None and core.may_read(time.monotonic()) and self._machine.applied >= core.context.committed
+        return core is not None and self.holds_lease() and self._machine.applied >= core.context.committed
 
     @property
     def leader_address(self) -> str:
@@ -314,14 +319,15 @@ class Replica:
             self._flush_turn()
         return await (await future).reached(level)
 
-    def submit(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED) -> Proposal:
+    def submit(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED, *, unblocks: bool = False) -> Proposal:
         """The same without waiting: its counters are known at once, and `Proposal.reached` waits for any level.
 
-        level: the highest that will be waited for. Raises as `propose`. Not to be called by `StateMachine.apply`.
+        level: the highest that will be waited for. unblocks: it is taken although entries before it cannot be applied, because it
+        says what to do about them. Raises as `propose`. Not to be called by `StateMachine.apply`.
         """
         self._check(payloads)
         self._flush_turn()
-        return self._write(payloads, level is Level.REPLICATED, [len(payloads)])[0]
+        return self._write(payloads, level is Level.REPLICATED, [len(payloads)], unblocks)[0]
 
     def leave_for_space(self) -> bool:
         """The role has no space for a write. Returns whether this leader is about to hand over to a replica that has: then the
@@ -406,7 +412,7 @@ class Replica:
                 f"the partition's time is {ahead_s:.0f} s ahead, from a clock that was wrong: once the clocks are right, "
                 "`pixiu repair --role ROLE --partition P --set-clock --reason TEXT` sets it back"
             )
-        return self._applier.blocked or None
+        return str(self._applier.blocked) if self._applier.blocked is not None else None
 
     def now_us(self) -> int:
         """The time that the partition agreed on, Unix µs; 0: it has not yet."""
@@ -451,10 +457,12 @@ class Replica:
                 future.set_exception(error)
         self._turn, self._turn_size = [], 0
 
-    def _write(self, payloads: Sequence[tuple[int, bytes]], replicated: bool, sizes: Sequence[int]) -> list[Proposal]:
+    def _write(
+        self, payloads: Sequence[tuple[int, bytes]], replicated: bool, sizes: Sequence[int], unblocks: bool = False
+    ) -> list[Proposal]:
         """One write of several callers: how many payloads of each."""
-        if self._applier.blocked:
-            raise self._refusal(ev.Rejection.DRAINING) if self.leave_for_space() else DiskFull(self._applier.blocked)
+        if (blocked := self._applier.blocked) is not None and not unblocks:
+            raise self._refusal(ev.Rejection.DRAINING) if self.leave_for_space() else type(blocked)(str(blocked))
         if self._applier.behind > self._options.max_uncommitted:
             raise self._refusal(ev.Rejection.OVERLOADED)
         self._verdict = None
@@ -626,7 +634,9 @@ class Replica:
                 self.log_full = ""
             if free < RESERVE_BYTES:
                 return f"{free >> 20} MiB are free on the disk of {self._folder.path}, a leader needs {RESERVE_BYTES >> 20}"
-            return self._applier.blocked or ("" if self._has_room() else "the store has no space for more")
+            if self._applier.blocked is not None:
+                return str(self._applier.blocked)
+            return "" if self._has_room() else "the store has no space for more"
         except DiskFailed as problem:
             return str(problem)
 

@@ -16,9 +16,9 @@ from pi.comparing import ReplicasService
 from pi.digest import Digest
 from pi.doubling import Record
 from pi.earlier import check_form, convert
-from pi.keys import CHUNK_ENTRIES, CHUNK_KEY, META_KEY, META_VERSION, chunk_key, seal
+from pi.keys import CHUNK_ENTRIES, CHUNK_KEY, CRC_BYTES, META_KEY, META_VERSION, chunk_key, seal
 from pi.learning import Learning
-from pi.state import State
+from pi.state import EARLY, State
 from pi.store import FILE_NAME, StateStore
 from pixiu.errors import DiskFull, StateDamaged, Unavailable
 from pixiu.wire.inbox_operations import DELETE, USER_DEVICE, Clock, Deletes, Limits, OpenSessions
@@ -49,7 +49,7 @@ def earlier_form(values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """What the earlier program would have stored."""
     found = {key: value for key, value in values.items() if key[:1] != b"K"}
     meta = found[META_KEY]
-    found[META_KEY] = seal(META_KEY, b"\1" + meta[1:-4])
+    found[META_KEY] = seal(META_KEY, b"\1" + meta[1 : -CRC_BYTES - EARLY.size])
     for (uin, lane, seq), (msg_id, at_s) in entries_in(values).items():
         key, index = CHUNK_KEY.pack(b"E", uin, lane, seq), CHUNK_KEY.pack(b"I", uin, lane, msg_id)
         found[key], found[index] = seal(key, ENTRY.pack(msg_id, at_s)), seal(index, struct.pack("<Q", seq))

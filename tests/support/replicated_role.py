@@ -76,6 +76,9 @@ class ListMachine:
             os.fsync(out.fileno())
         fresh.rename(file)
 
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        raise AssertionError
+
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
         assert entries[0].counter == self.applied + 1
         answers: list[object] = []

@@ -44,6 +44,9 @@ class Machine:
     def apply(self, entries: Any) -> Any:
         raise AssertionError
 
+    def look_ahead(self, entries: Any) -> None:
+        raise AssertionError
+
     @property
     def clock_us(self) -> int:
         return 0

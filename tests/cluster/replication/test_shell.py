@@ -15,7 +15,7 @@ from cluster.replication.disk import Syncer
 from cluster.replication.folder import DataFolder
 from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Entry, EntryKind, MemberID, PartitionState, Position
-from pixiu.errors import DiskFailed, DiskFull, StorageError
+from pixiu.errors import DiskFailed, DiskFull, StateDamaged, StorageError
 
 
 class Machine:
@@ -25,6 +25,9 @@ class Machine:
         self.applied = self.flushed = applied
         self.full = False
         self.loaded: list[str] = []
+
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        raise AssertionError
 
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
         if self.full:
@@ -266,12 +269,54 @@ async def test_a_full_disk_stops_applying_until_there_is_space(tmp_path: Path, m
     it.machine.full = True
     it.applier.commit(10, 1)
     it.applier.run()
-    assert (it.applier.blocked, it.told) == ("no space", [])
+    assert (str(it.applier.blocked), it.told) == ("no space", [])
     it.machine.full = False
     async with asyncio.timeout(30):
         while it.applier.behind:
             await asyncio.sleep(0.01)
-    assert (it.applier.blocked, it.told) == ("", [(1, 10, 1)])
+    assert (it.applier.blocked, it.told) == (None, [(1, 10, 1)])
+
+
+class Standing(Machine):
+    """A state that goes back to 5 when it meets entry 8, until entry 9,000 was looked at."""
+
+    goes_on = False
+
+    def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
+        if not self.goes_on and entries[-1].counter >= 8:
+            if entries[0].counter == 8:
+                raise StateDamaged("entry 8")
+            self.applied = 5
+            entries = entries[: 7 - self.applied] if entries[0].counter == 6 else []
+            if not entries:
+                raise StateDamaged("entry 8")
+        return super().apply(entries)
+
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        self.goes_on = self.goes_on or any(entry.counter == 9000 for entry in entries)
+
+
+async def test_a_state_that_stands_before_a_broken_value_is_asked_again_and_every_answer_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.replication.applier.RETRY_S", 0.01)
+    it = Applied(tmp_path, 9_000)
+    it.machine = it.applier._machine = Standing()
+    for committed in (7, 8_999):
+        it.applier.commit(committed, 1)
+        it.applier.run()
+    async with asyncio.timeout(30):
+        while it.applier._looked < 8_999:
+            await asyncio.sleep(0)
+        while it.applier.blocked is None:
+            await asyncio.sleep(0)
+    assert (str(it.applier.blocked), it.machine.applied, it.told) == ("entry 8", 7, [(1, 7, 1)])
+    it.applier.commit(9_000, 1)
+    async with asyncio.timeout(30):
+        while it.applier.behind:
+            await asyncio.sleep(0.01)
+    assert it.told[:2] == [(1, 7, 1), (8, 4096, 1)]
+    assert (it.failures, it.crashes) == ([], [])
 
 
 async def test_a_state_machine_that_fails_ends_the_process(tmp_path: Path) -> None:
