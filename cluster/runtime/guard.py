@@ -61,6 +61,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.Export/Hold": (OPERATOR, PIPELINE),
     "/pixiu.v1.Doubling/Status": (OPERATOR,),
     "/pixiu.v1.Doubling/Advance": (OPERATOR,),
+    "/pixiu.v1.Doubling/TakeBack": (OPERATOR,),
     "/pixiu.v1.Replication/Exchange": (SAME,),
     "/pixiu.v1.Replication/Snapshot": (SAME,),
     "/pixiu.v1.Replication/ResumeSnapshot": (SAME,),

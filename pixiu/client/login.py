@@ -40,6 +40,11 @@ def _checked(token: str) -> str:
     return f"Bearer {token}" if token else ""
 
 
+def refused_login(reason: str) -> str:
+    """Why a login was refused, where a call failed for this reason; empty: it failed for another one."""
+    return reason.removeprefix(REFUSED_LOGIN) if reason.startswith(REFUSED_LOGIN) else ""
+
+
 def raise_for_login(reasons: Iterable[str]) -> None:
     """Raises `NotAuthenticated` when one of the reasons why calls failed is the login: trying again changes nothing."""
     for reason in reasons:

@@ -24,6 +24,7 @@ from pixiu.errors import (
     InvalidArgument,
     MalformedData,
     NotAllowed,
+    NotAuthenticated,
     NotSent,
     NotServed,
     OutcomeUnknown,
@@ -186,6 +187,10 @@ class MailSender:
         self._progress_at = 0.0
         self._failures = 0
         self._rest_until = 0.0
+        self._address = ""
+        """Of the stream's proxy."""
+        self._logins_refused: set[str] = set()
+        """Proxies that refused the login since they answered last; at most those that were ever listed."""
         self._last: Failure | None = None
         """Why the last stream ended."""
         self.unresolved = 0
@@ -216,7 +221,7 @@ class MailSender:
             return [] if self._draining else [Writable(self._stream)]
         if not (self._again or self._fresh) or now < self._rest_until or not self._proxies:
             return []
-        address = self._proxies[self._next_proxy % len(self._proxies)]
+        address = self._address = self._proxies[self._next_proxy % len(self._proxies)]
         self._last_stream += 1
         self._stream = self._last_stream
         worker = self._worker()
@@ -284,6 +289,7 @@ class MailSender:
         if stream != self._stream:
             return []
         self._progress_at = now
+        self._logins_refused.discard(self._address)
         if window_bytes:
             self._window_bytes, self._batch_bytes, self._batch_records = window_bytes, batch_bytes, batch_records
         self._taken = max(self._taken, taken)
@@ -345,10 +351,17 @@ class MailSender:
             self._next_proxy += 1
         return self._restart(now, why.retry_after_ms / 1000)
 
-    def stream_died(self, stream: int, now: float, reason: str) -> list[Effect]:
-        """A stream broke: its proxy may be dead."""
+    def stream_died(self, stream: int, now: float, reason: str, login: str = "") -> list[Effect]:
+        """A stream broke: its proxy may be dead. `login`: why it refused the login, before it took anything; when all proxies have,
+        all that waits fails."""
         if stream != self._stream:
             return []
+        if login and not self._heard:
+            self._logins_refused.add(self._address)
+            for ticket in self._in_flight.values():
+                ticket.attempts -= 1
+            if self._logins_refused.issuperset(self._proxies):
+                return [*self._fail_all(Failure(NotAuthenticated.code, login), now, answers=False), RefreshCluster()]
         self._last = Failure(Unavailable.code, reason)
         self._next_proxy += 1
         return [*self._restart(now, 0.0), RefreshCluster()]
@@ -408,10 +421,11 @@ class MailSender:
             failure = Failure(OutcomeUnknown.code, text)
         self._settle(ticket, failure, woken)
 
-    def _fail_all(self, why: Failure, now: float, never: Failure | None = None) -> list[Effect]:
-        """Fail all that is unresolved; what was never sent with `never`, if that is given."""
+    def _fail_all(self, why: Failure, now: float, never: Failure | None = None, *, answers: bool = True) -> list[Effect]:
+        """Fail all that is unresolved; what was never sent with `never`, if that is given. `answers`: it may be an answer to what
+        has left on the stream."""
         # The end of a stream answers what has left on it only where it is about the stream itself, or its first and only batch.
-        certain = not self._heard and (why.code == NotServed.code or self._batches <= 1)
+        certain = answers and not self._heard and (why.code == NotServed.code or self._batches <= 1)
         woken: list[MailTicket] = []
         stream, self._stream = self._stream, 0
         for ticket in (*self._in_flight.values(), *self._again, *self._fresh):

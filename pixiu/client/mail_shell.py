@@ -12,6 +12,7 @@ from typing import Final
 
 from pixiu.client.awaited import FailureReports
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
+from pixiu.client.login import refused_login
 from pixiu.client.mail import (
     Effect,
     MailBatch,
@@ -150,10 +151,21 @@ class MailShell:
         loans = self._channels.loans
         first, shown = [mail_pb2.MailRequest(hello=hello, loans=loans.all())], loans.version
 
+        answered = False
+
+        def take(reply: mail_pb2.MailReply) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                duplex.wake()
+            self._take(effect.stream, reply)
+
         def give() -> mail_pb2.MailRequest | None:
             nonlocal shown
             if first:
                 return first.pop()
+            if not answered:
+                return None  # a proxy that refuses the stream has had nothing, and says why
             self._let_go()  # the batch before has left
             batch = self.core.next_batch(effect.stream, self._loop.time())
             if batch is None:
@@ -170,11 +182,12 @@ class MailShell:
             lambda channel: mail_pb2_grpc.MailerStub(channel).Send(metadata=self._channels.metadata()),
         )
         async with call:
-            duplex = Duplex(call, lambda reply: self._take(effect.stream, reply), give)
+            duplex = Duplex(call, take, give)
             if effect.stream == self._stream:
                 self._duplex = duplex
             end = await duplex.run()
-            self._apply(self.core.stream_died(effect.stream, self._loop.time(), f"{effect.address}: {end.text}"))
+            login = refused_login(end.text) if end.refused else ""
+            self._apply(self.core.stream_died(effect.stream, self._loop.time(), f"{effect.address}: {end.text}", login))
 
     def _take(self, number: int, reply: mail_pb2.MailReply) -> None:
         for triple in reply.triples:

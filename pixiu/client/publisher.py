@@ -36,7 +36,7 @@ from pixiu.client.events import (
     in_doubt,
 )
 from pixiu.client.options import ClientOptions
-from pixiu.errors import Draining, NotSent, OutcomeUnknown, Unavailable
+from pixiu.errors import Draining, NotAuthenticated, NotSent, OutcomeUnknown, Unavailable
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import LANE_FIRST
 
@@ -118,6 +118,9 @@ class PublisherCore:
         self._next_stream = 1
         self._groups: deque[Group] = deque((Group(),))
         self._last_reason = ""
+        self._logins_refused: set[str] = set()
+        """Addresses of proxies that refused the login since they answered last; at most those that were ever listed."""
+        self._login = Failure(NotAuthenticated.code, "")
         self.counters = PublisherCounters()
         self.unresolved_records = 0
         self.unresolved_bytes = 0
@@ -247,6 +250,7 @@ class PublisherCore:
         proxy = self._by_stream.get(stream)
         if proxy is None:
             return []
+        self._logins_refused.discard(proxy.address)
         if window_bytes:
             proxy.window_bytes = min(window_bytes, MAX_WINDOW_BYTES)
             proxy.batch_bytes, proxy.batch_records = batch_bytes, batch_records
@@ -277,19 +281,42 @@ class PublisherCore:
             effects.append(Writable(stream))
         return effects
 
-    def stream_died(self, stream: int, now: float, reason: str) -> list[Effect]:
-        """A stream ended. What it left unresolved goes, in order and before what is newer, to another proxy."""
+    def stream_died(self, stream: int, now: float, reason: str, login: str = "") -> list[Effect]:
+        """A stream ended. What it left unresolved goes, in order and before what is newer, to another proxy. `login`: why the proxy
+        refused the login, before it took anything; when all proxies have, what waits for them fails."""
         proxy = self._by_stream.pop(stream, None)
         if proxy is None:
             return []
         self.counters.streams_died += 1
         self._last_reason = f"{proxy.address}: {reason}"
         for ticket in proxy.unresolved:
-            ticket.in_doubt = True
+            ticket.in_doubt = ticket.in_doubt or not login
+            ticket.attempts = ticket.attempts if ticket.in_doubt else 0
+        if login:
+            self._logins_refused.add(proxy.address)
+            self._login = Failure(NotAuthenticated.code, login)
         proxy.deaths += 1
         proxy.rest_until = now + self._backoff.after_s(proxy.deaths)
         self._change(proxy, ProxyEvent.DIED)
-        return [CloseStream(stream), RefreshCluster(), *self._move_all(proxy, now)]
+        effects: list[Effect] = [CloseStream(stream), RefreshCluster(), *self._move_all(proxy, now)]
+        return [*effects, *self._fail_for_login()] if login else effects
+
+    def _nobody_takes_the_login(self) -> bool:
+        return bool(self._logins_refused) and all(proxy.address in self._logins_refused for proxy in self._listed)
+
+    def _fail_for_login(self) -> list[Effect]:
+        """When all proxies have refused the login since each last answered: to wait changes nothing."""
+        if not self._nobody_takes_the_login():
+            return []
+        woken: list[Ticket] = []
+        for proxy in self._proxies.values():
+            if proxy.address in self._logins_refused:
+                for ticket in (*proxy.refused, *proxy.first, *proxy.normal):
+                    self._settle(ticket, in_doubt(self._login, SEND_AGAIN) if ticket.in_doubt else self._login, woken)
+                for queue in (proxy.first, proxy.normal):
+                    queue.clear()
+                proxy.refused = []
+        return [Resolved(tuple(woken))] if woken else []
 
     def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
         """The cluster's proxies, in the order of their registration. An empty list changes nothing.
@@ -509,6 +536,8 @@ class PublisherCore:
             f"no proxy confirmed the message within {seconds}{because}: its outcome is unknown, it may have been delivered; "
             "sending it anew may deliver it twice",
         )
+        if self._nobody_takes_the_login():
+            never = self._login
         for ticket in list(proxy.tickets()):
             if ticket.deadline <= now:
                 self.counters.expired += 1

@@ -11,6 +11,7 @@ from typing import Final
 from pixiu.client.awaited import Awaited, FailureReports
 from pixiu.client.connection_events import ConnectionState
 from pixiu.client.events import Batch, CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
+from pixiu.client.login import refused_login
 from pixiu.client.publisher import PublisherCore
 from pixiu.errors import NotConnected, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID
@@ -280,12 +281,15 @@ class PublisherShell:
         if stream.answered and not (stream.draining or stream.closing):
             self._tell(ConnectionState.RECONNECTING, stream.address, end.text)
         if not self._closed:
-            self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text))
+            login = refused_login(end.text) if end.refused and not stream.answered else ""
+            self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text, login))
 
     def _give(self, stream: _Stream) -> wire_pb2.PublishRequest | None:
         if not stream.greeted:
             stream.greeted = True
             return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client))
+        if not stream.answered:
+            return None  # a proxy that refuses the stream has had nothing, and says why
         batch = self.core.next_batch(stream.number, self._loop.time())
         if batch is not None:
             request, loans = self.request_of(batch), self._channels.loans
@@ -300,6 +304,7 @@ class PublisherShell:
     def _take(self, stream: _Stream, reply: wire_pb2.PublishReply) -> None:
         if not stream.answered:
             stream.answered = True
+            stream.kick()
             self._tell(ConnectionState.CONNECTED, stream.address, "")
         if reply.draining and not stream.draining:
             stream.draining = True

@@ -57,6 +57,7 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         self.renewals = 0
         self.returned: list[int] = []
         self.draining = False
+        self.refuses_logins = False
         self.no_worker_for_ms = 0
         """Refuse to lend a worker number, and say for how long."""
         self.mailer = FakeMailer()
@@ -93,6 +94,8 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         queue: asyncio.Queue[wire_pb2.PublishReply | None] = asyncio.Queue()
         requests = aiter(request_iterator)
         first = await anext(requests, None)
+        if self.refuses_logins and not (first is not None and first.hello.lend_worker):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")
         if first is not None and first.hello.lend_worker and self.no_worker_for_ms:
             self.hellos.append(first.hello)
             await GrpcHandler(context).refuse(Overloaded("all are lent", retry_after_ms=self.no_worker_for_ms))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+
 from pixiu.wire.record import Record, decode, split
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
@@ -22,6 +24,7 @@ class FakeMailer(mail_pb2_grpc.MailerServicer):
         self.batches = 0
         self.holding = False
         """Take batches, answer nothing."""
+        self.refuses_logins = False
         self.taking = True
         """Say what was taken."""
         self.codes: dict[bytes, str] = {}
@@ -42,6 +45,8 @@ class FakeMailer(mail_pb2_grpc.MailerServicer):
 
     async def Send(self, request_iterator: Any, context: Any) -> AsyncIterator[mail_pb2.MailReply]:
         """One stream."""
+        if self.refuses_logins:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")
         queue: asyncio.Queue[mail_pb2.MailReply | None] = asyncio.Queue()
         self._streams.add(queue)
         reader = asyncio.create_task(self._read(request_iterator, queue))

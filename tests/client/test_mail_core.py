@@ -305,6 +305,19 @@ def test_the_end_of_a_stream_is_no_answer_to_what_had_left_before(code: str) -> 
     assert taken.failure.code == "OUTCOME_UNKNOWN"
 
 
+def test_when_every_proxy_refuses_the_login_mail_fails_at_once_and_what_may_have_left_is_unknown() -> None:
+    sending = Sending()
+    (old,) = sending.offer()
+    sending.sent(1)
+    again = opened(sending.core.stream_died(1, sending.now, "reset"))
+    (young,) = sending.offer()
+    sending.core.next_batch(again.stream, sending.now)
+    third = opened([*sending.core.stream_died(again.stream, sending.now, "x", "over"), *_later(sending, MAX_BACKOFF_S)])
+    sending.core.next_batch(third.stream, sending.now)
+    assert MailResolved((old, young)) in sending.core.stream_died(third.stream, sending.now, "x", "over")
+    assert [ticket.failure and ticket.failure.code for ticket in (old, young)] == ["OUTCOME_UNKNOWN", "UNAUTHENTICATED"]
+
+
 def _later(sending: Sending, seconds: float) -> list[Effect]:
     sending.now += seconds
     return sending.core.tick(sending.now)

@@ -424,6 +424,30 @@ def test_a_new_proxy_takes_keys_that_have_nothing_under_way() -> None:
     assert stream_to(core.offer(ticket(3, 1), 0), B)
 
 
+def test_when_every_proxy_refuses_the_login_what_waits_fails_at_once_and_what_may_have_left_is_unknown() -> None:
+    core = make((A, B))
+    old, young = ticket(2, 1), ticket(2, 2)
+    core.offer(old, 0)
+    core.next_batch(1, 0)
+    core.reply(1, 0, window_bytes=1 << 20)
+    effects = core.stream_died(1, 0, "reset")  # it had been taken
+    core.offer(young, 0)
+    second = stream_to(effects, B)
+    core.next_batch(second, 0)
+    assert not resolved(core.stream_died(second, 0, "UNAUTHENTICATED: over", "over")), "the other proxy may take it"
+    effects = core.tick(60 if old.resolved else 1)
+    third = stream_to(effects, A)
+    core.next_batch(third, 1)
+    assert set(resolved(core.stream_died(third, 1, "UNAUTHENTICATED: over", "over"))) == {old, young}
+    assert old.failure is not None
+    assert old.failure.code == "OUTCOME_UNKNOWN"
+    assert young.failure == Failure("UNAUTHENTICATED", "over")
+    later = ticket(2, 3)
+    core.offer(later, 2, 0.5)
+    core.tick(2.5)
+    assert later.failure == Failure("UNAUTHENTICATED", "over"), "also where its time is over before a proxy is asked again"
+
+
 def test_messages_wait_while_every_proxy_is_down() -> None:
     core = make((A, B), backoff_s=1.0, max_backoff_s=1.0)
     core.offer(ticket(2, 1), 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.errors import Dropped, NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
+from pixiu.errors import Dropped, NotAuthenticated, NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
 from pixiu.wire.record import Record
 from pixiu.wire.v1 import wire_pb2
 
@@ -75,6 +75,23 @@ async def test_what_was_dropped_on_the_way_is_sent_again_with_its_id_before_the_
     async with pixiu.connect(cluster.target, backoff_s=100, max_backoff_s=100) as px:
         with pytest.raises(Dropped):
             await px.room(1).send(b"x")  # to wait that long for the next try is more than `send` takes
+
+
+async def test_a_login_that_ended_is_said_at_once_and_is_no_unknown_outcome(cluster: Any) -> None:
+    await cluster.start(proxies=2)
+    async with pixiu.connect(",".join(proxy.address for proxy in cluster.proxies), token="once") as px:
+        writer = px.mail_writer()
+        await writer.room()
+        for proxy in cluster.proxies:
+            proxy.refuses_logins = proxy.mailer.refuses_logins = True
+        with pytest.raises(NotAuthenticated, match="the token has expired"):
+            await px.room(1).send(b"x", timeout_s=60)
+        with pytest.raises(NotAuthenticated, match="the token has expired"):
+            await px.user(7).mail(b"x")
+        for proxy in cluster.proxies:
+            proxy.refuses_logins = proxy.mailer.refuses_logins = False
+        await px.room(1).send(b"y")  # a function may give another token for the next stream
+        await px.user(7).mail(b"y")
 
 
 @pytest.mark.slow
