@@ -177,7 +177,9 @@ class Clients:
         self.now, self.step = now, step
         self.next_snowflake, self.publishers = next_snowflake, publishers
         self.endpoint, self.max_record_bytes, self.vrooms, self.topics = endpoint, max_record_bytes, vrooms, topics
-        self.limits = SessionLimits(max_subscriptions=options.max_subscriptions)
+        self.limits = SessionLimits(
+            max_subscriptions=options.max_subscriptions, puback_timeout_s=options.puback_timeout_s
+        )  # fmt: skip
         self.slow_consumers = SlowConsumers(now)
         self.rates = PublishRates(_rates(options))
         self.counters = ClientCounters()

@@ -51,6 +51,9 @@ class Options(ClientRoleOptions, PacedOptions):
     long again. 0: never."""
     slow_consumer_timeout_s: float = bounded(10.0, 0.1, 3600.0)
     """Seconds for which a connection may stay over connection_buffer_bytes before it is closed."""
+    puback_timeout_s: float = bounded(300.0, 1.0, 86_400.0)
+    """Seconds for which a lane of an MQTT client's mail may wait for any PUBACK; then the connection is closed, and its mail comes
+    again. Above what a client's slowest handler takes for one mail, else that client never gets past it."""
     signal_table_dir: str = "/dev/shm"  # noqa: S108 (private folders are made in it)
     """Folder on a tmpfs for the table of delivered signals, which a gateway that was killed finds again."""
     signal_table_name: str = ""

@@ -96,7 +96,7 @@ class SessionLimits:
     """Times the client's keep-alive without a packet, then the connection is closed [MQTT-3.1.2-24]."""
     answer_timeout_s: float = 30.0
     """How long the cluster may take to confirm a subscription or to accept a message; then the connection is closed."""
-    puback_timeout_s: float = 30.0
+    puback_timeout_s: float = 300.0
     """How long a lane of mail may wait for any PUBACK; then the connection is closed."""
     max_packet_bytes: int = MAX_PACKET_BYTES
     """The largest packet after CONNECT, header included."""

@@ -34,7 +34,7 @@ def connected(*, clean: bool = False, keep_alive_s: int = 0, limits: SessionLimi
     return session
 
 
-def taking(**options: int) -> ServerSession:
+def taking(**options: object) -> ServerSession:
     """A session that was granted mail."""
     session = connected(**options)  # type: ignore[arg-type]
     (asked,) = send(session, Subscribe(1, ((TOPIC, 1),)))
@@ -116,23 +116,34 @@ def test_mail_is_for_who_asks_for_qos_1_and_wants_a_session_that_is_kept(
     assert dict(asked.filters).items() <= {TOPIC: UIN(7), "user/8": UIN(8), "room/5": RoomID(5)}.items()
 
 
-def test_a_lane_that_gets_no_puback_for_30_s_closes_the_connection() -> None:
+def test_a_lane_that_gets_no_puback_for_so_long_closes_the_connection() -> None:
+    limit = SessionLimits().puback_timeout_s
     session = taking()
     assert session.next_deadline() is None
     session.deliver_mail(TOPIC, mails(1, 2), 10.0)
     session.deliver_mail(TOPIC, mails(1, lane=0), 20.0)
-    assert session.next_deadline() == 40.0
-    send(session, Puback(packet_id_of(1, 2)), now=39.0)
-    assert session.timeout(40.0) == []
-    assert session.next_deadline() == 50.0
-    send(session, Puback(packet_id_of(0, 1)), now=45.0)
-    assert session.next_deadline() == 69.0
-    close = closed(session.timeout(69.0))
-    assert (close.reason, close.text) == (CloseReason.MAIL_UNACKNOWLEDGED, "no PUBACK for 30 s")
+    assert session.next_deadline() == 10.0 + limit
+    send(session, Puback(packet_id_of(1, 2)), now=9.0 + limit)
+    assert session.timeout(10.0 + limit) == []
+    assert session.next_deadline() == 20.0 + limit
+    send(session, Puback(packet_id_of(0, 1)), now=15.0 + limit)
+    assert session.next_deadline() == 9.0 + 2 * limit
+    close = closed(session.timeout(9.0 + 2 * limit))
+    assert (close.reason, close.text) == (CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {limit:g} s")
+
+
+def test_a_client_that_takes_35_s_for_each_mail_gets_through_all_of_them() -> None:
+    session, now = taking(), 0.0
+    session.deliver_mail(TOPIC, mails(*range(1, 21)), now)
+    for seq in range(1, 21):
+        now += 35.0
+        assert session.timeout(now) == []
+        assert not any(isinstance(effect, Close) for effect in send(session, Puback(packet_id_of(1, seq)), now=now))
+    assert session.next_deadline() is None
 
 
 def test_a_lane_that_waits_for_nothing_begins_anew_with_its_next_mail() -> None:
-    session = taking()
+    session = taking(limits=SessionLimits(puback_timeout_s=30.0))
     session.deliver_mail(TOPIC, mails(1), 10.0)
     send(session, Puback(packet_id_of(1, 1)), now=11.0)
     assert session.next_deadline() is None
@@ -141,7 +152,7 @@ def test_a_lane_that_waits_for_nothing_begins_anew_with_its_next_mail() -> None:
 
 
 def test_a_new_session_waits_for_nothing_of_the_older_one() -> None:
-    session = taking()
+    session = taking(limits=SessionLimits(puback_timeout_s=30.0))
     session.deliver_mail(TOPIC, mails(1, 2), 10.0)
     (effect,) = session.deliver_mail(TOPIC, mails(2, redelivered=True), 30.0, anew=True)
     assert isinstance(effect, SendMail)
@@ -154,7 +165,7 @@ def test_a_new_session_waits_for_nothing_of_the_older_one() -> None:
 
 
 def test_while_the_server_does_not_read_no_puback_is_missed() -> None:
-    session = connected(limits=SessionLimits(max_inflight=2))
+    session = connected(limits=SessionLimits(max_inflight=2, puback_timeout_s=30.0))
     session.deliver_mail(TOPIC, mails(1), 10.0)
     assert PauseReading() in send(session, *(Publish("a", b"", 1, packet_id=number) for number in (1, 2)), now=20.0)
     assert session.timeout(45.0) == []
@@ -164,7 +175,7 @@ def test_while_the_server_does_not_read_no_puback_is_missed() -> None:
 
 
 def test_mail_for_a_connection_that_has_ended_goes_nowhere() -> None:
-    session = taking()
+    session = taking(limits=SessionLimits(puback_timeout_s=30.0))
     session.connection_lost(2.0)
     assert session.deliver_mail(TOPIC, mails(1), 3.0) == []
 
