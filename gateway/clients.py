@@ -38,6 +38,9 @@ from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.wire.v1 import control_pb2
 
+REMEMBERED_S: Final = 60.0
+"""For how long the IDs of a departed client's messages are kept, in case it sends these again with DUP: above the time for which
+gateways drop repeats, after which an old ID is worth no more than a new one."""
 MAX_REMEMBERED_CLIENTS: Final = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
 MOVES_WITHIN_S: Final = 10.0
@@ -209,7 +212,7 @@ class Clients:
         self._written: dict[int, Connection] = {}
         """Connections with deliveries that leave at `flush`."""
         self._by_client: dict[str, Named] = {}
-        self._remembered: OrderedDict[str, dict[int, SnowflakeID]] = OrderedDict()
+        self._remembered: OrderedDict[str, tuple[float, dict[int, SnowflakeID]]] = OrderedDict()
         self._draining = False
 
     def set_options(self, options: Options) -> None:
@@ -294,14 +297,22 @@ class Clients:
         if older is not None:
             older.end(CloseReason.TAKEN_OVER, "the same client connected again")
         self._by_client[client_id] = connection
-        return self._remembered.pop(client_id, {})
+        self._forget_old()
+        return self._remembered.pop(client_id, (0.0, {}))[1]
+
+    def _forget_old(self) -> None:
+        now = self.now()
+        while self._remembered and next(iter(self._remembered.values()))[0] <= now:
+            self._remembered.popitem(last=False)
 
     def gone(self, client_id: str, connection: Named, unacknowledged: dict[int, SnowflakeID]) -> None:
         """The connection of a client ID ended."""
         if self._by_client.get(client_id) is connection:
             del self._by_client[client_id]
         if unacknowledged:
-            self._remembered[client_id] = dict(unacknowledged)
+            self._forget_old()
+            self._remembered.pop(client_id, None)  # the order is that of the times
+            self._remembered[client_id] = self.now() + REMEMBERED_S, dict(unacknowledged)
             while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
                 self._remembered.popitem(last=False)
 

@@ -90,6 +90,7 @@ class Awaited:
     if not TYPE_CHECKING:  # mypy does not know that the tickets and receipts have the slots
         __slots__ = ()
     resolved: bool
+    failure: Failure | None
     watched: bool
     unclaimed: _Unclaimed
     """There from a failure on that nobody awaited."""
@@ -124,6 +125,10 @@ class Awaited:
         if not self.resolved:
             await self._resolution()
         return self.error
+
+    def __repr__(self) -> str:
+        outcome = "unresolved" if not self.resolved else "done" if self.failure is None else f"failed {self.failure.code}"
+        return f"<{type(self).__name__} id={self.id:016x} {outcome}>"
 
     def _problem(self) -> PixiuError | None:
         raise NotImplementedError

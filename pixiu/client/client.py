@@ -254,6 +254,8 @@ class Client:
         if self._directory is None or self._channels is None:
             raise self._not_connected()
         seconds = self.options.connect_timeout_s if timeout_s is None else timeout_s
+        if isinstance(uins, str | bytes) or not isinstance(uins, Iterable):
+            raise InvalidArgument(f"uins is a list of UINs, not {uins!r}; write presence([7])")
         return await query(self._channels, self._directory.map.proxies, list(uins), seconds)
 
     def subscribe(
@@ -278,9 +280,7 @@ class Client:
         surroundings = self._surroundings()
         if chat and not self._uin:
             raise InvalidArgument("messages to a user need to know whose: connect(…, uin=UIN)")
-        wanted_rooms = [*rooms] if room is None else [room, *rooms]
-        wanted_topics = topics if topic is None else [topic, *topics]
-        subscription = Subscription(surroundings, wanted_rooms, wanted_topics, on_gap, on_dropped, chat=chat)
+        subscription = Subscription(surroundings, rooms, topics, on_gap, on_dropped, room=room, topic=topic, chat=chat)
         self._receivers.add(subscription)
         return subscription
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pixiu.client.headers import encode_headers
 from pixiu.client.message import TYPE_MASK
+from pixiu.client.send_options import SendOptions
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import MAX_ID
 from pixiu.wire import record
@@ -53,6 +54,7 @@ def draft(
     headers: Mapping[str, str] | None = None,
     first_lane: bool = False,
     derived_id: int | None = None,
+    **unknown: object,
 ) -> Draft:
     """Check a message to a room (its RoomID), a topic (its RoomID and name) or a user (the UIN).
 
@@ -66,6 +68,8 @@ def draft(
 
     Raises `InvalidArgument` and `RecordTooLarge`.
     """
+    if unknown:
+        raise no_such_option(unknown, SendOptions.__annotations__)
     if not 0 <= type <= TYPE_MASK:
         raise InvalidArgument(f"a type is from 0 to {TYPE_MASK}, not {type}")
     if not 0 <= lifetime_min <= MAX_LIFETIME_MIN:
@@ -93,6 +97,12 @@ def draft(
         flags |= DERIVED_ID
     lane = LANE_FIRST if first_lane else LANE_NORMAL
     return Draft(key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, kind, derived_id)
+
+
+def no_such_option(unknown: Iterable[str], known: Iterable[str]) -> InvalidArgument:
+    """What to raise for keyword arguments that are none."""
+    name = next(iter(unknown))
+    return InvalidArgument(f"there is no option {name!r} of a message; known: {', '.join(sorted(known))}")
 
 
 def encode(draft: Draft, message_id: int, sender: int, limit: int, kind: int | None = None) -> bytes:

@@ -43,6 +43,8 @@ def minutes_of(expire: timedelta | None) -> int:
     """A lifetime in whole minutes, rounded up; 0 for none. Raises `InvalidArgument`."""
     if expire is None:
         return 0
+    if not isinstance(expire, timedelta):
+        raise InvalidArgument(f"expire is a timedelta, not {expire!r}; write expire=timedelta(minutes=5)")
     minutes = -int(-expire.total_seconds() // 60)
     if not 0 < minutes <= MAX_EXPIRE_MIN:
         raise InvalidArgument(f"expire is above 0 and at most {MAX_EXPIRE_MIN} minutes, not {expire}")
@@ -53,6 +55,8 @@ def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
     """The receivers beside the first one. Raises `InvalidArgument` and `TooManyReceivers`."""
     if to == () and is_within(uin, 1, MAX_ID):
         return ()
+    if isinstance(to, str | bytes) or not isinstance(to, Iterable):
+        raise InvalidArgument(f"to is a list of UINs, not {to!r}; write to=[8, 9]")
     receivers = list(dict.fromkeys([uin, *to]))
     if len(receivers) > MAX_RECEIVERS:
         raise TooManyReceivers(f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Unpack
 
-from pixiu.client.drafts import MAIL_KIND, Draft, draft, encode
+from pixiu.client.drafts import MAIL_KIND, Draft, draft, encode, no_such_option
 from pixiu.client.mail_options import MailSendOptions, level_of, minutes_of, receivers_of
 from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.mail_shell import MIN_TICK_S, MailShell
@@ -68,8 +68,11 @@ class MailPublisher:
         extension: bytes = b"",
         headers: Mapping[str, str] | None = None,
         derived_id: int | None = None,
+        **unknown: object,
     ) -> tuple[Draft, Level, tuple[int, ...]]:
         """A mail's draft, level and further receivers; arguments as `MailSendOptions` has them. Raises what is wrong with them."""
+        if unknown:
+            raise no_such_option(unknown, MailSendOptions.__annotations__)
         wanted, more = level_of(level), receivers_of(uin, to)
         if lane not in (LANE_FIRST, LANE_NORMAL):
             raise InvalidArgument(f"a lane is {LANE_FIRST} (first) or {LANE_NORMAL}, not {lane}")

@@ -44,7 +44,7 @@ class OptionOverrides(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """How a client behaves. `validate()` names the option at fault."""
+    """How a client behaves; docs/sdk.md lists all fields. `validate()` names the option at fault."""
 
     connect_timeout_s: float = 5.0
     """How long `connect` tries to reach the cluster, seconds."""

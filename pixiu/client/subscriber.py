@@ -81,11 +81,16 @@ class Subscription(GatewayConnection):
         on_gap: Callable[[str], None] | None,
         on_dropped: Callable[[int], None] | None,
         *,
+        room: int | None = None,
+        topic: str | None = None,
         chat: bool = False,
     ) -> None:
         super().__init__(surroundings)
         self.counters = SubscriptionCounters()
         self._rooms, self._topics = self._check(rooms, topics)
+        one_room, one_topic = self._check(() if room is None else (room,), () if topic is None else (topic,))
+        self._rooms |= one_room
+        self._topics |= one_topic
         self._chat = chat
         self._on_gap = on_gap
         self._on_dropped = on_dropped
@@ -169,6 +174,8 @@ class Subscription(GatewayConnection):
         Raises what ended the subscription: a refusal, or `Unreachable` when no gateway could be reached at first; and
         `InvalidArgument` while another task waits for messages.
         """
+        if self._task is None and not (self._rooms or self._topics or self._chat):
+            raise InvalidArgument("nothing is subscribed to: subscribe(room=…), topic=…, chat=True, or join some first")
         if not self._closed:
             self._start()
         while not self._buffer or self._closed:
@@ -233,11 +240,13 @@ class Subscription(GatewayConnection):
     def _check(rooms: Iterable[int], topics: Iterable[str]) -> tuple[set[int], set[str]]:
         if isinstance(topics, str):
             raise InvalidArgument(f"topics is a list of names; write topics=[{topics!r}]")
-        checked = set(rooms)
-        for room in checked:
+        if isinstance(rooms, str | bytes) or not isinstance(rooms, Iterable):
+            raise InvalidArgument(f"rooms is a list of RoomIDs, not {rooms!r}; write rooms=[42], or room=42")
+        found = list(rooms)
+        for room in found:
             if not is_within(room, 1, MAX_ROOM):
                 raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room!r}")
-        return checked, {check_topic_filter(topic) for topic in topics}
+        return set(found), {check_topic_filter(topic) for topic in topics}
 
     # Inside: what the connection asks.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pixiu
-from pixiu.errors import Dropped, NotAuthenticated, NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
+from pixiu.errors import Dropped, InvalidArgument, NotAuthenticated, NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
 from pixiu.wire.record import Record
 from pixiu.wire.v1 import wire_pb2
 
@@ -75,6 +77,43 @@ async def test_what_was_dropped_on_the_way_is_sent_again_with_its_id_before_the_
     async with pixiu.connect(cluster.target, backoff_s=100, max_backoff_s=100) as px:
         with pytest.raises(Dropped):
             await px.room(1).send(b"x")  # to wait that long for the next try is more than `send` takes
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda px: px.presence(7), r"uins is a list of UINs, not 7; write presence\(\[7\]\)"),
+        (lambda px: px.user(1).mail(b"x", expire=5), "expire is a timedelta, not 5"),
+        (lambda px: px.user(1).mail(b"x", to=8), "to is a list of UINs, not 8"),
+        (lambda px: px.user(1).mail(b"x", priority=3), "no option 'priority'.*lane"),
+        (lambda px: px.room(1).send(b"x", priority=3), "no option 'priority'.*first_lane"),
+        (lambda px: px.room(1).signal(b"x", priority=3), "no option 'priority'"),
+        (lambda px: px.subscribe(room=1, rooms="42"), "rooms is a list of RoomIDs, not '42'"),
+        (lambda px: px.subscribe(rooms=42), "rooms is a list of RoomIDs, not 42"),
+        (lambda px: px.subscribe(rooms=[[42]]), r"a RoomID is from 1 to 2\^62-1, not \[42\]"),
+        (lambda px: anext(px.subscribe()), "nothing is subscribed to"),
+    ],
+)
+async def test_wrong_arguments_are_named(cluster: Any, call: Callable[[Any], Any], text: str) -> None:
+    await cluster.start()
+    async with pixiu.connect(cluster.target) as px:
+        with pytest.raises(InvalidArgument, match=text):
+            await call(px)
+
+
+async def test_receipts_say_what_became_of_them(cluster: Any) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    proxy.failing = refusing(2)
+    async with pixiu.connect(cluster.target) as px:
+        good, bad, mail = px.room(1).send_soon(b"x"), px.room(2).send_soon(b"x"), px.user(7).mail_soon(b"x")
+        assert "unresolved" in repr(good)
+        await good.wait()
+        await bad.outcome()
+        await mail.wait()
+        assert repr(good) == f"<Receipt id={good.id:016x} done>"
+        assert repr(bad) == f"<Receipt id={bad.id:016x} failed RECORD_TOO_LARGE>"
+        assert repr(mail) == f"<MailReceipt id={mail.id:016x} done>"
 
 
 async def test_a_login_that_ended_is_said_at_once_and_is_no_unknown_outcome(cluster: Any) -> None:
@@ -218,3 +257,8 @@ async def test_many_messages_at_once_stay_in_order_and_the_first_failure_is_rais
             writer = px.room(1).writer()
             await writer.send(b"x")
             await writer.wait_finished(timeout_s=0.05)
+
+
+def test_every_option_is_in_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text()
+    assert [option.name for option in fields(pixiu.ClientOptions) if f"\n| `{option.name}` |" not in page] == []

@@ -11,7 +11,8 @@ from itertools import count
 import pytest
 
 from gateway import events as ev
-from gateway.clients import MAX_REMEMBERED_CLIENTS
+from gateway.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S
+from gateway.dedupe import WINDOW_S
 from gateway.mail_run import MailRun
 from gateway.options import Options
 from pixiu.errors import Draining, Overloaded
@@ -174,6 +175,18 @@ async def test_what_is_remembered_is_bounded() -> None:
         clients.gone(str(number), connection, {1: SnowflakeID(number)})
     assert clients.take_over("0", connection) == {}
     assert clients.take_over("1", connection) == {1: SnowflakeID(1)}
+
+
+async def test_what_is_remembered_is_forgotten_when_repeats_are_not_known_any_more() -> None:
+    world = World(now=0.0)
+    clients, connection = world.clients, opened(world)
+    for number in range(1000):
+        world.now = 0.1 * number
+        clients.gone(str(number), connection, {1: SnowflakeID(number)})
+    assert len(clients._remembered) == 10 * REMEMBERED_S
+    assert clients.take_over("399", connection) == {}
+    assert clients.take_over("400", connection) == {1: SnowflakeID(400)}
+    assert REMEMBERED_S > 2 * WINDOW_S
 
 
 async def test_an_unconfirmed_subscription_is_answered_and_counted() -> None:
