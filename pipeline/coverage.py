@@ -109,5 +109,7 @@ def check_cluster(path: str, made: str, target: str, here: str) -> None:
     is."""
     if not here:
         raise Unavailable(f"the Xius of {target} do not say yet of which cluster they are; try again soon")
+    if not made:
+        raise InvalidArgument(f"{path} holds no archive: no batch of it has a manifest")
     if made != here:
         raise InvalidArgument(f"{path} is an archive of cluster {made}, and {target} is cluster {here}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipeline.archive import ArchiveOptions, Summary, archive_new
-from pipeline.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, covered, holes, reach
+from pipeline.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, check_cluster, cluster_of, covered, holes, reach
 from pipeline.offsets import Offsets
 from pixiu.errors import Gone, InvalidArgument, Unavailable
 from tests.pipeline.test_planning import Cluster, cluster, stream
@@ -166,6 +166,8 @@ def test_another_clusters_archive_is_refused(cluster: Cluster) -> None:
     said = f"archive is an archive of cluster {HERE}, and 127.0.0.1:7000 is cluster {'b' * 16}"
     with pytest.raises(InvalidArgument, match=said):
         archive(files)
+    with pytest.raises(InvalidArgument, match="archive holds no archive: no batch of it has a manifest"):
+        check_cluster("archive", cluster_of([], "archive"), "127.0.0.1:7000", HERE)
 
 
 def test_every_batch_that_is_missing_is_a_hole_but_the_newest() -> None:
