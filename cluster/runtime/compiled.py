@@ -63,7 +63,7 @@ MODULES: Final = {
     "gateway": (
         "access admission backlog clients controls core dedupe devices events feedback join_share mail mail_lane mail_queue "
         "mail_run membership_reporter memory_budget mqtt mqtt_publishing paced_fanout rates rooms signals slow_consumers "
-        "subscriber traces turn"
+        "subscriber traces"
     ),
     "relay": "chat core events login_conflicts mail_answers mail_core mail_devices mail_events",
     "relay.delivery": "events limits saving session sessions slots states window",
