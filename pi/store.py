@@ -20,7 +20,7 @@ from typing import Final
 import lmdb
 
 from pi.early import Early
-from pi.keys import unseal
+from pi.keys import ValueDamaged, unseal
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
 
 COPY_SUFFIX: Final = ".copy"
@@ -31,6 +31,7 @@ DAMAGED_NAME: Final = "damaged"
 EARLY_NAME: Final = "given-up"
 """Holds what a state that is made from the log again gives up, and before which entries."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_READING: Final = ("opened", "read", "verified")
 SHORT_WRITE_BYTES: Final = 1 << 20
 """LMDB calls a write that the system took a part of only an I/O error. With less than this left the reason is a full disk: LMDB
 writes at most 64 pages at a time."""
@@ -211,8 +212,11 @@ class StateStore:
         full = getattr(error, "errno", None) in _FULL or isinstance(error, lmdb.DiskError) or "No space left" in str(error)
         if full or (os.strerror(errno.EIO) in str(error) and min(free_before, self._free_bytes()) < SHORT_WRITE_BYTES):
             return DiskFull(f"{text}; free some space, writes go on by themselves")
-        if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError | lmdb.PageNotFoundError):
+        if isinstance(error, lmdb.VersionMismatchError):
             return StateDamaged(f"{text}; move the folder away, this replica takes the state from a peer")
+        unreadable = what in _READING and os.strerror(errno.EIO) in str(error)
+        if unreadable or isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.PageNotFoundError):
+            return ValueDamaged(f"{text}; repair this replica from a peer", b"")
         return DiskFailed(text)
 
 

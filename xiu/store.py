@@ -11,6 +11,7 @@ Source: docs/stores.md.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,8 @@ BLOOM_BITS: Final = 10
 MEMTABLES: Final = 4
 FULL: Final = ("no space left", "disk quota exceeded", "space limit")
 CORRUPT: Final = ("corruption", "checksum mismatch")
+READING: Final = re.compile(r"while (?:pread|reading|open a file for random read|opening a file for sequentially reading)")
+"""What RocksDB was doing, in the words of its errors: what the disk cannot read is repaired as what it reads wrong."""
 BUSY: Final = ("write stall", "incomplete")
 
 
@@ -323,6 +326,6 @@ class Store:
         where = f"the store in {self.folder} cannot be {what}: {text}"
         if any(mark in lower for mark in FULL):
             return DiskFull(f"{where}; free some space, writes go on by themselves")
-        if any(mark in lower for mark in CORRUPT):
+        if any(mark in lower for mark in CORRUPT) or ("input/output error" in lower and READING.search(lower)):
             return StoreDamaged(where)
         return DiskFailed(where)

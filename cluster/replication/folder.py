@@ -71,7 +71,10 @@ class DataFolder:
             raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
         for leftover in (self.path / "outgoing", self.incoming):
             shutil.rmtree(leftover, ignore_errors=True)
-        return SegmentedLog(self.path / "log", segment_bytes=self._segment_bytes, verify_from=verify_from)
+        try:
+            return SegmentedLog(self.path / "log", segment_bytes=self._segment_bytes, verify_from=verify_from)
+        except OSError as problem:
+            raise DiskFailed(f"{self.path / 'log'}: {problem.strerror}") from problem
 
     async def finish_install(self, log: SegmentedLog, machine: StateMachine) -> None:
         """Load a snapshot whose installation broke off; say it when the state is behind the log's beginning."""

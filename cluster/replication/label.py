@@ -10,6 +10,7 @@ Source: docs/replication.md; docs/decisions/0282-a-seal-may-lag-a-tenth-of-a-sec
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import struct
@@ -27,6 +28,8 @@ _RECORD: Final = struct.Struct("<4sIQIIQIQBxxx")
 _MAGIC: Final = b"PXLB"
 _VERSION: Final = 1
 SECTOR: Final = 512
+UNREADABLE: Final = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EREMOTEIO)
+"""What systems say of a sector that the disk cannot read: that is worth what a wrong CRC is. Of a write or a sync it is an end."""
 SEAL_LAG_S: Final = 0.1
 """For so long a seal that rose may wait for its own sync, in which it covers every group since."""
 assert _RECORD.size + 4 <= SECTOR
@@ -74,7 +77,7 @@ class LabelFile:
         self._clock = clock
         self.missing = not self._path.exists()
         """It was not there, or it was unreadable."""
-        found = None if self.missing else Label.decode(self._path.read_bytes())
+        found = None if self.missing else _read(self._path)
         self.missing = found is None
         # Counts from the clock at the directory's making, so that a label that was lost starts above what it had.
         self.now = found if found is not None else Label(incarnation=int(time.time()))
@@ -117,6 +120,16 @@ class LabelFile:
     def close(self) -> None:
         """Nothing is written any more."""
         os.close(self._fd)
+
+
+def _read(path: Path) -> Label | None:
+    """What is written; None where it is broken, or the disk cannot read it."""
+    try:
+        return Label.decode(path.read_bytes())
+    except OSError as problem:
+        if problem.errno not in UNREADABLE:
+            raise
+        return None
 
 
 def load_member(directory: Path) -> tuple[MemberID, bool]:

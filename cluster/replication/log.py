@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from cluster.replication.label import LabelFile, load_member, sync_directory
+from cluster.replication.label import UNREADABLE, LabelFile, load_member, sync_directory
 from cluster.replication.model import START, Damage, Entry, Position
 from cluster.replication.segment import Segment, base_of, name_of
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged
@@ -169,7 +169,8 @@ class SegmentedLog:
         try:
             shutil.copyfile(kept.path, f"{kept.path}{DAMAGED_SUFFIX}")
         except OSError as full:
-            raise DiskFull(f"{self.directory}: no space to set a damaged segment aside; free some, then start again") from full
+            if full.errno not in UNREADABLE:  # else what stands before that place is copied
+                raise DiskFull(f"{self.directory}: no space to set a damaged segment aside; free some, then start again") from full
         for segment in reversed(aside):
             segment.path.rename(f"{segment.path}{DAMAGED_SUFFIX}")
             segment.close()
@@ -283,7 +284,9 @@ class SegmentedLog:
             except FileNotFoundError:  # trimmed meanwhile
                 continue
             except OSError as error:
-                raise DiskFailed(f"{segment.path}: {error.strerror}") from error
+                if error.errno not in UNREADABLE:
+                    raise DiskFailed(f"{segment.path}: {error.strerror}") from error
+                fresh, problem = segment, f"{segment.path.name} cannot be opened: {error.strerror}"
             with self._lock:
                 index = self._index_of(each)
                 if self._segments[index] is not segment or segment.scanned or index + 1 == len(self._segments):

@@ -16,12 +16,23 @@ from pathlib import Path
 from typing import Final
 
 from cluster.replication.entry import HEAD_BYTES, Truncated, decode_one, encode
+from cluster.replication.label import UNREADABLE
 from cluster.replication.model import Entry, Position
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged, MalformedData
 
 INDEX_EVERY_BYTES: Final = 65_536
 READ_BYTES: Final = 1 << 20
 SUFFIX: Final = ".log"
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """Bytes of a file. Raises MalformedData when the disk cannot read them: what cannot be read is worth what is read wrong."""
+    try:
+        return os.pread(fd, size, offset)
+    except OSError as problem:
+        if problem.errno not in UNREADABLE:
+            raise
+        raise MalformedData(f"the disk cannot read byte {offset}: {problem.strerror}") from problem
 
 
 def name_of(base: Position) -> str:
@@ -47,7 +58,7 @@ def walk(fd: int, offset: int, end: int, chunk: int) -> Iterator[tuple[Entry, in
             offset, at = offset + at, 0
             if offset + short.needs > end:
                 raise
-            buffer = os.pread(fd, min(max(short.needs, chunk), end - offset), offset)
+            buffer = read_at(fd, min(max(short.needs, chunk), end - offset), offset)
             if len(buffer) < short.needs:
                 raise
             continue
@@ -177,7 +188,10 @@ class Segment:
         """Where an entry begins. Raises LogDamaged."""
         at, offset = self._index[bisect_right(self._index, (counter, 1 << 62)) - 1]
         while at < counter:
-            head = os.pread(self.fd, 4, offset)
+            try:
+                head = read_at(self.fd, 4, offset)
+            except MalformedData as problem:
+                raise LogDamaged(f"{self.path.name}: the entry {at} is broken: {problem}", self.last.counter) from problem
             size = int.from_bytes(head, "little")
             if len(head) < 4 or size < HEAD_BYTES - 4 or offset + 4 + size > self.size:
                 raise LogDamaged(f"{self.path.name}: the entry {at} is broken", self.last.counter)

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -290,3 +291,35 @@ async def test_a_state_that_cannot_be_marked_as_damaged_is_not_set_aside(tmp_pat
     assert not again.open()
     assert again.applied == 5
     await again.close()
+
+
+@pytest.mark.parametrize("how", ["broken", "unreadable"])
+async def test_a_file_that_does_not_open_is_set_aside_and_made_again_from_the_log(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine(tmp_path) as one:
+        one.apply(entries(1, 3))
+    if how == "broken":
+        (tmp_path / FILE_NAME).write_bytes(b"\x5a" * 8192)
+    real, failed = lmdb.open, list[str]()
+
+    def opening(path: str, **options: Any) -> lmdb.Environment:
+        if how == "unreadable" and not failed:
+            failed.append(path)
+            raise lmdb.Error(f"{path}: {os.strerror(errno.EIO)}")
+        return real(path, **options)
+
+    monkeypatch.setattr(lmdb, "open", opening)
+    again = Machine(tmp_path, 64 << 20, 100, 0.01, lambda _: None)
+    assert again.open(), "it was set aside"
+    assert again.applied == 0
+    again.apply(entries(1, 3))
+    assert (tmp_path / f"{FILE_NAME}.damaged").exists()
+    await again.close()
+
+
+async def test_a_page_that_cannot_be_read_is_damage_and_one_that_cannot_be_written_is_not(tmp_path: Path) -> None:
+    async with machine(tmp_path) as one:
+        error = lmdb.Error(f"mdb_get: {os.strerror(errno.EIO)}")
+        assert isinstance(one.store.problem("read", error), StateDamaged)
+        assert isinstance(one.store.problem("synced", error), DiskFailed)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.replication.model import Entry, MemberID, Position
-from pixiu.errors import StorageError, StoreDamaged
+from pixiu.errors import DiskFailed, StorageError, StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE, msg_id
 from tests.xiu.parts import NOW_US, NoTable, mail, store
 from xiu.block import Block, encode
@@ -193,6 +193,13 @@ def test_errors_of_the_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.M
     failing.text = "IO error: Input/output error"
     with pytest.raises(StorageError, match="Input/output"):
         xiu.store.write([decision])
+    for text, kind in (
+        ("IO error: While pread offset 4096 len 512: 000012.sst: Input/output error", StoreDamaged),
+        ("IO error: While open a file for random read: 000012.sst: Input/output error", StoreDamaged),
+        ("IO error: While fdatasync: 000012.sst: Input/output error", DiskFailed),
+        ("IO error: While appending to file: 000012.sst: Input/output error", DiskFailed),
+    ):
+        assert type(xiu.store._error("written", OSError(text))) is kind
     monkeypatch.setattr(xiu.store, "_db", db)
     assert xiu.store.head.applied.counter == 0
     xiu.store.write([decision])

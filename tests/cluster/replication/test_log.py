@@ -25,6 +25,7 @@ from pixiu.errors import DiskFailed, DiskFull, LogDamaged, MalformedData
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.support.disks import small_disk
 from tests.support.platter import Platter
+from tests.support.unreadable import Unreadable
 
 
 def entries(epoch: int, first: int, last: int, size: int = 10) -> list[Entry]:
@@ -697,7 +698,7 @@ def test_after_a_failed_sync_nothing_is_promised(log: SegmentedLog, monkeypatch:
     assert everything(log) == entries(1, 1, 3)
 
 
-@pytest.mark.parametrize("call", ["unlink", "pread", "ftruncate"])
+@pytest.mark.parametrize("call", ["unlink", "ftruncate"])
 def test_an_error_of_the_system_is_an_error_of_the_disk(log: SegmentedLog, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for first in (1, 9, 17):
         log.append(entries(1, first, first + 7, size=40))
@@ -709,7 +710,6 @@ def test_an_error_of_the_system_is_an_error_of_the_disk(log: SegmentedLog, call:
     again = reopen(log)
     calls: dict[str, Callable[[], object]] = {
         "unlink": lambda: again.trim(20),
-        "pread": lambda: again.read(0, 9, 1000),
         "ftruncate": lambda: again.cut(20),
     }
     with monkeypatch.context() as patched:
@@ -718,6 +718,22 @@ def test_an_error_of_the_system_is_an_error_of_the_disk(log: SegmentedLog, call:
             calls[call]()
     with pytest.raises(DiskFailed):
         again.append(entries(1, again.last.counter + 1, again.last.counter + 1))
+    again.close()
+
+
+def test_a_read_that_fails_is_damage_and_promises_go_on(log: SegmentedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in (1, 9, 17):
+        log.append(entries(1, first, first + 7, size=40))
+    log.sync()
+    again = reopen(log)
+    with monkeypatch.context() as patched:
+        Unreadable(patched).spoil(segments(again.directory)[0], 0)
+        with pytest.raises(LogDamaged, match="cannot read byte 0: Input/output"):
+            again.read(0, 9, 1000)
+        with pytest.raises(LogDamaged):
+            again.verify(0, 5)
+    again.append(entries(1, 25, 25))
+    assert again.sync() == Position(1, 25)
     again.close()
 
 

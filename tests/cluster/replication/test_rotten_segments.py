@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cluster.replication.scrub import Scrub
 from cluster.replication.segment import Segment
 from cluster.replication.states import State
 from tests.cluster.replication.replica import OPTIONS, A, B, Replica, entries, sent, state
+from tests.support.unreadable import Unreadable
 from tests.support.waiting import until
 
 END = 60
@@ -48,6 +50,18 @@ def flip(path: Path, offset: int = 100) -> None:
     path.write_bytes(data)
 
 
+Rot = Callable[[Path], None]
+
+
+@pytest.fixture(params=["flipped", "unreadable"])
+def rot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rot:
+    """What a disk does to a byte of a segment: it changes it, or cannot read it."""
+    if request.param == "flipped":
+        return flip
+    disk = Unreadable(monkeypatch)
+    return lambda path: disk.spoil(path, 100)
+
+
 class OnDisk(Replica):
     """A core over a log in files, whose state is flushed."""
 
@@ -74,11 +88,11 @@ class OnDisk(Replica):
 
 
 @pytest.fixture
-def leader(tmp_path: Path) -> OnDisk:
+def leader(tmp_path: Path, rot: Rot) -> OnDisk:
     """The only one in sync, with a bit flipped in its second segment."""
     files = written(tmp_path / "log")
     assert len(files) > 6
-    flip(files[1])
+    rot(files[1])
     return leading(tmp_path / "log")
 
 
@@ -174,9 +188,9 @@ def test_a_segment_that_is_trimmed_while_it_is_read_is_forgotten(tmp_path: Path,
     assert log.scan(12) is None
 
 
-def test_a_follower_whose_old_segment_is_broken_answers_for_what_is_behind_it(tmp_path: Path) -> None:
+def test_a_follower_whose_old_segment_is_broken_answers_for_what_is_behind_it(tmp_path: Path, rot: Rot) -> None:
     files = written(tmp_path / "log")
-    flip(files[1])
+    rot(files[1])
     follower = OnDisk(tmp_path / "log")
     said = follower.append(2, B, (1, 10), [], committed=END, end=END)
     said += follower.append(2, B, (1, 10), [], committed=END, end=END)
@@ -187,15 +201,15 @@ def test_a_follower_whose_old_segment_is_broken_answers_for_what_is_behind_it(tm
     assert not [effect for effect in said if isinstance(effect, ev.Send) and isinstance(effect.message, Append)]
 
 
-def test_a_segment_that_the_state_needs_is_damage(tmp_path: Path) -> None:
+def test_a_segment_that_the_state_needs_is_damage(tmp_path: Path, rot: Rot) -> None:
     files = written(tmp_path / "log")
-    flip(files[-2])
+    rot(files[-2])
     log = SegmentedLog(tmp_path / "log", segment_bytes=250, verify_from=20)
     assert log.damage is not None
     log.close()
 
 
-async def test_the_scrub_finds_what_nobody_reads_and_it_is_dropped(tmp_path: Path) -> None:
+async def test_the_scrub_finds_what_nobody_reads_and_it_is_dropped(tmp_path: Path, rot: Rot) -> None:
     files = written(tmp_path / "log")
     replica = OnDisk(tmp_path / "log")
     found: list[int] = []
@@ -204,10 +218,24 @@ async def test_the_scrub_finds_what_nobody_reads_and_it_is_dropped(tmp_path: Pat
     scrub.start(replica.log)
     await until(lambda: scrub.passes > 0)
     assert found == []
-    flip(files[2])
+    rot(files[2])
     await until(lambda: found)
     await scrub.close()
     (out,) = replica.step(ev.SegmentRotten(found[0]))
     assert isinstance(out, ev.LogDropped)
     assert replica.log.first.counter == found[0]
+    assert any(isinstance(effect, ev.Sync) for effect in replica.append(2, B, (1, END), entries(2, END + 1, END + 1)))
     replica.log.close()
+
+
+def test_a_label_that_cannot_be_read_is_damage_and_not_the_end_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "log")
+    with monkeypatch.context() as patched:
+        Unreadable(patched).spoil(tmp_path / "log" / "label", 0)
+        log = SegmentedLog(tmp_path / "log", segment_bytes=250)
+    assert log.damage is not None
+    assert "label" in log.damage.reason
+    assert log.unclean
+    log.close()

@@ -17,6 +17,7 @@ from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Damage, Entry
 from tests.sim.replication.disk import Disk, Image, MemoryLog
 from tests.support.platter import Platter
+from tests.support.unreadable import Unreadable
 
 SEGMENT_BYTES = 400
 
@@ -28,10 +29,12 @@ class FileDisk(Disk):
         super().__init__()
         self.directory = directory
         self.platter = Platter(directory, directory.with_suffix(".synced"), monkeypatch)
+        self.unreadable = Unreadable(monkeypatch)
         self.opened: SegmentedLog | None = None
 
     def open(self) -> Damage | None:
         log = SegmentedLog(self.directory, segment_bytes=SEGMENT_BYTES, clock=lambda: 0.0)  # only the world lets time pass
+        self.unreadable.clear()
         self.opened = log
         entries: list[Entry] = []
         while more := log.read(log.first.counter + len(entries), 1000, 1 << 20):
@@ -53,12 +56,18 @@ class FileDisk(Disk):
             (self.directory / "label").write_bytes(label)
 
     def rot(self, rng: random.Random) -> bool:
-        """One bit of one file. Nobody promises to notice it beyond the seal that a power cut leaves: that is the newest here."""
+        """One bit of one file, or a byte that cannot be read. Nobody promises to notice it beyond the seal that a power cut leaves:
+        that is the newest here."""
         path = rng.choice(sorted(self.directory.glob("*.log")))
         data = bytearray(path.read_bytes())
         if not data:
             return False
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        place, bit = rng.randrange(len(data)), rng.randrange(16)
+        if bit >= 8:
+            self.unreadable.spoil(path, place)
+            self.rotten = True
+            return True
+        data[place] ^= 1 << bit
         path.write_bytes(data)
         for each in (path, self.directory / "label"):
             shutil.copyfile(each, self.platter.shadow / each.name)
