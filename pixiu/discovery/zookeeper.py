@@ -62,6 +62,10 @@ RECONNECT_MAX_DELAY_S: Final = 0.5
 """Longest back-off between attempts to connect: short against every session timeout, so that none is lost by it."""
 CONNECT_SHARE: Final = 1 / 3
 """What part of the session timeout an attempt to connect may take."""
+REFUSED_TIMES: Final = 5
+REFUSED_FOR: Final = 2.0
+"""After so many attempts to connect that a server took and then ended, for so many session timeouts, the registry counts as one
+that went back: what this client has seen of it is forgotten."""
 TLS_NAME: Final = "zookeeper.pixiu"
 """The name in ZooKeeper's certificate, whatever its address is; as with processes (`pixiu.rpc.tls`)."""
 PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
@@ -251,8 +255,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     load, once). kazoo waits the whole session timeout for that answer, and the session is lost by it.
     """
 
-    def __init__(self, patience_s: float, tls: Callable[[], ssl.SSLContext] | None, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        patience_s: float,
+        tls: Callable[[], ssl.SSLContext] | None,
+        failed: Callable[[Exception], None],
+        reached: Callable[[], None],
+    ) -> None:
         super().__init__()
+        self._reached = reached
         self._patience_s = patience_s
         self._tls, self._failed = tls, failed
         self._unanswered: Any = None
@@ -271,6 +282,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 self._failed(error)
                 raise OSError(f"no TLS with ZooKeeper: {error}") from error  # kazoo tries the next one
         self._unanswered = made
+        self._reached()
         return self._unanswered
 
     def select(self, readable: Any, writable: Any, broken: Any, timeout: float | None = None) -> Any:
@@ -325,6 +337,10 @@ class ZooKeeper:
         self._connected = False
         self._first = asyncio.Event()
         self._session_id = 0
+        self._session_seen = False
+        """Whether there ever was a session."""
+        self._refused, self._away_since = 0, 0.0
+        """Connections that servers took since the session was lost, and when that was, monotonic seconds."""
         self._listeners: list[SessionListener] = []
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._asked = 0
@@ -611,10 +627,14 @@ class ZooKeeper:
 
     def _open(self) -> None:
         """Start kazoo. Its threads do the rest."""
+        assert self._loop is not None
         client = KazooClient(
             hosts=self._hosts,
             handler=_Handler(
-                self._session_timeout_s * CONNECT_SHARE, self._tls_context if self._address.tls else None, self._no_tls
+                self._session_timeout_s * CONNECT_SHARE,
+                self._tls_context if self._address.tls else None,
+                self._no_tls,
+                partial(_to_loop, self._loop, self._on_reached),
             ),
             auth_data=_auth(self._passwords),
             timeout=self._session_timeout_s,
@@ -624,7 +644,6 @@ class ZooKeeper:
         )
         self._take_over = None
         self._client = client
-        assert self._loop is not None
         _listen_below(client._connection, partial(_to_loop, self._loop, self._heard_below))
         client.add_listener(partial(self._on_kazoo_state, self._loop, client))
         client.start_async()
@@ -698,10 +717,13 @@ class ZooKeeper:
     def _on_state(self, client: Any, state: str, session_id: int) -> None:
         if self._closed or client is not self._client:
             return
+        if state == KazooState.CONNECTED or self._connected:
+            assert self._loop is not None
+            self._refused, self._away_since = 0, self._loop.time()
         if state == KazooState.CONNECTED:
             event = SessionEvent(SessionState.CONNECTED, session_id, session_id != self._session_id)
             self._session_id = session_id
-            self._connected = True
+            self._session_seen = self._connected = True
             self._first.set()
         elif state == KazooState.SUSPENDED:
             event = SessionEvent(SessionState.SUSPENDED, self._session_id, False)
@@ -714,6 +736,22 @@ class ZooKeeper:
             self._loop.call_later(RECONNECT_MAX_DELAY_S, self._revive, client)
         for listener in list(self._listeners):
             listener(event)
+
+    def _on_reached(self) -> None:
+        """A server took a connection, and the session is not back. One whose data are older than what this client has seen, for it
+        was restored from a backup, ends each attempt without a word; one without a quorum too, to which this does no harm."""
+        if self._closed or self._connected or self._loop is None or self._client is None or not self._session_seen:
+            return
+        self._refused += 1
+        away_s = self._loop.time() - self._away_since
+        if self._refused >= REFUSED_TIMES and away_s >= REFUSED_FOR * self._session_timeout_s:
+            if self._client.last_zxid:
+                _log.warning(
+                    "registry_went_back servers=%s zxid=%x: they take connections and end them; if ZooKeeper was restored from an "
+                    "older backup, see docs/operations.md",
+                    self._hosts, self._client.last_zxid,
+                )  # fmt: skip
+            self._client.last_zxid = 0
 
     def _revive(self, client: Any) -> None:
         """kazoo's thread ends for good on an answer that it does not understand; a process must not lose its registry by that."""

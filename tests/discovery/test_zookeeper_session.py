@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -225,3 +227,22 @@ async def test_a_server_that_accepts_a_connection_and_never_answers_costs_no_ses
         relay.close()
         for writer in writers:
             writer.close()
+
+
+@pytest.mark.slow
+async def test_a_registry_that_comes_back_from_an_older_backup_is_taken_again(
+    own_server: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    session = await connected(own_server, 1.0)
+    events: list[SessionEvent] = []
+    session.add_listener(events.append)
+    await session.ensure_path("/x")
+    for number in range(20):
+        await session.create(f"/x/{number}", b"")
+    own_server.kill()
+    shutil.rmtree(tmp_path / "zookeeper" / "data")
+    await asyncio.to_thread(own_server.start)
+    await until(lambda: session.connected)
+    assert await session.exists("/x") is None
+    assert events[-1].new_session, "whoever keeps nodes there makes them again"
+    await session.close()
