@@ -180,3 +180,5 @@ class Repairer:
             await applied
         finally:
             applied.cancel()
+        while self._replica.may_leave:  # what was refused meanwhile: another replica that goes on as well may lead now
+            await asyncio.sleep(EARLY_POLL_S)

@@ -336,6 +336,12 @@ class Replica:
         core = self._core
         return core is not None and core.leader is not None and bool(core.leader.heirs(time.monotonic()))
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether this leader hands over to a replica with space as soon as there is one: it had none for a write lately."""
+        core = self._core
+        return core is not None and core.leader is not None and time.monotonic() < core.leader.full_at + self._options.silence_s
+
     def force_promotion(self, operator: str, reason: str) -> None:
         """An operator's word: lead with what is here, whatever is missing. Goes into the audit log first. Returns at once; what
         came of it is seen in `status`. Raises Unavailable when the replica leads already or cannot be asked now."""
