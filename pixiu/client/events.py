@@ -21,6 +21,8 @@ class Failure:
     code: str
     text: str
     retry_after_ms: int = 0
+    cause: str = ""
+    """Of an unknown outcome: the code with which the last attempt was refused."""
 
     def error(self) -> PixiuError:
         """A new exception that says it."""
@@ -33,7 +35,7 @@ def in_doubt(why: Failure, advice: str) -> Failure:
     if why.code in PERHAPS:
         return why
     text = f"{why.code}: {why.text}; an earlier attempt was not answered and may have been delivered: {advice}"
-    return Failure(OutcomeUnknown.code, text, why.retry_after_ms)
+    return Failure(OutcomeUnknown.code, text, why.retry_after_ms, why.code)
 
 
 class Group:

@@ -139,9 +139,11 @@ class LaneHandler:
             except NotConnected:
                 raise
             except PixiuError as why:
-                if isinstance(why, RecordTooLarge):
+                failure = receipt.failure if receipt is not None else None
+                too_large = isinstance(why, RecordTooLarge) or (failure is not None and failure.cause == RecordTooLarge.code)
+                if too_large:
                     limit = 0  # the cluster allows less than the client's option says: without the record
-                if isinstance(why, LocalError) or (receipt is not None and not receipt.resolved):
+                if too_large or isinstance(why, LocalError) or (receipt is not None and not receipt.resolved):
                     receipt = None  # another ID
                 failures += 1
                 self._inbox.counters.dead_letter_failures += 1

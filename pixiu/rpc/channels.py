@@ -54,11 +54,11 @@ TLS_ERRORS: Final = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority that is trusted (PIXIU_CA), or has ended",
     "Hostname Verification Check failed": "its certificate is not for this address (`pixiu pki issue --host` adds it)",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave ca and PIXIU_CA out",
-    "Socket closed": "it closed the connection at once: does it speak TLS, or want a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?",
 }
 """What gRPC's words mean in which a handshake fails."""
 BROKEN: Final = ("Socket closed", "Connection reset by peer", "Broken pipe")
 """gRPC's words for a connection that ended without a word of the other side."""
+CLOSED_AT_ONCE: Final = "it closed the connection at once: does it speak TLS, or want a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?"
 PROCESS_ENDED: Final = "the process ended, or the connection to it broke"
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Statuses that trying again does not change."""
@@ -77,11 +77,11 @@ def reason_of(error: BaseException | None, *, answered: bool = False) -> str:
     details = error.details() or ""
     if "Connection refused" in details:
         return "connection refused: no process listens there"
-    if answered and error.code() is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in BROKEN):
-        return PROCESS_ENDED
     for sign, meaning in TLS_ERRORS.items():
         if sign in details and not answered:
             return meaning
+    if error.code() is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in BROKEN):
+        return PROCESS_ENDED if answered else CLOSED_AT_ONCE
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return WRONG_ROLE
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -276,6 +276,16 @@ def test_after_an_attempt_without_an_answer_only_the_stores_own_look_settles_a_m
             assert code in (ticket.failure.code, ticket.failure.text.split(":")[0])
 
 
+def test_what_was_answered_before_it_is_sent_again_is_no_doubt() -> None:
+    sending = Sending()
+    (ticket,) = sending.offer()
+    for position, code in ((1, "DISK_FULL"), (2, "CHECKSUM_WRONG")):
+        assert sending.sent(1) == [(position, 1)]
+        sending.core.reply(1, sending.now, [MailOutcome(position, 1, 0, (), Failure(code, "no"), ())])
+        assert ticket.failure == Failure(code, "no")
+        sending.core.offer(ticket, sending.now)
+
+
 @pytest.mark.parametrize("code", sorted(HOPELESS))
 def test_the_end_of_a_stream_is_no_answer_to_what_had_left_before(code: str) -> None:
     sending = Sending()

@@ -59,6 +59,7 @@ class Proxy(wire_pb2_grpc.PublisherServicer):
             while (request := await handler.read()) is not None:
                 if request.HasField("hello"):
                     self.names.append(request.hello.client)
+                    await handler.write(wire_pb2.PublishReply(window_bytes=1 << 20))
                 if request.count:
                     self.records += request.count
                     await handler.write(wire_pb2.PublishReply(up_to=request.position + request.count - 1))
