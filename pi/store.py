@@ -19,6 +19,7 @@ from typing import Final
 
 import lmdb
 
+from cluster.replication.label import make_directory, sync_directory
 from pi.early import Early
 from pi.keys import ValueDamaged, unseal
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
@@ -77,7 +78,9 @@ class StateStore:
         self.folder = folder
         self._map_bytes = map_bytes
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_directory(folder)
+            if not (folder / FILE_NAME).exists():
+                _make(folder, map_bytes)
             self._db = lmdb.open(
                 str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=2, metasync=False, readahead=False, lock=True
             )
@@ -220,6 +223,16 @@ class StateStore:
         return DiskFailed(text)
 
 
+def _make(folder: Path, map_bytes: int) -> None:
+    """Make an empty file, durable before it has its name: LMDB opens no torn one."""
+    begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
+    begun.unlink(missing_ok=True)
+    with lmdb.open(str(begun), map_size=map_bytes, subdir=False, lock=False) as made:
+        made.sync(True)
+    begun.replace(folder / FILE_NAME)
+    sync_directory(folder)
+
+
 def mark(folder: Path, reason: str, early: Sequence[Early] = ()) -> None:
     """Have `set_aside` set a state aside, durably, and the next one give up what others did. Raises DiskFull, DiskFailed: then
     nothing is set aside."""
@@ -234,7 +247,7 @@ def mark(folder: Path, reason: str, early: Sequence[Early] = ()) -> None:
             file.write(reason)
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(folder)
+        sync_directory(folder)
     except OSError as error:
         (folder / DAMAGED_NAME).unlink(missing_ok=True)
         kind = DiskFull if error.errno in _FULL else DiskFailed
@@ -256,30 +269,22 @@ def set_aside(folder: Path) -> bool:
         return False
     if (folder / FILE_NAME).exists():
         (folder / FILE_NAME).replace(folder / f"{FILE_NAME}.damaged")
-        _sync_folder(folder)
+        sync_directory(folder)
     (folder / DAMAGED_NAME).unlink()
-    _sync_folder(folder)
+    sync_directory(folder)
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def install(snapshot: Path, folder: Path) -> None:
     """Put a snapshot in the place of a state that is closed. Whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
     try:
         shutil.copyfile(snapshot, begun)
         with open(begun, "rb+") as file:
             os.fsync(file.fileno())
         begun.replace(folder / FILE_NAME)
-        _sync_folder(folder)
+        sync_directory(folder)
     except OSError as error:
         begun.unlink(missing_ok=True)
         kind = DiskFull if error.errno in _FULL else DiskFailed

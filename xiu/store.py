@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
+from cluster.replication.label import make_directory, sync_directory
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from xiu import block as blocks
 from xiu.block import Block
@@ -80,7 +81,7 @@ class Store:
     def __init__(self, folder: Path, *, memtable_bytes: int = 32 << 20, cache_bytes: int = 32 << 20) -> None:
         self.folder = folder
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
         self._swapping = threading.Lock()
         """Held while the database, its head and what is flushed of it are those of another one."""
         self._db = self._open()
@@ -299,6 +300,7 @@ class Store:
             self._db.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         other.rename(self.folder)
+        sync_directory(self.folder.parent)
         with self._swapping:
             self._db = self._open()
             self.head = self._read_head()

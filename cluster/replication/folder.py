@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from cluster.replication.label import sync_directory
+from cluster.replication.label import make_directory, sync_directory
 from cluster.replication.log import DAMAGED_SUFFIX, SegmentedLog
 from cluster.replication.machine import StateMachine
 from cluster.replication.model import START, Damage, MemberID, PartitionState, Position
@@ -62,7 +62,7 @@ class DataFolder:
     def open(self, verify_from: int) -> SegmentedLog:
         """Take the folder and open its log. Raises StorageError."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -82,12 +82,11 @@ class LabelFile:
         # Counts from the clock at the directory's making, so that a label that was lost starts above what it had.
         self.now = found if found is not None else Label(incarnation=int(time.time()))
         """What is written."""
-        self._lags_since: float | None = clock()
-        """Since when what is written is not what a power cut leaves; None: it is. Nobody knows of one that was found."""
+        self._lags_since: float | None = None
+        """Since when what is written is not what a power cut leaves; None: it is."""
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        if found is None:
-            self.write(self.now)
-            sync_directory(directory)
+        self.write(self.now)  # also one that was found: whoever wrote it may have been killed before its sync
+        sync_directory(directory)
 
     @property
     def lags(self) -> bool:
@@ -145,6 +144,14 @@ def load_member(directory: Path) -> tuple[MemberID, bool]:
         os.fsync(file.fileno())
     sync_directory(directory)
     return member, True
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory that is not there; its name, and those of what had to be made above it, are durable, whoever made them."""
+    missing = [each for each in directory.parents if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in (directory, *missing):
+        sync_directory(each.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from cluster.replication.label import UNREADABLE, LabelFile, load_member, sync_directory
+from cluster.replication.label import UNREADABLE, LabelFile, load_member, make_directory, sync_directory
 from cluster.replication.model import START, Damage, Entry, Position
 from cluster.replication.segment import Segment, base_of, name_of
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged
@@ -63,7 +63,7 @@ class SegmentedLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         self.segment_bytes = segment_bytes
         self.torn_bytes = 0
         """What a torn write left beyond the seal, and was cut at opening."""
@@ -141,6 +141,7 @@ class SegmentedLog:
         failed the system even calls those pages clean: written again, they are dirty whatever happened before. Or the seal is old,
         and they were acknowledged: they are written in place, so that no end of this process or of the power loses them."""
         seal = self._wanted.seal.counter
+        sync_directory(self.directory)  # a segment whose making broke off has perhaps no durable name
         for segment in self._segments:
             if segment.last.counter > seal:
                 segment.write_again(max(seal, segment.base.counter))
