@@ -81,6 +81,7 @@ class StateStore:
             make_directory(folder)
             if not (folder / FILE_NAME).exists():
                 _make(folder, map_bytes)
+            sync_directory(folder)  # whoever made the file may have been killed before that
             self._db = lmdb.open(
                 str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=2, metasync=False, readahead=False, lock=True
             )
@@ -230,7 +231,6 @@ def _make(folder: Path, map_bytes: int) -> None:
     with lmdb.open(str(begun), map_size=map_bytes, subdir=False, lock=False) as made:
         made.sync(True)
     begun.replace(folder / FILE_NAME)
-    sync_directory(folder)
 
 
 def mark(folder: Path, reason: str, early: Sequence[Early] = ()) -> None:

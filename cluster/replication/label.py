@@ -132,18 +132,18 @@ def _read(path: Path) -> Label | None:
 
 
 def load_member(directory: Path) -> tuple[MemberID, bool]:
-    """The directory's MemberID, and whether it was made just now."""
-    path = directory / "member"
+    """The directory's MemberID, durable, and whether it was made just now."""
+    path, new = directory / "member", False
     try:
-        return MemberID(int(path.read_text("ascii").strip(), 16)), False
+        member = MemberID(int(path.read_text("ascii").strip(), 16))
     except (OSError, ValueError):
-        member = MemberID(secrets.randbits(62) + 1)
-    with open(path, "w", encoding="ascii") as file:
+        member, new = MemberID(secrets.randbits(62) + 1), True
+    with open(path, "w" if new else "r+", encoding="ascii") as file:  # whoever made it may have been killed before its sync
         file.write(f"{member:016x}\n")
         file.flush()
         os.fsync(file.fileno())
     sync_directory(directory)
-    return member, True
+    return member, new
 
 
 def make_directory(directory: Path) -> None:
