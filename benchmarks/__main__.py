@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 NO_BENCHMARKS = {
-    "__main__", "bad_replica", "fuzz_doors", "growth", "harness", "mqtt_load", "peers", "power_cut", "power_disk", "slow_receivers",
+    "__main__", "bad_replica", "fuzz_doors", "growth", "harness", "mqtt_load", "noting_writers", "peers", "slow_receivers",
     "stores",
 }  # fmt: skip
 """Parts of others, and long runs by hand."""

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import working
-from benchmarks.power_cut import Noted, append_mail, missing_entries, missing_mail, run, write_mail
+from benchmarks.noting_writers import Noted, append_mail, missing_entries, missing_mail, run, write_mail
 from benchmarks.stores import Stores, replication, stores
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from tests.support.disks import fill

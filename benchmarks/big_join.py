@@ -31,7 +31,7 @@ from typing import Any, Final
 import grpc.aio
 
 from benchmarks.harness import working
-from benchmarks.power_cut import Noted, call_of, write_mail
+from benchmarks.noting_writers import Noted, call_of, write_mail
 from benchmarks.stores import Stores, replication, stores
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.record import Kind, decode, split

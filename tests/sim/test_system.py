@@ -27,7 +27,7 @@ LEAST = {
     "leaders killed": 0.2, "deposed": 0.3,
     "pi led": 1.2, "xiu led": 1.2, "gateway crashed": 0.1, "relay crashed": 0.1, "proxy crashed": 0.1, "snapshots of logs": 0.2,
     "mails": 100, "bursts": 0.2, "mails to many": 10, "confirmed replicated": 80, "confirmed persisted": 5,
-    "confirmed accepted": 5,
+    "confirmed accepted": 5, "copies above one": 20,
     "sent again": 3, "stored": 150, "appended": 100, "appended again": 0.3, "in order": 200, "appends refused": 0.05,
     "deliveries": 150, "delivered again": 5, "written": 150, "received": 150, "received again by another run": 0.5,
     "acknowledged": 150, "cursors saved": 80, "cursors fenced": 0.05, "sessions": 10, "inboxes opened": 10,

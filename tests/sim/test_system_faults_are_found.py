@@ -19,6 +19,7 @@ SEEDS = 25
 
 FAULTS: dict[str, tuple[SystemVariant, str]] = {
     "a proxy confirms before Pi has it": (SystemVariant(mail=faults.ConfirmsWhatIsStored), "Pi does not have it"),
+    "a proxy tells of Pi's copies alone": (SystemVariant(mail=faults.TellsCopiesOfPi), "copies are told of"),
     "a relay saves a cursor beyond what was acknowledged": (
         SystemVariant(session=LogoutAcknowledges),
         "is saved beyond what it acknowledged",

@@ -67,6 +67,17 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
+def compiled(text: str, folder: Path, name: str) -> Path:
+    """A library of this source. Raises RuntimeError where there is no C compiler."""
+    source, library = folder / f"{name}.c", folder / f"{name}.so"
+    source.write_text(text)
+    try:
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl", "-pthread"], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"what stands before libc needs a C compiler as `cc`: {error}") from error
+    return library
+
+
 class Interposed:
     """The library, and what is wrong with whom; nothing at first.
 
@@ -74,13 +85,7 @@ class Interposed:
     """
 
     def __init__(self, folder: Path) -> None:
-        source, self._library, self._file = folder / "faults.c", folder / "faults.so", folder / "faults"
-        source.write_text(LIBRARY)
-        try:
-            command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(self._library), str(source), "-ldl"]
-            subprocess.run(command, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise RuntimeError(f"slow disks and wrong clocks need a C compiler as `cc`: {error}") from error
+        self._library, self._file = compiled(LIBRARY, folder, "faults"), folder / "faults"
         self._file.write_bytes(bytes(FAULT.size))
         with self._file.open("r+b") as opened:
             self._map = mmap.mmap(opened.fileno(), 0)

@@ -31,6 +31,7 @@ from pixiu.wire.v1.doubling_pb2 import DOUBLING_SPLIT
 from proxy.mail_batches import Batch
 from proxy.mail_events import Effect as MailEffect
 from proxy.mail_events import Result, Store
+from proxy.mail_requests import Link, Request
 from registry.doubling import Action, Advance, Commit, Phase, Seen, decide
 from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
@@ -74,6 +75,15 @@ class ConfirmsWhatIsStored(proxy.mail.MailCore):
         stored = [index for index in range(batch.count) if index not in batch.codes]
         results = [Result(batch.positions[index], 1, batch.copies, (batch.msg_ids[index],)) for index in stored]
         self._answer(batch.writer, results, Store(False, batch.partition))
+
+
+class TellsCopiesOfPi(proxy.mail.MailCore):
+    """Fault: a confirmation says on how many disks Pi has the mail, however few of Xiu's do."""
+
+    def _stored(
+        self, link: Link[Batch], request: Request[Batch], copies: int, now: float, out: list[MailEffect]
+    ) -> bool:  # fmt: skip
+        return super()._stored(link, request, 1 << 20, now, out)
 
 
 class DropsRedeliveries(gateway.core.Core):

@@ -85,6 +85,8 @@ class MailWatch:
         self._snowflakes: dict[int, int] = {}
         """MsgID → SnowflakeID."""
         self._msg_ids: dict[int, int] = {}
+        self._homes: dict[tuple[str, int, int], dict[int, int]] = {}
+        """(role, MsgID, UIN in Pi) → in each partition the counter of the first entry that has it."""
         self.letters: dict[int, Letter] = {}
         """By SnowflakeID."""
         self._records: dict[int, bytes] = {}
@@ -128,6 +130,16 @@ class MailWatch:
         for uin in letter.receivers:
             held = self._entries.get((uin, letter.lane), {})
             assert ticket.msg_id in held, "mail is confirmed, and Pi does not have it"
+        having = [self._copies("xiu", ticket.msg_id, 0), *(self._copies("pi", ticket.msg_id, uin) for uin in letter.receivers)]
+        assert 1 <= ticket.copies <= min(having), f"{ticket.copies} copies are told of, and disks have {having}"
+        self.checked["copies above one"] += ticket.copies > 1
+
+    def _copies(self, role: str, msg_id: int, uin: int) -> int:
+        """How many disks have a mail, whatever becomes of their machines."""
+        homes = self._homes.get((role, msg_id, uin), {})
+        places = [place for place in self._world.places_of(role) if place.kept is not None and place.partition in homes]
+        having = Counter(place.partition for place in places if place.kept.disk.image.last.counter >= homes[place.partition])
+        return max(having.values(), default=0)
 
     # --- Xiu and Pi
 
@@ -143,6 +155,7 @@ class MailWatch:
                 msg_id = known[0]
                 assert self._msg_ids.setdefault(snowflake, msg_id) == msg_id, "a SnowflakeID has two MsgIDs"
                 self._snowflakes[msg_id] = snowflake
+                self._homes.setdefault(("xiu", msg_id, 0), {}).setdefault(process.place.partition, entry.counter)
                 self.checked["stored"] += 1
 
     def applying(self, process: PiProcess, entry: Entry, apply: Callable[[], list[list[Any]]]) -> list[list[Any]]:
@@ -159,9 +172,10 @@ class MailWatch:
         # A child that learns does nothing by operations of its own, and what its parent's say was seen there.
         for operation, results in zip(operations, found[0] if operations else (), strict=bool(found[0])):
             if isinstance(operation, Appends):
-                self._appended(list(APPEND.iter_unpack(operation.items)), results)
+                self._appended(process, entry, list(APPEND.iter_unpack(operation.items)), results)
             elif isinstance(operation, Fanout):
-                self._appended([(operation.msg_id, uin) for (uin,) in U64.iter_unpack(operation.receivers)], results)
+                pairs = [(operation.msg_id, uin) for (uin,) in U64.iter_unpack(operation.receivers)]
+                self._appended(process, entry, pairs, results)
             elif isinstance(operation, Acknowledges):
                 self._saved(list(ACKNOWLEDGE.iter_unpack(operation.items)), results)
             elif isinstance(operation, OpenSessions):
@@ -170,11 +184,12 @@ class MailWatch:
                 self._added(process, operation, results[0])
         return found
 
-    def _appended(self, pairs: list[tuple[int, int]], results: list[int]) -> None:
+    def _appended(self, process: PiProcess, entry: Entry, pairs: list[tuple[int, int]], results: list[int]) -> None:
         for (msg_id, uin), seq in zip(pairs, results, strict=True):
             if seq <= 0:
                 self.checked["appends refused"] += 1
                 continue
+            self._homes.setdefault(("pi", msg_id, uin), {}).setdefault(process.place.partition, entry.counter)
             inbox = uin, msg_id >> 54 & 3
             seqs, entries = self.inboxes.setdefault(inbox, {}), self._entries.setdefault(inbox, {})
             if msg_id in entries:

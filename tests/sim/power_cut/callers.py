@@ -1,0 +1,208 @@
+"""Callers of a partition: what they send, again until it is confirmed, and what a replica has of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pi.events import NO_DEVICE
+from pixiu.ids import msg_sequence, snowflake
+from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
+from pixiu.wire.levels import Level
+from pixiu.wire.record import Kind, decode, split
+from pixiu.wire.record import encode as encode_record
+from pixiu.wire.v1 import pi_pb2
+from tests.sim.power_cut.world import Machine, World
+from xiu.events import Answer, StoreReceived
+
+ANSWER_S: Final = 6.0
+PAUSE_S: Final = 0.05
+LANE: Final = 1
+PAGE: Final = 1000
+BODY_BYTES: Final = (10, 200, 900)
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What a caller was told."""
+
+    level: Level
+    key: tuple[int, ...]
+    """A mail: its user and MsgID in Pi, its SnowflakeID in Xiu."""
+    place: int
+    """InboxSeq in Pi, 0 where the level says none; Partition_Msg_ID in Xiu."""
+    copies: int
+    counter: int
+    """Of the entry that holds it; 0: it was there before."""
+    epoch: int
+
+
+class Stream:
+    """One caller's stream: the answer that it waits for."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+
+    def answer(self, reply: Any) -> None:
+        """Of Pi."""
+        self.answers.put_nowait(reply)
+
+    answered = answer
+
+    def end(self, _problem: str = "") -> None:
+        """Nothing more comes."""
+        self.answers.put_nowait(None)
+
+
+class Caller:
+    """Sends one request after the other, to whoever leads."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self._generation = itertools.count(int(world.loop.now * 1000) + 1)
+        self._positions = itertools.count(1, 100)
+
+    async def run(self) -> None:
+        """All of its requests, each until it is confirmed."""
+        world, rng = self.world, self.world.rng
+        for _ in range(world.shape.requests // world.shape.users):
+            await asyncio.sleep(rng.uniform(0, 2 * world.shape.every_s))
+            level = Level.REPLICATED if rng.random() < 0.6 else Level.PERSISTED
+            batch = self._batch(rng.randint(1, 5))
+            while not await self._sent(batch, level):
+                await asyncio.sleep(PAUSE_S)
+
+    def _batch(self, count: int) -> list[Any]:
+        raise NotImplementedError
+
+    async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[tuple[tuple[int, ...], int]]:
+        raise NotImplementedError
+
+    async def _sent(self, batch: list[Any], level: Level) -> bool:
+        machine = self.world.leader
+        if machine is None:
+            return False
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._ask(machine, batch, level) != []
+        except TimeoutError:
+            return False
+
+    def _confirm(
+        self, machine: Machine, level: Level, what: bytes, key: tuple[int, ...], place: int, copies: int, epoch: int
+    ) -> None:
+        counter = next((first for first, payload in self.world.submitted if what in payload), 0)
+        self.world.note("confirmed", machine.number, Confirmed(level, key, place, copies, counter, epoch))
+        self.world.happened[level.name] = self.world.happened.get(level.name, 0) + 1
+
+
+class PiCaller(Caller):
+    """Appends to inboxes, and acknowledges."""
+
+    def _batch(self, count: int) -> list[Any]:
+        now = int(self.world.loop.now * 10_000)
+        self._last = max(getattr(self, "_last", 0) + 1, now)
+        first = self._last
+        self._last += count
+        uins = [self.number + 1 if self.world.rng.random() < 0.8 else 100 + self.world.rng.randrange(50) for _ in range(count)]
+        return [(LANE << 54 | (first + index) << 8 | self.number, uin) for index, uin in enumerate(uins)]
+
+    async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
+        number = machine.service.admit(stream := Stream())
+        try:
+            return await self._append(machine, number, stream, batch, level)
+        finally:
+            machine.service.left(number)
+
+    async def _append(self, machine: Machine, number: int, stream: Stream, batch: list[Any], level: Level) -> list[Any]:
+        service = machine.service
+        service.request(number, pi_pb2.PiRequest(request=1))
+        epoch = (await stream.answers.get()).epoch
+        if not epoch:
+            return []
+        writer = Writer(self.number + 1, next(self._generation), epoch)
+        operations: list[Any] = [Appends(writer, b"".join(APPEND.pack(*pair) for pair in batch))]
+        wire = level.value
+        request = pi_pb2.PiRequest(request=2, operations=encode(operations))
+        request.level = wire  # type: ignore[assignment]
+        service.request(number, request)
+        reply = await stream.answers.get()
+        if reply.code or min(reply.results, default=0) < 0:
+            return []
+        places = list(reply.results) or [0] * len(batch)
+        for (msg_id, uin), seq in zip(batch, places, strict=True):
+            self._confirm(machine, level, APPEND.pack(msg_id, uin), (uin, msg_id), seq, reply.copies, reply.epoch)
+        if self.world.rng.random() < 0.2:
+            await self._acknowledge(machine, number, stream, batch[0][1])
+        return batch
+
+    async def _acknowledge(self, machine: Machine, number: int, stream: Stream, uin: int) -> None:
+        """A cursor, so that something goes; nobody looks what became of it."""
+        service = machine.service
+        service.request(number, pi_pb2.PiRequest(request=3, operations=encode([OpenSessions(USER_DEVICE.pack(uin, 0))])))
+        reply = await stream.answers.get()
+        if not reply.code and reply.results:
+            said = ACKNOWLEDGE.pack(uin, 0, LANE, reply.results[0], 1, 0)
+            service.request(number, pi_pb2.PiRequest(request=4, operations=encode([Acknowledges(said)])))
+            await stream.answers.get()
+
+
+class XiuCaller(Caller):
+    """Stores mail."""
+
+    def _batch(self, count: int) -> list[Any]:
+        now_ms = time.time_ns() // 1_000_000
+        self._last = max(getattr(self, "_last", 0) + 1, now_ms)
+        size = self.world.rng.choice(BODY_BYTES)
+        return [
+            encode_record(Kind.MAIL, 4 + self.number, b"x" * size, snowflake(self._last, self.number, index))
+            for index in range(count)
+        ]
+
+    async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
+        stream, service = Stream(), machine.service
+        number = 1 << 20 | self.number
+        service.streams._streams[number] = stream
+        position = next(self._positions)
+        event = StoreReceived(number, position, level, 0, b"".join(batch), len(batch), time.time_ns() // 1000)
+        service.take(event)
+        fates: dict[int, tuple[str, int]] = {}
+        copies = epoch = 0
+        while len(fates) < len(batch):
+            answer: Answer | None = await stream.answers.get()
+            if answer is None:
+                return []
+            copies, epoch = answer.copies, answer.triple.epoch
+            for result in answer.results:
+                for index in range(result.count):
+                    sequence = msg_sequence(result.msg_id) if result.msg_id else result.sequence + index
+                    fates[result.position - position + index] = (result.code, sequence)
+        for index, (code, sequence) in fates.items():
+            if not code:
+                self._confirm(machine, level, batch[index], (decode(batch[index]).snowflake_id,), sequence, copies, epoch)
+        return batch if not any(code for code, _ in fates.values()) else []
+
+
+def held(machine: Machine) -> dict[tuple[int, ...], int]:
+    """What a replica has: the place of each mail."""
+    found: dict[tuple[int, ...], int] = {}
+    if machine.world.shape.role == "pi":
+        for uin in [*range(1, 10), *range(100, 150)]:
+            start, last = 0, 1
+            while start < last:
+                page = machine.machine.read(uin, NO_DEVICE, LANE, 0, start, PAGE)
+                found.update({(uin, msg_id): seq for seq, msg_id in page.entries})
+                if not page.entries:
+                    break
+                start, last = page.entries[-1][0], page.last
+        return found
+    for block in machine.machine.store.scan(0):
+        for index, record in enumerate(split(block.records, block.count)):
+            found[(decode(record).snowflake_id,)] = block.first + index
+    return found
+
+
+CALLERS: Final = {"pi": PiCaller, "xiu": XiuCaller}

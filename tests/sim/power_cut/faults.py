@@ -1,0 +1,147 @@
+"""Faults that a run can be played with: a few words of a production function are replaced by others.
+
+A function that does not have these words any more ends the test that plants the fault in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cluster.replication.disk
+import cluster.replication.folder
+import cluster.replication.label
+import cluster.replication.log
+import cluster.replication.replica
+import pi.machine
+import pi.service
+import pi.store
+import xiu.service
+import xiu.store
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In one function."""
+
+    where: Any
+    """A class or a module."""
+    name: str
+    words: tuple[tuple[str, str], ...]
+    """What stands there once, and what takes its place."""
+    seed: int
+    """A seed that finds it; it is played first."""
+
+    def made(self) -> Any:
+        """The function with the fault. Raises AssertionError when its words are not what they were."""
+        function = getattr(self.where, self.name)
+        text = textwrap.dedent(inspect.getsource(function))
+        for old, new in self.words:
+            assert text.count(old) == 1, f"{self.name} has {text.count(old)} times {old!r}: plant the fault in what it is now"
+            text = text.replace(old, new)
+        module = sys.modules[function.__module__]
+        made: dict[str, Any] = {}
+        exec(compile("from __future__ import annotations\n" + text, function.__code__.co_filename, "exec"), vars(module), made)
+        return made[self.name]
+
+
+_Log: Final = cluster.replication.log.SegmentedLog
+_Label: Final = cluster.replication.label.LabelFile
+_Folder: Final = cluster.replication.folder.DataFolder
+_ROSE: Final = "label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)"
+_FILE_SYNCED: Final = "            try:\n                os.fsync(fd)\n"
+_FLUSHED: Final = "ev.Flushed(self._machine.flushed)"
+
+FAULTS: Final[dict[str, Fault]] = {
+    "a sync reaches only the newest segment": Fault(
+        _Log, "sync", (("in self._segments if segment.dirty", "in self._segments[-1:] if segment.dirty"),), 3
+    ),
+    "a promise lags with the seal": Fault(
+        _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", promised=label.promised)")),), 1
+    ),
+    "Pi: what is applied after the transaction counts as flushed": Fault(
+        pi.machine.Machine, "flush", (("self.flushed = counter", "self.flushed = self.applied"),), 0
+    ),
+    "Pi: a transaction's root is not synced": Fault(pi.machine.Machine, "_write", (("self.store.sync()", "pass"),), 0),
+    "Xiu: what is applied after the flush counts as flushed": Fault(
+        xiu.store.Store, "flush", (("max(self.flushed, counter)", "max(self.flushed, self.head.applied.counter)"),), 3
+    ),
+    "an incarnation lags with the seal": Fault(
+        _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", incarnation=label.incarnation)")),), 1
+    ),
+    "a new segment's name is not synced": Fault(_Log, "_create", (("    sync_directory(self.directory)\n", ""),), 3),
+    "what was appended during a sync is sealed with it": Fault(
+        _Log, "sync", (("counter, self._limit = self._limit, None", "counter, self._limit = self.last.counter, None"),), 0
+    ),
+    "what was appended during a sync counts as clean": Fault(
+        _Log, "sync",
+        (
+            ("        for segment in dirty:\n            segment.dirty = False\n", ""),
+            ("            segment.sync()\n", "            segment.sync()\n            segment.dirty = False\n"),
+        ),
+        0,
+    ),
+    "the log's opening takes the page cache for the disk": Fault(
+        _Log, "_make_durable", (("            segment.write_again(max(seal, segment.base.counter))", "            pass"),), 0
+    ),
+    "a label that a killed process made is not made durable": Fault(
+        _Label, "__init__", (("    self.write(self.now)  #", "    if found is None: self.write(self.now)  #"),), 12
+    ),
+    "an opening syncs no names": Fault(
+        _Log, "_make_durable", (("    sync_directory(self.directory)", "    pass"),), 19
+    ),
+    "Pi's file has its name before it is synced": Fault(pi.store, "_make", (("made.sync(True)", "pass"),), 0),
+    "a sync is said to reach what waits for the next": Fault(
+        cluster.replication.disk.Syncer, "_group_synced", (('self._on_synced(ticket, "")', 'self._on_synced(self._wanted, "")'),), 0
+    ),
+    "nothing waits for the disk": Fault(
+        cluster.replication.replica.Replica, "_do",
+        (("self._syncer.want(ticket)", "self._syncer.want(ticket), self._step(ev.Synced(ticket))"),), 0,
+    ),
+    "the log goes up to what is applied": Fault(
+        cluster.replication.replica.Replica, "_tick", ((_FLUSHED, _FLUSHED.replace("flushed)", "applied)")),), 3
+    ),
+    "Pi: an opening takes the page cache for the disk": Fault(
+        pi.machine.Machine, "_open", (("self.store.sync()", "pass"),), 18
+    ),
+    "Pi: pages are not synced before their root": Fault(
+        pi.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 6
+    ),
+    "Pi: a snapshot takes its place before it is synced": Fault(pi.store, "install", (("os.fsync(file.fileno())", "pass"),), 6),
+    "Xiu: the name of a loaded store is not synced": Fault(
+        xiu.store.Store, "replace", (("    sync_directory(self.folder.parent)\n", ""),), 7
+    ),
+    "a received snapshot's files are not synced": Fault(
+        _Folder, "accept_incoming", ((_FILE_SYNCED, _FILE_SYNCED.replace("os.fsync(fd)", "pass")),), 7
+    ),
+    "a received snapshot's manifest is not synced": Fault(
+        _Folder, "accept_incoming", (("os.fsync(file.fileno())", "pass"),), 7
+    ),
+    "a received snapshot's name is not synced": Fault(_Folder, "accept_incoming", (("    sync_directory(self.path)\n", ""),), 7),
+    "Pi: every live replica counts as a copy": Fault(
+        pi.service.Service, "_follow", (("written.copies", "len(self._replica._live)"),), 6
+    ),
+    "Xiu: every live replica counts as a copy": Fault(
+        xiu.service.Service, "_apply", (("self._replica.copies", "len(self._replica._live)"),), 7
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """With a fault, by its name; empty: without."""
+    if not name:
+        yield
+        return
+    fault = FAULTS[name]
+    before = getattr(fault.where, fault.name)
+    setattr(fault.where, fault.name, fault.made())
+    try:
+        yield
+    finally:
+        setattr(fault.where, fault.name, before)
