@@ -65,11 +65,11 @@ class Caller:
         self._generation = itertools.count(int(world.loop.now * 1000) + 1)
         self._positions = itertools.count(1, 100)
 
-    async def run(self) -> None:
-        """All of its requests, each until it is confirmed."""
+    async def run(self, every_s: float) -> None:
+        """All of its requests, each until it is confirmed, with pauses of so long on the average."""
         world, rng = self.world, self.world.rng
         for _ in range(world.shape.requests // world.shape.users):
-            await asyncio.sleep(rng.uniform(0, 2 * world.shape.every_s))
+            await asyncio.sleep(rng.uniform(0, 2 * every_s))
             level = Level.REPLICATED if rng.random() < 0.6 else Level.PERSISTED
             batch = self._batch(rng.randint(1, 5))
             while not await self._sent(batch, level):

@@ -35,7 +35,12 @@ class Fault:
     words: tuple[tuple[str, str], ...]
     """What stands there once, and what takes its place."""
     seed: int
-    """A seed that finds it; it is played first."""
+    """A seed that finds it."""
+    behind: str = ""
+    """A folder: cuts are made behind each sync of its names, too. For what another sync mends soon after."""
+    killed: tuple[str, int] | None = None
+    """The first life ends by a kill before this sync of a file whose path ends so; the second is cut at each of its first syncs.
+    For what an opening must do when a process was killed."""
 
     def made(self) -> Any:
         """The function with the fault. Raises AssertionError when its words are not what they were."""
@@ -55,6 +60,10 @@ _Label: Final = cluster.replication.label.LabelFile
 _Folder: Final = cluster.replication.folder.DataFolder
 _ROSE: Final = "label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)"
 _FILE_SYNCED: Final = "            try:\n                os.fsync(fd)\n"
+_SYNCS: Final = "        for segment in dirty:\n            segment.sync()\n"
+_SEALS: Final = (
+    "        self._wanted = replace(self._wanted, seal=max(self._wanted.seal, self.last))\n        self._write_label()\n"
+)
 _FLUSHED: Final = "ev.Flushed(self._machine.flushed)"
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -65,7 +74,7 @@ FAULTS: Final[dict[str, Fault]] = {
         _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", promised=label.promised)")),), 1
     ),
     "Pi: what is applied after the transaction counts as flushed": Fault(
-        pi.machine.Machine, "flush", (("self.flushed = counter", "self.flushed = self.applied"),), 0
+        pi.machine.Machine, "_flush", (("self.flushed = counter", "self.flushed = self.applied"),), 4
     ),
     "Pi: a transaction's root is not synced": Fault(pi.machine.Machine, "_write", (("self.store.sync()", "pass"),), 0),
     "Xiu: what is applied after the flush counts as flushed": Fault(
@@ -76,7 +85,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "a new segment's name is not synced": Fault(_Log, "_create", (("    sync_directory(self.directory)\n", ""),), 3),
     "what was appended during a sync is sealed with it": Fault(
-        _Log, "sync", (("counter, self._limit = self._limit, None", "counter, self._limit = self.last.counter, None"),), 0
+        _Log, "sync", (("counter, self._limit = self._limit, None", "counter, self._limit = self.last.counter, None"),), 1
     ),
     "what was appended during a sync counts as clean": Fault(
         _Log, "sync",
@@ -87,15 +96,14 @@ FAULTS: Final[dict[str, Fault]] = {
         0,
     ),
     "the log's opening takes the page cache for the disk": Fault(
-        _Log, "_make_durable", (("            segment.write_again(max(seal, segment.base.counter))", "            pass"),), 0
+        _Log, "_make_durable", (("            segment.write_again(max(seal, segment.base.counter))", "            pass"),), 0,
+        killed=(".log", -1),
     ),
     "a label that a killed process made is not made durable": Fault(
-        _Label, "__init__", (("    self.write(self.now)  #", "    if found is None: self.write(self.now)  #"),), 12
+        _Label, "__init__", (("    self.write(self.now)  #", "    if found is None: self.write(self.now)  #"),), 0,
+        killed=("log/label", 0),
     ),
-    "an opening syncs no names": Fault(
-        _Log, "_make_durable", (("    sync_directory(self.directory)", "    pass"),), 19
-    ),
-    "Pi's file has its name before it is synced": Fault(pi.store, "_make", (("made.sync(True)", "pass"),), 0),
+    "Pi's file has its name before it is synced": Fault(pi.store, "_make", (("made.sync(True)", "pass"),), 4, "inboxes"),
     "a sync is said to reach what waits for the next": Fault(
         cluster.replication.disk.Syncer, "_group_synced", (('self._on_synced(ticket, "")', 'self._on_synced(self._wanted, "")'),), 0
     ),
@@ -107,12 +115,11 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.replica.Replica, "_tick", ((_FLUSHED, _FLUSHED.replace("flushed)", "applied)")),), 3
     ),
     "Pi: an opening takes the page cache for the disk": Fault(
-        pi.machine.Machine, "_open", (("self.store.sync()", "pass"),), 18
+        pi.machine.Machine, "_open", (("self.store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
     ),
     "Pi: pages are not synced before their root": Fault(
-        pi.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 6
+        pi.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 2
     ),
-    "Pi: a snapshot takes its place before it is synced": Fault(pi.store, "install", (("os.fsync(file.fileno())", "pass"),), 6),
     "Xiu: the name of a loaded store is not synced": Fault(
         xiu.store.Store, "replace", (("    sync_directory(self.folder.parent)\n", ""),), 7
     ),
@@ -120,15 +127,24 @@ FAULTS: Final[dict[str, Fault]] = {
         _Folder, "accept_incoming", ((_FILE_SYNCED, _FILE_SYNCED.replace("os.fsync(fd)", "pass")),), 7
     ),
     "a received snapshot's manifest is not synced": Fault(
-        _Folder, "accept_incoming", (("os.fsync(file.fileno())", "pass"),), 7
+        _Folder, "accept_incoming", (("os.fsync(file.fileno())", "pass"),), 7, "replica/log"
     ),
-    "a received snapshot's name is not synced": Fault(_Folder, "accept_incoming", (("    sync_directory(self.path)\n", ""),), 7),
+    "a received snapshot's name is not synced": Fault(
+        _Folder, "accept_incoming", (("    sync_directory(self.path)\n", ""),), 7, "replica/log"
+    ),
     "Pi: every live replica counts as a copy": Fault(
-        pi.service.Service, "_follow", (("written.copies", "len(self._replica._live)"),), 6
+        pi.service.Service, "_follow", (("written.copies", "len(self._replica._live)"),), 22
     ),
     "Xiu: every live replica counts as a copy": Fault(
         xiu.service.Service, "_apply", (("self._replica.copies", "len(self._replica._live)"),), 7
     ),
+    "a new member file is not synced": Fault(
+        cluster.replication.log, "load_member", (("        os.fsync(file.fileno())\n", ""),), 0
+    ),
+    "a new folder's name is not synced": Fault(
+        cluster.replication.log, "make_directory", (("sync_directory(each.parent)", "pass"),), 0
+    ),
+    "the seal is written before what it seals is synced": Fault(_Log, "sync", ((_SYNCS, _SEALS + _SYNCS),), 0),
 }  # fmt: skip
 
 

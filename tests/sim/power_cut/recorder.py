@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,11 @@ class Recorder:
             at += one + two
             yield Operation(Kind(kind), inode, value, path[skip:], other[skip:], data[at : at + size])
             at += size
+
+
+def environment(compiled_library: Path) -> dict[str, str]:
+    """Of a process with the library. Sets are in the same order in each."""
+    return os.environ | {"LD_PRELOAD": str(compiled_library), "PYTHONHASHSEED": "0"}
 
 
 def library(folder: Path) -> Path:

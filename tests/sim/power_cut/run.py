@@ -12,7 +12,9 @@ import argparse
 import asyncio
 import contextlib
 import copy
+import gc
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -29,13 +31,13 @@ from typing import Final
 
 import structlog
 
-from cluster.replication.model import PartitionState
+from cluster.replication.model import EntryKind, PartitionState
 from pixiu.errors import PixiuError
 from pixiu.wire.levels import Level
 from tests.sim.power_cut import faults
 from tests.sim.power_cut.callers import CALLERS, Confirmed, held
 from tests.sim.power_cut.disk import Disk, Left
-from tests.sim.power_cut.recorder import Kind, Operation, Recorder, library
+from tests.sim.power_cut.recorder import Kind, Operation, Recorder, environment, library
 from tests.sim.power_cut.shadow import Claims, Disks
 from tests.sim.power_cut.world import FLUSH_S, SEGMENT_BYTES, Machine, Shape, World
 from tests.sim.replication.zookeeper import Register
@@ -47,9 +49,13 @@ EARLY: Final = 25
 """One of them is at one of so many first syncs, while a start is under way."""
 LATE_S: Final = 2.5
 """When the second replica comes, where it comes late."""
+LONG_S: Final = 4.0
+"""So long callers work where it does: they are still there then."""
 LIFE_S: Final = 60.0
 """By then callers have their confirmations."""
 MAX_FOUND: Final = 5
+PAGE: Final = 1000
+PAGE_BYTES: Final = 1 << 20
 DIGITS: Final = re.compile(r"[0-9]+|[0-9a-f]{16}")
 SYNCS: Final = (Kind.SYNCED, Kind.NAMES_SYNCED)
 
@@ -82,10 +88,11 @@ def shape_of(seed: int) -> Shape:
     """The shapes follow each other, so that a few seeds see them all."""
     rng = random.Random(f"shape {seed}")
     replicas = (1, 1, 2, 2)[seed // 2 % 4]
+    late = seed // 2 % 4 == 3
     return Shape(
         role=("pi", "xiu")[seed % 2],
         replicas=replicas,
-        late=replicas == 2 and seed // 2 % 4 == 3,
+        late=late,
         segment_bytes=rng.choice(SEGMENT_BYTES),
         flush_s=rng.choice(FLUSH_S),
         requests=rng.choice((30, 60)),
@@ -109,6 +116,7 @@ async def start(machine: Machine) -> None:
     assert log.damage is None, f"machine {machine.number}: the log is damaged: {log.damage}"
     warning = getattr(machine.machine, "warning", "") or getattr(machine.machine, "damaged", "")
     assert not warning, f"machine {machine.number}: {warning}"
+    assert not machine.log.errors, f"machine {machine.number}: {machine.log.errors}"
 
 
 async def same(world: World) -> None:
@@ -134,6 +142,18 @@ def compare(machine: Machine, confirmed: list[Confirmed]) -> None:
         assert told.place in (0, has[told.key]), f"machine {machine.number} has {told} at {has[told.key]}"
 
 
+async def begin_and_look(world: World, confirmed: list[Confirmed]) -> None:
+    """The same, and the logs have only what was proposed once."""
+    await begin(world, confirmed)
+    for machine in world.machines:
+        log = machine.replica.log
+        after = log.first.counter
+        while entries := log.read(after, PAGE, PAGE_BYTES):
+            after = entries[-1].counter
+            wrong = [entry.position for entry in entries if entry.kind > EntryKind.NOOP and entry.payload not in world.written]
+            assert not wrong, f"machine {machine.number} has entries that nobody proposed: {wrong}"
+
+
 async def live(world: World, confirmed: list[Confirmed]) -> None:
     """A life: what is there is compared, then callers work. Faults come of the disks alone."""
     first = not confirmed and world.shape.late and not world.now
@@ -144,7 +164,8 @@ async def live(world: World, confirmed: list[Confirmed]) -> None:
         late = []
         await begin(world, confirmed)
     callers = [CALLERS[world.shape.role](world, number) for number in range(world.shape.users)]
-    tasks = [asyncio.create_task(caller.run()) for caller in callers]
+    every_s = LONG_S * world.shape.users / world.shape.requests if late else world.shape.every_s
+    tasks = [asyncio.create_task(caller.run(every_s)) for caller in callers]
     if late:
         await asyncio.sleep(LATE_S)
         for machine in late:
@@ -164,6 +185,11 @@ def kinds_of(trace: list[Operation], syncs: list[int]) -> list[list[int]]:
     return list(kinds.values())
 
 
+def left_of(cut: Cut, rng: random.Random) -> list[Disk]:
+    """The disks after a cut. However much is pending, what comes afterwards is decided alike."""
+    return [disk.cut(left, random.Random(rng.getrandbits(64))) for disk, left in zip(cut.disks, cut.left, strict=True)]
+
+
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder that goes again."""
@@ -174,12 +200,30 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """What a collection closes, and when, depends on what was played before."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def said(error: Exception) -> str:
+    """What went wrong."""
+    return str(error) if isinstance(error, AssertionError | PixiuError) else repr(error)
+
+
 class Player:
     """Plays one run."""
 
     def __init__(self, run: Run, folder: Path, recorder: Recorder) -> None:
         self.run, self._folder, self._recorder = run, folder, recorder
         self.shape = shape_of(run.seed)
+        self._written: set[bytes] = set()
+        self._fault = faults.FAULTS[run.fault] if run.fault else None
         self._rng = random.Random(run.seed)
         self._count = 0
         self._hash = hashlib.blake2b(digest_size=16)
@@ -205,7 +249,7 @@ class Player:
             (folder / f"{number}").mkdir(parents=True)
             disk.write(folder / f"{number}")
         register = Register(2.0, *cut.register)
-        return World(seed, self.shape, folder, volatile, register, cut.at_s)
+        return World(seed, self.shape, folder, volatile, register, cut.at_s, written=set(self._written))
 
     def _done(self, world: World) -> None:
         shutil.rmtree(world.folder, ignore_errors=True)
@@ -215,16 +259,17 @@ class Player:
     def _live(self, life: int, cut: Cut) -> list[Cut] | None:
         """Play a life that begins with a cut; some cuts of its own. None: it found something."""
         rng = self._rng
-        disks = [disk.cut(left, rng) for disk, left in zip(cut.disks, cut.left, strict=True)]
+        disks = left_of(cut, rng)
         world = self._world(cut, disks, rng.getrandbits(32))
         world.recorder = self._recorder
         self._recorder.begin(world.folder)
         problem = ""
         try:
             world.run(live(world, cut.confirmed), self._record)
-        except (AssertionError, PixiuError, TimeoutError) as error:
-            problem = f"life {life + 1}, begun at {cut.where}: {error}"
+        except Exception as error:
+            problem = f"life {life + 1}, begun at {cut.where}: {said(error)}"
         self._done(world)
+        self._written |= world.written
         if problem:
             self.run.found.append(problem)
             return None
@@ -240,7 +285,15 @@ class Player:
         kinds = kinds_of(trace, syncs)
         some = {rng.choice(syncs[:EARLY]), *(rng.choice(rng.choice(kinds)) for _ in range(CUTS - 1))}
         chosen = set(syncs) if self.run.every else some
-        last = rng.choice(rng.choice(kinds))
+        last, ends = rng.choice(rng.choice(kinds)), [Left.NOTHING, Left.SOME, Left.ALL, Left.ALL]
+        if self._fault is not None:
+            chosen |= self._behind(trace, syncs, self._fault.behind)
+        if self._fault is not None and self._fault.killed:
+            name, which = self._fault.killed
+            if life == 0:
+                last, ends = [index for index in syncs if trace[index].path.endswith(name)][which], [Left.ALL]
+            elif life == 1:
+                chosen |= set(syncs[:EARLY])
         shadow = Disks(disks)
         with scratch() as folder:
             claims = Claims(self.shape.role, shadow, folder)
@@ -256,7 +309,7 @@ class Player:
                     left = [rng.choice((Left.NOTHING, Left.SOME)) for _ in disks]
                     cuts.append(Cut(now, register, list(confirmed), left, at_s, where))
                 if index == last:
-                    left = [rng.choice((Left.NOTHING, Left.SOME, Left.ALL, Left.ALL)) for _ in disks]
+                    left = [rng.choice(ends) for _ in disks]
                     next_life = Cut(now, register, list(confirmed), left, at_s, where)
                 if operation.kind is not Kind.NOTED:
                     shadow.do(operation)
@@ -264,8 +317,8 @@ class Player:
                 note = world.notes[operation.value]
                 at_s = note.at_s
                 problems = list(claims.problems(note))
-                for machine, disk in enumerate(shadow.disks):
-                    problems += claims.late_seals(machine, at_s, disk)
+                for machine in range(len(disks)):
+                    problems += claims.late_seals(machine, at_s)
                 self.run.found += [f"operation {index} of life {life + 1}: {problem}" for problem in problems]
                 if len(self.run.found) >= MAX_FOUND:
                     return None
@@ -279,16 +332,22 @@ class Player:
         assert next_life is not None
         return None if self.run.found else [*cuts, next_life]
 
+    @staticmethod
+    def _behind(trace: list[Operation], syncs: list[int], folder: str) -> set[int]:
+        """The syncs that follow those of a folder's names."""
+        pairs = ((one, two) for one, two in itertools.pairwise(syncs) if trace[one].kind is Kind.NAMES_SYNCED)
+        return {two for one, two in pairs if folder and trace[one].path.endswith(folder)}
+
     def _all_well(self, cuts: list[Cut]) -> bool:
         """Start what each cut leaves."""
         for cut in cuts:
-            disks = [disk.cut(left, self._rng) for disk, left in zip(cut.disks, cut.left, strict=True)]
+            disks = left_of(cut, self._rng)
             world = self._world(cut, disks, self._rng.getrandbits(32))
             try:
-                world.run(begin(world, cut.confirmed))
-            except (AssertionError, PixiuError) as error:
+                world.run(begin_and_look(world, cut.confirmed))
+            except Exception as error:
                 left = ", ".join(each.value for each in cut.left)
-                self.run.found.append(f"cut before {cut.where} ({left}): {error}")
+                self.run.found.append(f"cut before {cut.where} ({left}): {said(error)}")
             self._done(world)
             self.run.happened["cuts"] += 1
             if self.run.found:
@@ -299,7 +358,7 @@ class Player:
 def play(seed: int, recorder: Recorder, fault: str = "", *, every: bool = False) -> Run:
     """Play one seed."""
     run = Run(seed, fault, every)
-    with scratch() as folder, faults.planted(fault):
+    with scratch() as folder, faults.planted(fault), no_collector():
         Player(run, folder, recorder).play()
     return run
 
@@ -307,8 +366,8 @@ def play(seed: int, recorder: Recorder, fault: str = "", *, every: bool = False)
 def with_recorder() -> None:
     """Start this program anew, with the library. Does not return."""
     with scratch() as folder:
-        environment = os.environ | {"LD_PRELOAD": str(library(folder)), "PYTHONHASHSEED": "0"}
-        done = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-m", "tests.sim.power_cut.run", *sys.argv[1:]], environment)
+        program = [sys.executable, "-m", "tests.sim.power_cut.run", *sys.argv[1:]]
+        done = os.spawnve(os.P_WAIT, sys.executable, program, environment(library(folder)))
     sys.exit(done)
 
 
@@ -343,6 +402,8 @@ def main() -> int:
         happened = ", ".join(f"{name} {number}" for name, number in sorted(run.happened.items()))
         print(f"seed {seed}: {shape_of(seed)}, trace {run.trace}, {time.process_time() - began:.1f} s; {happened}", flush=True)
         print("\n".join(run.found) if run.found else "every promise kept", flush=True)
+        if run.found and args.fault:
+            break
     return 1 if failed else 0
 
 

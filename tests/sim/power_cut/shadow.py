@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.replication.entry import HEAD_BYTES, decode_one
 from cluster.replication.label import SEAL_LAG_S, Label
-from cluster.replication.model import Position
+from cluster.replication.model import START, Position
 from cluster.replication.segment import base_of
 from pi.state import State
 from pi.store import StateStore
@@ -46,12 +46,12 @@ class Disks:
         self.disks[int(number)].do(operation._replace(path=path, other=operation.other.partition("/")[2]))
 
 
-def end_of(files: dict[str, bytes]) -> tuple[Position, int]:
-    """The last position of the log in these files, and the counter of the first that is kept."""
+def end_of(files: dict[str, bytes]) -> Position:
+    """The last position of the log in these files."""
     found = ((base, name) for name in files if (base := base_of(name)) is not None)
     bases = sorted(found, key=lambda each: each[0].counter)
     if not bases:
-        return Position(0, 0), 0
+        return START
     last = bases[0][0]
     for base, name in bases:
         if base.counter != last.counter:
@@ -65,7 +65,7 @@ def end_of(files: dict[str, bytes]) -> tuple[Position, int]:
                 last = entry.position
         except MalformedData:
             break
-    return last, bases[0][0].counter
+    return last
 
 
 class Claims:
@@ -80,6 +80,8 @@ class Claims:
     def __init__(self, role: str, disks: Disks, folder: Path) -> None:
         self._role, self._disks, self._folder = role, disks, folder
         self._seals: dict[int, list[tuple[float, int]]] = {}
+        self._logs: dict[int, tuple[int, dict[str, bytes], int]] = {}
+        """By machine, after so many syncs: only they change what is durable."""
         self.checked: dict[str, int] = {}
 
     def problems(self, note: Noted) -> Iterator[str]:
@@ -90,36 +92,56 @@ class Claims:
                 yield from self._confirmed(note.value, note.machine)
             case "matched":
                 epoch, matched = note.value
-                files = self._log(note.machine)
-                if (end := end_of(files)[0].counter) < matched:
+                if (end := self._end(note.machine)) < matched:
                     yield f"machine {note.machine} acknowledged entry {matched} to its leader, and its disk has {end}"
-                yield from self._promise(note.machine, files, epoch, "acknowledged something")
+                yield from self._promise(note.machine, epoch, "acknowledged something")
+                yield from self._sealed(note.machine)
             case "flushed":
                 if (has := self._state(note.machine)) < note.value:
                     yield f"machine {note.machine} says its state is durable up to {note.value}, and its disk has it up to {has}"
             case "seal":
                 self._seals.setdefault(note.machine, []).append((note.at_s, note.value))
+                yield from self._sealed(note.machine)
 
-    def _log(self, machine: int) -> dict[str, bytes]:
-        return self._disks.disks[machine].durable("replica/log")
+    def _label(self, machine: int) -> Label | None:
+        return Label.decode(self._durable(machine)[0].get("label", b""))
 
-    def _promise(self, machine: int, files: dict[str, bytes], epoch: int, did: str) -> Iterator[str]:
-        label = Label.decode(files.get("label", b""))
+    def _end(self, machine: int) -> int:
+        return self._durable(machine)[1]
+
+    def _durable(self, machine: int) -> tuple[dict[str, bytes], int]:
+        """The files of a log that a power cut leaves in any case, and the counter of its last entry."""
+        disk = self._disks.disks[machine]
+        syncs, files, end = self._logs.get(machine, (-1, {}, 0))
+        if syncs != disk.syncs:
+            files = disk.durable("replica/log")
+            end = end_of(files).counter
+            self._logs[machine] = disk.syncs, files, end
+        return files, end
+
+    def _promise(self, machine: int, epoch: int, did: str) -> Iterator[str]:
+        label = self._label(machine)
         if label is None or label.promised < epoch:
             has = label.promised if label is not None else "none"
             yield f"machine {machine} {did} in epoch {epoch}, and the promise on its disk is {has}"
 
+    def _sealed(self, machine: int) -> Iterator[str]:
+        """Nothing is sealed that is not there: after a power cut that would be damage."""
+        label = self._label(machine)
+        if label is None or label.unclean or label.resetting != START:
+            return
+        if (end := self._end(machine)) < label.seal.counter:
+            yield f"the seal on the disk of machine {machine} is {label.seal.counter}, and its log ends at {end}"
+
     def _confirmed(self, told: Confirmed, leader: int) -> Iterator[str]:
         if told.counter:
-            having = []
-            for number in range(len(self._disks.disks)):
-                if end_of(self._log(number))[0].counter >= told.counter:
-                    having.append(number)
+            having = [number for number in range(len(self._disks.disks)) if self._end(number) >= told.counter]
             if told.level is Level.REPLICATED and len(having) < max(told.copies, 1):
                 yield f"{told.copies} copies of entry {told.counter} are told of, and {len(having)} disks have it"
             if leader not in having:
                 yield f"entry {told.counter} is confirmed {told.level.name}, and its leader's disk does not have it"
-        yield from self._promise(leader, self._log(leader), told.epoch, "confirmed something")
+        yield from self._promise(leader, told.epoch, "confirmed something")
+        yield from self._sealed(leader)
 
     def _state(self, machine: int) -> int:
         """Up to where the state is durable."""
@@ -144,10 +166,9 @@ class Claims:
         finally:
             shutil.rmtree(where, ignore_errors=True)
 
-    def late_seals(self, machine: int, now_s: float, disk: Disk) -> Iterator[str]:
-        """Of a power cut now: the seal that is left is not older than it may be, and nothing is sealed that is not there."""
-        files = disk.durable("replica/log")
-        label = Label.decode(files.get("label", b""))
+    def late_seals(self, machine: int, now_s: float) -> Iterator[str]:
+        """Of a power cut now: the seal that is left is not older than it may be."""
+        label = self._label(machine)
         if label is None:
             return
         seen = self._seals.get(machine, [])

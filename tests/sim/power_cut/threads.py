@@ -33,6 +33,8 @@ ASIDE: Final = 0.5
 DELAY_S: Final = (0.0, 0.0005, 0.004, 0.03)
 """How long at most: one of these, by the seed."""
 LOCK_TRIES: Final = 10_000
+MAX_TURNS: Final = 500_000
+"""Of the loop, in a life: one that has more does not end."""
 
 
 class _Clock:
@@ -43,6 +45,8 @@ class _Clock:
 
     def select(self, timeout: float | None = None) -> list[Any]:
         assert timeout is not None, "everybody waits, and nothing is to come"
+        self._loop.turns += 1
+        assert self._loop.turns < MAX_TURNS, f"the run did not end in {MAX_TURNS} turns of the loop"
         self._loop.now += max(timeout, 0.0)
         return []
 
@@ -154,7 +158,8 @@ class Loop(asyncio.BaseEventLoop):
         self.jobs: set[Job] = set()
         self.before_switch: Callable[[], None] = lambda: None
         """Called in a job's thread before somebody else goes on."""
-        self._lines: dict[int, deque[Job]] = {}
+        self.turns = 0
+        self._lines: dict[Any, deque[Job]] = {}
         super().__init__()
         self._selector = _Clock(self)
         self._clock_resolution = 1e-9
@@ -173,7 +178,7 @@ class Loop(asyncio.BaseEventLoop):
 
         def done(found: Any, problem: BaseException | None) -> None:
             if executor is not None:
-                line = self._lines[id(executor)]
+                line = self._lines[executor]
                 line.popleft()
                 if line:
                     line[0].go_on()
@@ -186,7 +191,7 @@ class Loop(asyncio.BaseEventLoop):
 
         job = Job(self, lambda: func(*args), done)
         self.jobs.add(job)
-        line = self._lines.setdefault(id(executor), deque()) if executor is not None else deque[Job]()
+        line = self._lines.setdefault(executor, deque()) if executor is not None else deque[Job]()
         line.append(job)
         if len(line) == 1:
             self.call_later(self.delay(), job.go_on)

@@ -55,6 +55,8 @@ SEGMENT_BYTES: Final = (1500, 4000, 12_000)
 FLUSH_S: Final = (0.1, 0.3, 1.2)
 WAIT_S: Final = 60.0
 WATCH_S: Final = 0.002
+REST_S: Final = 0.0002
+REST_TRIES: Final = 50_000
 BACKGROUND: Final = ("num-running-flushes", "num-running-compactions", "compaction-pending", "mem-table-flush-pending")
 
 
@@ -106,6 +108,17 @@ class Anything:
 
     def __getattr__(self, _name: str) -> Callable[..., None]:
         return lambda *_a, **_k: None
+
+
+class Log(Anything):
+    """Keeps what is an error: in an opening there is none."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def error(self, event: str, **what: object) -> None:
+        """As of structlog."""
+        self.errors.append(f"{event} {what}")
 
 
 @dataclass
@@ -235,6 +248,7 @@ class Machine:
         self.session = 0
         self.member = 0
         self.crashed: BaseException | None = None
+        self.log = Log()
         self.membership = SimpleNamespace(node=None, before_registering_again=lambda _renew: None)
 
     async def start(self) -> None:
@@ -252,7 +266,7 @@ class Machine:
                 **common, table_dir=str(tables), table_mb=8, memtable_mb=1, cache_mb=1, reserve_mb=0, trim_interval_s=1.0
             )
         context: Context[Any] = Context(
-            role=role, options=options, cluster=ClusterOptions(), endpoint_id=EndpointID(self.number + 1), log=Anything(),  # type: ignore[arg-type]
+            role=role, options=options, cluster=ClusterOptions(), endpoint_id=EndpointID(self.number + 1), log=self.log,  # type: ignore[arg-type]
             links=self, server=Anything(), membership=self.membership, zookeeper=Anything(), root="/pixiu",  # type: ignore[arg-type]
             metrics=Metrics(role, 0), current_view=lambda: world.view, crash=self._crash,
         )  # fmt: skip
@@ -271,6 +285,7 @@ class Machine:
         self._note_dips()
         self._watch(-1, -1)
         self._production_submit, replica.submit = replica.submit, self._submit
+        self._production_write, replica._write = replica._write, self._write
         await made.start()
 
     @property
@@ -316,6 +331,10 @@ class Machine:
         self.world.submitted.append((proposal.first, payloads[0][1]))
         return proposal
 
+    def _write(self, payloads: Any, *rest: Any) -> Any:
+        self.world.written.update(payload for _, payload in payloads)
+        return self._production_write(payloads, *rest)
+
     def _crash(self, error: BaseException) -> None:
         self.crashed = self.crashed or error
 
@@ -354,6 +373,8 @@ class World:
     nodes: dict[int, Node] = field(default_factory=dict)
     submitted: list[tuple[int, bytes]] = field(default_factory=list)
     """The counter of each entry that a role proposed, and what is in it."""
+    written: set[bytes] = field(default_factory=set)
+    """What is in each entry that a role has ever proposed."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -410,13 +431,18 @@ class World:
         """Wait until RocksDB's own threads have nothing to do: what they write is in the same place of the trace each time."""
         for rows in list(self._opened):
             try:
-                while any(rows.property_int_value(f"rocksdb.{name}") for name in BACKGROUND):
-                    _sleep(0.0002)
+                for _ in range(REST_TRIES):
+                    if not any(rows.property_int_value(f"rocksdb.{name}") for name in BACKGROUND):
+                        break
+                    _sleep(REST_S)
+                else:  # it never will: it failed
+                    self._opened.remove(rows)
             except Exception:  # it was closed
                 self._opened.remove(rows)
 
     def _end(self) -> None:
         self.recorder = None
+        self.loop.turns = 0
         for each in self.machines:
             self.loop.run_until_complete(each.stop())
         tasks = asyncio.all_tasks(self.loop)
