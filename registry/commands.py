@@ -281,6 +281,12 @@ class _Up:
         elif name == "replicas_refused":
             text = f"{fields['replicas']} replicas of {fields['role']}: one machine runs at most {fields['limit']} processes"
             error_console().print(f"[red]{text}[/]", highlight=False)
+        elif name == "small_tables":
+            text = (
+                f"{fields['free_mb']} MiB of shared memory are free: each Xiu keeps {fields['table_mb']} MiB of its newest records "
+                "there; enlarge it (a container: --shm-size), or set xiu.table_mb"
+            )
+            error_console().print(f"[yellow]{text}[/]", highlight=False)
         elif name == "process_failed":
             error_console().print(f"[red]{fields['process']} cannot be started: {fields['error']}[/]", highlight=False)
 

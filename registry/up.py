@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from registry.layout import ensure_layout, set_replicas
 from registry.pki import CALLERS, ZOOKEEPER, issue, make_authority, renew
 from registry.secure import DOORS
 from registry.settings_check import check_settings, overrides_for
+from registry.shared_tables import table_mb
 from registry.supervised import SupervisorMark
 from registry.supervisor import (
     CONFIGURATION_EXIT,
@@ -233,6 +235,8 @@ class LocalCluster:
         """How many of each role are run."""
         self._partitions = dict.fromkeys(self._replicas, 0)
         """How many partitions of each; 0 where it has none."""
+        self._table_mb = 0
+        """Of each Xiu, where shared memory has no room for the default."""
 
     @property
     def target(self) -> str:
@@ -263,6 +267,7 @@ class LocalCluster:
             logins.use(Login(self.zookeeper.credentials))
             self._on_event("zookeeper", {"address": self.zookeeper.address})
         await self._prepare_registry()
+        self._fit_tables()
         self._spawn(self._tick(), "supervisor-timer")
         self._spawn(self._rotate(), "log-rotation")
         self._apply(self.core.tick(time.monotonic()))
@@ -369,6 +374,14 @@ class LocalCluster:
         self._mark = SupervisorMark(self._session, self.address.root)
         self._mark.start()
 
+    def _fit_tables(self) -> None:
+        """Xius get smaller tables where shared memory is small."""
+        options, counts = self.options, Counter(process.spec.role for process in self.core.processes.values())
+        found = table_mb(counts["xiu"], counts["gateway"], self.address.root, options.settings, options.config, os.environ)
+        if found is not None:
+            self._table_mb, free_mb = found
+            self._on_event("small_tables", {"table_mb": self._table_mb, "free_mb": free_mb})
+
     def _follow(self, view: View) -> None:
         """Start and end processes where an operator has changed how many replicas are wanted, or doubles the partitions."""
         for role, runs in self._replicas.items():
@@ -466,6 +479,8 @@ class LocalCluster:
             values["partition"] = spec.partition
         if spec.role == "gateway":
             values["mqtt_port"] = options.mqtt_port + spec.number if options.mqtt_port else 0
+        if spec.role == "xiu" and self._table_mb:
+            values["table_mb"] = self._table_mb
         values.update(child.ports)
         values.update(overrides_for(spec.role, options.settings))
         if self.zookeeper is not None:
