@@ -31,6 +31,9 @@ FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 2.0
 MAX_INCOMING: Final = 4096
 """Streams that others may have open to this process."""
+MAX_SILENT: Final = 1024
+"""Of these, without a good frame so far. Policy: the oldest makes room for a further one. A peer whose records all go by stream
+opens it before it has any, and is not to be cut for that."""
 MAX_FRAMES: Final = 1 << 20
 """Frames that may wait on one stream; the link's window keeps them far below. Policy: a further one is lost, and sent again."""
 
@@ -115,13 +118,16 @@ class OutgoingStream:
 class IncomingStream:
     """A stream that a peer opened to this process."""
 
-    def __init__(self, handler: GrpcHandler[LinkFrame, LinkFrame], host: StreamHost) -> None:
+    def __init__(
+        self, handler: GrpcHandler[LinkFrame, LinkFrame], host: StreamHost, heard: Callable[[IncomingStream], None]
+    ) -> None:
+        """`heard` is called with each good frame."""
         self.source: EndpointID | None = None
         """Who speaks, known from its first good frame."""
         self.name = handler.peer
         self.refused = False
         """It sent what is not for this process."""
-        self._host = host
+        self._host, self._heard = host, heard
         self._reply: LinkFrame | None = None
         self._stream = Duplex(handler, self._take, self._give, over=self._over)
 
@@ -142,6 +148,8 @@ class IncomingStream:
         if not self._host.stream_frame(frame.datagram, self):
             self.refused = True
             self._stream.end("not a frame for this process")
+        elif self.source is not None:
+            self._heard(self)
 
     def _give(self) -> LinkFrame | None:
         reply, self._reply = self._reply, None
@@ -167,6 +175,8 @@ class LinkService(LinkServicer):
     def __init__(self, host: StreamHost) -> None:
         self._host = host
         self._open = 0
+        self._silent: dict[IncomingStream, None] = {}
+        """Without a good frame so far, the oldest first."""
 
     async def Exchange(  # type: ignore[override]
         self, request_iterator: AsyncIterator[LinkFrame], context: grpc.aio.ServicerContext[LinkFrame, LinkFrame]
@@ -176,11 +186,20 @@ class LinkService(LinkServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"this process has {MAX_INCOMING} streams open")
         self._open += 1
         handler: GrpcHandler[LinkFrame, LinkFrame] = GrpcHandler(context)
-        stream = IncomingStream(handler, self._host)
+        stream = IncomingStream(handler, self._host, self._spoke)
+        if len(self._silent) >= MAX_SILENT:
+            oldest = next(iter(self._silent))
+            self._spoke(oldest)
+            oldest.cancel()
+        self._silent[stream] = None
         try:
             await handler.opened()
             await stream.run()
         finally:
             self._open -= 1
+            self._spoke(stream)
         if stream.refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not a frame for this process")
+
+    def _spoke(self, stream: IncomingStream) -> None:
+        self._silent.pop(stream, None)

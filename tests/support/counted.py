@@ -23,7 +23,7 @@ def _framed(door: FramedDoor) -> dict[str, int]:
 
 
 def _links(service: LinkService) -> dict[str, int]:
-    return {"open": service._open}
+    return {"open": service._open, "silent": len(service._silent)}
 
 
 def _guard(guard: Guard) -> dict[str, int]:

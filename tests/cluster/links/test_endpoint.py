@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from cluster.links import stream
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.head import Refusal
@@ -19,6 +20,7 @@ from cluster.links.options import LinkOptions
 from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
+from pixiu.wire.v1.wire_pb2_grpc import LinkStub
 from tests.cluster.links.world import Recorder, make_record
 from tests.support.waiting import until
 
@@ -467,3 +469,24 @@ async def test_who_paces_the_loop_is_told_when_somebody_waits() -> None:
     assert len(hurried[one]) == 2
     for process in (one, other):
         await process.stop()
+
+
+async def test_streams_that_say_nothing_shut_nobody_out(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest makes room; one on which a peer has spoken stays."""
+    monkeypatch.setattr(stream, "MAX_INCOMING", 8)
+    monkeypatch.setattr(stream, "MAX_SILENT", 4)
+    alice, bob = await two(processes, LinkOptions(transport="stream", push_back_ms=20_000))
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    await until(lambda: alice.handler.settled)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{bob.port}") as channel:
+        calls: list[Any] = []
+        for _ in range(12):
+            calls.append(LinkStub(channel).Exchange())
+            await calls[-1].wait_for_connection()
+        await until(lambda: sum(call.done() for call in calls) == 8)
+        assert [call.done() for call in calls] == [True] * 8 + [False] * 4
+        alice.endpoint.send_records(bob.id, [make_record(2)], token=2)
+        await until(lambda: len(alice.handler.settled) == 2)
+        assert bob.handler.keys() == [1, 2]
+        for call in calls:
+            call.cancel()
