@@ -170,6 +170,10 @@ class NoInboxes:
         """Never asked."""
         raise NotImplementedError
 
+    def may_grow(self) -> bool:
+        """See `pi.core.Inboxes`."""
+        return True
+
     def may_read(self) -> bool:
         """Never asked."""
         return True

@@ -82,6 +82,9 @@ class Inboxes(Protocol):
     def stored(self, msg_id: int, uin: int) -> int:
         """The InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
 
+    def may_grow(self) -> bool:
+        """Whether there is space for mail. What frees some, or needs none, is taken without, too."""
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -93,6 +96,7 @@ class _Waiting:
     payload: bytes
     """Its operations, as they came."""
     operations: int
+    appends: int
     writers: list[Writer]
     reads: list[ev.ReadFound]
     answered: bool = False
@@ -207,7 +211,7 @@ class Core:
             self._end_writers(event.stream, writers)
             self._refuse(event.stream, event.request, refused, out)
             return
-        waiting = _Waiting(event.stream, event.request, event.level, payload, len(found), writers, reads)
+        waiting = _Waiting(event.stream, event.request, event.level, payload, len(found), appends, writers, reads)
         if not found:
             out.append(self._reply(waiting))
             return
@@ -293,10 +297,18 @@ class Core:
         if not self._limits_said:  # whoever decides by an earlier leader's, or by none, keeps too little or too much
             self._propose_clock(now, out)
         turn, self._turn, self._turn_bytes, self._turn_operations = self._turn, [], 0, 0
+        if self._inboxes.may_grow():
+            self._propose_turn(turn, out)
+            return
+        for beyond in (False, True):
+            if part := [waiting for waiting in turn if bool(waiting.appends) is beyond]:
+                self._propose_turn(part, out, beyond=beyond)
+
+    def _propose_turn(self, turn: list[_Waiting], out: list[ev.Effect], *, beyond: bool = False) -> None:
         self._token += 1
         self._proposed[self._token] = turn
         replicated = any(waiting.level is Level.REPLICATED for waiting in turn)
-        out.append(ev.Propose(self._token, b"".join([waiting.payload for waiting in turn]), replicated))
+        out.append(ev.Propose(self._token, b"".join([waiting.payload for waiting in turn]), replicated, beyond))
 
     def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
         self._logged[event.first] = turn = self._proposed.pop(event.token, [])
@@ -325,7 +337,8 @@ class Core:
         except StateDamaged:
             results = []
         too_few = self._too_few and waiting.level is Level.REPLICATED and any(results)
-        if not results or too_few or (not all(results) and (any(self._logged.values()) or not self._inboxes.may_read())):
+        on_their_way = any(other.appends for turn in self._logged.values() for other in turn)
+        if not results or too_few or (not all(results) and (on_their_way or not self._inboxes.may_read())):
             self._waiting_bytes -= len(waiting.payload)
             self._end_writers(waiting.stream, waiting.writers)
             unknown = Unavailable("there is no space, and some of it may be stored already: send it again")

@@ -118,6 +118,8 @@ class Propose:
     token: int
     payload: bytes
     replicated: bool
+    beyond: bool = False
+    """It has mail for inboxes that may not grow: to be rejected, here or by another replica."""
 
 
 @dataclass(slots=True)

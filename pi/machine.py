@@ -37,6 +37,9 @@ DAMAGED_S: Final = 10.0
 """The scrub finds a broken value again after so long: meanwhile there may be a replica to repair it from."""
 MAX_BROKEN: Final = 10_000
 """Values that are given up at a time. Policy: the rest is found the next time."""
+RESERVE_BYTES: Final = 1 << 30
+"""By so much the store may grow beyond its bound: for what was in the log when it was reached, for acknowledgements and sweeps, and
+for pages that a transaction leaves. It is taken when it is needed."""
 SCRUB_KEYS: Final = 500
 """Checked at a time."""
 CHECK_PAUSE_S: Final = 0.0005
@@ -60,7 +63,7 @@ class Machine:
 
     Args:
         folder: of the store.
-        map_bytes: the most that it may grow to.
+        store_bytes: its bound: no mail is taken while it holds more.
         heads: kept in memory.
         flush_interval_s: between two transactions.
         on_failed: called when nothing more can be written, and with damage that was found: by the scrub, or by an entry that cannot
@@ -70,11 +73,14 @@ class Machine:
     """
 
     def __init__(
-        self, folder: Path, map_bytes: int, heads: int, flush_interval_s: float, on_failed: Callable[[PixiuError], None],
+        self, folder: Path, store_bytes: int, heads: int, flush_interval_s: float, on_failed: Callable[[PixiuError], None],
     ) -> None:  # fmt: skip
-        self._folder, self._map_bytes, self._heads = folder, map_bytes, heads
+        self._folder, self._store_bytes, self._heads = folder, store_bytes, heads
         self.full = ""
         """Why the newest try to write failed for want of space; empty: it did not."""
+        self.beyond = ""
+        """Why no mail may be taken, although what is in the log is applied; empty: it may. Each replica finds it out by itself,
+        and a leader asks before it proposes, so that all apply the same."""
         self.damaged = ""
         """What the scrub found."""
         self.transactions = 0
@@ -130,6 +136,7 @@ class Machine:
         self.flushed = self.state.applied.counter
         """The state is durable up to this counter."""
         self.full = ""  # also of a snapshot that took the place of what could not be written
+        self._look_for_space()
 
     def _begin(self) -> None:
         """The state as it is stored."""
@@ -139,7 +146,7 @@ class Machine:
 
     def _store_in(self, folder: Path) -> StateStore:
         """What a folder holds, in the present form."""
-        store = StateStore(folder, self._map_bytes)
+        store = StateStore(folder, self._store_bytes + RESERVE_BYTES)
         try:
             convert(store)
         except PixiuError:
@@ -342,11 +349,20 @@ class Machine:
         self.full = ""  # whoever asked for it: a try that finds nothing left to write would not say so
         self.store.renew()
         self.state.table.thawed()
+        self._look_for_space()
         record = self.state.doubled.record
         if record.digest or record.phase is not Phase.OPEN:  # nobody asks for it any more, and LMDB keeps what it frees
             self._close_cut()
         self.transactions += 1
         self.flushed = counter
+
+    def _look_for_space(self) -> None:
+        live, self.beyond = self.store.bytes_live, ""
+        if live > self._store_bytes:
+            self.beyond = (
+                f"the inboxes in {self._folder} hold {live >> 20} MiB, pi.store_mb is {self._store_bytes >> 20}: what is "
+                "acknowledged or deleted makes room when pi.dedupe_s is over, or raise pi.store_mb and start again"
+            )
 
     def _write(self, changes: dict[bytes, bytes | None]) -> None:
         self.store.write(changes)

@@ -17,7 +17,8 @@ class Options(ReplicatedOptions):
     """The [pi] table. `data_dir` holds the log and the inboxes; it must be given, and belongs to one process."""
 
     store_mb: int = bounded(65_536, 16, 1 << 24)
-    """MiB that the inboxes may grow to: about 250 bytes an entry. The file grows as it is needed."""
+    """MiB that the inboxes may hold: about 250 bytes an entry. Then mail is refused, and what makes room is taken, for which the
+    file may grow by up to 1 GiB more. It grows as it is needed."""
     inbox_cap: int = bounded(100_000, 1, 1_000_000_000)
     """Entries of an inbox (a user's lane) that can be read."""
     inbox_full: str = choice("drop_oldest", "drop_oldest", "refuse")

@@ -39,7 +39,7 @@ from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pi.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
+from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
 from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
@@ -68,7 +68,8 @@ class Service(RoleShell):
         )
         self._replica = Replica(
             context, self._machine, folder / "replica", options.replication(),
-            on_leading=self._leading, on_deposed=self._deposed, has_room=lambda: not self._machine.refuses,
+            on_leading=self._leading, on_deposed=self._deposed,
+            has_room=lambda: not (self._machine.refuses or self._machine.beyond),
             segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)
@@ -143,7 +144,7 @@ class Service(RoleShell):
             "replication": {**status, "degraded": degraded},
             "degraded": degraded,
             "streams": len(self._streams),
-            "disk_full": self._machine.full or self._replica.log_full,
+            "disk_full": self._machine.full or self._machine.beyond or self._replica.log_full,
             "damage": self._damage,
             "doubling": Phase(self._doubling.record.phase).name,
             "opened_s": round(self._opened_s, 3),
@@ -195,6 +196,10 @@ class Service(RoleShell):
         """The InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
         return self._machine.state.inboxes.number_of(uin, msg_lane(msg_id), msg_id)
 
+    def may_grow(self) -> bool:
+        """Whether there is space for mail."""
+        return not self._machine.beyond
+
     def may_read(self) -> bool:
         """Whether what was just read is the newest there is; of a state that stands still, whether nobody has a newer one."""
         return self._replica.lease_valid() or (self._machine.stands and self._replica.holds_lease())
@@ -219,7 +224,8 @@ class Service(RoleShell):
         """Write an entry, and say what becomes of it."""
         level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
-            if (refused := self._machine.refuses) is not None:
+            refused = self._machine.refuses or (DiskFull(self._machine.beyond) if effect.beyond else None)
+            if refused is not None:
                 if self._replica.leave_for_space():
                     raise Draining("this replica cannot write its inboxes; use the next leader")
                 raise refused
@@ -293,7 +299,8 @@ class Service(RoleShell):
             "transactions_total": machine.transactions,
             "unwritten_changes": machine.state.unwritten,
             "store_bytes": machine.store.bytes_used,
-            "disk_full": int(bool(machine.full or self._replica.log_full)),
+            "store_live_bytes": machine.store.bytes_live,
+            "disk_full": int(bool(machine.full or machine.beyond or self._replica.log_full)),
             "damaged": int(bool(self._damage)),
             "scrubbed_values_total": machine.scrubbed,
             "streams": len(self._streams),

@@ -191,6 +191,12 @@ class StateStore:
         return int((info["last_pgno"] + 1) * self._db.stat()["psize"])
 
     @property
+    def bytes_live(self) -> int:
+        """Bytes of the pages that hold something: what was freed is used again, and the file does not shrink."""
+        found = self._db.stat()
+        return int((found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]) * found["psize"])
+
+    @property
     def entries(self) -> int:
         """How many values are stored."""
         return int(self._db.stat()["entries"])

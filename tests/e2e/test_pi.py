@@ -187,6 +187,36 @@ async def test_a_log_whose_tail_was_cut_is_not_served(roles: Roles) -> None:
     await client.close()
 
 
+async def test_inboxes_at_their_bound_refuse_mail_and_take_acknowledgements(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", partition=0, flush_interval_s=0.05, store_mb=16)
+    client, epoch = await connect(roles)
+    sent, code = 0, ""
+    session = await client.session(UIN)
+    while not code:
+        pairs = [(message(number), UIN + number) for number in range(sent, sent + 2000)]
+        reply = await client.ask(appends(epoch, *pairs))
+        code, known = reply.code, sent
+        sent += 2000
+        assert sent < 1_000_000
+    assert code == "DISK_FULL"
+    assert "pi.store_mb" in reply.text
+    assert list((await client.ask(acknowledges(UIN, session, 1))).results) == [0]
+    assert not (await client.read(UIN, session)).seqs
+    again = await client.ask(appends(epoch, (message(0), UIN), worker=2))
+    assert (again.code, list(again.results)) == ("", [1])
+    assert (await client.ask(appends(epoch, (message(1 << 40), UIN), worker=3))).code == "DISK_FULL"
+    await client.close()
+    await stopped(roles, "pi-0")
+    roles.start("pi-0", partition=0, store_mb=64)
+    client, epoch = await connect(roles)
+    found = await client.read(UIN + known - 1, await client.session(UIN + known - 1))
+    assert list(found.msg_ids) == [message(known - 1)], "what was confirmed"
+    assert list((await client.ask(appends(epoch, (message(1 << 40), UIN)))).results) == [2]
+    await client.close()
+    await stopped(roles, "pi-0")
+
+
 async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(roles: Roles) -> None:
     with small_disk(roles.folder / "pi-0", "12m") as folder:
         ballast = folder / "ballast"

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from cluster.replication.events import Accepted
 from cluster.runtime.contract import NEVER, TICK
 from pi import core as module
 from pi import events as ev
@@ -199,6 +200,33 @@ def test_without_space_what_is_stored_is_confirmed_to_whoever_sends_it_again() -
     assert (new.code, list(new.results)) == ("DISK_FULL", [])
     assert (other.code, list(other.results)) == ("DISK_FULL", [])
     assert [pi.code(appends(5, (message(4), 7), worker=worker)) for worker in (1, 2, 3)] == ["", "STALE_WRITER", "STALE_WRITER"]
+
+
+def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_room() -> None:
+    pi = Pi()
+    pi.shelf.room, pi.shelf.numbers = False, {(message(1), 7): 4}
+    pi.ask(appends(5, (message(3), 7), worker=2), request=1)
+    pi.ask(acknowledges(9, 1, 1), request=2)
+    pi.ask(appends(5, (message(1), 7)), request=3)
+    pi.ask(OpenSessions(USER_DEVICE.pack(9, 0)), request=4)
+    pi.ask(appends(5, (message(4), 7), worker=3), acknowledges(9, 1, 1), request=5)
+    pi.turn()
+    *_, taken, beyond = pi.proposals
+    assert taken.payload == encode([acknowledges(9, 1, 1), OpenSessions(USER_DEVICE.pack(9, 0))])
+    assert (taken.beyond, beyond.beyond) == (False, True)
+    pi.step(Accepted(taken.token, 5, 100, 100))
+    replies = {reply.request: reply for reply in pi.reject("DISK_FULL", "full")}
+    assert {number: reply.code for number, reply in replies.items()} == {1: "DISK_FULL", 3: "", 5: "DISK_FULL"}
+    assert list(replies[3].results) == [4], "what is there is confirmed all the same"
+    assert [(reply.request, list(reply.results)) for reply in pi.apply(100, [[0], [2]])] == [(2, [0]), (4, [2])]
+    assert pi.core.under_way == 0
+    clock = pi.tick()
+    assert clock is None or not clock.beyond
+    pi.shelf.room = True
+    pi.ask(appends(5, (message(3), 7), worker=2, generation=2), request=6)
+    entry = pi.turn()
+    assert entry is not None
+    assert not entry.beyond
 
 
 def test_without_space_nothing_is_refused_for_good_that_may_be_in_the_log() -> None:

@@ -17,10 +17,10 @@ from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
 from pi.machine import Machine
 from pi.store import FILE_NAME
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
-from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
+from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, Clock, Limits, OpenSessions, Operation, encode
 from tests.pi.memory import START_S, at_us
 from tests.support.disks import small_disk
-from tests.support.pi import appends, message
+from tests.support.pi import acknowledges, appends, message
 from tests.support.waiting import until
 
 UIN = 7
@@ -186,7 +186,38 @@ async def test_a_disk_that_was_full_while_it_was_written_to_is_no_broken_one(
                     one.store.write({})
 
 
-async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path) -> None:
+async def test_beyond_its_bound_everything_is_applied_until_what_is_acknowledged_has_made_room(tmp_path: Path) -> None:
+    """Nothing makes room where acknowledgements and the sweeps' entries find none."""
+    counter = 0
+
+    async def applied(*operations: Operation, at_s: float = START_S) -> int:
+        nonlocal counter
+        counter += 1
+        ((*_, (result,)),) = one.apply([Entry(1, counter, ENTRY_KIND, at_us(at_s), encode(operations))])
+        await one.flush()
+        return result
+
+    async with machine(tmp_path / "a", map_mb=1) as one:
+        session, sent = await applied(OpenSessions(USER_DEVICE.pack(UIN, 0))), 0
+        while not one.beyond:
+            one.apply(entries(counter + 1, counter + 1, each=1000))
+            counter, sent = counter + 1, sent + 1000
+            await one.flush()
+        assert "pi.store_mb is 1:" in one.beyond
+        assert one.full == ""
+    async with machine(tmp_path / "a", map_mb=1) as one:
+        assert one.beyond, "a restart changes nothing"
+        assert await applied(acknowledges(UIN, session, sent)) == 0
+        assert one.beyond, "senders may still repeat what they sent"
+        while one.beyond:
+            assert await applied(Clock(Limits()), at_s=START_S + Limits().dedupe_s + 2 * 3600) == 0
+            assert counter < sent
+        assert one.full == ""
+        assert one.store.bytes_live < 1 << 20 < one.store.bytes_used
+
+
+async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pi.machine.RESERVE_BYTES", 0)
     async with machine(tmp_path / "a", map_mb=1) as one:
         one.apply(entries(1, 1000, users=10_000))
         with pytest.raises(DiskFull, match=r"raise pi\.store_mb"):

@@ -29,6 +29,11 @@ class Shelf:
             raise StateDamaged("broken")
         return number
 
+    room = True
+
+    def may_grow(self) -> bool:
+        return self.room
+
     def may_read(self) -> bool:
         return self.lease
 

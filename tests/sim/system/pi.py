@@ -183,6 +183,10 @@ class PiProcess(Unlinked):
         """See `pi.core.Inboxes`."""
         return self.machine.state.inboxes.number_of(uin, msg_lane(msg_id), msg_id)
 
+    def may_grow(self) -> bool:
+        """See `pi.core.Inboxes`."""
+        return True
+
     def may_read(self) -> bool:
         """See `pi.core.Inboxes`."""
         return self.replica.may_read()
