@@ -100,7 +100,11 @@ class InboxView:
         return found
 
     async def unread(self, uin: int, lanes: Sequence[int] = LANES) -> list[Lane]:
-        """Each lane without entries, with the user's devices, and what each of them has not acknowledged."""
+        """Each lane without entries, with the user's devices, and what each of them has not acknowledged.
+
+        A mail whose lifetime (`expire`) is over is counted until that device connects and leaves it out: inboxes hold numbers, and
+        not lifetimes.
+        """
         _check(uin, *lanes)
         reads = [pi_pb2.PiRead(uin=uin, lane=lane, peek=True, devices=True) for lane in lanes]
         return [lane_of(lane, reply) for lane, reply in zip(lanes, await self._stores.read(uin, reads), strict=True)]
