@@ -11,11 +11,10 @@ import errno
 import os
 import resource
 import socket
-import sys
 from collections.abc import Callable
 from typing import Final
 
-from cluster.runtime.server import files_for_clients
+from cluster.runtime.server import files_for_mqtt
 from pixiu.errors import ConfigurationError, Unavailable
 
 ACCEPTS: Final = 8
@@ -110,5 +109,4 @@ class Listener:
 
 def _files() -> int:
     """The descriptors of clients are below this number."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return files_for_clients(limit) if limit > 0 else sys.maxsize
+    return files_for_mqtt(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -178,7 +178,9 @@ class Process(Generic[OptionsT]):
         shown = self._door_tls.server_credentials(handshakes.begins) if self._door_tls is not None else None
         logs_in = isinstance(self._options, ClientRoleOptions) and bool(self._options.access_file)
         with handshakes.watching(shown is not None and logs_in):
-            return Server(self._cluster, interceptors=[parsing], credentials=shown, of_clients=True)
+            return Server(
+                self._cluster, interceptors=[parsing], credentials=shown, of_clients=True, beside_mqtt=self._role == "gateway"
+            )
 
     async def run(self) -> int:
         """Start, serve until a signal or a crash, end. Returns the exit code; raises what the start or a crash raised."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -63,18 +64,24 @@ def files_for_clients(limit: int) -> int:
     return max(limit - KEPT_FILES, limit // 2)
 
 
-def _connections_of_clients() -> int:
-    """Connections that the clients' gRPC listener has at a time: half of what clients may have. MQTT may use what is left."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return files_for_clients(limit) // 2 if 0 < limit < MAX_CONNECTIONS else MAX_CONNECTIONS
+def connections_of_clients(limit: int, *, beside_mqtt: bool) -> int:
+    """Connections that the clients' gRPC listener has at a time, of so many descriptors: half of what clients may have; beside
+    MQTT a quarter, which MQTT leaves free, since gRPC counts its own connections alone."""
+    return min(files_for_clients(limit) // (4 if beside_mqtt else 2), MAX_CONNECTIONS) if limit > 0 else MAX_CONNECTIONS
 
 
-def server_options(cluster: ClusterOptions, *, of_clients: bool = False) -> list[tuple[str, int]]:
+def files_for_mqtt(limit: int) -> int:
+    """The descriptors that MQTT's clients have are below this number."""
+    return files_for_clients(limit) - connections_of_clients(limit, beside_mqtt=True) if limit > 0 else sys.maxsize
+
+
+def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_mqtt: bool = False) -> list[tuple[str, int]]:
     """The channel arguments of a process's server."""
     longest = message_bytes(cluster)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     clients = [
         ("grpc.max_connection_idle_ms", CLIENT_IDLE_MS),
-        ("grpc.max_allowed_incoming_connections", _connections_of_clients()),
+        ("grpc.max_allowed_incoming_connections", connections_of_clients(limit, beside_mqtt=beside_mqtt)),
     ]
     return [
         *(clients if of_clients else ()),
@@ -110,12 +117,14 @@ class Server:
         credentials: grpc.ServerCredentials | None = None,
         *,
         of_clients: bool = False,
+        beside_mqtt: bool = False,
     ) -> None:
-        """`credentials`: of TLS; None: callers are not asked who they are. `of_clients`: its callers are no processes."""
+        """`credentials`: of TLS; None: callers are not asked who they are. `of_clients`: its callers are no processes.
+        `beside_mqtt`: others come to this process by MQTT."""
         keep_grpc_from_printing()
         self._reflection, self._credentials = reflection, credentials
         self.grpc = grpc.aio.server(
-            options=server_options(cluster, of_clients=of_clients),
+            options=server_options(cluster, of_clients=of_clients, beside_mqtt=beside_mqtt),
             maximum_concurrent_rpcs=MAX_CALLS,
             interceptors=list(interceptors) or None,
         )

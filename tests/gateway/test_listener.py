@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.runtime.options import ClusterOptions
-from cluster.runtime.server import files_for_clients, server_options
+from cluster.runtime.server import connections_of_clients, files_for_clients, files_for_mqtt, server_options
 from gateway import listener as module
 from gateway.listener import ACCEPTS, Listener
 from pixiu.errors import ConfigurationError
@@ -115,6 +115,10 @@ async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.Monk
 def test_some_descriptors_are_kept_back() -> None:
     assert files_for_clients(1200) == 1200 - 256
     assert files_for_clients(300) == 150
+    for limit in (64, 300, 1200, 20_000, 1 << 20):  # whichever of them comes first, and whatever both hold
+        both = files_for_mqtt(limit) + connections_of_clients(limit, beside_mqtt=True)
+        assert both <= files_for_clients(limit)
+        assert connections_of_clients(limit, beside_mqtt=False) >= connections_of_clients(limit, beside_mqtt=True) > 0
     options = dict(server_options(ClusterOptions(), of_clients=True))
     assert options["grpc.max_connection_idle_ms"] <= 10_000
     assert options["grpc.max_allowed_incoming_connections"] > 0

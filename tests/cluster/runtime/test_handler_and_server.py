@@ -11,10 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cluster.links.api import LinkHandler, Outcome, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
+from cluster.runtime import server as module
 from cluster.runtime.handler import Handler
 from cluster.runtime.options import ClientDoorOptions, ClusterOptions, RoleOptions
 from cluster.runtime.server import (
@@ -28,6 +30,7 @@ from cluster.runtime.server import (
 )
 from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
+from tests.support.waiting import until
 
 PEER = EndpointID(7)
 
@@ -202,3 +205,35 @@ def test_grpc_prints_no_traceback_of_its_own(capsys: pytest.CaptureFixture[str])
         cygrpc.traceback.print_exc()
         assert "printed" in "".join(cygrpc.traceback.format_exception(ValueError("printed")))
     assert capsys.readouterr().err == ""
+
+
+async def test_connections_of_clients_are_bounded_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "connections_of_clients", lambda _limit, *, beside_mqtt: 3)
+    monkeypatch.setattr(module, "CLIENT_IDLE_MS", 1_000)
+    server = Server(ClusterOptions(), of_clients=True)
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(5)]
+
+    async def comes_in(channel: grpc.aio.Channel) -> bool:
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    held = []
+    for channel in channels[:3]:
+        await until(lambda channel=channel: comes_in(channel), "connections that never became HTTP/2 are gone")  # type: ignore[misc]
+        held.append(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
+        await held[-1].read()
+    assert not await comes_in(channels[3])
+    for call in held:
+        call.cancel()
+    await until(lambda: comes_in(channels[4]), "connections without a call made room")
+    for connection in silent:
+        connection.close()
+    for channel in channels:
+        await channel.close()
+    await server.grpc.stop(None)
