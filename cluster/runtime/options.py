@@ -254,7 +254,7 @@ class RoleOptions(Options):
     reflection: bool = False
     """Whether gRPC reflection at `port` names what is served there."""
     poll_interval_s: float = bounded(60.0, 0.1, 3600.0)
-    """Seconds between two readings of the whole registry, beside the watches."""
+    """Seconds between two readings of the whole registry, beside the watches. Below session_timeout_ms it finds nothing earlier."""
     session_timeout_ms: int = bounded(10_000, 1000, 120_000)
     """Milliseconds after which ZooKeeper takes a silent process out."""
     connect_timeout_s: float = bounded(15.0, 0.1, 600.0)
@@ -289,6 +289,15 @@ class RoleOptions(Options):
     def insecure_doors(self) -> list[str]:
         """What an operator must be reminded of, a line for each door that is not guarded."""
         return []
+
+    def doubtful_settings(self) -> list[str]:
+        """What is allowed and does no good, a line for each."""
+        if self.poll_interval_s * 1000 >= self.session_timeout_ms:
+            return []
+        return [
+            f"poll_interval_s = {self.poll_interval_s:g}: ZooKeeper itself takes session_timeout_ms = {self.session_timeout_ms} to "
+            f"notice a silent process, so that polls more often find nothing earlier and load it; make it a minute or so"
+        ]
 
     def files_with_keys(self) -> list[Path]:
         """What only this role should be able to read, besides what the cluster's options name."""

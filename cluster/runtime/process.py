@@ -809,6 +809,8 @@ def run_role(
             logger.warning(log.FILE_OPEN_TO_ALL, path=options.data_dir)
     for door in options.insecure_doors():
         logger.warning(log.DOOR_OPEN_TO_ALL, door=door)
+    for text in options.doubtful_settings():
+        logger.warning(log.SETTING_DOUBTFUL, text=text)
 
     if options.cluster_insecure and not cluster.tls_dir and not is_loopback(options.host):
         logger.warning(log.DOOR_OPEN_TO_ALL, door=f"cluster_insecure = true: whoever reaches {options.host} may be any process")

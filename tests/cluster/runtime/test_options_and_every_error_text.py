@@ -309,6 +309,13 @@ def test_a_root_of_routers_must_be_one_and_is_not_for_routers_and_gateways(tmp_p
     assert '[cluster] router_root = "pubsub": must be empty, or where the other cluster is' in text
 
 
+def test_a_registry_that_is_read_more_often_than_it_notices_anything_is_doubtful() -> None:
+    assert RoleOptions().doubtful_settings() == []
+    assert RoleOptions(poll_interval_s=4.0, session_timeout_ms=4000).doubtful_settings() == []
+    (said,) = RoleOptions(poll_interval_s=0.1).doubtful_settings()
+    assert said.startswith("poll_interval_s = 0.1: ")
+
+
 def test_links_get_the_clusters_and_the_roles_values() -> None:
     options = link_options(ClusterOptions(mtu_bytes=1300, transport="stream"), RoleOptions(link_queue_bytes=2 << 20))
     options.validate()

@@ -390,8 +390,11 @@ async def test_without_zookeeper_it_says_which_address_and_ends_with_2() -> None
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: whoever connects is refused
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        async with started(f"registry=zk://{address}/x", "connect_timeout_s=0.3", log_format="console") as role:
+        often = ("poll_interval_s=5", "connect_timeout_s=0.3")
+        async with started(f"registry=zk://{address}/x", *often, log_format="console") as role:
             assert await role.ended() == 2
+            assert "setting_doubtful" in role.text
+            assert "poll_interval_s = 5: ZooKeeper itself takes session_timeout_ms = 10000" in role.text
             assert "start_failed" in role.text
             assert address in role.text
             assert "check that it runs" in role.text
