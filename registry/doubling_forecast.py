@@ -23,6 +23,8 @@ PROTOCOL: Final = 2
 """The oldest protocol version whose processes follow doublings."""
 KEYS: Final[Mapping[str, str]] = {"broker": "rooms", "router": "rooms", "relay": "users", "xiu": "users", "pi": "users"}
 STORED: Final = ("xiu", "pi")
+EQUAL: Final = ("broker", "relay")
+"""Roles whose replicas share a partition's keys among them: each holds all of its memberships, and handles its keys' messages."""
 HEAVY: Final = 0.75
 """A partition that keeps more than this of its load did not get lighter to speak of."""
 MIN_PER_S: Final = 1.0
@@ -171,6 +173,24 @@ def load_warnings(role: str, forecasts: Sequence[Forecast]) -> list[str]:
         if now < MIN_PER_S:
             said.append(f"{role} had no load to speak of in the last ten seconds: nothing is known of what would get lighter")
     return said
+
+
+def replica_warnings(role: str, forecasts: Sequence[Forecast], members: int, changes_per_s: float) -> list[str]:
+    """Where one more replica helps as a doubling does, and moves nothing, in words.
+
+    members: memberships of all partitions (of relays: devices). changes_per_s: of these.
+    """
+    busiest = max(forecasts, key=lambda one: one.per_s, default=None)
+    per_s = sum(one.per_s for one in forecasts)
+    if role not in EQUAL or busiest is None or busiest.per_s < MIN_PER_S or per_s <= changes_per_s:
+        return []
+    if busiest.hottest_per_s >= busiest.per_s / 2:  # one key is one replica's
+        return []
+    what = "memberships" if role == "broker" else "devices"
+    return [
+        f"messages are the load, {per_s:,.0f}/s, and not {what}, {members:,} with {changes_per_s:,.0f} changes/s: add replicas "
+        f"instead (`pixiu add-replica {role}`), which share the messages and move nothing. Double where {what} fill their memory"
+    ]
 
 
 def machines(count: int, there: Iterable[Replica], running: Mapping[int, int]) -> tuple[Machine, ...]:

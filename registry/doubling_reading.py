@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from registry.doubling_forecast import (
     load_warnings,
     machines,
     pause,
+    replica_warnings,
     room_problems,
 )
 
@@ -73,7 +74,10 @@ async def read_plan(view: View, role: str, *, here: bool) -> Plan:
     room = machines(layout.n, (_replica(page) for page in pages), running)
     loads = _loads(role, [page for page in pages if page.node.partition < layout.n], before)
     forecasts = forecast(layout.n, loads)
-    tight, warnings = room_problems(room), load_warnings(role, forecasts)
+    held = {page.node.partition: page.counts.get("members", 0.0) for page in pages if page.node.partition < layout.n}
+    changes = sum(_grown(pages, before, ("membership_applied_total",), every=False).values())
+    tight = room_problems(room)
+    warnings = [*load_warnings(role, forecasts), *replica_warnings(role, forecasts, int(sum(held.values())), changes)]
     rates = _counted(role, pages, before)
     parents = {page.node.partition: page for page in pages if page.node.partition < layout.n}
     return Plan(
@@ -146,15 +150,19 @@ def _loads(role: str, pages: list[Page], before: Mapping[Node, Page]) -> dict[in
 
 def _counted(role: str, pages: list[Page], before: Mapping[Node, Page]) -> dict[int, float]:
     """Partition → a second, by the role's own counters between the two readings; of a store the entries of its log."""
+    return _grown(pages, before, FLOWS_IN.get(role, ("links_records_received_total",)), every=role not in STORED)
+
+
+def _grown(pages: list[Page], before: Mapping[Node, Page], names: Sequence[str], *, every: bool) -> dict[int, float]:
+    """Partition → by how much counters grew a second, of all replicas together; not every: of the one that did the most."""
     found: defaultdict[int, float] = defaultdict(float)
     for page in pages:
         old = before.get(page.node)
         if old is None or page.at <= old.at:
             continue
-        names = FLOWS_IN.get(role, ("links_records_received_total",))
         grown = sum(max(page.counts.get(name, 0.0) - old.counts.get(name, 0.0), 0.0) for name in names)
         rate, partition = grown / (page.at - old.at), page.node.partition
-        found[partition] = max(found[partition], rate) if role in STORED else found[partition] + rate
+        found[partition] = found[partition] + rate if every else max(found[partition], rate)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
+from registry import doubling_reading
 from registry.doubling import Phase, Seen, Wait, decide, problems
 from registry.doubling_forecast import (
     DISK_LEAST_BYTES,
@@ -21,6 +24,7 @@ from registry.doubling_forecast import (
     machines,
     old_processes,
     pause,
+    replica_warnings,
     room_problems,
 )
 
@@ -69,6 +73,39 @@ def test_an_even_load_gets_lighter_and_no_load_is_said_to_be_none() -> None:
     assert load_warnings("relay", forecast(1, {0: Load(100.0, [(1, 5.0), (2, 5.0)])})) == []
     (said,) = load_warnings("relay", forecast(1, {0: Load(0.2, [(1, 0.2)])}))
     assert "no load to speak of" in said
+
+
+def test_where_messages_are_the_load_replicas_are_named_and_where_memberships_are_nothing_is() -> None:
+    even = forecast(2, {0: Load(1000.0, [(2, 90.0)]), 1: Load(800.0)})
+    (said,) = replica_warnings("broker", even, 5000, 3.0)
+    assert said.startswith("messages are the load, 1,800/s, and not memberships, 5,000 with 3 changes/s: add replicas instead ")
+    assert "`pixiu add-replica broker`" in said
+    assert "not devices" in replica_warnings("relay", even, 5000, 3.0)[0]
+    assert replica_warnings("broker", even, 5000, 2000.0) == [], "joins and leaves: every replica handles all of them"
+    assert replica_warnings("broker", forecast(1, {0: Load(0.2)}), 5000, 0.0) == [], "no load to speak of"
+    assert replica_warnings("broker", forecast(1, {0: Load(1000.0, [(2, 900.0)])}), 5000, 0.0) == [], "one room is one replica's"
+    for role in ("router", "xiu", "pi"):  # each replica, or the leader alone, does all of its partition's work
+        assert replica_warnings(role, even, 5000, 0.0) == []
+
+
+async def test_the_plan_reads_messages_and_memberships_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[int] = Counter()
+
+    async def fetch(host: str, port: int, path: str) -> tuple[int, bytes]:
+        if path == "/hot":
+            return 200, b'{"per_s": {"rooms": 100.0}, "rooms": [{"key": 2, "per_s": 20.0}]}'
+        asked[port] += 1
+        applied = 50 * asked[port]
+        return 200, f"pixiu_broker_members 700\npixiu_broker_membership_applied_total {applied}\n".encode()
+
+    monkeypatch.setattr(doubling_reading, "fetch", fetch)
+    monkeypatch.setattr(doubling_reading, "BETWEEN_S", 0.5)
+    replicas = [replace(NODE, role="broker", replica=at, http_port=at, endpoint=EndpointID(at)) for at in (1, 2)]
+    plan = await doubling_reading.read_plan(View(Layout(1, {"broker": RoleLayout(1, 1, 2)}), tuple(replicas)), "broker", here=True)
+    (said,) = plan.warnings
+    found = re.search(r"load, 200/s, and not memberships, 700 with (\d+) changes/s", said)
+    assert found is not None, said
+    assert 50 < int(found[1]) <= 100, "each replica applies all of them"
 
 
 def test_a_machine_wants_room_for_each_new_replica_that_does_not_run_yet() -> None:
