@@ -16,7 +16,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -78,7 +78,7 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
     )
     app.callback()(_root)
     named = next((word for word in arguments if not word.startswith("-")), None) if arguments is not None else None
-    for name, place, load in _found():
+    for name, place, load in _found(alone=list(arguments or ())[:1] == [named] and named in COMMANDS):
         if arguments is not None and name != named:
             # Behind the name of a command no text of the others is shown.
             summary = "" if list(arguments[:1]) == [named] else summary_of(place)
@@ -98,13 +98,15 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
     return app
 
 
-def _found() -> list[tuple[str, str, Callable[[], Any]]]:
-    """Name, module:function and loader of every subcommand."""
+def _found(*, alone: bool) -> Sequence[tuple[str, str, Callable[[], Any]]]:
+    """Name, module:function and loader of every subcommand; alone: of those that come with the SDK."""
+    own = [(name, place, partial(_load, place)) for name, place in COMMANDS.items()]
+    if alone:
+        return own  # what is installed beside it costs every command a tenth of a second to find
+    from importlib.metadata import entry_points
+
     plugins = sorted(entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name)
-    return [
-        *((name, place, lambda place=place: _load(place)) for name, place in COMMANDS.items()),
-        *((entry.name, entry.value, entry.load) for entry in plugins),
-    ]
+    return [*own, *((entry.name, entry.value, entry.load) for entry in plugins)]
 
 
 def _load(place: str) -> Any:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import Any, Final
 
+SERVERS: Final = frozenset((
+    "acl", "add-replica", "audit", "config", "doctor", "double", "drain", "keys", "kick", "layout", "passwd", "pipeline", "pki",
+    "registry", "remove-replica", "rolling-restart", "token", "up", "zookeeper",
+))  # fmt: skip
+"""Commands that come with the servers, and not with the SDK."""
 CLOSE: Final = 0.6
 """As alike as a word must be to be what was meant."""
 
@@ -44,6 +49,8 @@ def _with_names(error: Any, context: Any) -> str:
     said = str(error.format_message())
     if said.startswith("No such command") and hasattr(command, "commands"):
         word = said.split("'")[1]
+        if word in SERVERS and getattr(context, "parent", None) is None:
+            return f"{word} comes with the servers, and this is the SDK alone: pip install 'pixiu-sdk[server]'"
         return f"there is no command {word}; known: {', '.join(sorted(command.commands))}{_meant(word, command.commands)}"
     return ""
 

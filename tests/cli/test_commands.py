@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import pixiu.cli.main as main_module
 from pixiu.cli.http import fetch, samples
 from pixiu.cli.main import application
 from pixiu.cli.messages import message_json, message_line
@@ -125,7 +125,7 @@ def test_commands_of_installed_packages_are_added_and_a_broken_one_is_left_out(
         EntryPoint("up", "registry.commands:up", "pixiu.commands"),
         EntryPoint("broken", "no_such_package.commands:run", "pixiu.commands"),
     ]
-    monkeypatch.setattr(main_module, "entry_points", lambda group: entries if group == "pixiu.commands" else [])
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "pixiu.commands" else [])
     help_text = runner.invoke(application(["--help"]), ["--help"]).output
     assert "up" in help_text
     assert "broken " not in help_text.split("Commands")[1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib import metadata
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import typer
 
-from pixiu.cli.main import main
+from pixiu.cli.main import COMMAND_GROUP, main
+from pixiu.cli.wrong_use import SERVERS
 
 
 def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
@@ -53,6 +56,24 @@ def test_a_command_that_there_is_not_names_those_that_there_are(
     assert shown.startswith("pixiu: there is no command statsu; known: ")
     assert {"inbox", "listen", "status"} <= set(shown.partition("known: ")[2].partition(". Did")[0].split(", "))
     assert shown.endswith(". Did you mean status? See `pixiu --help`\n")
+
+
+def test_a_command_of_the_servers_says_beside_the_sdk_alone_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {entry.name for entry in entry_points(group=COMMAND_GROUP)} == SERVERS
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    code, shown = answer(["doctor", "--machine"], monkeypatch, capsys)
+    assert code == 2
+    assert shown.startswith("pixiu: doctor comes with the servers, and this is the SDK alone: pip install 'pixiu-sdk[server]'")
+
+
+def test_a_command_of_the_sdk_looks_for_no_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def found(**_: object) -> None:
+        raise AssertionError("reads what every installed package says of itself")
+
+    monkeypatch.setattr(metadata, "entry_points", found)
+    assert answer(["status", "--nope"], monkeypatch, capsys)[0] == 2
 
 
 @pytest.mark.parametrize("option", ["", "--mail"])
