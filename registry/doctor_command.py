@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import ssl
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -44,16 +46,21 @@ SIGNS: Final = {d.Grade.OK: "✓", d.Grade.WARNING: "!", d.Grade.FAILURE: "✗"}
 @guarded
 def doctor(
     data: Annotated[
-        list[Path] | None, typer.Option("--data", help="A data directory whose disk is checked; may be given again.", metavar="DIR")
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="A data directory whose disk is checked; may be given again. Else those of the processes here, or run.",
+            metavar="DIR",
+        ),
     ] = None,
     machine: Annotated[bool, typer.Option("--machine", help="This machine only: no cluster is asked.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Check whether this machine and the cluster are set up right, and say what to do. Exit code 1: something is a failure."""
-    findings = read_machine(data or [Path("run")])
-    if not machine:
-        findings = [*asyncio.run(read_cluster(target)), *findings]
+    folders: set[Path] = set()
+    findings = asyncio.run(read_cluster(target, folders)) if not machine else []
+    findings += read_machine(data or one_a_disk(folders) or [Path("run")])
     failed = any(finding.grade is d.Grade.FAILURE for finding in findings)
     if as_json:
         shown = [{"check": one.check, "grade": one.grade.value, "said": one.said, "do": one.do} for one in findings]
@@ -70,8 +77,11 @@ def doctor(
         raise typer.Exit(1)
 
 
-async def read_cluster(target: str) -> list[d.Finding]:
-    """Ask ZooKeeper and every process. Raises `InvalidArgument` when the target names proxies."""
+async def read_cluster(target: str, folders: set[Path]) -> list[d.Finding]:
+    """Ask ZooKeeper and every process. Raises `InvalidArgument` when the target names proxies.
+
+    folders: the data folders of processes on this machine are put into it.
+    """
     if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the doctor asks the registry; give zk://HOST:PORT/ROOT, or --machine")
     address = parse_address(target)
@@ -93,10 +103,13 @@ async def read_cluster(target: str) -> list[d.Finding]:
     async def ask(node: Node) -> None:
         async with slots:
             try:
-                if (clock := await _clock(node)) is not None:
-                    clocks.append(clock)
+                clock, folder = await _said(node)
             except (OSError, ValueError) as error:
                 silent[node.endpoint] = str(error) or "no answer in time"
+                return
+            clocks.extend([clock] if clock is not None else [])
+            if folder and _is_here(node.host):
+                folders.add(Path(folder))
 
     await asyncio.gather(*(ask(node) for node in view.nodes))
     return [registry, d.check_layout(view), *_of_processes(view, silent, clocks)]
@@ -113,14 +126,33 @@ def _srvr(server: str, context: ssl.SSLContext | None) -> str:
     return four_letter_word(int(port), "srvr", WORD_TIMEOUT_S, host.strip("[]"), context)
 
 
-async def _clock(node: Node) -> d.Clock | None:
-    """A process's clock; None when it does not say it. Raises OSError, ValueError when it does not answer properly."""
+async def _said(node: Node) -> tuple[d.Clock | None, str]:
+    """A process's clock and data folder; None and "" when it does not say it. Raises OSError, ValueError when it does not answer
+    properly."""
     before = time.time_ns()
     _, body = await fetch(node.host, node.http_port, "/health")
     after = time.time_ns()
     said = json.loads(body)
-    told = said.get("unix_ms") if isinstance(said, dict) else None
-    return _between(d.node_name(node), before, told, after) if isinstance(told, int) else None
+    told, folder = (said.get("unix_ms"), said.get("data_dir")) if isinstance(said, dict) else (None, None)
+    clock = _between(d.node_name(node), before, told, after) if isinstance(told, int) else None
+    return clock, folder if isinstance(folder, str) else ""
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.bind((host.strip("[]"), 0))
+        return True
+    return False
+
+
+def one_a_disk(folders: Iterable[Path]) -> list[Path]:
+    """The folder of each disk in which all of these that are on it lie."""
+    disks: dict[int, list[Path]] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            disks.setdefault(folder.stat().st_dev, []).append(folder)
+    return sorted(Path(os.path.commonpath(here)) for here in disks.values())
 
 
 async def _registry_clock(zookeeper: ZooKeeper, root: str) -> d.Clock | None:

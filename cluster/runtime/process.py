@@ -720,6 +720,7 @@ class Process(Generic[OptionsT]):
             "version": __version__,
             "build": str(BUILD),
             "unix_ms": time.time_ns() // 1_000_000,
+            "data_dir": str(Path(self._options.data_dir).absolute()) if self._options.data_dir else "",
             "layout_version": self._discovery.view.layout.version,
             "layout_refused": dict(self._discovery.refused),
             "settings": {

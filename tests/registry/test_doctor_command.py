@@ -19,6 +19,7 @@ from pixiu.cli.main import application
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
+from registry.doctor_command import one_a_disk
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
 from registry.membership import Membership
@@ -42,7 +43,8 @@ class Health(BaseHTTPRequestHandler):
     """A process whose clock is an hour ahead."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"unix_ms": time.time_ns() // 1_000_000 + 3_600_000}).encode()
+        said = {"unix_ms": time.time_ns() // 1_000_000 + 3_600_000, "data_dir": str(Path(__file__).parent)}
+        body = json.dumps(said).encode()
         self.send_response(200)
         self.end_headers()
         self.wfile.write(body)
@@ -80,6 +82,13 @@ def test_a_folder_that_is_a_file_and_no_registry_are_failures(tmp_path: Path) ->
     assert "layout" not in found
 
 
+def test_folders_of_one_disk_are_one_and_a_folder_that_is_gone_is_none(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert one_a_disk([tmp_path / "a", tmp_path / "b", tmp_path / "gone"]) == [tmp_path]
+    assert one_a_disk([tmp_path / "a"]) == [tmp_path / "a"]
+
+
 async def test_a_cluster_is_looked_at_through_its_registry_and_its_processes(
     zookeeper_server: EmbeddedZooKeeper, zookeeper: ZooKeeper, root: str, http_port: int
 ) -> None:
@@ -90,6 +99,7 @@ async def test_a_cluster_is_looked_at_through_its_registry_and_its_processes(
     await process.unregister()
     assert code == 1
     assert found["registry"]["grade"] == "ok"
+    assert f"disk {Path(__file__).parent}" in found, "where the process on this machine keeps its data"
     assert found["layout"]["said"] == "broker partition 0: 0 of 1 Running"
     assert (found["answers"]["grade"], found["versions"]["grade"], found["settings"]["grade"]) == ("ok", "ok", "ok")
     assert (found["clocks"]["grade"], "+3600.0 s" in found["clocks"]["said"]) == ("failure", True)
