@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -128,8 +129,11 @@ def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
     return {host: len(silent) for host, silent in hosts.items() if all(silent) and len(silent) > 1 and len(hosts) > 1}
 
 
-async def read_status(target: str) -> ClusterStatus:
-    """Ask the registry, then every process. Raises `RegistryUnavailable`, `InvalidArgument`."""
+async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, object]]]:
+    """The registry's address, what it says, and by role the tools that double it.
+
+    Raises `RegistryUnavailable`, `InvalidArgument`.
+    """
     if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
@@ -149,18 +153,23 @@ async def read_status(target: str) -> ClusterStatus:
     discovery = Discovery(zookeeper, address.root, lambda _view: None)
     try:
         await discovery.start()
-        view = discovery.view
         tools = {role: said for role in PARTITIONED_ROLES if (said := await tool(role))}
+        return str(address), discovery.view, tools
     finally:
         await discovery.close()
         await zookeeper.close()
+
+
+async def read_status(target: str) -> ClusterStatus:
+    """Ask the registry, then every process. Raises as `read_registry`."""
+    address, view, tools = await read_registry(target)
     slots = asyncio.Semaphore(HTTP_AT_ONCE)
 
     async def ask(node: Node) -> ProcessStatus:
         async with slots:
             return await _ask(node)
 
-    found = judge(str(address), view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
+    found = judge(address, view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
     logs = [(one.node.role, one.node.partition, one.doubling) for one in found.processes if one.doubling]
     found.doublings = doublings_of(view, logs, tools)
     return found
@@ -258,6 +267,15 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
     }
 
 
+def prometheus_targets(view: View) -> list[dict[str, object]]:
+    """Every process's HTTP port as Prometheus's file_sd and http_sd have targets, a group for each role."""
+    roles: dict[str, list[str]] = {}
+    for node in view.nodes:
+        host = f"[{node.host}]" if ":" in node.host else node.host
+        roles.setdefault(node.role, []).append(f"{host}:{node.http_port}")
+    return [{"targets": sorted(found), "labels": {"__meta_pixiu_role": role}} for role, found in sorted(roles.items())]
+
+
 def builds(status: ClusterStatus) -> str:
     """Which builds the processes run: `compiled`, `plain`, or how many run which."""
     counts = Counter(process.build.partition(" ")[0] for process in status.processes if process.build)
@@ -313,8 +331,17 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
 
 
 @guarded
-def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+def status(
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+    prometheus_sd: Annotated[
+        bool, typer.Option("--prometheus-sd", help="Print what Prometheus scrapes, as its file_sd and http_sd want it, and end.")
+    ] = False,
+) -> None:
     """Show every process of a cluster and whether all is well. Exit code 0: healthy, 1: not, 2: unreachable."""
+    if prometheus_sd:
+        print_json(prometheus_targets(asyncio.run(read_registry(target))[1]), indent=2)
+        return
     found = asyncio.run(read_status(target))
     if as_json:
         print_json(status_json(found, time.time_ns() // 1_000_000), indent=2)

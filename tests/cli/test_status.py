@@ -18,6 +18,7 @@ from pixiu.cli.status import (
     builds,
     judge,
     missing_processes,
+    prometheus_targets,
     read_pages,
     render,
     status_json,
@@ -164,6 +165,19 @@ def test_the_status_as_json_has_every_process_and_the_layout() -> None:
     assert len(report["processes"]) == 6
     assert report["layout"]["broker"] == {"n": 2, "next": 2, "replicas": 2}
     assert {process["age_s"] for process in report["processes"]} == {60}
+
+
+def test_prometheus_is_given_every_process_as_host_and_port() -> None:
+    view = whole()
+    view = View(view.layout, (*view.nodes, replace(node("proxy", -1, 1, 21), host="::1")))
+    assert prometheus_targets(view) == [
+        {
+            "targets": ["127.0.0.1:8010", "127.0.0.1:8011", "127.0.0.1:8012", "127.0.0.1:8013"],
+            "labels": {"__meta_pixiu_role": "broker"},
+        },
+        {"targets": ["127.0.0.1:8030"], "labels": {"__meta_pixiu_role": "gateway"}},
+        {"targets": ["127.0.0.1:8020", "[::1]:8021"], "labels": {"__meta_pixiu_role": "proxy"}},
+    ]
 
 
 def test_the_status_as_json_says_what_protocol_all_speak() -> None:
