@@ -20,7 +20,7 @@ from cluster.links.api import Outcome
 from cluster.replication.doubling import phase_samples
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry
-from cluster.replication.proposals import Proposal
+from cluster.replication.proposals import NoTime, Proposal
 from cluster.replication.replica import Replica
 from cluster.rpc.methods import STORE
 from cluster.runtime.context import Context
@@ -85,6 +85,7 @@ REASONS: Final[dict[type[PixiuError], Rejection]] = {
     NotLeader: Rejection.NOT_LEADER,
     Draining: Rejection.DRAINING,
     Overloaded: Rejection.OVERLOADED,
+    NoTime: Rejection.NO_TIME,
     TooFewInSync: Rejection.TOO_FEW_IN_SYNC,
     DiskFull: Rejection.DISK_FULL,
 }

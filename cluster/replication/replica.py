@@ -30,7 +30,7 @@ from cluster.replication.messages import Message
 from cluster.replication.model import CLOCK, EntryKind, MemberID, Versioned
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.peers import Peers
-from cluster.replication.proposals import Proposal, Proposals, Written
+from cluster.replication.proposals import NoTime, Proposal, Proposals, Written
 from cluster.replication.registry import LiveReplica, PartitionRegistry
 from cluster.replication.scrub import Scrub
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
@@ -496,7 +496,7 @@ class Replica:
             case ev.Rejection.OVERLOADED:
                 return Overloaded(f"more than {self._options.max_uncommitted} entries wait to be replicated", RETRY_AFTER_MS)
             case ev.Rejection.NO_TIME:
-                return Overloaded("the clocks of the other replicas are not known yet; retry in a moment", RETRY_AFTER_MS)
+                return NoTime("the clocks of the other replicas are not known yet; retry in a moment", RETRY_AFTER_MS)
             case ev.Rejection.TOO_FEW_IN_SYNC:
                 return TooFewInSync(f"fewer than min_in_sync = {self._options.min_in_sync} replicas are in sync")
             case ev.Rejection.DISK_FULL:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from cluster.replication.events import Propose, Rejection
 from cluster.replication.model import Entry
+from cluster.replication.options import ReplicationOptions
+from cluster.replication.replica import Replica
 from cluster.runtime.contract import NEVER, Tick
 from cluster.runtime.role import totals
 from pixiu.errors import NotLeader, Overloaded
@@ -22,6 +25,7 @@ from xiu.block import MAX_BLOCK_BYTES
 from xiu.core import READ_ENTRIES
 from xiu.reading import Reading
 from xiu.restoring import Step
+from xiu.service import REASONS
 from xiu.state import LAST_COUNTER, Blocked, Head
 from xiu.state import Kind as EntryKindOfXiu
 
@@ -427,3 +431,10 @@ def test_what_is_committed_is_taken_whole_or_given_again() -> None:
 
 def test_it_waits_for_no_time() -> None:
     assert Xiu().core.next_deadline() == NEVER
+
+
+@pytest.mark.parametrize("reason", list(Rejection))
+def test_a_writer_hears_the_reason_that_replication_had(reason: Rejection) -> None:
+    replica = SimpleNamespace(_options=ReplicationOptions(), _folder=SimpleNamespace(path="x"), leader_address="")
+    error = Replica._refusal(replica, reason)  # type: ignore[arg-type]
+    assert REASONS[type(error)] is reason
