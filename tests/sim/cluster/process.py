@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.head import HEAD
+from cluster.links.head import CONTROL, HEAD
 from cluster.links.link import LinkCore
 from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
@@ -72,6 +72,8 @@ class Process:
         self._waiting: list[tuple[Callable[[], None], bytes]] = []
         self._wake_at = INFINITY
         self._slept_through = False
+        self.of_strangers = 0
+        """Datagrams that were not taken, as the view did not have their sender yet."""
         self.start_core()
 
     # --- what a role has
@@ -104,8 +106,9 @@ class Process:
         """A batch came."""
         return Outcome.MALFORMED
 
-    def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
-        """Control messages came."""
+    def take_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome | None:
+        """Control messages came. None: they are taken."""
+        return None
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Parcels are decided."""
@@ -129,8 +132,12 @@ class Process:
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """See `LinkHandler`."""
-        self._guard(lambda: self.take_control(peer, messages))
-        return Outcome.TAKEN
+        if self._guard(lambda: self.take_control(peer, messages)) is not Outcome.NOT_TAKEN:
+            return Outcome.TAKEN
+        assert all(node.endpoint != peer for node in self.view.nodes), "what a process of the view says is not taken"
+        self.of_strangers += 1
+        self.world.wire.missing[peer, self.endpoint, int(CONTROL)] += len(messages)
+        return Outcome.NOT_TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `LinkHandler`."""
