@@ -388,6 +388,8 @@ class ReplicaCore(MemberCore):
             self._forward(event.peer, own, speaker, group, out)
             applied = self._apply(own, now, out)
             self._persist(applied, out)
+            if sender is None and len(applied.changes) < len(own):
+                self._tell_stale(own, applied, group, out)
         if len(own) < len(valid) and sender is None:  # once: a child would give back what it gets from its parent, for ever
             served = set(own)
             self._pass_on(event.peer, [m for m in valid if m not in served], view, group, now, out)
@@ -404,6 +406,20 @@ class ReplicaCore(MemberCore):
             confirm = control_pb2.GatewayConfirm(refused=ids)
             out.append(SendControl(gateway, [control_pb2.Control(gateway_confirm=confirm).SerializeToString()]))
         return set(refused)
+
+    def _tell_stale(self, messages: list[Update], applied: Applied, group: Group, out: list[Effect]) -> list[int]:
+        """Instead of confirming it tell a gateway what cannot come true because something newer is there in its name: it knows
+        whether it said that itself. What it repeats is confirmed. Returns the GatewayMsgIDs."""
+        assert group.gateway is not None
+        done = {change.id for change in applied.changes}
+        stale = [m.id for m in messages if m.id not in done and self.membership.hides(m)]
+        self.counters.stale_told += len(stale)
+        told = set(stale)
+        group.ids = [number for number in group.ids if number not in told]
+        for start in range(0, len(stale), self.MAX_CONFIRMS):
+            confirm = control_pb2.GatewayConfirm(stale=stale[start : start + self.MAX_CONFIRMS])
+            out.append(SendControl(group.gateway, [control_pb2.Control(gateway_confirm=confirm).SerializeToString()]))
+        return stale
 
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
         """Take over what gateways said; a role may have more to do for it."""

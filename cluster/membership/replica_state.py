@@ -35,6 +35,8 @@ class Counters(MemberCounters):
     messages_of_strangers: int = 0
     """From nobody in the view: not taken, so that they are sent again; the registry is read again."""
     confirmed: int = 0
+    stale_told: int = 0
+    """Messages of gateways that something newer hid; not confirmed."""
     logins_refused: int = 0
     """Of gateways, because the map is full; they are told, and tell their clients."""
     snapshots_served: int = 0

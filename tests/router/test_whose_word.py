@@ -11,7 +11,7 @@ import relay.core
 import router.core
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import ENTRY, Update
+from cluster.membership.lww_map import ENTRY, LwwMap, Update
 from cluster.membership.replica_core import ReplicaCore
 from cluster.membership.replica_state import State
 from cluster.runtime.contract import NOT_TAKEN, SendControl, Tick
@@ -142,6 +142,29 @@ def test_a_gateway_that_the_view_does_not_show_yet_is_not_confirmed_and_loses_no
     assert core.membership.members_by_instance() == {3: EVERYBODY, 6: EVERYBODY}
 
 
+def test_a_gateway_that_started_again_replaces_the_run_before(core: ReplicaCore) -> None:
+    """It has another endpoint and a higher generation, whatever its address is; for a while the view may show both."""
+    successor = EndpointID(31)
+    core.step(view(gateways=(*GATEWAYS, ev.Gateway(successor, 3, 2))), 2.0)
+    again = joins(generation=2)
+    assert [list(c.ids) for c in confirms(say(core, successor, *again, now=2.1))] == [[join.id for join in again]]
+    last = joins(200)
+    assert [list(c.stale) for c in confirms(say(core, VICTIM, *last, now=2.2))] == [[join.id for join in last]]
+    assert core.membership.get(42, 1, 3) == (again[1].id, True)
+
+
+def test_a_stale_join_is_told_and_not_confirmed_and_a_repeated_one_is_confirmed(core: ReplicaCore) -> None:
+    core.step(view(ev.Replica(PEER, 0, True)), 1.0)
+    # What a broken replica says a router cannot tell from the truth, and the map may have been spoilt before.
+    say(core, PEER, Update(gateway_msg_id(3, 1, AHEAD), 42, 1, False))
+    core.step(view(), 1.0)
+    again, repeated = joins(100)[1], joins()[0]
+    (stale, confirm) = confirms(say(core, VICTIM, again, repeated))
+    assert (list(stale.stale), list(stale.ids)) == ([again.id], [])
+    assert list(confirm.ids) == [repeated.id]
+    assert core.counters.stale_told == 1
+
+
 def test_what_a_replica_said_before_a_snapshot_counts_although_it_is_gone_since() -> None:
     core = make(router.core.Core)
     peers = (ev.Replica(PEER, 0, True), ev.Replica(EndpointID(12), 0, True))
@@ -155,3 +178,23 @@ def test_what_a_replica_said_before_a_snapshot_counts_although_it_is_gone_since(
         core.step(ev.SnapshotFinished(source, None), 3.0)
     assert core.state is State.RUNNING
     assert core.membership.members_by_instance() == {3: EVERYBODY}
+
+
+def test_a_leave_that_a_listing_has_told_already_is_confirmed(core: ReplicaCore) -> None:
+    """What a gateway lists as of a later GatewayMsgID, or says to be absent, may overtake the leave itself."""
+    core.step(ev.AbsenceReceived(VICTIM, gateway_msg_id(3, 1, 60), [42]), 1.0)
+    leave = joins(50)[0]._replace(login=False)
+    assert [(list(c.ids), list(c.stale)) for c in confirms(say(core, VICTIM, leave))] == [([leave.id], [])]
+
+
+def test_a_map_knows_what_keeps_a_message_from_coming_true() -> None:
+    membership = LwwMap()
+    first, second = joins()[0], joins(50)[0]
+    membership.apply([second], 0.0)
+    assert [membership.hides(change) for change in (first, second, joins(60)[0], joins()[1])] == [True, False, False, False]
+    leave = first._replace(login=False)
+    assert membership.hides(leave)
+    membership.apply([joins(70)[0]._replace(login=False)], 0.0)
+    assert [membership.hides(change) for change in (second, leave)] == [True, False]
+    membership.raise_floor(3, 2)
+    assert membership.hides(joins(60)[1])
