@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.head import CONTROL, HEAD
+from cluster.links.head import HEAD
 from cluster.links.link import LinkCore
 from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
@@ -74,6 +75,8 @@ class Process:
         self._slept_through = False
         self.of_strangers = 0
         """Datagrams that were not taken, as the view did not have their sender yet."""
+        self.untaken: Counter[EndpointID] = Counter()
+        """Their items. A repeat of one is no loss any more where it is taken, and is counted here again where it is not."""
         self.start_core()
 
     # --- what a role has
@@ -136,7 +139,7 @@ class Process:
             return Outcome.TAKEN
         assert all(node.endpoint != peer for node in self.view.nodes), "what a process of the view says is not taken"
         self.of_strangers += 1
-        self.world.wire.missing[peer, self.endpoint, int(CONTROL)] += len(messages)
+        self.untaken[peer] += len(messages)
         return Outcome.NOT_TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
