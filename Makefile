@@ -48,11 +48,11 @@ quick-tests: $(VENV)/.dev
 
 check-tests: $(VENV)/.dev
 	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py --check
-	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 5 -m "not (e2e or spark)" --ignore tests/e2e
+	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 3 -m "not (e2e or spark)" --ignore tests/e2e
 
 all-tests: $(VENV)/.dev  # first of all every module is compiled once, and not by five workers at a time; errors are the second line's to report
 	MAKEFLAGS= $(BIN)/python -m pytest --collect-only -p no:xdist >/dev/null 2>&1 || true
-	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 5
+	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 3
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
