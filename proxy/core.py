@@ -500,8 +500,10 @@ class Core:
         if name not in self._kinds:
             return errors.InvalidArgument, f"this proxy does not take {name} messages (proxy.kinds); use another one"
         role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
+        if not self._brokers.partitions:
+            return errors.Unavailable, "this proxy has just started and does not know the cluster yet; send it again"
         if not destinations.partitions:
-            return errors.Unavailable, f"this cluster has no {role}s: `pixiu up --{role}s 2` has them"
+            return errors.Unavailable, "this cluster has no relays: `pixiu up --relays 2` has them"
         partition = key % destinations.partitions
         return errors.Unavailable, f"no {role} of partition {partition} is running; `pixiu status` shows which are missing"
 

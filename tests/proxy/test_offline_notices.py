@@ -76,6 +76,15 @@ def test_what_a_relay_lost_is_dropped_not_offline() -> None:
     assert failures(settle(core, [send], 1.2, handled=False)) == [(1, 2, "DROPPED")]
 
 
+def test_a_proxy_that_has_not_read_the_registry_says_so() -> None:
+    core = Core(max_record_bytes=1000, kinds=ALL_KINDS)
+    core.step(ev.PublisherOpened(1), 0.0)
+    for record in (room(4, 1), chat(4, 2)):
+        (reply,) = publish(core, record)
+        assert isinstance(reply, ev.Reply)
+        assert [(failure.code, "just started" in failure.text) for failure in reply.failures] == [("UNAVAILABLE", True)]
+
+
 def test_what_a_gateway_forwards_has_nobody_to_tell() -> None:
     core = core_with()
     (send,) = sends(forward(core, chat(4, 1)))
