@@ -115,7 +115,9 @@ class MemberService(RoleShell):
                     step(ev.AntiEntropyReceived(peer, control))
         except DecodeError:
             return Outcome.MALFORMED
-        return self._runner.take(ev.MessagesReceived(peer, changes)) if changes else Outcome.TAKEN
+        if changes:
+            step(ev.MessagesReceived(peer, changes))
+        return Outcome.TAKEN
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """Somebody died or lives again."""
