@@ -23,7 +23,7 @@ PROTOCOL: Final = 2
 """The oldest protocol version whose processes follow doublings."""
 KEYS: Final[Mapping[str, str]] = {"broker": "rooms", "router": "rooms", "relay": "users", "xiu": "users", "pi": "users"}
 STORED: Final = ("xiu", "pi")
-EQUAL: Final = ("broker", "relay")
+SHARING: Final = ("broker", "relay")
 """Roles whose replicas share a partition's keys among them: each holds all of its memberships, and handles its keys' messages."""
 HEAVY: Final = 0.75
 """A partition that keeps more than this of its load did not get lighter to speak of."""
@@ -182,7 +182,7 @@ def replica_warnings(role: str, forecasts: Sequence[Forecast], members: int, cha
     """
     busiest = max(forecasts, key=lambda one: one.per_s, default=None)
     per_s = sum(one.per_s for one in forecasts)
-    if role not in EQUAL or busiest is None or busiest.per_s < MIN_PER_S or per_s <= changes_per_s:
+    if role not in SHARING or busiest is None or busiest.per_s < MIN_PER_S or per_s <= changes_per_s:
         return []
     if busiest.hottest_per_s >= busiest.per_s / 2:  # one key is one replica's
         return []

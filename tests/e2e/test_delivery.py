@@ -53,7 +53,7 @@ class Device:
         """InboxSeq → record, in the order in which they came."""
         self.order: list[int] = []
         self.flags: list[int] = []
-        """Of their first coming: what is acknowledged late comes again."""
+        """Of each copy; REDELIVERED of first ones alone, since what is acknowledged late comes again."""
         self.sessions: set[int] = set()
 
     async def run(self, channel: grpc.aio.Channel, online: asyncio.Event) -> None:
@@ -77,8 +77,9 @@ class Device:
         for mail in split(reply.mail, reply.mail_count):
             assert mail.uin == self.uin
             self.sessions.add(mail.session)
-            if mail.lane == LANE and mail.seq not in self.got:
-                self.flags.append(mail.flags)
+            first = mail.lane == LANE and mail.seq not in self.got
+            self.flags.append(mail.flags if first else mail.flags & ~REDELIVERED)
+            if first:
                 self.got[mail.seq] = mail.record
                 self.order.append(mail.seq)
             said.append(wire_pb2.MailAcknowledgement(lane=mail.lane, first=mail.seq, last=mail.seq))
