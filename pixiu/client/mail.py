@@ -323,7 +323,7 @@ class MailSender:
             del self._in_flight[outcome.position + index]
             self._in_flight_bytes -= ticket.size
             ticket.copies = outcome.copies
-            if told is failure:
+            if failure is not None and told is failure:
                 ticket.attempts = 0  # all of them are answered: one that is sent again begins anew
             self._failures = 0
             self._settle(ticket, told, woken)
