@@ -33,6 +33,10 @@ class Ids(Protocol):
     def known(self, wanted: Wanted) -> Known:
         """What is stored of them."""
 
+    @property
+    def copies(self) -> int:
+        """Disks that what is committed is on; 0: fewer than `min_in_sync`."""
+
 
 @dataclass(slots=True)
 class Look:
@@ -46,13 +50,16 @@ class Look:
     above: list[int]
     """Of `wanted`: the parent's parent may know them."""
     wanted: Wanted
+    copies: int = 0
+    """Disks that all of the parent's is on; 0: fewer than `min_in_sync`."""
 
     def asked(self) -> Wanted:
         """What the parent's parent is asked."""
         return [self.wanted[at] for at in self.above]
 
-    def reply(self, more: Known) -> AskReply:
-        """The answer, with what the parent's parent has said to `asked`."""
+    def reply(self, more: Known, copies: int = 0) -> AskReply:
+        """The answer, with what the parent's parent has said to `asked`, which is on so many disks."""
+        on_disks = ([self.copies] if any(self.known) else []) + ([copies] if any(more) else [])
         for at, each in zip(self.above, more, strict=True):
             self.known[at] = each
         return AskReply(
@@ -61,6 +68,7 @@ class Look:
             split_us=self.split_us,
             msg_ids=[each[0] if each else 0 for each in self.known],
             crcs=[each[1] if each else 0 for each in self.known],
+            copies=min(on_disks, default=0),
         )
 
 
@@ -96,7 +104,7 @@ class Answers:
         wanted = [(one, at in derived) for at, one in enumerate(request.snowflakes)]
         known = ids.known(wanted)
         above = [at for at, each in enumerate(known) if each is None and is_asked(now, head.clock_us, *wanted[at])]
-        return Look(doubling, now.split_at, now.split_us, known, above, wanted)
+        return Look(doubling, now.split_at, now.split_us, known, above, wanted, ids.copies)
 
     @staticmethod
     def _lost(child: int, head: Head, layout: RoleLayout) -> int:

@@ -30,7 +30,7 @@ class Asked:
 class Held(Generic[BatchT]):
     """A batch that waits."""
 
-    __slots__ = ("answered", "asked", "at_us", "batch", "known", "runs", "stream")
+    __slots__ = ("answered", "asked", "at_us", "batch", "copies", "known", "runs", "stream")
 
     def __init__(self, stream: int, batch: BatchT, runs: Sequence[Run], at_us: int, asked: Sequence[Asked] = ()) -> None:
         self.stream = stream
@@ -42,6 +42,8 @@ class Held(Generic[BatchT]):
         self.answered = True
         self.known: Mapping[int, tuple[int, int]] | None = {}
         """Index of a record → (MsgID, CRC) that the parent has; None: it does not answer."""
+        self.copies = 0
+        """Disks that these are on; 0: fewer than `min_in_sync`."""
 
 
 class Asking(Generic[BatchT]):
@@ -65,12 +67,13 @@ class Asking(Generic[BatchT]):
             held.answered = False
             self._asked[number] = held
 
-    def answer(self, number: int, known: Sequence[tuple[int, int] | None] | None) -> Iterator[Held[BatchT]]:
-        """The parent's answer for each SnowflakeID of a question, None: there was none. The batches that need wait no longer."""
+    def answer(self, number: int, known: Sequence[tuple[int, int] | None] | None, copies: int) -> Iterator[Held[BatchT]]:
+        """The parent's answer for each SnowflakeID of a question, None: there was none; and the disks that what it knows is on.
+        The batches that need wait no longer."""
         held = self._asked.pop(number, None)
         if held is None:
             return
-        held.answered = True
+        held.answered, held.copies = True, copies
         if known is None:
             held.known = None
         else:

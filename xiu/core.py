@@ -164,6 +164,8 @@ class Batch:
     refused: list[ev.Result]
     """Before they came into the log."""
     results: list[ev.Result]
+    elsewhere: int | None = None
+    """Disks that what its parent has of it is on; None: its parent has nothing of it."""
 
 
 class Core:
@@ -199,7 +201,8 @@ class Core:
         """This leader has not decided all that stood in its log when it took office."""
         self.layout_version, self._partitions = 0, 0
         self._addresses: tuple[str, ...] = ()
-        self._copies = 0
+        self.copies = 0
+        """Disks that what is committed is on; 0: fewer than `min_in_sync`."""
         self._token = 0
         self._asking: Asking[Batch] = Asking()
         self._proposed: dict[int, Batch] = {}
@@ -344,7 +347,7 @@ class Core:
 
     def _propose(self, batch: Batch, runs: Sequence[Run], at_us: int, out: list[ev.Effect]) -> None:
         if not runs:
-            out.append(self._answer(batch.stream, batch.results))
+            out.append(self._answer(batch.stream, batch.results, batch.elsewhere))
             return
         batch.runs = [(run.index, run.count) for run in runs]
         self._token += 1
@@ -397,9 +400,11 @@ class Core:
         return found
 
     def _on_parent(self, event: ev.ParentAnswered, now: float, out: list[ev.Effect]) -> None:
-        for held in self._asking.answer(event.number, event.known):
+        for held in self._asking.answer(event.number, event.known, event.copies):
             batch, told = held.batch, [self._told(held, one) for one in held.asked]
             results = [result for result in told if result is not None]
+            if any(result.msg_id for result in results):
+                batch.elsewhere = held.copies
             batch.results += results
             batch.refused += results
             left_out = frozenset(one.index for one, result in zip(held.asked, told, strict=True) if result is not None)
@@ -417,6 +422,8 @@ class Core:
             return None
         msg_id, crc = known
         if crc == asked.crc:
+            if not held.copies and held.batch.level is Level.REPLICATED:
+                return self._refused(position, *REJECTIONS[Rejection.TOO_FEW_IN_SYNC])
             self.counters.repeated += 1
             return ev.Result(position, 1, "", msg_id=msg_id)
         self.counters.refused += 1
@@ -439,7 +446,7 @@ class Core:
                 values, asked = [0] * run.count, set()
             for index, value in enumerate(values, run.index):
                 position = event.position + index
-                if value and (self._copies or event.level is not Level.REPLICATED):
+                if value and (self.copies or event.level is not Level.REPLICATED):
                     self.counters.repeated += 1
                     results.append(ev.Result(position, 1, "", msg_id=value))
                 elif value is None and index not in asked:
@@ -467,8 +474,9 @@ class Core:
             return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
         return None
 
-    def _answer(self, stream: int, results: Sequence[ev.Result]) -> ev.Answer:
-        return ev.Answer(stream, results, Triple(self.layout_version, self.epoch, self.committed), self._copies)
+    def _answer(self, stream: int, results: Sequence[ev.Result], copies: int | None = None) -> ev.Answer:
+        triple = Triple(self.layout_version, self.epoch, self.committed)
+        return ev.Answer(stream, results, triple, self.copies if copies is None else copies)
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
         self.layout_version, self._partitions, self._addresses = event.version, event.partitions, event.addresses
@@ -616,11 +624,12 @@ class Core:
     def _on_committed(self, event: ev.EntriesCommitted, now: float, out: list[ev.Effect]) -> None:
         first, last = event.entries[0].counter, event.entries[-1].counter
         self.committed = max(self.committed, last)
-        self._copies = event.copies
+        self.copies = event.copies
         while self._committing and self._committing[0][0] <= last:
             batch = self._committing.popleft()[1]
             if event.copies:
-                out.append(self._answer(batch.stream, batch.results))
+                copies = event.copies if batch.elsewhere is None else min(event.copies, batch.elsewhere)
+                out.append(self._answer(batch.stream, batch.results, copies))
             else:
                 self._answer_unknown(batch, *REJECTIONS[Rejection.TOO_FEW_IN_SYNC], out)
         if self._write(first - 1, event.entries, now):

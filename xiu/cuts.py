@@ -221,21 +221,24 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     async def _ask(self, effect: AskParent) -> None:
         known: Known | None
         try:
-            known = await self._known_to_parent(effect.wanted)
+            known, copies = await self._known_to_parent(effect.wanted)
         except PixiuError:
-            known = None
-        self._answered(ParentAnswered(effect.number, known))
+            known, copies = None, 0
+        self._answered(ParentAnswered(effect.number, known, copies))
 
-    async def _known_to_parent(self, wanted: Wanted) -> Known:
-        """Raises PixiuError where the parent does not answer, or was not split."""
+    async def _known_to_parent(self, wanted: Wanted) -> tuple[Known, int]:
+        """And on how many disks it is. Raises PixiuError where the parent does not answer, or was not split."""
         found: Known = []
+        on_disks: list[int] = []
         while len(found) < len(wanted):
             part = wanted[len(found) : len(found) + MAX_ASKED]
             said = await self._ask_once(part)
             if not said.doubling or len(said.msg_ids) != len(part) or len(said.crcs) != len(part):
                 raise Unavailable(f"partition {parent_of(self._partition)} says nothing of {len(part)} SnowflakeIDs")
             found += [(msg_id, crc) if msg_id else None for msg_id, crc in zip(said.msg_ids, said.crcs, strict=True)]
-        return found
+            if any(said.msg_ids):
+                on_disks.append(said.copies)
+        return found, min(on_disks, default=0)
 
     async def _ask_once(self, wanted: Wanted, wait_ms: int = 0) -> xiu_partitions_pb2.AskReply:
         parent = parent_of(self._partition)
@@ -302,7 +305,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             self._replica.check_leader()
         layout = self._layout or RoleLayout(1, 1)
         look = ANSWERS.look(request, self._shell.head, self._core, layout, self._replica.lease_valid())
-        reply = look.reply(await self._known_to_parent(look.asked()) if look.above else [])
+        reply = look.reply(*(await self._known_to_parent(look.asked()) if look.above else ([], 0)))
         if not request.snowflakes:
             reply.holds = inherited(self._shell.holding.readers)
         return reply

@@ -89,6 +89,8 @@ class ParentAnswered:
 
     number: int
     known: Sequence[tuple[int, int] | None] | None
+    copies: int
+    """Disks that what it has is on; 0: fewer than `min_in_sync`."""
 
 
 Event = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.replication.events import Propose
 from cluster.replication.model import Entry
 from pixiu.ids import msg_id
@@ -117,7 +119,7 @@ def test_a_child_asks_before_it_proposes_and_answers_a_repeat_with_the_parents_m
     assert not [effect for effect in asked if isinstance(effect, Propose)]
     parents = msg_id(0, 64, 1 << 32 | 9)
     answered = xiu.step(
-        ev.ParentAnswered(question.number, [(parents, int.from_bytes(known[12:16], "little")), None, (parents + 1, 7)])
+        ev.ParentAnswered(question.number, [(parents, int.from_bytes(known[12:16], "little")), None, (parents + 1, 7)], 2)
     )
     answer = only(xiu.accept(answered) + xiu.commit(), ev.Answer)
     assert [(result.position, result.code, result.msg_id) for result in answer.results] == [
@@ -128,14 +130,36 @@ def test_a_child_asks_before_it_proposes_and_answers_a_repeat_with_the_parents_m
     assert [block.records for block in xiu.store.blocks()] == [unknown]
 
 
+@pytest.mark.parametrize(
+    ("parents_copies", "level", "fresh", "told"),
+    [
+        (1, Level.REPLICATED, False, [("", 1)]),
+        (1, Level.REPLICATED, True, [("", 1), ("", 1)]),
+        (3, Level.REPLICATED, True, [("", 2), ("", 2)]),
+        (0, Level.REPLICATED, False, [("UNAVAILABLE", 0)]),
+        (0, Level.PERSISTED, False, [("", 0)]),
+    ],
+)
+def test_what_the_parent_has_is_on_its_disks(parents_copies: int, level: Level, fresh: bool, told: list[tuple[str, int]]) -> None:
+    xiu = child()
+    assert xiu.core.copies == 2
+    records = [old(1), *([old(2)] if fresh else [])]
+    received = ev.StoreReceived(7, 1, level, 0, b"".join(records), len(records), NOW_US)
+    question = only(xiu.step(received), ev.AskParent)
+    known = [(msg_id(0, 64, 1 << 32 | 9), int.from_bytes(records[0][12:16], "little")), *([None] if fresh else [])]
+    answered = xiu.step(ev.ParentAnswered(question.number, known, parents_copies))
+    answer = only(xiu.accept(answered) + xiu.commit() if fresh else answered, ev.Answer)
+    assert [(result.code, answer.copies if not result.code else 0) for result in answer.results] == told
+
+
 def test_while_the_parent_does_not_answer_a_child_refuses_what_it_may_have_and_takes_the_rest() -> None:
     xiu = child()
     fresh = old(2, at_ms=NOW_MS + 30_000, key=3)
-    xiu.accept(xiu.step(ev.ParentAnswered(only(xiu.send(fresh), ev.AskParent).number, [None])))
+    xiu.accept(xiu.step(ev.ParentAnswered(only(xiu.send(fresh), ev.AskParent).number, [None], 0)))
     xiu.commit()
     asked = only(xiu.send(old(1), fresh), ev.AskParent)
     assert len(asked.wanted) == 1, "what is known here is not asked for"
-    answer = only(xiu.accept(xiu.step(ev.ParentAnswered(asked.number, None))) + xiu.commit(), ev.Answer)
+    answer = only(xiu.accept(xiu.step(ev.ParentAnswered(asked.number, None, 0))) + xiu.commit(), ev.Answer)
     assert [(result.position, result.code, bool(result.msg_id)) for result in answer.results] == [
         (1, "UNAVAILABLE", False),
         (2, "", True),
@@ -157,7 +181,7 @@ def test_batches_of_a_stream_stay_in_order_while_one_waits_and_others_do_not_wai
     assert xiu.send(late, position=2) == []
     other = xiu.step(ev.StoreReceived(8, 1, Level.REPLICATED, 0, old(5, at_ms=NOW_MS + 122_000), 1, NOW_US))
     assert only(other, Propose)
-    released = [each for each in xiu.step(ev.ParentAnswered(first.number, [None])) if isinstance(each, Propose)]
+    released = [each for each in xiu.step(ev.ParentAnswered(first.number, [None], 0)) if isinstance(each, Propose)]
     assert [old(1) in released[0].payloads[0][1], late in released[1].payloads[0][1]] == [True, True]
 
 
@@ -165,7 +189,7 @@ def test_what_waits_for_the_parent_is_refused_when_its_leader_is_deposed() -> No
     xiu = child()
     question = only(xiu.send(old(1)), ev.AskParent)
     assert codes(xiu.deposed()) == ["NOT_LEADER"]
-    assert xiu.step(ev.ParentAnswered(question.number, [None])) == []
+    assert xiu.step(ev.ParentAnswered(question.number, [None], 0)) == []
 
 
 def test_a_child_with_a_full_disk_does_not_say_of_what_its_parent_may_have_that_it_is_not_stored() -> None:

@@ -12,7 +12,7 @@ from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import snowflake
 from pixiu.wire.v1 import doubling_pb2
 from pixiu.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
-from xiu.answering import Answers, Known, Wanted, check_question, status_of
+from xiu.answering import Answers, Known, Look, Wanted, check_question, status_of
 from xiu.doubling import (
     ASK_US,
     NO_DOUBLING,
@@ -98,6 +98,10 @@ class Knows(NamedTuple):
     def known(self, wanted: Wanted) -> Known:
         return [self.ids.get(one) for one, _ in wanted]
 
+    @property
+    def copies(self) -> int:
+        return 2
+
 
 def test_a_parent_answers_what_it_is_sure_of() -> None:
     request, two = AskRequest(child=3, snowflakes=[1 << 62, 5], derived=[0]), RoleLayout(2, 4, 1, (f"{ID:016x}",))
@@ -105,7 +109,10 @@ def test_a_parent_answers_what_it_is_sure_of() -> None:
     with pytest.raises(Unavailable):
         Answers().look(request, split, ids, two, lease=False)
     said = Answers().look(request, split, ids, two, lease=True).reply([])
-    assert (said.doubling, list(said.msg_ids)) == (ID, [0, 77])
+    assert (said.doubling, list(said.msg_ids), said.copies) == (ID, [0, 77], 2)
+    asked = [((None, (77, 1)), None, 2), ((None, (77, 1)), (76, 1), 1), ((None, None), (76, 1), 1), ((None, None), None, 0)]
+    for here, above, copies in asked:
+        assert Look(ID, 0, 0, list(here), [0], (), 2).reply([above], 1).copies == copies, "only of those that have something"
     assert Answers().look(request, Head(), ids, two, lease=True).reply([]) == AskReply(), "it is not split"
     with pytest.raises(InvalidArgument):
         check_question(0, request)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pixiu/wire/v1/xiu_partitions.proto\x12\x08pixiu.v1\"U\n\nAskRequest\x12\r\n\x05\x63hild\x18\x01 \x01(\r\x12\x12\n\nsnowflakes\x18\x02 \x03(\x06\x12\x13\n\x07\x64\x65rived\x18\x03 \x03(\rB\x02\x10\x01\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"n\n\x08\x41skReply\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x10\n\x08split_at\x18\x02 \x01(\x04\x12\x10\n\x08split_us\x18\x03 \x01(\x06\x12\x0f\n\x07msg_ids\x18\x04 \x03(\x06\x12\x0c\n\x04\x63rcs\x18\x05 \x03(\x07\x12\r\n\x05holds\x18\x06 \x01(\x0c\x32@\n\rXiuPartitions\x12/\n\x03\x41sk\x12\x14.pixiu.v1.AskRequest\x1a\x12.pixiu.v1.AskReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pixiu/wire/v1/xiu_partitions.proto\x12\x08pixiu.v1\"U\n\nAskRequest\x12\r\n\x05\x63hild\x18\x01 \x01(\r\x12\x12\n\nsnowflakes\x18\x02 \x03(\x06\x12\x13\n\x07\x64\x65rived\x18\x03 \x03(\rB\x02\x10\x01\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"~\n\x08\x41skReply\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x10\n\x08split_at\x18\x02 \x01(\x04\x12\x10\n\x08split_us\x18\x03 \x01(\x06\x12\x0f\n\x07msg_ids\x18\x04 \x03(\x06\x12\x0c\n\x04\x63rcs\x18\x05 \x03(\x07\x12\x0e\n\x06\x63opies\x18\x07 \x01(\r\x12\r\n\x05holds\x18\x06 \x01(\x0c\x32@\n\rXiuPartitions\x12/\n\x03\x41sk\x12\x14.pixiu.v1.AskRequest\x1a\x12.pixiu.v1.AskReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASKREQUEST']._serialized_start=48
   _globals['_ASKREQUEST']._serialized_end=133
   _globals['_ASKREPLY']._serialized_start=135
-  _globals['_ASKREPLY']._serialized_end=245
-  _globals['_XIUPARTITIONS']._serialized_start=247
-  _globals['_XIUPARTITIONS']._serialized_end=311
+  _globals['_ASKREPLY']._serialized_end=261
+  _globals['_XIUPARTITIONS']._serialized_start=263
+  _globals['_XIUPARTITIONS']._serialized_end=327
 # @@protoc_insertion_point(module_scope)

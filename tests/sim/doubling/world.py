@@ -122,7 +122,7 @@ class Partition(XiuModel):
 
         def told(known: Known | None) -> None:
             if life == self._life:
-                self.step(ev.ParentAnswered(effect.number, known))
+                self.step(ev.ParentAnswered(effect.number, known, 1))
 
         parent = self.world.xius[parent_of(self.partition)]
         self.world.soon(lambda: parent.asked(self.partition, effect.wanted, lambda known: self.world.soon(lambda: told(known))))

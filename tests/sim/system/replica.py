@@ -150,8 +150,8 @@ class Replica:
 
     @property
     def copies(self) -> int:
-        """Replicas that a commit is on."""
-        return len(self.core.leader.required()) if self.core.leader is not None else 0
+        """Disks that the newest commit is on."""
+        return self._copies
 
     def may_read(self) -> bool:
         """Whether what the state says is the newest there is."""

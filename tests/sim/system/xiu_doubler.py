@@ -90,7 +90,7 @@ class XiuDoubler:
             known: Known | None = None
             if said is not None and said.doubling:
                 known = _known(said)
-            self._process.step(xe.ParentAnswered(effect.number, known))
+            self._process.step(xe.ParentAnswered(effect.number, known, said.copies if said is not None else 0))
 
         self._ask_parent(effect.wanted, told)
 
@@ -144,7 +144,7 @@ class XiuDoubler:
             if said is None or not said.doubling:
                 stream.end()
             else:
-                stream.reply(look.reply(_known(said)))
+                stream.reply(look.reply(_known(said), said.copies))
 
         if look.above:
             self._ask_parent(look.asked(), told)
