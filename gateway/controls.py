@@ -14,8 +14,9 @@ def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None)
     relay: whether the peer is one; None: the gateway's view does not have it yet.
     """
     if control.HasField("gateway_confirm"):
-        newer = [(found.id, found.connect_time) for found in control.gateway_confirm.newer]
-        return ev.Confirmed(peer, list(control.gateway_confirm.ids), newer, list(control.gateway_confirm.refused))
+        confirm = control.gateway_confirm
+        newer = [(found.id, found.connect_time) for found in confirm.newer]
+        return ev.Confirmed(peer, list(confirm.ids), newer, list(confirm.refused), list(confirm.stale))
     if control.HasField("device_replaced"):
         gone = control.device_replaced
         return ev.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason)

@@ -440,6 +440,10 @@ class Core:
             out += _passed(waiting[:over])
 
     def _on_confirmed(self, event: ev.Confirmed, now: float, out: list[ev.Effect]) -> None:
+        said = [reports for reports in (self.rooms, self.users) if reports.reports_to(event.peer)]
+        if any(reports.message(number) is not None for reports in said for number in event.stale):
+            # The newest that this run said of somebody is not the newest that is known: no client may go by it.
+            out.append(ev.Fenced())
         if not self.users.reports_to(event.peer):
             self._answered(self.rooms.confirmed(event.peer, event.ids), now, out)
             self._answered(self.rooms.refused(event.peer, event.refused, now), now, out)

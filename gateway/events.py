@@ -121,6 +121,8 @@ class Confirmed:
     newer: list[tuple[int, int]] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     """Logins for which it has no room."""
+    stale: list[int] = field(default_factory=list)
+    """What something newer in this gateway's name hides there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,8 +278,8 @@ class Service(RoleShell):
 
     def _fenced(self, _: ev.Fenced) -> None:
         text = (
-            "a router or relay took this gateway for dead, because its lease was gone and its heartbeats were silent, and refuses "
-            "what it says: it ends, and its clients connect again; start it again"
+            "a router or relay took this gateway for dead, because its lease was gone and its heartbeats were silent, or knows "
+            "something newer in its name, and refuses what it says: it ends, and its clients connect again; start it again"
         )
         self._context.crash(Unavailable(text))
 

@@ -129,6 +129,11 @@ def gateway_generation(msg_id: int) -> int:
     return msg_id >> 38 & LAST_GENERATION
 
 
+def gateway_run(msg_id: int) -> int:
+    """The run of a gateway that made a GatewayMsgID: its instance and generation, in one number."""
+    return msg_id >> GATEWAY_COUNTER_BITS
+
+
 def uin_of_name(name: str) -> UIN:
     """A user name's UIN: its decimal number below 2^63, else 63 bits of its xxh3. Source: docs/operations.md."""
     if name.isascii() and name.isdecimal() and len(name) <= 19 and 0 < int(name) <= MAX_ID:

@@ -167,6 +167,12 @@ class Core(ReplicaCore):
                 self._replace(change, out)
         return applied
 
+    def _tell_stale(self, messages: list[Update], applied: Applied, group: Group, out: list[Effect]) -> list[int]:
+        stale = super()._tell_stale(messages, applied, group, out)
+        for number in stale:
+            self._newer.pop(number, None)
+        return stale
+
     def _replace(self, change: Update, out: list[Effect]) -> None:
         """The login policy allows the rivals of the newest connection no longer. Every replica says so: what one of
         them knows too late the other one knew; a gateway takes it once."""

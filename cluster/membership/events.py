@@ -259,6 +259,15 @@ class RefuseSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SenderRefused:
+    """What somebody said of memberships was not taken."""
+
+    peer: EndpointID
+    known: bool
+    """It is a gateway, and spoke for another one. False: the view does not have it (yet)."""
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeInit:
     """The membership may lack what nobody remembers: register as Init until `BecomeRunning`."""
 
@@ -287,6 +296,7 @@ Effect = (
     | TakeSnapshot
     | ServeSnapshot
     | RefuseSnapshot
+    | SenderRefused
     | BecomeInit
     | BecomeRunning
     | WaitingForRouters

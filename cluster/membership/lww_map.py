@@ -298,6 +298,14 @@ class LwwMap:
         tombstone = self._shards[shard_of(group)].tombstones.get(Key(group, member, instance))
         return (tombstone[0], False) if tombstone is not None else None
 
+    def hides(self, change: Update) -> bool:
+        """Whether something newer of its key, or its instance's floor, keeps a message from coming true. A logout may have come
+        true already, by a listing as of a later GatewayMsgID."""
+        instance = change.id >> INSTANCE_SHIFT
+        found = self.get(change.group, change.member, instance)
+        newer = found is not None and found[0] > change.id
+        return newer or change.id < self.floor(instance) if change.login else newer and found is not None and found[1]
+
     def value(self, group: int, member: int, instance: int) -> int:
         """What a live entry holds; 0 where it holds nothing, or is not there."""
         return self._shards[shard_of(group)].values.get(Key(group, member, instance), 0)

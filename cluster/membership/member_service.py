@@ -115,9 +115,7 @@ class MemberService(RoleShell):
                     step(ev.AntiEntropyReceived(peer, control))
         except DecodeError:
             return Outcome.MALFORMED
-        if changes:
-            step(ev.MessagesReceived(peer, changes))
-        return Outcome.TAKEN
+        return self._runner.take(ev.MessagesReceived(peer, changes)) if changes else Outcome.TAKEN
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """Somebody died or lives again."""

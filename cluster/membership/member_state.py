@@ -10,7 +10,7 @@ from typing import Final
 import xxhash
 
 from cluster.membership.events import NO_OTHER, ClusterChanged, Gateway, OtherRole, Replica
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, gateway_msg_id, gateway_run
 from pixiu.rpc.backoff import Backoff
 
 FIRST_RETRY_S: Final = 0.2
@@ -77,12 +77,17 @@ class ClusterView:
     relays: OtherRole = NO_OTHER
     introductions: dict[int, bytes] = field(default_factory=dict)
     """Instance → `Gateway.introduction`."""
+    runs: dict[EndpointID, int] = field(default_factory=dict)
+    """Gateway → the run that its GatewayMsgIDs are of: it speaks for no other one."""
 
     @classmethod
     def of(cls, event: ClusterChanged, own: EndpointID) -> ClusterView:
         """The view that an event brings, without this process."""
         replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != own}
         introductions = {gateway.instance: gateway.introduction for gateway in sorted(event.gateways, key=lambda g: g.generation)}
+        runs = {
+            gateway.endpoint: gateway_run(gateway_msg_id(gateway.instance, gateway.generation, 0)) for gateway in event.gateways
+        }
         return cls(
             event.version,
             event.partitions,
@@ -92,15 +97,12 @@ class ClusterView:
             event.routers,
             event.relays,
             introductions,
+            runs,
         )
 
     def running(self, partition: int, dead: Container[EndpointID]) -> list[EndpointID]:
         """Running replicas of a partition of the own role that are not dead."""
         return [r.endpoint for r in self.replicas.values() if r.partition == partition and r.running and r.endpoint not in dead]
-
-    def instance_of(self, endpoint: EndpointID) -> int | None:
-        """The instance of a gateway in the registry."""
-        return next((gateway.instance for gateway in self.gateways if gateway.endpoint == endpoint), None)
 
     def endpoints(self) -> set[EndpointID]:
         """The endpoints of all processes in the view."""

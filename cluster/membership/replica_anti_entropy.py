@@ -8,9 +8,9 @@ from __future__ import annotations
 from cluster.membership.anti_entropy import Outcome, Puller, Source, rule_of
 from cluster.membership.digest import Rule, common_rule
 from cluster.membership.events import AbsenceReceived
-from cluster.membership.lww_map import LwwMap
+from cluster.membership.lww_map import ENTRY, ENTRY_BYTES, LwwMap
 from cluster.membership.member_state import ClusterView
-from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance
+from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance, gateway_run
 from pixiu.wire.v1 import control_pb2
 
 MAX_ABSENT_ROOMS = 1024
@@ -50,26 +50,20 @@ class ReplicaAntiEntropy:
         """A peer's answer, or a gateway's, which speaks for its own instance only."""
         if peer in view.replicas:
             return Outcome() if digest.as_of else Outcome(self.puller.on_digest(peer, digest, now))
-        instance = view.instance_of(peer)
-        if instance is None or not 0 < digest.as_of <= MAX_ID or gateway_instance(digest.as_of) != instance:
+        if not 0 < digest.as_of <= MAX_ID or view.runs.get(peer) != gateway_run(digest.as_of):
             return Outcome()
-        floor = self._membership.floor(instance)
+        floor = self._membership.floor(gateway_instance(digest.as_of))
         if digest.as_of < floor:
             self.fenced += 1
             return Outcome([control_pb2.Control(fenced=control_pb2.Fenced(floor=floor)).SerializeToString()])
-        self._membership.raise_floor(instance, gateway_generation(digest.as_of))
-        purged = self._membership.purge_some()
-        return Outcome(self.puller.on_digest(peer, digest, now), purged=purged)
+        return Outcome(self.puller.on_digest(peer, digest, now))
 
     def take(self, peer: EndpointID, control: control_pb2.Control, view: ClusterView, now: float) -> Outcome:
-        """A request, or an answer to one. A gateway speaks for its own instance only."""
-        instance = view.instance_of(peer)
-        if instance is not None:
-            if control.HasField("bucket_digests") and control.bucket_digests.instance != instance:
-                return Outcome()
-            if control.HasField("listing_page") and control.listing_page.instance != instance:
-                return Outcome()
-        outcome = self.puller.take(peer, control, now, own_word=instance is not None)
+        """A request, or an answer to one: of a peer, or of a gateway that speaks for itself (`speaks_for`). Strangers only ask."""
+        run = view.runs.get(peer)
+        outcome = Outcome()
+        if run is not None or peer in view.replicas:
+            outcome = self.puller.take(peer, control, now, own_word=run is not None)
         outcome.messages += self.source.answer(control)
         return outcome
 
@@ -77,3 +71,16 @@ class ReplicaAntiEntropy:
         """Whether a message of negative feedback makes sense."""
         rooms = event.rooms
         return 0 < event.as_of <= MAX_ID and len(rooms) <= MAX_ABSENT_ROOMS and all(room <= MAX_ID for room in rooms)
+
+
+def speaks_for(run: int, control: control_pb2.Control) -> bool:
+    """Whether what a gateway answers is about this run alone."""
+    if control.HasField("bucket_digests"):
+        found = control.bucket_digests
+        own = gateway_run(found.as_of) == run and gateway_instance(found.as_of) == found.instance
+        return own and found.floor <= gateway_generation(found.as_of)
+    if control.HasField("listing_page"):
+        page = control.listing_page
+        ids = [id_ for _, _, id_ in ENTRY.iter_unpack(page.entries)] if len(page.entries) % ENTRY_BYTES == 0 else []
+        return page.instance == gateway_instance(page.as_of) and all(gateway_run(id_) == run for id_ in (page.as_of, *ids))
+    return True

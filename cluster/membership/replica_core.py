@@ -14,6 +14,7 @@ Source: PiXiu §2.4, §5 and §5.2; docs/architecture.md, docs/memberships.md, d
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from cluster.membership import events as ev
@@ -24,12 +25,12 @@ from cluster.membership.isolation import Isolation
 from cluster.membership.lww_map import Applied, Key, LwwMap, Purged, Update, encode_messages
 from cluster.membership.member_core import MemberCore
 from cluster.membership.member_state import ClusterView, Speaker, retry_pause_s
-from cluster.membership.replica_anti_entropy import ReplicaAntiEntropy
+from cluster.membership.replica_anti_entropy import ReplicaAntiEntropy, speaks_for
 from cluster.membership.replica_state import Counters, State
 from cluster.membership.subscribers import Subscribers, valid_filter
-from cluster.runtime.contract import NEVER, SendControl, Settled, Tick
+from cluster.runtime.contract import NEVER, NOT_TAKEN, SendControl, Settled, Tick
 from pixiu.errors import MalformedData, Overloaded, Unavailable, WrongPartition
-from pixiu.ids import MAX_ID, EndpointID, gateway_instance
+from pixiu.ids import MAX_ID, EndpointID, gateway_instance, gateway_run
 from pixiu.placement.partition import rendezvous_order, serves
 from pixiu.wire.v1 import control_pb2
 
@@ -92,7 +93,8 @@ class ReplicaCore(MemberCore):
         self._store_garbage = False
         """The database holds what was not taken over at loading."""
         self._store_retry_at = NEVER
-        self._queue: deque[ev.MessagesReceived] = deque()
+        self._queue: deque[tuple[ev.MessagesReceived, ev.Replica | None]] = deque()
+        """Each with the replica that said it, whatever becomes of that one; None: a gateway did."""
         self._queued = 0
         self._source: EndpointID | None = None
         self._attempts = 0
@@ -271,8 +273,8 @@ class ReplicaCore(MemberCore):
         self.state = State.RUNNING
         self._attempts = 0
         queue, self._queue, self._queued = self._queue, deque(), 0
-        for event in queue:
-            self._take(event, now, out)
+        for event, sender in queue:
+            self._take(event, sender, now, out)
         if self._store_stale or self._store_garbage:
             self._store_stale = self._store_garbage = False
             out.append(ev.RewriteStore(self.membership.snapshot()))
@@ -331,17 +333,36 @@ class ReplicaCore(MemberCore):
     # --- gateway messages
 
     def _on_messages(self, event: ev.MessagesReceived, now: float, out: list[Effect]) -> None:
+        """A replica passes on what gateways say; a gateway speaks for its own run only. Source: docs/memberships.md."""
+        view = self._view or ClusterView()
+        sender = view.replicas.get(event.peer)
+        if sender is None:
+            run = view.runs.get(event.peer)
+            if run is None:
+                # Not confirmed and not handled: it sends them again, until the view has it.
+                self.counters.messages_of_strangers += len(event.messages)
+                out += [ev.SenderRefused(event.peer, False), NOT_TAKEN]
+                return
+            own = [m for m in event.messages if gateway_run(m.id) == run or not 0 < m.id <= MAX_ID]
+            if len(own) < len(event.messages):
+                self._refuse_others(event.peer, len(event.messages) - len(own), out)
+                event = replace(event, messages=own)
         if self.state is not State.RUNNING:
             if self._queued + len(event.messages) <= MAX_QUEUED_MESSAGES:
-                self._queue.append(event)
+                self._queue.append((event, sender))
                 self._queued += len(event.messages)
                 self.counters.messages_queued += len(event.messages)
                 return
             # Last-writer-wins: taking them before the snapshot is merged gives the same membership.
             self.counters.queue_overflows += 1
-        self._take(event, now, out)
+        self._take(event, sender, now, out)
 
-    def _take(self, event: ev.MessagesReceived, now: float, out: list[Effect]) -> None:
+    def _refuse_others(self, gateway: EndpointID, count: int, out: list[Effect]) -> None:
+        """A gateway spoke for another one: it was broken into, or is not what its number says."""
+        self.counters.messages_of_others += count
+        out.append(ev.SenderRefused(gateway, True))
+
+    def _take(self, event: ev.MessagesReceived, sender: ev.Replica | None, now: float, out: list[Effect]) -> None:
         """Peers first, then subscribers, then the database; the confirmation when all of them have it.
 
         Source: PiXiu §5 and §5.2 step 8; docs/architecture.md.
@@ -350,7 +371,6 @@ class ReplicaCore(MemberCore):
         valid = [m for m in event.messages if 0 < m.id <= MAX_ID and m.group <= MAX_ID and m.member <= MAX_ID]
         self.counters.messages_malformed += len(event.messages) - len(valid)
         own = [m for m in valid if serves(self.partition, m.group, view.partitions)]
-        sender = view.replicas.get(event.peer)
         if sender is None and self.membership.is_nearly_full(len(own)):
             refused = self._refuse(event.peer, own, out)
             own = [m for m in own if m not in refused]
@@ -366,7 +386,10 @@ class ReplicaCore(MemberCore):
         group.waiting = 1
         if own:
             self._forward(event.peer, own, speaker, group, out)
-            self._persist(self._apply(own, now, out), out)
+            applied = self._apply(own, now, out)
+            self._persist(applied, out)
+            if sender is None and len(applied.changes) < len(own):
+                self._tell_stale(own, applied, group, out)
         if len(own) < len(valid) and sender is None:  # once: a child would give back what it gets from its parent, for ever
             served = set(own)
             self._pass_on(event.peer, [m for m in valid if m not in served], view, group, now, out)
@@ -383,6 +406,20 @@ class ReplicaCore(MemberCore):
             confirm = control_pb2.GatewayConfirm(refused=ids)
             out.append(SendControl(gateway, [control_pb2.Control(gateway_confirm=confirm).SerializeToString()]))
         return set(refused)
+
+    def _tell_stale(self, messages: list[Update], applied: Applied, group: Group, out: list[Effect]) -> list[int]:
+        """Instead of confirming it tell a gateway what cannot come true because something newer is there in its name: it knows
+        whether it said that itself. What it repeats is confirmed. Returns the GatewayMsgIDs."""
+        assert group.gateway is not None
+        done = {change.id for change in applied.changes}
+        stale = [m.id for m in messages if m.id not in done and self.membership.hides(m)]
+        self.counters.stale_told += len(stale)
+        told = set(stale)
+        group.ids = [number for number in group.ids if number not in told]
+        for start in range(0, len(stale), self.MAX_CONFIRMS):
+            confirm = control_pb2.GatewayConfirm(stale=stale[start : start + self.MAX_CONFIRMS])
+            out.append(SendControl(group.gateway, [control_pb2.Control(gateway_confirm=confirm).SerializeToString()]))
+        return stale
 
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
         """Take over what gateways said; a role may have more to do for it."""
@@ -463,6 +500,10 @@ class ReplicaCore(MemberCore):
 
     def _on_anti_entropy(self, event: ev.AntiEntropyReceived, now: float, out: list[Effect]) -> None:
         if self.state is State.RUNNING and self._view is not None:
+            run = self._view.runs.get(event.peer)
+            if run is not None and not speaks_for(run, event.control):
+                self._refuse_others(event.peer, 1, out)
+                return
             self._repair(event.peer, self.anti_entropy.take(event.peer, event.control, self._view, now), out)
 
     def _learned(self, source: EndpointID, applied: Applied, out: list[Effect]) -> None:
@@ -475,8 +516,13 @@ class ReplicaCore(MemberCore):
         """Negative feedback: drop what is not newer, here, at the peers, and at the brokers of each."""
         if self.state is not State.RUNNING or self._view is None or not self.anti_entropy.valid_absence(event):
             return
-        self._persist(self.membership.absent(event.as_of, event.rooms, now), out)
         from_peer = event.peer in self._view.replicas
+        run = self._view.runs.get(event.peer)
+        if not from_peer and run != gateway_run(event.as_of):
+            if run is not None:
+                self._refuse_others(event.peer, 1, out)
+            return
+        self._persist(self.membership.absent(event.as_of, event.rooms, now), out)
         targets = dict.fromkeys(() if from_peer else self._peers)
         for subscriber in self.subscribers.all():
             if subscriber.endpoint not in self._peers and any(subscriber.wants(room) for room in event.rooms):

@@ -25,7 +25,7 @@ from cluster.runtime.role import totals
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, hex_id
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 
@@ -54,6 +54,7 @@ class ReplicaService(MemberService):
         self._requests = itertools.count(1)
         self._answers: dict[int, ev.ServeSnapshot | ev.RefuseSnapshot] = {}
         on = self._runner.effects.on
+        on(ev.SenderRefused, self._sender_refused)
         on(ev.Persist, self._persist)
         on(ev.RewriteStore, self._rewrite)
         on(ev.LoadStore, lambda _: self.spawn(self._load()))
@@ -150,6 +151,13 @@ class ReplicaService(MemberService):
 
     def _answered(self, effect: ev.ServeSnapshot | ev.RefuseSnapshot) -> None:
         self._answers[effect.request] = effect
+
+    def _sender_refused(self, effect: ev.SenderRefused) -> None:
+        if effect.known:
+            endpoint = hex_id(effect.peer)
+            self._context.audit.write_limited("gateway_spoke_for_another", endpoint, endpoint=endpoint)
+        else:
+            self._context.look_again()
 
     def _persist(self, effect: ev.Persist) -> None:
         if self._writer is not None:

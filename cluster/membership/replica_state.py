@@ -30,7 +30,13 @@ class Counters(MemberCounters):
     """For keys of another partition; passed on to it."""
     messages_unroutable: int = 0
     """For keys of a partition that has no replica now; not confirmed, so the gateway sends them again."""
+    messages_of_others: int = 0
+    """That a gateway said of another gateway's instance, or of another run of its own: not taken."""
+    messages_of_strangers: int = 0
+    """From nobody in the view: not taken, so that they are sent again; the registry is read again."""
     confirmed: int = 0
+    stale_told: int = 0
+    """Messages of gateways that something newer hid; not confirmed."""
     logins_refused: int = 0
     """Of gateways, because the map is full; they are told, and tell their clients."""
     snapshots_served: int = 0

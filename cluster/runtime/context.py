@@ -100,6 +100,9 @@ class Context(Generic[OptionsT_co]):
     layout_noticed: Callable[[int], None] = lambda _version: None
     """Somebody said that the layout has this version: where the view's is older, the registry is read again soon."""
 
+    look_again: Callable[[], None] = lambda: None
+    """Somebody speaks whom the view does not have: the registry is read again soon."""
+
     hot_users: HotKeys = field(default_factory=HotKeys)
     """Which users cause the most work: stores count what comes to them by streams, `/hot` shows it."""
 

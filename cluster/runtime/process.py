@@ -380,6 +380,7 @@ class Process(Generic[OptionsT]):
             current_view=lambda: self._discovery.view,
             crash=self._crash,
             layout_noticed=self._layout_noticed,
+            look_again=self._look_again,
             end_session=self._end_session_soon,
             audit=self._audit,
             client_server=self._client_server.grpc if self._client_server is not None else None,
@@ -584,9 +585,12 @@ class Process(Generic[OptionsT]):
         if self._cluster.guests or self._role_of(endpoint):
             return True
         self._counts["links_strangers_total"] += 1
+        self._look_again()
+        return False
+
+    def _look_again(self) -> None:
         if self._takes_views and log.once_per(STRANGER_S, "stranger"):
             self._discovery.poll_within(STRANGER_POLL_S)
-        return False
 
     def _refuses(self, endpoint: EndpointID, what: str) -> bool:
         role = self._role_of(endpoint)

@@ -115,3 +115,17 @@ def test_what_one_copy_refused_and_the_other_confirmed_is_not_said_again_to_that
     for now in (12.0, 30.0):
         assert reporter.flush(now) == []
     assert reporter.next_deadline() == NEVER
+
+
+def test_a_gateway_of_which_something_newer_is_known_ends_unless_it_said_that_itself() -> None:
+    core = gateway()
+    joined = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(42, None)]))
+    (join,) = {message.id for send in memberships(joined) for message in send.messages}
+    assert of(ev.Fenced, turn(core, ev.Confirmed(RELAY, [], stale=[join]), now=1.1)) == []
+    left = turn(core, ev.Leave(1, [(42, None)]), now=1.2)
+    (leave,) = {message.id for send in memberships(left) for message in send.messages}
+    # A repeat of the join was overtaken by the departure, as happens on any network.
+    assert of(ev.Fenced, turn(core, ev.Confirmed(ROUTER, [], stale=[join]), now=1.3)) == []
+    effects = turn(core, ev.Confirmed(ROUTER, [], stale=[join, leave]), now=1.4)
+    assert of(ev.Fenced, effects) == [ev.Fenced()]
+    assert of(ev.Answer, effects) == []

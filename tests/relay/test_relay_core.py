@@ -323,7 +323,8 @@ def test_every_gateways_copy_of_a_traced_message_is_stamped() -> None:
     )
     core.step(ev.StoreOpened(None), 0.0)
     core.step(view(), 0.0)
-    tell(core, connect(1), connect(2, instance=4, device=2))
+    tell(core, connect(1))
+    tell(core, connect(2, instance=4, device=2), peer=SECOND)
     signal = as_traced(chat(7, 4, kind=Kind.SIGNAL))
     relayed = arrive(
         core, chat(7, 1), as_traced(chat(7, 2)), as_traced(chat(7, 3, lane=0)), signal, chat(7, 5, flags=Flag.LOAD_TEST)
@@ -379,7 +380,8 @@ def test_a_gateway_that_was_out_of_reach_hears_of_the_newer_login_when_it_is_bac
 def test_nobody_makes_place_for_a_login_on_a_gateway_that_is_out_of_reach() -> None:
     core = running(policy=LoginPolicy.NEWEST)
     core.step(ev.PeerDead(SECOND), 1.0)
-    tell(core, connect(1, instance=4, device=2, time=101), connect(1, device=1, time=100))
+    tell(core, connect(1, instance=4, device=2, time=101), peer=SECOND)
+    tell(core, connect(1, device=1, time=100))
     assert settled(core, 10.0) == []
     core.step(ev.PeerAlive(SECOND), 111.0)
     assert replaced(core.step(Tick(), 300.0)) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]

@@ -156,7 +156,7 @@ def test_brokers_that_did_not_subscribe_get_the_rooms_of_their_partition_while_i
     brokers = ev.OtherRole(2, replicas=(*TWO_PARTITIONS.replicas, ev.Replica(third, 3)))
     core = running(ev.Replica(PEER, 0, True), brokers=brokers)
     core.step(ev.PeerDead(BROKER), 0.5)
-    assert of(SendControl, core.step(ev.MessagesReceived(PEER, [login(4, 5)]), 1.0)) == []
+    assert of(SendControl, core.step(ev.MessagesReceived(PEER, [login(4, 5, uin=8)]), 1.0)) == []
     effects = core.step(ev.MessagesReceived(GATEWAY, [login(1, 4), login(2, 5), login(3, 7)]), 1.0)
     assert {effect.peer: [m.group for m in body(effect)] for effect in of(SendControl, effects)} == {
         PEER: [4, 5, 7],

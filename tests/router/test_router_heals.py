@@ -117,7 +117,8 @@ def test_a_gateway_speaks_for_its_own_instance_only() -> None:
     page = control_pb2.ListingPage(partitions=1, instance=OTHER, bucket=0, as_of=gate.as_of, last=True)
     for bucket in range(64):
         page.bucket = bucket
-        assert core.step(ev.AntiEntropyReceived(GATEWAY, control_pb2.Control(listing_page=page)), 4.0) == []
+        effects = core.step(ev.AntiEntropyReceived(GATEWAY, control_pb2.Control(listing_page=page)), 4.0)
+        assert effects == [ev.SenderRefused(GATEWAY, True)]
     assert len(core.membership) == 1
 
 
@@ -164,10 +165,10 @@ def test_peers_make_up_for_what_one_of_them_missed() -> None:
 
 
 def test_a_vanished_gateway_is_purged_and_what_it_said_is_not_taken_again() -> None:
-    core = running()
+    core = running(ev.Replica(PEER, 0, True))
     core.step(ev.MessagesReceived(GATEWAY, [login(1, 42), login(2, 43)]), 0.5)
     core.step(ev.MessagesReceived(OTHER_GATEWAY, [login(1, 42, instance=OTHER)]), 0.5)
-    core.step(view(gateways=GATEWAYS[1:]), 1.0)
+    core.step(view(ev.Replica(PEER, 0, True), gateways=GATEWAYS[1:]), 1.0)
     core.step(Tick(), 1.0)
     core.step(Tick(), 1.0 + GONE_S - 0.5)
     assert core.membership.gateways(43) == (INSTANCE,)
@@ -176,16 +177,16 @@ def test_a_vanished_gateway_is_purged_and_what_it_said_is_not_taken_again() -> N
     assert {key for persist in of(ev.Persist, effects) for key in persist.deletes} == {Key(42, 7, 3), Key(43, 7, 3)}
     core.step(ev.MessagesReceived(PEER, [login(3, 44)]), 6.0)
     assert core.membership.instances() == [OTHER]
-    core.step(ev.MessagesReceived(GATEWAY, [login(1, 44, generation=2)]), 6.0)
+    core.step(ev.MessagesReceived(PEER, [login(1, 44, generation=2)]), 6.0)
     assert core.membership.instances() == [INSTANCE, OTHER]
 
 
 def test_a_successor_that_the_view_does_not_show_yet_is_not_purged() -> None:
-    core = running()
+    core = running(ev.Replica(PEER, 0, True))
     core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 0.5)
-    core.step(view(gateways=()), 1.0)
+    core.step(view(ev.Replica(PEER, 0, True), gateways=()), 1.0)
     core.step(Tick(), 1.0)
-    core.step(ev.MessagesReceived(EndpointID(40), [login(1, 43, generation=2)]), 2.0)
+    core.step(ev.MessagesReceived(PEER, [login(1, 43, generation=2)]), 2.0)
     core.step(Tick(), 1.0 + GONE_S + 0.1)
     assert core.membership.gateways(42) == ()
     assert core.membership.gateways(43) == (INSTANCE,)
@@ -216,11 +217,12 @@ def test_a_gateway_that_was_purged_by_mistake_is_told() -> None:
     assert core.anti_entropy.fenced == 1
 
 
-def test_a_live_gateway_raises_the_floor_of_its_instance() -> None:
+def test_a_gateway_ends_what_earlier_runs_said_and_no_later_one() -> None:
     core = running()
     core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 0.5)
-    core.step(view(gateways=(ev.Gateway(GATEWAY, INSTANCE, 0),)), 1.0)
-    Gate(login(1, 43, generation=2), generation=2).heartbeat(core, 2.0)
+    Gate(login(1, 43, generation=2), generation=2).heartbeat(core, 1.0)
+    assert core.membership.gateways(42) == (INSTANCE,)
+    core.step(view(gateways=(ev.Gateway(EndpointID(40), INSTANCE, 2),)), 2.0)
     assert core.membership.gateways(42) == ()
     assert core.membership.floor(INSTANCE) == gateway_msg_id(INSTANCE, 2, 0)
 

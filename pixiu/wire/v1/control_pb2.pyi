@@ -182,6 +182,7 @@ class GatewayConfirm(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     NEWER_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    STALE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -190,16 +191,21 @@ class GatewayConfirm(_message.Message):
     def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """logins that have no room in the replica's map: not passed on, and never to take effect"""
 
+    @_builtins.property
+    def stale(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """something newer is known in the gateway's name: unless it said that itself, its generation is over"""
+
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         newer: _abc.Iterable[Global___NewerConnection] | None = ...,
         refused: _abc.Iterable[_builtins.int] | None = ...,
+        stale: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "newer", b"newer", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "newer", b"newer", "refused", b"refused", "stale", b"stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

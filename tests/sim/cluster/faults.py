@@ -12,7 +12,7 @@ import proxy.core
 import relay.core
 import router.core
 from cluster.membership.devices import Connection
-from cluster.membership.events import Effect, MessagesReceived
+from cluster.membership.events import Effect, MessagesReceived, Replica
 from cluster.membership.forwards import Group
 from cluster.membership.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
 from cluster.membership.member_state import ClusterView, Speaker
@@ -145,9 +145,8 @@ class TrustfulRouter(router.core.Core):
 class EndlessRouter(router.core.Core):
     """Fault: what another partition's router sends is passed on as well, so that it comes back."""
 
-    def _take(self, event: MessagesReceived, now: float, out: list[Effect]) -> None:
-        super()._take(event, now, out)
-        sender = self._view.replicas.get(event.peer) if self._view is not None else None
+    def _take(self, event: MessagesReceived, sender: Replica | None, now: float, out: list[Effect]) -> None:
+        super()._take(event, sender, now, out)
         if self._view is not None and sender is not None:
             foreign = [m for m in event.messages if not serves(self.partition, m.group, self._view.partitions)]
             if foreign:

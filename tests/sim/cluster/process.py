@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,10 @@ class Process:
         self._waiting: list[tuple[Callable[[], None], bytes]] = []
         self._wake_at = INFINITY
         self._slept_through = False
+        self.of_strangers = 0
+        """Datagrams that were not taken, as the view did not have their sender yet."""
+        self.untaken: Counter[EndpointID] = Counter()
+        """Their items. A repeat of one is no loss any more where it is taken, and is counted here again where it is not."""
         self.start_core()
 
     # --- what a role has
@@ -104,8 +109,9 @@ class Process:
         """A batch came."""
         return Outcome.MALFORMED
 
-    def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
-        """Control messages came."""
+    def take_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome | None:
+        """Control messages came. None: they are taken."""
+        return None
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Parcels are decided."""
@@ -129,8 +135,12 @@ class Process:
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """See `LinkHandler`."""
-        self._guard(lambda: self.take_control(peer, messages))
-        return Outcome.TAKEN
+        if self._guard(lambda: self.take_control(peer, messages)) is not Outcome.NOT_TAKEN:
+            return Outcome.TAKEN
+        assert all(node.endpoint != peer for node in self.view.nodes), "what a process of the view says is not taken"
+        self.of_strangers += 1
+        self.untaken[peer] += len(messages)
+        return Outcome.NOT_TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `LinkHandler`."""

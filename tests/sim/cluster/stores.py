@@ -87,7 +87,7 @@ class StoreProcess(Process):
     def confirming(self, messages: list[bytes]) -> None:
         """Control messages leave, confirmations among them."""
 
-    def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
+    def take_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """As a shell's `on_control`."""
         changes = list[Update]()
         for data in messages:
@@ -99,8 +99,7 @@ class StoreProcess(Process):
                 self.step(ev.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
             elif is_anti_entropy(control):
                 self.step(ev.AntiEntropyReceived(peer, control))
-        if changes:
-            self.step(ev.MessagesReceived(peer, changes))
+        return self.step(ev.MessagesReceived(peer, changes)) if changes else Outcome.TAKEN
 
     def take_state(self, peer: EndpointID, state: PeerState) -> None:
         """See `Process`."""

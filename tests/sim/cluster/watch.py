@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from broker.feeds import FeedState
 from broker.multicast import AddressedFanout
 from cluster.links.api import PeerState
-from cluster.links.head import CONTROL, RECORDS
+from cluster.links.head import CONTROL, RECORDS, Refusal
 from cluster.membership.events import Effect
 from cluster.membership.lww_map import LwwMap, Update
 from cluster.runtime.contract import SendControl, SendRecords
@@ -390,7 +390,8 @@ class Watch:
         for process in self._world.processes():
             if process.state != "Running":
                 found.append(f"{process.place.name} does not run")
-            refused = {reason: number for reason, number in process.links.refusals.counts.items() if reason not in HARMLESS}
+            counts = Counter({reason: n for reason, n in process.links.refusals.counts.items() if reason not in HARMLESS})
+            refused = dict(counts - Counter({Refusal.NOT_TAKEN: process.of_strangers}))
             if refused:
                 found.append(f"{process.place.name} refused {refused}")
         if self._world.clients.unresolved:
@@ -437,7 +438,8 @@ class Watch:
                 for type_, tracker in ((int(RECORDS), link.receivers[0].records), (int(CONTROL), link.receivers[0].control)):
                     lost = self._world.wire.missing[other.endpoint, process.endpoint, type_]
                     self.checked["gaps"] += lost
-                    if lost != tracker.lost:
+                    untaken = process.untaken[other.endpoint] if type_ == CONTROL else 0
+                    if not lost <= tracker.lost <= lost + untaken:
                         text = f"counts {tracker.lost} lost items of type {type_} from {other.place.name}, it was {lost}"
                         found.append(f"{process.place.name} {text}")
         return found

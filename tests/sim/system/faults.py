@@ -14,7 +14,7 @@ import proxy.mail
 import relay.core
 import router.core
 import xiu.core
-from cluster.membership.events import ClusterChanged, MessagesReceived
+from cluster.membership.events import ClusterChanged, MessagesReceived, Replica
 from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.member_core import MemberCore
 from cluster.replication.model import START
@@ -115,9 +115,9 @@ class OneSession(State):
 class ConfirmsUnheard(router.core.Core):
     """Fault: what a gateway says is confirmed, and neither kept nor passed on."""
 
-    def _take(self, event: MessagesReceived, now: float, effects: list[ReplicaEffect]) -> None:
-        if self._view is None or event.peer in self._view.replicas:
-            super()._take(event, now, effects)
+    def _take(self, event: MessagesReceived, sender: Replica | None, now: float, effects: list[ReplicaEffect]) -> None:
+        if sender is not None:
+            super()._take(event, sender, now, effects)
         else:
             effects.append(SendControl(event.peer, [self._confirmation([message.id for message in event.messages])]))
 
