@@ -11,6 +11,8 @@ messages share a sweep. Big rooms take turns.
 
 Ordinary messages do not come here. A message is finished when all its copies are settled.
 
+Each of a signal's copies is a message here: to every VRoom it goes to the replica that `proxy.signals` names for that copy.
+
 Source: PiXiu §2.2.2; docs/routing.md.
 """
 
@@ -24,7 +26,7 @@ from cluster.runtime.contract import NEVER, SendRecords
 from cluster.runtime.token_bucket import TokenBucket
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
-from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL, Kind
 
 Owner = TypeVar("Owner")
 
@@ -86,12 +88,19 @@ class BigRooms(Generic[Owner]):
     Args:
         vrooms_per_s: VRooms served in a second, by all big rooms together.
         broker: the broker of a VRoom; None where there is none.
+        signal_broker: the same for a signal to it, of this owner.
         next_token: gives a token for a parcel.
     """
 
-    def __init__(self, vrooms_per_s: float, broker: Callable[[int], EndpointID | None], next_token: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        vrooms_per_s: float,
+        broker: Callable[[int], EndpointID | None],
+        signal_broker: Callable[[int, bytes, Owner | None], EndpointID | None],
+        next_token: Callable[[], int],
+    ) -> None:
         self._rate = vrooms_per_s
-        self._broker = broker
+        self._broker, self._signal_broker = broker, signal_broker
         self._next_token = next_token
         self._pace = TokenBucket(vrooms_per_s, vrooms_per_s * MAX_BURST_S, 0.0)
         self._rooms: dict[int, _Room[Owner]] = {}
@@ -159,25 +168,35 @@ class BigRooms(Generic[Owner]):
         """Send one VRoom what the sweep has for it. Returns what that costs, in VRooms."""
         if not room.sweep:
             room.sweep, room.next = self._sweep(room), 0
-        vroom = vrooms_of(room.id)[room.next]
-        broker, cost = self._broker(vroom), 0
+        vroom, cost = vrooms_of(room.id)[room.next], 0
         for lane, messages in room.sweep:
-            if broker is None:
-                for message in messages:
-                    _copy_done(message, False, finished)
-                continue
-            copies = [with_key(message.record, vroom) for message in messages]
-            token = self._next_token()
-            self._parcels[token] = messages
-            awaited = any(message.owner is not None for message in messages)
-            parcels.append(SendRecords(broker, copies, lane, token, awaited))
-            self.copies += len(copies)
-            cost += sum(len(copy) for copy in copies)
+            for broker, part in self._by_broker(vroom, messages).items():
+                if broker is None:
+                    for message in part:
+                        _copy_done(message, False, finished)
+                    continue
+                copies = [with_key(message.record, vroom) for message in part]
+                token = self._next_token()
+                self._parcels[token] = part
+                awaited = any(message.owner is not None for message in part)
+                parcels.append(SendRecords(broker, copies, lane, token, awaited))
+                self.copies += len(copies)
+                cost += sum(len(copy) for copy in copies)
         room.next += 1
         if room.next == VROOMS:
             self._waiting_bytes -= sum(len(message.record) for _, messages in room.sweep for message in messages)
             room.sweep = []
         return 1.0 + cost // STEP_BYTES
+
+    def _by_broker(self, vroom: int, messages: list[_Message[Owner]]) -> dict[EndpointID | None, list[_Message[Owner]]]:
+        """Messages of one sweep and lane by the broker that they go to; None: there is none."""
+        found: dict[EndpointID | None, list[_Message[Owner]]] = {}
+        ordinary = self._broker(vroom)
+        for message in messages:
+            is_signal = message.record[4] == Kind.SIGNAL
+            broker = self._signal_broker(vroom, message.record, message.owner) if is_signal else ordinary
+            found.setdefault(broker, []).append(message)
+        return found
 
     def _sweep(self, room: _Room[Owner]) -> list[tuple[int, list[_Message[Owner]]]]:
         """What leaves in the next sweep: lane 0 first, at least one message."""

@@ -142,7 +142,7 @@ class Core:
         self._awaited = AwaitedSignals()
         self._vrooms = vrooms
         self._topics = topics if topics else None
-        self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
+        self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._broker_of_signal, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self._limits = PublisherRates(rates) if rates.any else None
         self._exempt: set[int] = set()
@@ -285,6 +285,11 @@ class Core:
         target = self._brokers.replica(vroom)
         return target.endpoint if target is not None else None
 
+    def _broker_of_signal(self, vroom: int, record: bytes, batch: _Batch | None) -> EndpointID | None:
+        signal = int.from_bytes(record[16:24], "little")
+        target = self._brokers.of_copy(vroom, signal, batch.copy if batch is not None else 0)
+        return target.endpoint if target is not None else None
+
     def _target_of_other(self, kind: int, flags: int, number: int, key: int, batch: _Batch | None) -> _Target | None:
         """Of a record that is no room message: chat, and signals to rooms and users."""
         if not key:
@@ -294,11 +299,14 @@ class Core:
         if kind != SIGNAL:
             return None
         to_room = bool(flags & Flag.TO_ROOM)
-        if to_room and (self._vrooms.is_big(key) or self._vrooms.is_vroom(key)):
+        if to_room and self._vrooms.is_vroom(key):
             return None
         if ("room" if to_room else "chat") not in self._kinds:
             return None
-        target = (self._brokers if to_room else self._relays).of_copy(key, number, batch.copy if batch is not None else 0)
+        if to_room and self._vrooms.is_big(key):
+            target = self._big_target if self._brokers.targets else None
+        else:
+            target = (self._brokers if to_room else self._relays).of_copy(key, number, batch.copy if batch is not None else 0)
         if target is not None:
             self.counters.signal_copies_in += 1
             if batch is not None and batch.receipt:
@@ -490,8 +498,6 @@ class Core:
         if not key:
             return errors.InvalidArgument, "0 is neither a RoomID (1 to 2^62-1) nor a UIN (1 to 2^63-1)"
         to_room = kind == ROOM or (kind == SIGNAL and bool(flags & Flag.TO_ROOM))
-        if kind == SIGNAL and to_room and self._vrooms.is_big(key):
-            return errors.InvalidArgument, "a big room takes messages, not signals"
         if kind in REFUSALS:
             return errors.NotAllowed, REFUSALS[kind]
         if kind not in (ROOM, CHAT, SIGNAL):

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from cluster.runtime.contract import SendRecords
+from cluster.runtime.contract import SendRecords, Tick
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
-from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.big_rooms import VRooms, vrooms_of
 from pixiu.placement.partition import rendezvous, rendezvous_order
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import events as ev
@@ -153,16 +153,29 @@ def test_what_is_awaited_is_bounded_and_the_oldest_go_first() -> None:
     assert len(awaited) <= 20
 
 
-def test_a_signal_to_a_big_room_is_refused_with_the_reason() -> None:
-    core = Core(max_record_bytes=1000, vrooms=VRooms(100, 200))
-    core.step(ev.BrokersChanged(1, (ev.Replica(EndpointID(1), 0),)), 0.0)
-    core.step(ev.PublisherOpened(1), 0.0)
-    made = encode(Kind.SIGNAL, 150, b"", 1, flags=Flag.TO_ROOM)
-    (reply,) = core.step(ev.BatchPublished(1, made, 1, 1), 0.0)
-    assert isinstance(reply, ev.Reply)
-    assert [(failure.code, failure.text) for failure in reply.failures] == [
-        ("INVALID_ARGUMENT", "a big room takes messages, not signals")
-    ]
+def test_copies_of_a_signal_to_a_big_room_reach_each_vroom_by_different_replicas() -> None:
+    """PiXiu §2.2.2 and §4: copy i to the i-th replica in the order of the SnowflakeID, paced as messages are."""
+    by_copy: dict[int, dict[int, EndpointID]] = {}
+    for copy in range(3):
+        core = Core(max_record_bytes=1000, vrooms=VRooms(100, 200))
+        core.step(THREE, 0.0)
+        core.step(ev.PublisherOpened(1), 0.0)
+        ordinary = encode(Kind.ROOM, 150, b"", 8, type=0)
+        effects = core.step(ev.BatchPublished(1, signal(150, 7) + ordinary, 2, 1, copy, receipt=True), 0.0)
+        found, now, told = by_copy.setdefault(copy, {}), 0.0, []
+        while core.under_way:
+            for send in sends(effects):
+                for record in send.records:
+                    if record[4] == Kind.SIGNAL:
+                        found[int.from_bytes(record[24:32], "little")] = send.peer
+            told += [effect for effect in effects if isinstance(effect, ev.Reply)]
+            effects = settle(core, sends(effects), now) if sends(effects) else core.step(Tick(), now := core.next_deadline())
+        told += [effect for effect in effects if isinstance(effect, ev.Reply)]
+        assert told == [ev.Reply(1, 2, [])], "when all its copies are settled"
+        assert now > 0.5, "at the pace of big rooms"
+        assert core.step(ev.SignalsDelivered([7], G), now) == [ev.Delivered(1, [7], G)]
+    for vroom in vrooms_of(150):
+        assert [by_copy[copy][vroom] for copy in range(3)] == rendezvous_order(7, [A, B, C])
 
 
 def test_a_receipt_that_nobody_would_bring_is_refused_at_once() -> None:

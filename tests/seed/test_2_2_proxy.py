@@ -29,6 +29,7 @@ SENTENCES: Sentences = {
     "a big room is 64 virtual rooms, and other modules do not change": (
         "pixiu/placement/big_rooms::a_user_of_a_big_room_is_in_one_of_its_64_vrooms",
         "proxy/big_rooms::a_message_leaves_once_for_each_vroom_with_the_same_id",
+        "proxy/signals::copies_of_a_signal_to_a_big_room_reach_each_vroom_by_different_replicas",
         "e2e/edges::a_big_room_reaches_every_member_once_and_in_order",
     ),
     "a message to a big room does not hold up other rooms": (

@@ -122,6 +122,7 @@ class Clients:
         self._senders = {1: SignalCore(), 2: SignalCore()}
         self._sender_sessions: dict[tuple[int, Place], Session] = {}
         self._signals: dict[int, Signal] = {}
+        self._room_signals = 0
         self.announces = False
         """Whether publishers say of a third of their batches that more follows at once."""
 
@@ -390,6 +391,9 @@ class Clients:
         """A sender sends a signal to a room or a user."""
         number = self._world.rng.choice(list(self._senders))
         key = self._world.rng.randint(1, USERS) if to_user else self._world.rng.randint(1, ROOMS)
+        self._room_signals += not to_user
+        if not to_user and self._room_signals % 5 == 0:
+            key = BIG_ROOM
         message, record = self._message(Kind.SIGNAL, key, 0, to_user=to_user)
         signal = Signal(record, message.id, FIRST_LANE, receipt)
         self._do(number, self._senders[number].offer(signal, self._world.now))

@@ -301,7 +301,8 @@ class Watch:
         found = clients.on_gateway(process, key) if to_room else clients.to_user(process, key)
         if found and (process.place.name, id_, key) not in self._given:
             self._given.add((process.place.name, id_, key))
-            self._expected_signals += [(c, id_, key, c.rooms[key] if to_room else None) for c in found]
+            shown = self._world.vrooms.shown(key) if to_room else key
+            self._expected_signals += [(c, id_, shown, c.rooms[shown] if to_room else None) for c in found]
 
     def turn_ended(self, process: GatewayProcess) -> None:
         """Look at what `arrived` noted, and at what this gateway can tell nobody: that is so where replicas are gone."""
@@ -352,6 +353,7 @@ class Watch:
             connection.seen.add(message.id)
             self._delivered_signals.add(message.id)
             self.checked["signals"] += 1
+            self.checked["signals to a big room"] += self._world.vrooms.is_big(room) and not message.to_user
             return
         assert message.id not in connection.seen, "a message was delivered twice"
         connection.seen.add(message.id)
