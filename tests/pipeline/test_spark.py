@@ -348,9 +348,12 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
             except Exception as error:  # a query goes on at its checkpoint, and a write of the same name adds nothing twice
                 if BUSY not in str(error) or attempt == TRIES:
                     raise
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     assert names["query"].exception() is None
     assert batch(spark, store, users="1").where("body like 'hello %'").count() == 10
+    everybody = {row.uin for row in batch(spark, store, table="heads").select("uin").distinct().collect()}
+    told = [row.key for row in batch(spark, store).where("body = 'The servers restart at noon'").select("key").collect()]
+    assert sorted(told) == sorted(everybody)
 
 
 @pytest.mark.parametrize(
