@@ -16,7 +16,7 @@ from tests.sim.cluster.run import Load, report
 from tests.support.effort import CI, runs
 
 SEEDS = runs("PIXIU_SIM_SEEDS", local=2, ci=12)
-RARE = (77,) if CI else ()
+RARE = (13,) if CI else ()
 """One run in twelve has messages that are passed on to where a room was; this one does."""
 ENOUGH = 13
 """Some of what must happen is rare: in one run of ten."""
