@@ -17,10 +17,10 @@ from functools import partial
 import xxhash
 
 from pixiu.ids import UIN, RoomID
+from pixiu.tools.load.payload import encode_payload
 from pixiu.tools.replay.inbox import user_of
 from pixiu.tools.replay.ledger import Ledger
 from pixiu.tools.replay.options import ReplayOptions
-from pixiu.tools.replay.payload import encode_payload
 from pixiu.tools.replay.plan import Action, Plan, Step
 from pixiu.tools.replay.sessions import Connector
 from pixiu.tools.replay.users import Users

@@ -31,8 +31,9 @@ from pixiu.client.client import Client
 from pixiu.client.inbox_view import InboxView
 from pixiu.discovery.target import names_registry
 from pixiu.errors import ConfigurationError, InvalidArgument, PixiuError
-from pixiu.tools.replay.payload import HEAD, HEAD_BYTES, encode_payload
-from pixiu.tools.replay.tally import Result, Tally
+from pixiu.tools.load.pace import Pace
+from pixiu.tools.load.payload import HEAD, HEAD_BYTES, encode_payload
+from pixiu.tools.load.tally import Result, Tally
 
 KINDS: Final = ("room", "signal", "mail")
 FIRST_KEY: Final = 1 << 60
@@ -146,14 +147,12 @@ class _Run:
         self._tally.delivered(HEAD.unpack_from(message.payload)[0], now_us)
 
     async def _send_all(self, sender: Client) -> None:
-        load, began = self._load, time.monotonic()
+        load, pace, began = self._load, Pace(self._load.rate, self._load.window), time.monotonic()
         while True:
-            elapsed_s = time.monotonic() - began
-            due = int(elapsed_s * load.rate) + 1 if load.rate else self._tally.sent + MAX_BURST
+            due = min(pace.due(time.monotonic() - began, self._tally.sent, self._tally.open), MAX_BURST)
             if load.count:
-                due = min(due, load.count)
-            due = min(due, self._tally.sent + MAX_BURST, self._tally.sent + load.window - self._tally.open)
-            for _ in range(due - self._tally.sent):
+                due = min(due, load.count - self._tally.sent)
+            for _ in range(due):
                 self._send(sender)
             if (load.count and self._tally.sent >= load.count) or (load.seconds and time.monotonic() - began >= load.seconds):
                 return
