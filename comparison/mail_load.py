@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
@@ -25,14 +24,10 @@ from comparison.cases import CASES, Case
 from comparison.load import STALL_S, WARM_S, cpu_used_s, step
 from comparison.mail_wires import MAIL_WIRES, Inbox, MailWire
 from pixiu.tools.load.histogram import Histogram
+from pixiu.tools.load.payload import monotonic_us
 from pixiu.tools.load.tally import Tally
 
 DRAIN_S: Final = 0.01
-
-
-def now_us() -> int:
-    """Microseconds of a clock that only goes on."""
-    return time.perf_counter_ns() // 1000
 
 
 class Sends(Protocol):
@@ -68,7 +63,7 @@ class MailLoad:
 
     def came(self, number: int, user: int) -> None:
         """A user's inbox got its mail of this number."""
-        at_us = now_us()
+        at_us = monotonic_us()
         if self._tally.delivered(number * self.case.members + user, at_us) is not None:
             self._moved_us = at_us
 
@@ -80,17 +75,17 @@ class MailLoad:
         """Send windows for so long, and wait until all is delivered."""
         users, body = self.case.members, bytes(self.case.bytes - NUMBER.size)
         tally = self._tally = Tally("mail", keys=users, first=self._tally.next)
-        confirmed_us, used, began_us = Histogram(), cpu_used_s(), now_us()
-        while not self.problem and (sent_us := now_us()) < began_us + seconds * 1e6:
+        confirmed_us, used, began_us = Histogram(), cpu_used_s(), monotonic_us()
+        while not self.problem and (sent_us := monotonic_us()) < began_us + seconds * 1e6:
             numbers = [tally.send(sent_us) for _ in range(self.case.window)]
             await sender.send([(n % users, NUMBER.pack(n // users) + body) for n in numbers])
-            confirmed_us.add(now_us() - sent_us)
-        self._moved_us = now_us()
-        while not self.problem and tally.open and now_us() < self._moved_us + STALL_S * 1e6:
+            confirmed_us.add(monotonic_us() - sent_us)
+        self._moved_us = monotonic_us()
+        while not self.problem and tally.open and monotonic_us() < self._moved_us + STALL_S * 1e6:
             await asyncio.sleep(DRAIN_S)
         if self.problem:
             raise ConnectionError(self.problem)
-        wall, cpu, found = (now_us() - began_us) / 1e6, cpu_used_s() - used, tally.result()
+        wall, cpu, found = (monotonic_us() - began_us) / 1e6, cpu_used_s() - used, tally.result()
         return {
             "published": found.sent,
             "deliveries": found.delivered,

@@ -32,7 +32,7 @@ from pixiu.client.inbox_view import InboxView
 from pixiu.discovery.target import names_registry
 from pixiu.errors import ConfigurationError, InvalidArgument, PixiuError
 from pixiu.tools.load.pace import Pace
-from pixiu.tools.load.payload import HEAD, HEAD_BYTES, encode_payload
+from pixiu.tools.load.payload import HEAD, HEAD_BYTES, encode_payload, monotonic_us
 from pixiu.tools.load.tally import Result, Tally
 
 KINDS: Final = ("room", "signal", "mail")
@@ -77,10 +77,6 @@ class Load:
     """What has not come after so long is lost."""
 
 
-def _now_us() -> int:
-    return time.monotonic_ns() // 1000
-
-
 class _Run:
     """One kind of a load."""
 
@@ -104,7 +100,7 @@ class _Run:
                     await self._send_all(sender)
                     while self._tally.open:
                         await asyncio.sleep(POLL_S)
-                        self._tally.expire(_now_us())
+                        self._tally.expire(monotonic_us())
             finally:
                 await self._clean_up()
         return self._tally.result()
@@ -133,13 +129,13 @@ class _Run:
 
     async def _take(self, subscription: pixiu.Subscription) -> None:
         async for messages in subscription.batches():
-            now_us = _now_us()
+            now_us = monotonic_us()
             for message in messages:
                 self._came(message, now_us)
 
     async def _take_mail(self, inbox: pixiu.Inbox) -> None:
         async for mail in inbox:
-            self._came(mail.message, _now_us())
+            self._came(mail.message, monotonic_us())
             mail.acknowledge()
 
     def _came(self, message: pixiu.Message, now_us: int) -> None:
@@ -157,10 +153,10 @@ class _Run:
             if (load.count and self._tally.sent >= load.count) or (load.seconds and time.monotonic() - began >= load.seconds):
                 return
             await asyncio.sleep(0 if due > 0 and not load.rate and self._tally.open < load.window else POLL_S)
-            self._tally.expire(_now_us())
+            self._tally.expire(monotonic_us())
 
     def _send(self, sender: Client) -> None:
-        now_us = _now_us()
+        now_us = monotonic_us()
         number = self._tally.send(now_us)
         key = self.keys[number % len(self.keys)]
         payload = encode_payload(number, now_us, bytes(self._load.size - HEAD_BYTES))
@@ -186,7 +182,7 @@ class _Run:
         if number is None:
             self._failed_at_once[failure.id] = failure.error.code
         else:
-            self._tally.failed(number, failure.error.code, _now_us())
+            self._tally.failed(number, failure.error.code, monotonic_us())
 
     async def _clean_up(self) -> None:
         """Of mail: delete what lies in the inboxes, and the device. Rooms and signals leave nothing."""

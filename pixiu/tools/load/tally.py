@@ -57,7 +57,7 @@ class Tally:
         first: the number of the first message; what comes with a lower one counts as repeated.
     """
 
-    def __init__(self, kind: str, timeout_us: int = 0, keys: int = 1, first: int = 0) -> None:
+    def __init__(self, kind: str = "", timeout_us: int = 0, keys: int = 1, first: int = 0) -> None:
         self._kind, self._timeout_us, self._first = kind, timeout_us, first
         self._open: dict[int, int] = {}
         """Number → when it was sent, the oldest first."""
