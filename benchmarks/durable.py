@@ -46,9 +46,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import peers
-from benchmarks.harness import cpu_seconds
 from benchmarks.stores import PiCaller, Stores, XiuWriter, stores
-from comparison.processes import session_pids
+from comparison.processes import cpu_seconds, session_pids
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.wire.record import TYPE_NORMAL, Kind

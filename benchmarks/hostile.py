@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness import cluster
+from comparison.ours import cluster
 from comparison.wires import packet, string
 
 ROOM_SIZE: Final = 100

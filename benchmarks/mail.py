@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pixiu
-from benchmarks.harness import Running, cluster, cpu_seconds
+from comparison.ours import Running, cluster
+from comparison.processes import cpu_seconds
 
 ROLES = ("proxy", "xiu", "pi")
 WINDOWS = (1, 100, 1000)

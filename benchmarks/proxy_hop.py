@@ -26,10 +26,11 @@ import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import Running, cluster, cpu_seconds
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
+from comparison.ours import Running, cluster
+from comparison.processes import cpu_seconds
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc

@@ -41,8 +41,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pixiu
-from benchmarks.harness import Running, cluster, cpu_seconds
-from comparison.processes import TICKS
+from comparison.ours import Running, cluster
+from comparison.processes import TICKS, cpu_seconds
 from pipeline.replicas import Replicas, Rows
 from pixiu.wire.export_tables import MESSAGES, columns_of
 

@@ -45,12 +45,7 @@ class Stores:
     shared: Path
     target: str
     zookeeper: ZooKeeper
-    settings: Sequence[str] = ()
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    data: dict[str, Path] = field(default_factory=dict)
-    """Where a replica keeps its data, by name; else in `folder`."""
-    environments: dict[str, dict[str, str]] = field(default_factory=dict)
-    """What a replica's environment has besides."""
 
     @property
     def pids(self) -> list[int]:
@@ -59,14 +54,13 @@ class Stores:
 
     def start(self, name: str) -> None:
         """Start a replica; its data is what the name left before."""
-        data = self.data.get(name, self.folder / name)
-        wanted = [f"registry={self.target}", f"data_dir={data}", "partition=0", "session_timeout_ms=4000"]
+        wanted = [f"registry={self.target}", f"data_dir={self.folder / name}", "partition=0", "session_timeout_ms=4000"]
         wanted += [f"table_dir={self.shared}"] if self.role == "xiu" else []
-        arguments = [part for setting in (*wanted, *self.settings) for part in ("--set", setting)]
+        arguments = [part for setting in wanted for part in ("--set", setting)]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", self.role, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=child_environment() | self.environments.get(name, {}),
+                env=child_environment(),
             )  # fmt: skip
 
     async def running(self, name: str) -> Node:
@@ -108,32 +102,26 @@ class Stores:
             process.wait(60)
 
 
-def health(node: Node) -> dict[str, object]:
-    """What a process says of its service at /health; empty while it does not answer."""
+def replication(node: Node) -> dict[str, Any]:
+    """The state of a process's replica as /health reports it; empty while the process does not answer."""
     try:
         with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=10) as reply:
-            found: dict[str, object] = json.load(reply)["service"]
-            return found
+            said = json.load(reply)["service"]
     except OSError:
         return {}
-
-
-def replication(node: Node) -> dict[str, Any]:
-    """What a process says of its replica there; empty while it does not answer."""
-    said = health(node)
     found = said.get("replication", said)
     return found if isinstance(found, dict) else {}
 
 
 @contextlib.asynccontextmanager
-async def stores(role: str, replicas: int, settings: Sequence[str] = (), data: Path | None = None) -> AsyncIterator[Stores]:
+async def stores(role: str, replicas: int, data: Path | None = None) -> AsyncIterator[Stores]:
     """So many replicas of a partition, started; all gone afterwards. `data`: a folder on the disk that shall be measured."""
     folder = Path(tempfile.mkdtemp(prefix="pixiu-bench-", dir=data))
     shared = Path(tempfile.mkdtemp(prefix="pixiu-bench-", dir=SHARED if SHARED.is_dir() else data))
     server = EmbeddedZooKeeper(folder / "zookeeper")
     await asyncio.to_thread(server.start)
     zookeeper = ZooKeeper(server.address, session_timeout_s=10.0)
-    found = Stores(role, folder, shared, f"zk://{server.address}{DEFAULT_ROOT}", zookeeper, settings)
+    found = Stores(role, folder, shared, f"zk://{server.address}{DEFAULT_ROOT}", zookeeper)
     try:
         await zookeeper.connect()
         await ensure_layout(zookeeper, DEFAULT_ROOT, {role: RoleLayout(1, 1, replicas)})

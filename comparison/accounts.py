@@ -1,4 +1,4 @@
-"""What became of every message at every subscriber: lost, repeated, out of order; and shares of times. Pure.
+"""What became of every message at every subscriber: lost, repeated, out of order. Pure.
 
 All that goes to one topic comes from one publisher and has one size, so each subscriber must receive the same bytes. A chunk of a
 socket is therefore compared with what was sent as a whole, however many messages it holds: that is how one process can follow
@@ -132,8 +132,3 @@ class Stream:
     def begin(self) -> None:
         """Count anew from here: what was sent until now was only to warm up."""
         self.accounts = [Account(self.sent) for _ in self.accounts]
-
-
-def share_of(times: Sequence[float], share: float) -> float:
-    """The time that so many of all stay below (0.5: the median), of sorted times; 0 where there are none."""
-    return times[min(int(len(times) * share), len(times) - 1)] if times else 0.0

@@ -21,9 +21,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
-from comparison.accounts import NUMBER, Stream, share_of
+from comparison.accounts import NUMBER, Stream
 from comparison.cases import CASES, Case
 from comparison.wires import WIRES, Wire, packet_id
+from pixiu.tools.load.histogram import Histogram
+from pixiu.tools.load.pace import Pace
 
 HOST: Final = "127.0.0.1"
 CHUNK: Final = 1 << 16
@@ -97,7 +99,8 @@ class Messages:
         self._subscribers: dict[int, tuple[socket.socket, Group, int]] = {}
         self._publishers = {sock.fileno(): sock for sock in come(port, wire, [(f"from-{n}", "") for n in range(case.publishers)])}
         self._confirmed = 0.0
-        self._times_s, self._late_s = array("d"), array("d")
+        self._pace = Pace(case.rate, case.window)
+        self._latency_us, self._late_us = Histogram(), Histogram()
         self._rest = bytes(case.bytes - NUMBER.size)
         self.groups: list[Group] = []
         publishers = list(self._publishers.values())
@@ -117,14 +120,14 @@ class Messages:
         """Work for so long, then until all has come or nothing comes any more."""
         for group in self.groups:
             group.stream.begin()
-        self._times_s, self._late_s = array("d"), array("d")
+        self._latency_us, self._late_us = Histogram(), Histogram()
         first = sum(group.stream.sent for group in self.groups)
         used, began = cpu_used_s(), time.perf_counter()
         end, self._moved_at, self._due = began + seconds, began, 0
         while (now := time.perf_counter()) < end:
             if self._case.rate:
                 self._publish_due(now, began)
-                self._receive(max(min(began + self._due / self._case.rate, end) - time.perf_counter(), 0.0))
+                self._receive(max(min(began + self._pace.at_s(self._due), end) - time.perf_counter(), 0.0))
             else:
                 self._publish_room(now)
                 self._receive(MAX_WAIT_S)
@@ -138,14 +141,13 @@ class Messages:
                 break
         wall, cpu = time.perf_counter() - began, cpu_used_s() - used
         accounts = [(account, group.stream.sent) for group in self.groups for account in group.stream.accounts]
-        times, late = sorted(self._times_s), sorted(self._late_s)
         return {
             "published": sum(group.stream.sent for group in self.groups) - first,
             "deliveries": sum(account.received for account, _ in accounts),
             "per_second": by_then / (stopped - began),
-            "p50_ms": share_of(times, 0.5) * 1000,
-            "p99_ms": share_of(times, 0.99) * 1000,
-            "late_p99_ms": share_of(late, 0.99) * 1000,
+            "p50_ms": self._latency_us.percentile(50) / 1000,
+            "p99_ms": self._latency_us.percentile(99) / 1000,
+            "late_p99_ms": self._late_us.percentile(99) / 1000,
             "lost": sum(account.lost(sent) for account, sent in accounts),
             "repeated": sum(account.repeated for account, _ in accounts),
             "disordered": sum(account.disordered for account, _ in accounts),
@@ -161,8 +163,8 @@ class Messages:
 
     def _publish_room(self, now: float) -> None:
         for group in self.groups:
-            room = self._case.window - self._behind(group)
-            if room > 0 and not group.unsent:
+            room = self._pace.due(0.0, 0, self._behind(group))
+            if room and not group.unsent:
                 self._send(group, [now] * room)
             elif group.unsent:
                 self._write(group)
@@ -170,15 +172,15 @@ class Messages:
                 group.given_up = group.stream.sent
 
     def _publish_due(self, now: float, began: float) -> None:
-        rate = self._case.rate
-        due = int((now - began) * rate) + 1
-        times = [began + n / rate for n in range(self._due, due)]
-        self._late_s.extend(now - at for at in times)
+        due = self._pace.due(now - began, self._due, 0)
+        times = [began + self._pace.at_s(self._due + n) for n in range(due)]
+        for at in times:
+            self._late_us.add(int((now - at) * 1e6))
         for number, group in enumerate(self.groups):
             mine = times[(number - self._due) % len(self.groups) :: len(self.groups)]
             if mine or group.unsent:
                 self._send(group, mine)
-        self._due = due
+        self._due += due
 
     def _send(self, group: Group, times: list[float]) -> None:
         """Messages that were due at these times."""
@@ -221,7 +223,7 @@ class Messages:
             every = self._case.timed_every
             for message in came:
                 if not message % every and message >= group.first:
-                    self._times_s.append(now - group.sent_at[message - group.first])
+                    self._latency_us.add(int((now - group.sent_at[message - group.first]) * 1e6))
 
 
 def cpu_used_s() -> float:

@@ -15,16 +15,17 @@ import asyncio
 import contextlib
 import functools
 import sys
-import time
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 import pixiu
-from comparison.accounts import NUMBER, Account, share_of
+from comparison.accounts import NUMBER
 from comparison.cases import CASES, Case
 from comparison.load import STALL_S, WARM_S, cpu_used_s, step
 from comparison.mail_wires import MAIL_WIRES, Inbox, MailWire
+from pixiu.tools.load.histogram import Histogram
+from pixiu.tools.load.payload import monotonic_us
+from pixiu.tools.load.tally import Tally
 
 DRAIN_S: Final = 0.01
 
@@ -57,16 +58,14 @@ class MailLoad:
         self.topics = [wire.topic.format(n + 1) for n in range(case.members)]
         self.inboxes = [wire.inbox(self, n) for n in range(case.members)]
         self.problem = ""
-        self._sent = self._received = 0
-        self._sent_at, self._times_s, self._windows_s = array("d"), array("d"), array("d")
-        self._moved_at = 0.0
+        self._tally = Tally("mail", keys=case.members)
+        self._moved_us = 0
 
     def came(self, number: int, user: int) -> None:
-        """A mail came for the first time."""
-        now = time.perf_counter()
-        self._received += 1
-        self._moved_at = now
-        self._times_s.append(now - self._sent_at[number * self.case.members + user])
+        """A user's inbox got its mail of this number."""
+        at_us = monotonic_us()
+        if self._tally.delivered(number * self.case.members + user, at_us) is not None:
+            self._moved_us = at_us
 
     def fail(self, problem: str) -> None:
         """Nothing that follows can be believed; what is said first is kept."""
@@ -74,36 +73,30 @@ class MailLoad:
 
     async def run(self, sender: Sends, seconds: float) -> dict[str, float]:
         """Send windows for so long, and wait until all is delivered."""
-        self._times_s, self._windows_s = array("d"), array("d")
         users, body = self.case.members, bytes(self.case.bytes - NUMBER.size)
-        for inbox in self.inboxes:
-            inbox.account = Account(inbox.account.next)
-        first, came, used, began = self._sent, self._received, cpu_used_s(), time.perf_counter()
-        while not self.problem and (now := time.perf_counter()) < began + seconds:
-            numbers = range(self._sent, self._sent + self.case.window)
-            self._sent += self.case.window
-            self._sent_at.extend([now] * self.case.window)
+        tally = self._tally = Tally("mail", keys=users, first=self._tally.next)
+        confirmed_us, used, began_us = Histogram(), cpu_used_s(), monotonic_us()
+        while not self.problem and (sent_us := monotonic_us()) < began_us + seconds * 1e6:
+            numbers = [tally.send(sent_us) for _ in range(self.case.window)]
             await sender.send([(n % users, NUMBER.pack(n // users) + body) for n in numbers])
-            self._windows_s.append(time.perf_counter() - now)
-        self._moved_at = time.perf_counter()
-        while not self.problem and self._received < self._sent and time.perf_counter() < self._moved_at + STALL_S:
+            confirmed_us.add(monotonic_us() - sent_us)
+        self._moved_us = monotonic_us()
+        while not self.problem and tally.open and monotonic_us() < self._moved_us + STALL_S * 1e6:
             await asyncio.sleep(DRAIN_S)
         if self.problem:
             raise ConnectionError(self.problem)
-        wall, cpu = time.perf_counter() - began, cpu_used_s() - used
-        accounts = [inbox.account for inbox in self.inboxes]
-        times, windows = sorted(self._times_s), sorted(self._windows_s)
+        wall, cpu, found = (monotonic_us() - began_us) / 1e6, cpu_used_s() - used, tally.result()
         return {
-            "published": self._sent - first,
-            "deliveries": self._received - came,
-            "per_second": (self._received - came) / wall,
-            "p50_ms": share_of(times, 0.5) * 1000,
-            "p99_ms": share_of(times, 0.99) * 1000,
-            "confirmed_p50_ms": share_of(windows, 0.5) * 1000,
-            "confirmed_p99_ms": share_of(windows, 0.99) * 1000,
-            "lost": sum(account.lost(self._sent // users) for account in accounts),
-            "repeated": sum(account.repeated for account in accounts),
-            "disordered": sum(account.disordered for account in accounts),
+            "published": found.sent,
+            "deliveries": found.delivered,
+            "per_second": found.delivered / wall,
+            "p50_ms": found.p50_us / 1000,
+            "p99_ms": found.p99_us / 1000,
+            "confirmed_p50_ms": confirmed_us.percentile(50) / 1000,
+            "confirmed_p99_ms": confirmed_us.percentile(99) / 1000,
+            "lost": found.lost,
+            "repeated": found.repeated,
+            "disordered": tally.disordered,
             "load_share": cpu / wall,
         }
 

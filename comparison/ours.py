@@ -32,11 +32,6 @@ class Running:
     """Where programs connect."""
 
     @property
-    def servers(self) -> list[int]:
-        """Every role's process."""
-        return [pid for pids in self.pids.values() for pid in pids]
-
-    @property
     def everything(self) -> dict[str, list[int]]:
         """Every role's processes, and ZooKeeper."""
         return {**self.pids, "zookeeper": [self.zookeeper]}
@@ -45,20 +40,16 @@ class Running:
 @contextlib.asynccontextmanager
 async def cluster(
     *,
-    proxies: int = 1,
     gateways: int = 1,
-    brokers: int = 1,
-    replicas: int = 1,
     stores: int = 0,
     relays: int = 0,
     settings: Sequence[str] = (),
 ) -> AsyncIterator[Running]:
-    """One router partition, and of the others as many as are asked for; all on this machine, gone afterwards. `replicas`: of each
-    partition of routers and brokers; `stores`: of one partition each of Xiu and Pi."""
+    """A cluster on this machine, gone afterwards: one proxy, router and broker. `stores`: replicas of one partition each of Xiu and
+    Pi, or none."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
-            proxies=proxies, gateways=gateways, brokers=brokers, broker_replicas=replicas, routers=1, router_replicas=replicas,
-            relays=relays,
+            proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=relays,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
             xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
         )  # fmt: skip

@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "replay": "pixiu.tools.replay.command:replay",
     "send": "pixiu.cli.messages:send",
     "listen": "pixiu.cli.messages:listen",
-    "bench": "pixiu.tools.replay.bench:bench",
+    "bench": "pixiu.tools.load.bench:bench",
     "probe": "pixiu.tools.probe.command:probe",
     "presence": "pixiu.cli.messages:presence",
     "inbox": "pixiu.cli.inbox:inbox",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comparison.accounts import TRIM_BYTES, Account, Stream, share_of
+from comparison.accounts import TRIM_BYTES, Account, Stream
 
 HEAD, TAIL, BODY = b"<head>", b"\r\n", 16
 
@@ -106,9 +106,3 @@ def test_the_warm_up_is_not_counted() -> None:
     one.begin()
     (account,) = one.accounts
     assert (account.received, account.lost(one.sent)) == (0, 0)
-
-
-def test_shares_of_times() -> None:
-    times = [float(n) for n in range(100)]
-    assert (share_of(times, 0.5), share_of(times, 0.99), share_of(times, 1.0)) == (50.0, 99.0, 99.0)
-    assert (share_of([7.0], 0.99), share_of([], 0.5)) == (7.0, 0.0)

@@ -21,7 +21,7 @@ from comparison.servers import PEERS, mosquitto, version_in
 from comparison.suite import Target, load_command, measure, order, theirs
 from pixiu.cli.main import application
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.tools.replay import bench
+from pixiu.tools.load import bench
 
 
 def test_everything_is_planned_unless_something_is_named() -> None:

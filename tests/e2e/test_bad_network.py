@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pixiu.tools.replay.driver import monotonic_us
+from pixiu.tools.load.payload import monotonic_us
 from pixiu.tools.replay.options import ReplayOptions
 from pixiu.tools.replay.run import LogChoice, Result, load_plan, replay
 from pixiu.tools.replay.verdict import Death

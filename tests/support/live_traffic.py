@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import pixiu
+from pixiu.tools.load.payload import HEAD, encode_payload, monotonic_us
+from pixiu.tools.load.tally import Tally
 from tests.support.waiting import until
 
 ROOMS: Final = range(1, 17)
@@ -30,7 +32,7 @@ JOINED: Final = range(101, 117)
 PACE_S: Final = 0.06
 """Between two messages to a room or a user."""
 SIGNAL_S: Final = 0.5
-SIZES: Final = (15, 40, 300, 1200, 8 << 10)
+SIZES: Final = (16, 40, 300, 1200, 8 << 10)
 PATIENT_S: Final = 120.0
 
 Key = tuple[str, int]
@@ -41,11 +43,9 @@ Key = tuple[str, int]
 class Kept:
     """All about one key."""
 
+    tally: Tally = field(default_factory=Tally)
     receipts: list[Any] = field(default_factory=list)
     """Of each number, in order."""
-    sent: list[float] = field(default_factory=list)
-    """When, monotonic seconds."""
-    got: list[int] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
     """(when it was sent, seconds until it came)."""
 
@@ -56,7 +56,7 @@ class Losses:
 
     sent: int = 0
     failed: int = 0
-    """As their senders were told."""
+    """Reported as failed to their senders, or not decided; and not come."""
     lost: int = 0
     repeated: int = 0
     disordered: int = 0
@@ -119,20 +119,19 @@ class LiveTraffic:
     def _take(self, messages: pixiu.Subscription, uin: int) -> None:
         async def take() -> None:
             async for message in messages:
-                now = time.monotonic()
-                number, sent_at = message.payload.split()[:2]
+                number, sent_us = HEAD.unpack_from(message.payload)
                 kind = "signal" if message.signal else "chat" if uin else "room"
                 kept = self.keys[kind, uin or message.room]
-                kept.got.append(int(number))
-                kept.waits.append((float(sent_at), now - float(sent_at)))
+                took_us = kept.tally.delivered(number, monotonic_us())
+                if took_us is not None:
+                    kept.waits.append((sent_us / 1e6, took_us / 1e6))
 
         self._tasks.append(asyncio.create_task(take()))
 
     def _payload(self, kind: str, key: int) -> bytes:
-        kept = self.keys[kind, key]
-        number = len(kept.receipts)
-        kept.sent.append(time.monotonic())
-        return (b"%d %.6f " % (number, time.monotonic())).ljust(SIZES[number % len(SIZES)] if number % 7 == 0 else SIZES[0])
+        sent_us = monotonic_us()
+        number = self.keys[kind, key].tally.send(sent_us)
+        return encode_payload(number, sent_us, b"").ljust(SIZES[number % len(SIZES)] if number % 7 == 0 else SIZES[0])
 
     async def _send(self) -> None:
         while self._sending:
@@ -172,34 +171,35 @@ class LiveTraffic:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(10.0):
                     message = await anext(messages)
-                    kept.got.append(int(message.payload.split()[0]))
+                    kept.tally.delivered(HEAD.unpack_from(message.payload)[0], monotonic_us())
 
     # --- what came of it
 
     @staticmethod
     def _whole(kept: Kept) -> bool:
-        return len(set(kept.got)) >= sum(not receipt.done or receipt.error is None for receipt in kept.receipts)
+        return all(kept.receipts[number].done and kept.receipts[number].error is not None for number in kept.tally.missing)
 
     def losses(self, began: float) -> dict[str, Losses]:
         """By kind. Times are told from `began`, monotonic seconds."""
         found: dict[str, Losses] = defaultdict(Losses)
         for (kind, key), kept in sorted(self.keys.items()):
-            of, got = found[kind], set(kept.got)
-            failed = {n for n, receipt in enumerate(kept.receipts) if not receipt.done or receipt.error is not None}
-            for number in failed:
-                error = kept.receipts[number].error
-                self.counts[f"{kind} failed {error.code if error else 'undecided'}"] += 1
-            lost = sorted(set(range(len(kept.receipts))) - got - failed)
-            disordered = 0 if kind == "signal" else sum(a > b for a, b in zip(kept.got, kept.got[1:], strict=False))
-            of.sent += len(kept.receipts)
-            of.failed += len(failed)
-            of.lost += len(lost)
-            of.repeated += len(kept.got) - len(got)
+            of, tally = found[kind], kept.tally
+            for number in tally.missing:
+                receipt = kept.receipts[number]
+                if not receipt.done or receipt.error is not None:
+                    tally.failed(number, receipt.error.code if receipt.error else "undecided", monotonic_us())
+            result, lost = tally.result(), sorted(tally.missing.items())
+            disordered = 0 if kind == "signal" else tally.disordered
+            for code, number in result.failures.items():
+                self.counts[f"{kind} failed {code}"] += number
+            of.sent += result.sent
+            of.failed += result.failed
+            of.lost += result.lost
+            of.repeated += result.repeated
             of.disordered += disordered
-            if lost or disordered or len(kept.got) > len(got):
-                twice = [n for n, times in Counter(kept.got).items() if times > 1]
-                times = ", ".join(f"{n} (sent at {kept.sent[n] - began:.2f} s)" for n in lost[:9])
-                self.where.append(f"{kind} {key}: lost {times}, repeated {twice[:9]}, out of order {disordered}")
+            if lost or disordered or result.repeated:
+                times = ", ".join(f"{n} (sent at {sent_us / 1e6 - began:.2f} s)" for n, sent_us in lost[:9])
+                self.where.append(f"{kind} {key}: lost {times}, repeated {list(tally.repeats)[:9]}, out of order {disordered}")
         return found
 
     def waits(self, kinds: tuple[str, ...], since: float, until_: float) -> dict[int, float]:

@@ -20,9 +20,9 @@ from pixiu.errors import NotConnected, Overloaded, PixiuError, Unavailable
 from pixiu.ids import UIN, RoomID
 from pixiu.mqtt.client_io import MQTTClient
 from pixiu.rpc.client_tls import client_tls
-from pixiu.tools.replay.driver import share_of
 from pixiu.tools.replay.inbox import inbox_of, user_of
 from pixiu.tools.replay.options import ReplayOptions
+from pixiu.tools.replay.plan import share_of
 from pixiu.tools.replay.sessions import Done, Session
 from pixiu.tools.replay.watch import ClusterWatch
 

@@ -10,18 +10,15 @@ Source: docs/operations.md.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import xxhash
-
 from pixiu.ids import UIN, RoomID
+from pixiu.tools.load.payload import encode_payload, monotonic_us
 from pixiu.tools.replay.inbox import user_of
 from pixiu.tools.replay.ledger import Ledger
 from pixiu.tools.replay.options import ReplayOptions
-from pixiu.tools.replay.payload import encode_payload
-from pixiu.tools.replay.plan import Action, Plan, Step
+from pixiu.tools.replay.plan import Action, Plan, Step, share_of
 from pixiu.tools.replay.sessions import Connector
 from pixiu.tools.replay.users import Users
 
@@ -29,16 +26,6 @@ SWEEP_S = 0.2
 """How often overdue messages are given up and progress is told."""
 GROUP = 64
 """Joins, or leaves, in a row that are made at one time."""
-
-
-def monotonic_us() -> int:
-    """Microseconds of this process's monotonic clock."""
-    return time.monotonic_ns() // 1000
-
-
-def share_of(*keys: int) -> float:
-    """A number in [0, 1) that depends on the keys alone, to give each a stable path."""
-    return xxhash.xxh3_64_intdigest(b"".join(key.to_bytes(8, "little") for key in keys)) / (1 << 64)
 
 
 class Driver:

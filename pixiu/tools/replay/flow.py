@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from pixiu.tools.replay.histogram import Histogram
+from pixiu.tools.load.histogram import Histogram
 
 RATE_S: Final = 1.0
 """Rates are of so long, or longer where nobody asked in between."""

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import xxhash
 
 from pixiu.ids import UIN, RoomID
-from pixiu.tools.replay.histogram import Histogram
-from pixiu.tools.replay.payload import HEAD, HEAD_BYTES
+from pixiu.tools.load.histogram import Histogram
+from pixiu.tools.load.payload import HEAD, HEAD_BYTES
 
 EARLY_US: Final = 5_000_000
 """A message may reach somebody whose join began within so many microseconds after it was sent: it was on its way."""

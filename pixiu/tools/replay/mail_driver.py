@@ -20,7 +20,7 @@ from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.mail_writer import MailWriter
 from pixiu.errors import PixiuError
 from pixiu.ids import UIN
-from pixiu.tools.replay.driver import monotonic_us
+from pixiu.tools.load.payload import monotonic_us
 from pixiu.tools.replay.mail_ledger import MailLedger
 from pixiu.tools.replay.mail_plan import MailPlan, Stay
 

@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from pixiu.ids import UIN
-from pixiu.tools.replay.histogram import Histogram
-from pixiu.tools.replay.payload import HEAD, HEAD_BYTES, encode_payload
+from pixiu.tools.load.histogram import Histogram
+from pixiu.tools.load.payload import HEAD, HEAD_BYTES, encode_payload
 
 MAX_EXAMPLES: Final = 20
 """Missing mails that a report names one by one."""

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import xxhash
-
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import UIN
 from pixiu.tools.replay.inbox import Mention
 from pixiu.tools.replay.log import Names
+from pixiu.tools.replay.plan import share_of
 
 MAX_STAYS: Final = 1_000_000
 """Of all users together."""
@@ -106,14 +105,9 @@ def _stays(uin: UIN, cycles: int, schedule: MailSchedule) -> list[Stay]:
     length = schedule.online * schedule.cycle_s
     found: list[Stay] = []
     for cycle in range(cycles):
-        begin = cycle * schedule.cycle_s + _share(uin, schedule.seed, cycle) * (schedule.cycle_s - length)
+        begin = cycle * schedule.cycle_s + share_of(uin, schedule.seed, cycle) * (schedule.cycle_s - length)
         if found and begin <= found[-1].end_s:
             found[-1] = Stay(found[-1].begin_s, begin + length)  # two that touch are one
         else:
             found.append(Stay(begin, begin + length))
     return found
-
-
-def _share(*keys: int) -> float:
-    """A number in [0, 1) that depends on the keys alone."""
-    return xxhash.xxh3_64_intdigest(b"".join((key & (1 << 64) - 1).to_bytes(8, "little") for key in keys)) / (1 << 64)

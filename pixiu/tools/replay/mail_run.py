@@ -18,7 +18,7 @@ from pixiu.client.inbox_view import InboxView
 from pixiu.discovery.target import names_registry
 from pixiu.errors import InvalidArgument, NotServed, Unavailable
 from pixiu.ids import UIN, device_of_name
-from pixiu.tools.replay.driver import monotonic_us
+from pixiu.tools.load.payload import monotonic_us
 from pixiu.tools.replay.inbox import load_mentions
 from pixiu.tools.replay.mail_driver import DEVICE, MailDriver
 from pixiu.tools.replay.mail_ledger import MailVerdict, judge_mail

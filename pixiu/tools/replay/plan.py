@@ -14,12 +14,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+import xxhash
+
 from pixiu.ids import UIN, RoomID
 from pixiu.tools.replay.inbox import Mention, inbox_of
 from pixiu.tools.replay.log import LogEvent, Names
 
 IDLE_MS: Final = 30 * 60 * 1000
 """Milliseconds of log time after which a silent user is logged out, in rooms with joins or parts."""
+
+
+def share_of(*keys: int) -> float:
+    """A number in [0, 1) that depends on the keys alone."""
+    return xxhash.xxh3_64_intdigest(b"".join((key & (1 << 64) - 1).to_bytes(8, "little") for key in keys)) / (1 << 64)
 
 
 class Action(Enum):

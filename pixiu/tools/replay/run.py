@@ -15,8 +15,9 @@ from typing import Final
 
 from pixiu.discovery.target import names_registry
 from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.tools.load.payload import monotonic_us
 from pixiu.tools.replay.cluster import ClusterConnector, TokenOf
-from pixiu.tools.replay.driver import Driver, monotonic_us
+from pixiu.tools.replay.driver import Driver
 from pixiu.tools.replay.inbox import Mention, load_mentions, user_of
 from pixiu.tools.replay.ledger import Missing
 from pixiu.tools.replay.log import align_rooms, load_log

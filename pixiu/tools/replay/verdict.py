@@ -28,6 +28,13 @@ MAX_EXAMPLES: Final = 20
 """Unexplained losses that a report names one by one."""
 
 
+COUNTS: Final = (
+    "sent", "expected", "delivered", "lost", "repeated", "out_of_order", "alien", "damaged", "early", "refused", "refusals",
+    "unacknowledged", "failed_logins",
+)  # fmt: skip
+"""Fields of a verdict that its JSON has as they are."""
+
+
 class Cause(Enum):
     """Why a delivery is missing."""
 
@@ -226,19 +233,7 @@ def verdict_json(verdict: Verdict, extra: Mapping[str, object] | None = None, *,
     explained = sum(count for cause, count in verdict.causes.items() if cause != Cause.UNEXPLAINED.value)
     return {
         **(extra or {}),
-        "sent": verdict.sent,
-        "expected": verdict.expected,
-        "delivered": verdict.delivered,
-        "lost": verdict.lost,
-        "repeated": verdict.repeated,
-        "out_of_order": verdict.out_of_order,
-        "alien": verdict.alien,
-        "damaged": verdict.damaged,
-        "early": verdict.early,
-        "refused": verdict.refused,
-        "refusals": verdict.refusals,
-        "unacknowledged": verdict.unacknowledged,
-        "failed_logins": verdict.failed_logins,
+        **{name: getattr(verdict, name) for name in COUNTS},
         "explained": explained,
         "unexplained": verdict.causes.get(Cause.UNEXPLAINED.value, 0),
         "causes": verdict.causes,

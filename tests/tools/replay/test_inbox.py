@@ -9,10 +9,10 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, uin_of_name
+from pixiu.tools.load.payload import encode_payload
 from pixiu.tools.replay.inbox import Mention, inbox_of, load_mentions, read_mentions, user_of
 from pixiu.tools.replay.ledger import Ledger, Outcome
 from pixiu.tools.replay.log import LogEvent, room_of_name
-from pixiu.tools.replay.payload import encode_payload
 from pixiu.tools.replay.plan import Action, make_plan
 from pixiu.tools.replay.run import LogChoice, load_plan
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixiu.ids import UIN, RoomID
-from pixiu.tools.replay.histogram import Histogram
+from pixiu.tools.load.histogram import Histogram
+from pixiu.tools.load.payload import encode_payload
 from pixiu.tools.replay.ledger import EARLY_US, NOT_YET, Ledger, Outcome
-from pixiu.tools.replay.payload import encode_payload
 from tests.support.effort import runs
 
 ROOM, OTHER = RoomID(10), RoomID(11)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pixiu.ids import UIN, RoomID
+from pixiu.tools.load.payload import encode_payload
 from pixiu.tools.replay.ledger import NOT_YET, Ledger, Missing
-from pixiu.tools.replay.payload import encode_payload
 from pixiu.tools.replay.verdict import IN_FLIGHT_US, Cause, Death, Hop, cause_of, implied_losses, judge, verdict_json
 
 ROOM = RoomID(5)

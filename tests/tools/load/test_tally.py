@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pixiu.tools.replay.tally import Tally
+from pixiu.tools.load.tally import Tally
 
 
 def test_each_message_is_delivered_failed_or_lost_and_counted_once() -> None:
@@ -45,6 +45,15 @@ def test_what_failed_and_comes_all_the_same_is_a_repeat_of_nothing() -> None:
     tally.delivered(0, 20)
     found = tally.result()
     assert (found.delivered, found.failed, found.repeated) == (0, 1, 0)
+
+
+def test_order_is_that_of_each_key_and_what_is_older_than_the_load_counts_as_repeated() -> None:
+    tally = Tally("mail", keys=2, first=10)
+    for at in range(4):
+        tally.send(at)
+    assert [tally.delivered(number, 100) for number in (12, 11, 10, 10, 3)] == [98, 99, 100, None, None]
+    assert (tally.sent, tally.disordered, tally.repeats) == (4, 1, {10: 1, 3: 1})
+    assert tally.missing == {13: 3}
 
 
 def test_a_load_of_nothing_has_a_result() -> None:

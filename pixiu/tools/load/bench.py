@@ -31,8 +31,9 @@ from pixiu.client.client import Client
 from pixiu.client.inbox_view import InboxView
 from pixiu.discovery.target import names_registry
 from pixiu.errors import ConfigurationError, InvalidArgument, PixiuError
-from pixiu.tools.replay.payload import HEAD, HEAD_BYTES, encode_payload
-from pixiu.tools.replay.tally import Result, Tally
+from pixiu.tools.load.pace import Pace
+from pixiu.tools.load.payload import HEAD, HEAD_BYTES, encode_payload, monotonic_us
+from pixiu.tools.load.tally import Result, Tally
 
 KINDS: Final = ("room", "signal", "mail")
 FIRST_KEY: Final = 1 << 60
@@ -76,10 +77,6 @@ class Load:
     """What has not come after so long is lost."""
 
 
-def _now_us() -> int:
-    return time.monotonic_ns() // 1000
-
-
 class _Run:
     """One kind of a load."""
 
@@ -103,7 +100,7 @@ class _Run:
                     await self._send_all(sender)
                     while self._tally.open:
                         await asyncio.sleep(POLL_S)
-                        self._tally.expire(_now_us())
+                        self._tally.expire(monotonic_us())
             finally:
                 await self._clean_up()
         return self._tally.result()
@@ -132,13 +129,13 @@ class _Run:
 
     async def _take(self, subscription: pixiu.Subscription) -> None:
         async for messages in subscription.batches():
-            now_us = _now_us()
+            now_us = monotonic_us()
             for message in messages:
                 self._came(message, now_us)
 
     async def _take_mail(self, inbox: pixiu.Inbox) -> None:
         async for mail in inbox:
-            self._came(mail.message, _now_us())
+            self._came(mail.message, monotonic_us())
             mail.acknowledge()
 
     def _came(self, message: pixiu.Message, now_us: int) -> None:
@@ -146,22 +143,20 @@ class _Run:
         self._tally.delivered(HEAD.unpack_from(message.payload)[0], now_us)
 
     async def _send_all(self, sender: Client) -> None:
-        load, began = self._load, time.monotonic()
+        load, pace, began = self._load, Pace(self._load.rate, self._load.window), time.monotonic()
         while True:
-            elapsed_s = time.monotonic() - began
-            due = int(elapsed_s * load.rate) + 1 if load.rate else self._tally.sent + MAX_BURST
+            due = min(pace.due(time.monotonic() - began, self._tally.sent, self._tally.open), MAX_BURST)
             if load.count:
-                due = min(due, load.count)
-            due = min(due, self._tally.sent + MAX_BURST, self._tally.sent + load.window - self._tally.open)
-            for _ in range(due - self._tally.sent):
+                due = min(due, load.count - self._tally.sent)
+            for _ in range(due):
                 self._send(sender)
             if (load.count and self._tally.sent >= load.count) or (load.seconds and time.monotonic() - began >= load.seconds):
                 return
             await asyncio.sleep(0 if due > 0 and not load.rate and self._tally.open < load.window else POLL_S)
-            self._tally.expire(_now_us())
+            self._tally.expire(monotonic_us())
 
     def _send(self, sender: Client) -> None:
-        now_us = _now_us()
+        now_us = monotonic_us()
         number = self._tally.send(now_us)
         key = self.keys[number % len(self.keys)]
         payload = encode_payload(number, now_us, bytes(self._load.size - HEAD_BYTES))
@@ -187,7 +182,7 @@ class _Run:
         if number is None:
             self._failed_at_once[failure.id] = failure.error.code
         else:
-            self._tally.failed(number, failure.error.code, _now_us())
+            self._tally.failed(number, failure.error.code, monotonic_us())
 
     async def _clean_up(self) -> None:
         """Of mail: delete what lies in the inboxes, and the device. Rooms and signals leave nothing."""

@@ -1,8 +1,8 @@
-"""What a replayed message carries: its number, when it was sent, and the text.
+"""The payload of a load's message: its number, when it was sent, and a text.
 
     offset  type  field
-    0       u64   the message's number in the replay, from 0
-    8       u64   when it was sent: microseconds of the replay process's monotonic clock
+    0       u64   the message's number in the load, from 0
+    8       u64   when it was sent: microseconds of the sending process's monotonic clock
     16            the text, UTF-8
 
 Little-endian, as everything of ours on the wire.
@@ -11,12 +11,18 @@ Little-endian, as everything of ours on the wire.
 from __future__ import annotations
 
 import struct
+import time
 from typing import Final
 
 HEAD: Final = struct.Struct("<QQ")
 HEAD_BYTES: Final = 16
 
 assert HEAD.size == HEAD_BYTES
+
+
+def monotonic_us() -> int:
+    """Microseconds of this process's monotonic clock."""
+    return time.monotonic_ns() // 1000
 
 
 def encode_payload(number: int, sent_us: int, text: bytes) -> bytes:

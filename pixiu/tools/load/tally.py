@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from pixiu.tools.replay.histogram import Histogram
+from pixiu.tools.load.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +52,71 @@ class Tally:
 
     Args:
         kind: for the result.
-        timeout_us: what is open for longer is lost.
+        timeout_us: what `expire` finds open for longer is lost.
+        keys: rooms or users that the messages go to in turn; each has an order of its own.
+        first: the number of the first message; what comes with a lower one counts as repeated.
     """
 
-    def __init__(self, kind: str, timeout_us: int) -> None:
-        self._kind, self._timeout_us = kind, timeout_us
+    def __init__(self, kind: str = "", timeout_us: int = 0, keys: int = 1, first: int = 0) -> None:
+        self._kind, self._timeout_us, self._first = kind, timeout_us, first
         self._open: dict[int, int] = {}
         """Number → when it was sent, the oldest first."""
         self._lost: dict[int, int] = {}
         """Those given up; one that comes after all was late, and is delivered."""
         self._failures: Counter[str] = Counter()
         self._refused: set[int] = set()
+        self._newest = [-1] * keys
+        """Of each key: the highest number that came."""
         self._histogram = Histogram()
         self._first_us = self._last_us = 0
-        self.sent = 0
-        self._repeated = 0
+        self.next = first
+        """The number of the next message."""
+        self.repeats: Counter[int] = Counter()
+        """Number → deliveries beyond the first."""
+        self.disordered = 0
+        """Deliveries after one with a higher number of the same key."""
 
     @property
     def open(self) -> int:
         """How many are under way."""
         return len(self._open)
 
+    @property
+    def sent(self) -> int:
+        """How many left."""
+        return self.next - self._first
+
+    @property
+    def missing(self) -> dict[int, int]:
+        """Number → when it was sent, of those that neither came nor failed."""
+        return self._lost | self._open
+
     def send(self, now_us: int) -> int:
         """A message leaves; returns its number."""
-        number = self.sent
-        self.sent += 1
+        number = self.next
+        self.next += 1
         self._open[number] = now_us
-        if not number:
+        if number == self._first:
             self._first_us = now_us
         return number
 
-    def delivered(self, number: int, now_us: int) -> None:
-        """A message came."""
+    def delivered(self, number: int, now_us: int) -> int | None:
+        """A message came. Returns how long it took, in microseconds; None unless it is a first delivery of what did not fail."""
         sent_us = self._open.pop(number, None)
         if sent_us is None:
             sent_us = self._lost.pop(number, None)
         if sent_us is None:
-            self._repeated += number not in self._refused
-            return
+            if number not in self._refused:
+                self.repeats[number] += 1
+            return None
+        key = number % len(self._newest)
+        if number < self._newest[key]:
+            self.disordered += 1
+        else:
+            self._newest[key] = number
         self._histogram.add(now_us - sent_us)
         self._last_us = now_us
+        return now_us - sent_us
 
     def failed(self, number: int, code: str, now_us: int) -> None:
         """The cluster said that a message did not arrive, or may not have. Nothing where it came all the same."""
@@ -114,7 +139,7 @@ class Tally:
             self._kind,
             self.sent,
             found.count,
-            self._repeated,
+            self.repeats.total(),
             self._failures.total(),
             len(self._lost) + len(self._open),
             max(self._last_us - self._first_us, 0) / 1e6,
