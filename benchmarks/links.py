@@ -38,7 +38,6 @@ from benchmarks.harness import cpu_seconds as cpu_of
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode, split
 
@@ -105,7 +104,7 @@ class Process:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.id, "test", "127.0.0.1", self.port, MAX_PROTOCOL)
+        return Peer(self.id, "test", "127.0.0.1", self.port)
 
     async def stop(self) -> None:
         await self.endpoint.close()

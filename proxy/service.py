@@ -100,7 +100,7 @@ class Service(RoleShell):
         holder = f"proxy-{context.endpoint_id:016x}"
         self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
         self.lender = Lender(self._acquire_worker, self._held_until_ms, options.max_lent_workers, options.login_lent_workers)
-        self.ids = MessageIDs(cluster, options.check_message_ids, context.now, self.lender.saw)
+        self.ids = MessageIDs(cluster, self.lender.saw)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
@@ -170,10 +170,9 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every broker and relay; route to those that are Running."""
         nodes = (*view.of_role("broker"), *view.of_role("relay"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         self._replicas_changed()
         self._exempt_gateways(view)
-        self.ids.on_proxies(view.of_role("proxy"))
         self.mail.on_view(view)
 
     # What the links call.

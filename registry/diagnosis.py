@@ -172,7 +172,7 @@ def check_settings(view: View) -> Finding:
     found: dict[tuple[object, ...], list[Node]] = {}
     for node in view.nodes:
         secrets = node.secret_digest, node.accepted_secret_digest
-        said = node.protocol_min, node.protocol_max, node.wire_hash, node.settings_hash, *secrets
+        said = node.protocol_min, node.protocol_max, node.wire_hash, *secrets
         found.setdefault(said, []).append(node)
     groups = sorted(found.values(), key=len)
     for few in groups:

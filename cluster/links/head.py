@@ -9,8 +9,7 @@
     6       u16   count of items                               end-16        tag (key id not 0)
 
 Little-endian. The tag is an HMAC-SHA256, cut to 16 bytes, over everything before it and the destination's whole EndpointID, which
-is not sent: what was recorded for one process is refused by every other, its successor at the same port included. Peers from before
-protocol version 5 get a keyed BLAKE2b instead, and so does a heartbeat to a successor, whose version nobody knows (decision 262).
+is not sent: what was recorded for one process is refused by every other, its successor at the same port included.
 With a ring of keys (`cluster.links.key_ring`) the key id's high half is the key's number and its low half the sender's role, whose
 key for the receiver's role the tag is made with: it proves the role.
 While the cluster's secret is being changed a second one is accepted; what is sent is always signed with the first.
@@ -54,11 +53,7 @@ FLAG_TRUNCATED: Final = 4
 """An acknowledgement that could not name all missing ranges."""
 FLAG_URGENT: Final = 8
 """Somebody waits for these items to be acknowledged: at the end of the turn, and not when ten milliseconds are over."""
-FLAG_SHA256: Final = 16
-"""The tag is an HMAC-SHA256, for peers of `SHA256_PROTOCOL` and later."""
-ALL_FLAGS: Final = 31
-SHA256_PROTOCOL: Final = 5
-"""The protocol version from which on processes check an HMAC-SHA256."""
+ALL_FLAGS: Final = 15
 
 MIN_RECORD: Final = 40
 MIN_CONTROL: Final = 4
@@ -154,8 +149,6 @@ class Codec:
         self._own_bytes = ENDPOINT.pack(own)
         self._state = TagKey(_key_of(secret or b""))
         self._accepted_state = TagKey(_key_of(accepted_secret)) if accepted_secret else None
-        self.sha256_peers: frozenset[int] = frozenset()
-        """Endpoints of those that check an HMAC-SHA256."""
         self.peer_roles: dict[int, str] = {}
         """Of peers, by endpoint."""
         self.proven_roles: dict[int, str] = {}
@@ -192,8 +185,6 @@ class Codec:
             word, covered = 0, NO_DESTINATION
         else:
             word, covered = destination & 0xFFFFFFFF, ENDPOINT.pack(destination)
-            if self.tag_size and destination in self.sha256_peers:
-                flags |= FLAG_SHA256
         head = HEAD.pack(MAGIC, VERSION, type_, self._key_id, flags, count, self.own, sequence, layout_version & 0xFFFFFFFF, word)
         data = head + parts[0] if len(parts) == 1 else b"".join([head, *parts])
         if not self.tag_size:
@@ -202,13 +193,13 @@ class Codec:
             key = self._state
         else:
             key = self._signing[self.peer_roles.get(destination) or self.proven_roles.get(destination, self._role)]
-        return data + (key.sha256(data, covered) if flags & FLAG_SHA256 else key.blake2b(data, covered))
+        return data + key.tag(data, covered)
 
     def unpack(self, data: bytes, stream: bool) -> FieldsOfHead | str:
         """The fields of a datagram's (or frame's) head, or why it is refused. Never raises.
 
-        Before the tag is checked nothing is read but the key id, which chooses the key, and the flags that say
-        whether the tag covers a destination and what makes it.
+        Before the tag is checked nothing is read but the key id, which chooses the key, and the flag that says whether the tag
+        covers a destination.
         """
         size = len(data)
         if size < self._least:
@@ -233,7 +224,7 @@ class Codec:
             return Refusal.MAGIC
         if version != VERSION:
             return Refusal.VERSION
-        if flags & ~ALL_FLAGS or (flags & FLAG_STREAM != 0) is not stream or (flags & FLAG_SHA256 and not self.tag_size):
+        if flags & ~ALL_FLAGS or (flags & FLAG_STREAM != 0) is not stream:
             return Refusal.FLAGS
         if type_ == RECORDS:
             if not 0 < count <= (size - self._least) // MIN_RECORD:
@@ -262,11 +253,8 @@ class Codec:
         return head
 
     def _is_tagged(self, data: bytes, key: TagKey) -> bool:
-        flags = data[5]
-        covered = NO_DESTINATION if flags & FLAG_ANY_DESTINATION else self._own_bytes
-        signed = data[:-TAG_SIZE]
-        tag = key.sha256(signed, covered) if flags & FLAG_SHA256 else key.blake2b(signed, covered)
-        return compare_digest(tag, data[-TAG_SIZE:])
+        covered = NO_DESTINATION if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
+        return compare_digest(key.tag(data[:-TAG_SIZE], covered), data[-TAG_SIZE:])
 
 
 def _key_of(secret: bytes) -> bytes:

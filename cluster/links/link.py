@@ -28,7 +28,6 @@ from cluster.links.head import (
     HEARTBEAT,
     RECORD_FRAGMENT,
     RECORDS,
-    SHA256_PROTOCOL,
     Codec,
     FieldsOfHead,
     Refusal,
@@ -150,7 +149,6 @@ class LinkCore:
                 link.attachment = b""
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
                 self._fail(link, Drop.PEER_REMOVED)
-        self.codec.sha256_peers = frozenset(int(id_) for id_, (peer, _) in peers.items() if peer.protocol >= SHA256_PROTOCOL)
         self.codec.peer_roles = {int(id_): peer.role for id_, (peer, _) in peers.items() if peer.role in ROLES}
         for id_, (peer, address) in peers.items():
             if id_ == self.endpoint:
@@ -160,7 +158,6 @@ class LinkCore:
                 self._beat_at(link, now)
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
             link.peer = peer
-            link.sender.protocol = peer.protocol
             if address is not None and address != link.sender.address:
                 link.sender.locate(address)
         self._bound_senders()

@@ -57,11 +57,6 @@ WIRE_DEFAULTS: Mapping[str, Any] = {
 }
 """The cluster settings that must agree on the wire, each with the value that a process has which does not know the key. That is the
 key's default when it came, and stays it: `wire_hash` leaves out what has this value."""
-RELEASED = (
-    "heartbeat_interval_ms", "suspect_after", "dead_after", "max_record_bytes", "mtu_bytes", "loopback_mtu_bytes", "push_back_ms",
-    "transport", "fanout", "login_policy", "big_rooms", "weighted_routing", "router_root", "trace_fraction",
-)  # fmt: skip
-"""The cluster settings that processes of protocol version 1 have and hash, all of them. Nothing is added here."""
 CLUSTER_CLOSED = (
     "a loopback address such as 127.0.0.1: no caller proves its role at this port; give [cluster] tls_dir with certificates "
     "(`pixiu pki`), or, to open it to everybody who reaches it, say cluster_insecure = true"
@@ -211,17 +206,6 @@ class ClusterOptions(Options):
     def wire_hash(self) -> str:
         """16 hex digits over `wire_settings`. Source: docs/registry.md, "Who may join"."""
         return _hash(self.wire_settings())
-
-    def settings_hash(self) -> str:
-        """The hash that processes of protocol version 1 make and compare: 16 hex digits over every cluster setting that they
-        have, over newer ones that must agree and are not at their default, and over the secret's digest.
-
-        Raises ConfigurationError as `secret` does.
-
-        Source: docs/registry.md, "Who may join".
-        """
-        values = self.wire_settings() | {key: getattr(self, key) for key in RELEASED}
-        return _hash(values | {"secret": secret_digest(self.secret())})
 
 
 @dataclass(frozen=True, kw_only=True)

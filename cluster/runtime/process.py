@@ -212,7 +212,7 @@ class Process(Generic[OptionsT]):
 
     async def _start(self) -> None:
         self._closers.append(("audit", self._close_audit))
-        self._audit.write("start", version=__version__, pid=os.getpid(), settings_hash=self._cluster.settings_hash())
+        self._audit.write("start", version=__version__, pid=os.getpid(), wire_hash=self._cluster.wire_hash())
         port, http_port = await self._bind()
         await self._connect()
         self._closers.append(("zookeeper", self._zookeeper.close))
@@ -403,7 +403,7 @@ class Process(Generic[OptionsT]):
             endpoint=self._endpoint_id,
             incarnation=0,
             version=__version__,
-            settings_hash=self._cluster.settings_hash(),
+            wire_hash=self._cluster.wire_hash(),
             started_ms=time.time_ns() // 1_000_000,
             pid=os.getpid(),
             udp_host=self._options.advertised_udp_host,
@@ -414,7 +414,6 @@ class Process(Generic[OptionsT]):
             tls=self._tls is not None,
             protocol_min=MIN_PROTOCOL,
             protocol_max=MAX_PROTOCOL,
-            wire_hash=self._cluster.wire_hash(),
             secret_digest=secret_digest(self._cluster.secret()),
             accepted_secret_digest=secret_digest(self._cluster.accepted_secret()),
             login=" ".join(self._zookeeper.logged_in_as),

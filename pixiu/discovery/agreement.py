@@ -4,9 +4,6 @@
     wire hash          of the cluster settings that must agree on the wire, nothing else
     secrets            what each signs with, the other must accept
 
-A process of a release before protocol version 2 says none of these: it counts as one that speaks version 1, and is compared by
-the hash of all its cluster settings, as it compares others itself.
-
 Source: docs/registry.md, "Who may join"; docs/decisions/0198-what-must-agree-and-nothing-else.md.
 """
 
@@ -19,7 +16,7 @@ from pixiu.discovery.node import Node
 
 MIN_PROTOCOL: Final = 1
 """The oldest protocol version that this tree speaks."""
-MAX_PROTOCOL: Final = 6
+MAX_PROTOCOL: Final = 1
 """The newest: see docs/registry.md, "Protocol versions"."""
 
 
@@ -35,14 +32,6 @@ def disagreement(own: Node, other: Node) -> str:
         return (
             f"{who[0]} speaks the protocol versions {own.protocol_min} to {own.protocol_max}, and {who[1]} speaks "
             f"{other.protocol_min} to {other.protocol_max}: upgrade every process to a release in between first"
-        )
-    if not (own.wire_hash and other.wire_hash):
-        if own.settings_hash == other.settings_hash:
-            return ""
-        older = " (while one of them is of an older release, the whole table must be the same)" if own.wire_hash else ""
-        return (
-            f"the cluster settings of {who[0]} have hash {own.settings_hash!r}, and {who[1]} has {other.settings_hash!r}: "
-            f"give both the same [cluster] table{older}"
         )
     if own.wire_hash != other.wire_hash:
         return (

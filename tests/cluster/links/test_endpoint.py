@@ -17,7 +17,6 @@ from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.head import Refusal
 from cluster.links.options import LinkOptions
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.wire_pb2_grpc import LinkStub
@@ -60,7 +59,7 @@ class Process:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.id, "test", "127.0.0.1", self.port, MAX_PROTOCOL)
+        return Peer(self.id, "test", "127.0.0.1", self.port)
 
     async def stop(self) -> None:
         try:

@@ -8,7 +8,6 @@ from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
 from cluster.links.sender import Address
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode, split
 
@@ -69,13 +68,12 @@ class Node:
         self.warnings: list[dict[str, object]] = []
         self.core = LinkCore(self.id, options, self.handler, secret=secret, on_warning=self._warn)
         self.sent: list[tuple[bytes, Address]] = []
-        self.protocol = MAX_PROTOCOL
 
     def _warn(self, event: str, **fields: object) -> None:
         self.warnings.append({"event": event, **fields})
 
     def peer(self) -> Peer:
-        return Peer(self.id, "test", str(self.address[0]), self.address[1], self.protocol)
+        return Peer(self.id, "test", str(self.address[0]), self.address[1])
 
     def know(self, *others: Node) -> None:
         self.core.set_peers({other.id: (other.peer(), other.address) for other in others}, self.world.now)

@@ -11,7 +11,6 @@ import pytest
 
 from cluster.runtime.fields import bounded, choice, choices, specs
 from cluster.runtime.options import (
-    RELEASED,
     WIRE_DEFAULTS,
     ClusterOptions,
     PartitionedOptions,
@@ -217,33 +216,6 @@ def secret_files(folder: Path) -> tuple[str, str, str]:
     return str(folder / "one"), str(folder / "two"), str(folder / "three")
 
 
-@pytest.mark.parametrize(
-    ("changes", "released"),
-    [
-        ({}, "59d6fcc8f38d316d"),
-        ({"secret_file": "one", "trace_fraction": 0.5, "big_rooms": (10, 20)}, "486d4398a77418c4"),
-    ],
-)
-def test_the_settings_hash_is_the_one_that_processes_of_protocol_version_1_make(
-    tmp_path: Path, changes: dict[str, Any], released: str
-) -> None:
-    one, _, _ = secret_files(tmp_path)
-    options = ClusterOptions(**changes | ({"secret_file": one} if "secret_file" in changes else {}))
-    assert options.settings_hash() == released
-
-
-def test_the_settings_hash_covers_every_released_value_and_the_secret_but_not_its_file(tmp_path: Path) -> None:
-    base = ClusterOptions()
-    others = [replace(base, **{key: value}) for key, value in OTHER_CLUSTERS]  # type: ignore[arg-type]
-    assert {key for key, _ in OTHER_CLUSTERS} == set(RELEASED)
-    one, two, three = (replace(base, secret_file=path) for path in secret_files(tmp_path))
-    hashes = {options.settings_hash() for options in [base, *others, one, three]}
-    assert len(hashes) == len(others) + 3
-    assert one.settings_hash() == two.settings_hash()
-    assert all(len(digits) == 16 and int(digits, 16) >= 0 for digits in hashes)
-    assert one.secret() == two.secret() == b"0123456789abcdef"
-
-
 def test_the_wire_hash_covers_what_must_agree_and_nothing_else(tmp_path: Path) -> None:
     base = ClusterOptions()
     one, _, three = secret_files(tmp_path)
@@ -265,13 +237,11 @@ class NextRelease(ClusterOptions):
 
 def test_a_new_key_changes_no_hash_until_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     now, after = ClusterOptions(big_rooms=(10, 20)), NextRelease(big_rooms=(10, 20))
-    before = now.settings_hash(), now.wire_hash()
-    assert (after.settings_hash(), after.wire_hash()) == before
+    before = now.wire_hash()
+    assert after.wire_hash() == before
     monkeypatch.setattr("cluster.runtime.options.WIRE_DEFAULTS", {**WIRE_DEFAULTS, "new_key": "as before"})
-    assert (after.settings_hash(), after.wire_hash()) == before
-    used = replace(after, new_key="otherwise")
-    assert used.settings_hash() != before[0]
-    assert used.wire_hash() != before[1]
+    assert after.wire_hash() == before
+    assert replace(after, new_key="otherwise").wire_hash() != before
 
 
 def test_a_second_secret_needs_a_first_and_its_file_is_read_at_the_start(tmp_path: Path) -> None:
