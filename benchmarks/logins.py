@@ -34,6 +34,7 @@ from cluster.access.minting import key_of, token
 from pixiu.errors import PixiuError
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient
+from registry.keys import add_key, use_key
 
 PAIRS = 10
 MESSAGES_PER_S = 20
@@ -147,14 +148,14 @@ async def measure(how: str, seconds: float, rate: int) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), free_port()
         key = key_of(folder / "key.pem")
-        (folder / "secret").write_text("secret-of-a-benchmark")
-        (folder / "secret").chmod(0o600)
+        add_key(folder / "keys")
+        use_key(folder / "keys")
         access = folder / "access.toml"
         access.write_text(
             f'[jwt]\nkeys = "keys.json"\n[callback]\nurl = "http://127.0.0.1:{port}/"\ntimeout_s = 1.0\ncache_s = 300.0\n'
             f"open_s = 2.0\n[quota]\nfailed_logins_per_min = 0\n{RULES}"
         )
-        settings = (f"cluster.secret_file={folder / 'secret'}", f"gateway.access_file={access}", f"proxy.access_file={access}")
+        settings = (f"cluster.key_dir={folder / 'keys'}", f"gateway.access_file={access}", f"proxy.access_file={access}")
         async with cluster(settings=settings) as running, service(port) as first:
             (mqtt,), pids, pairs, new = running.mqtt_ports, running.pids["gateway"], Pairs(), itertools.count(1_000_000)
             outcomes: Counter[str] = Counter()

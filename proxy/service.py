@@ -236,7 +236,7 @@ class Service(RoleShell):
         return await enter(self._guard, context, "", end)
 
     def proven(self, context: Any) -> bool:
-        """Whether a gateway of this cluster calls, as it has proven by the cluster's secret."""
+        """Whether a gateway of this cluster calls, as it has proven by a key of the cluster."""
         return self._process_proofs.is_process(context, "gateway")
 
     def exempt(self, stream: int) -> None:

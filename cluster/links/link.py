@@ -84,8 +84,6 @@ class LinkCore:
         options: LinkOptions,
         handler: LinkHandler,
         *,
-        secret: bytes | None = None,
-        accepted_secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
         knows: Callable[[EndpointID], bool] = lambda _id: True,
@@ -93,14 +91,13 @@ class LinkCore:
         role: str = "",
     ) -> None:
         """`knows`: whether a sender that is no peer is of the cluster; a stranger's data is refused without an answer.
-        `ring`: keys of datagrams, for a process of the role `role`.
-
-        Raises `InvalidArgument` for an empty secret, and for an accepted one alone.
+               `ring`: keys of datagrams, for a process of the role `role`.
+        Raises `InvalidArgument`.
         """
         self._knows = knows
         largest = max(options.stream_frame_bytes, options.max_record_bytes + 4) + HEAD_SIZE + TAG_SIZE
         self.max_datagram_bytes = max(options.mtu_bytes, options.loopback_mtu_bytes)
-        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest, accepted_secret, ring, role)
+        self.codec = Codec(endpoint, self.max_datagram_bytes, largest, ring, role)
         self.endpoint = endpoint
         self.outputs = Outputs()
         self._shares = Shares(options.receive_buffer_bytes)

@@ -1,4 +1,4 @@
-"""By which keys a process makes its digests: those of the cluster's ring or secret, and none at all while a process knows no keys.
+"""By which keys a process makes its digests: those of the cluster's ring, and none at all while a process knows no keys.
 
 Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0255-digests-of-memberships-have-keys.md.
 """
@@ -23,8 +23,6 @@ class DigestKeys:
 
     def __init__(self, cluster: ClusterOptions) -> None:
         self._ring = ProofKeys(cluster, DIGESTS)
-        accepted = cluster.accepted_secret()
-        self._accepted = (digest_key(accepted),) if accepted is not None else ()
         self._guests = cluster.guests
         self._before: tuple[DigestKey, ...] = ()
 
@@ -36,4 +34,4 @@ class DigestKeys:
             return (UNKEYED,)
         self._before = found
         unkeyed = (UNKEYED,) if self._guests else ()
-        return (*found, *self._accepted, *unkeyed)
+        return (*found, *unkeyed)

@@ -55,7 +55,6 @@ from cluster.runtime.options import (
     is_loopback,
     link_options,
     load_options,
-    secret_digest,
 )
 from cluster.runtime.pacing import new_loop, pacer_of
 from cluster.runtime.received_batches import ReceivedBatches
@@ -311,7 +310,7 @@ class Process(Generic[OptionsT]):
 
     async def _bind(self) -> tuple[int, int]:
         options = self._options
-        secret, links = self._cluster.secret(), link_options(self._cluster, options)
+        links = link_options(self._cluster, options)
         self._ring = self._cluster.key_ring()
         links.validate()
 
@@ -320,8 +319,6 @@ class Process(Generic[OptionsT]):
                 self._endpoint_id,
                 links,
                 self._handler,
-                secret=secret,
-                accepted_secret=self._cluster.accepted_secret(),
                 layout_version=self._layout_version,
                 on_warning=self._link_warning,
                 udp_address_of=self._udp_address_of,
@@ -414,8 +411,6 @@ class Process(Generic[OptionsT]):
             tls=self._tls is not None,
             protocol_min=MIN_PROTOCOL,
             protocol_max=MAX_PROTOCOL,
-            secret_digest=secret_digest(self._cluster.secret()),
-            accepted_secret_digest=secret_digest(self._cluster.accepted_secret()),
             login=" ".join(self._zookeeper.logged_in_as),
             stream_port=self._stream_port,
         )

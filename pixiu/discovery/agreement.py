@@ -2,7 +2,6 @@
 
     protocol version   a process speaks a range; two ranges must overlap
     wire hash          of the cluster settings that must agree on the wire, nothing else
-    secrets            what each signs with, the other must accept
 
 Source: docs/registry.md, "Who may join"; docs/decisions/0198-what-must-agree-and-nothing-else.md.
 """
@@ -38,11 +37,4 @@ def disagreement(own: Node, other: Node) -> str:
             f"the cluster settings that must agree have hash {own.wire_hash!r} in {who[0]}, and {other.wire_hash!r} in {who[1]}: "
             'give both the same [cluster] table (docs/operations.md, "Every setting", says which keys must agree)'
         )
-    for signer, reader, names in ((own, other, who), (other, own, who[::-1])):
-        if signer.secret_digest not in (reader.secret_digest, reader.accepted_secret_digest or reader.secret_digest):
-            signs = "signs with a secret that" if signer.secret_digest else "signs with no secret, which"
-            return (
-                f"{names[0]} {signs} {names[1]} does not accept: give both the same secret_file, or have the new "
-                "secret accepted everywhere first (accepted_secret_file)"
-            )
     return ""

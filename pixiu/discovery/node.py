@@ -2,8 +2,8 @@
 
     {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "wire_hash": "9a…", "started_ms": 1751958000000,
-     "protocol_min": 1, "protocol_max": 1, "secret_digest": "", "accepted_secret_digest": "",
-     "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
+     "protocol_min": 1, "protocol_max": 1, "pid": 4711, "instance": -1, "generation": -1,
+     "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
      "client_host": "", "client_port": 0, "client_tls": false, "tls": false, "stream_port": 0,
      "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
@@ -142,10 +142,6 @@ class Node:
     """The oldest protocol version that the process speaks."""
     protocol_max: int = 1
     """The newest."""
-    secret_digest: str = ""
-    """Of the secret that it signs with; empty: it has none."""
-    accepted_secret_digest: str = ""
-    """Of the second secret that it accepts; empty: there is none."""
     login: str = ""
     """As whom it has logged in at the registry; empty: as nobody."""
     stream_port: int = 0
@@ -196,8 +192,6 @@ class Node:
             "member_end": self.member_end,
             "protocol_min": self.protocol_min,
             "protocol_max": self.protocol_max,
-            "secret_digest": self.secret_digest,
-            "accepted_secret_digest": self.accepted_secret_digest,
             "login": self.login,
             "stream_port": self.stream_port,
         }
@@ -255,8 +249,6 @@ class Node:
             member_end=integer(fields, "member_end", 0, MAX_ID, 0),
             protocol_min=oldest,
             protocol_max=integer(fields, "protocol_max", oldest, LAST_PROTOCOL),
-            secret_digest=text(fields, "secret_digest", ""),
-            accepted_secret_digest=text(fields, "accepted_secret_digest", ""),
             login=text(fields, "login", ""),
             stream_port=integer(fields, "stream_port", 0, MAX_PORT, 0),
         )

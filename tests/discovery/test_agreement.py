@@ -1,4 +1,4 @@
-"""Who may join whom: protocol versions, what must agree, and a secret that changes."""
+"""Who may join whom: protocol versions, and what must agree."""
 
 from __future__ import annotations
 
@@ -32,19 +32,8 @@ def test_nobody_registered_speaks_what_this_tree_speaks() -> None:
     assert spoken(()) == MAX_PROTOCOL
 
 
-def test_what_one_signs_with_the_other_must_accept_both_ways() -> None:
-    steps = [("old", ""), ("old", "new"), ("new", "old"), ("new", "")]
-    nodes = [new(secret_digest=signs, accepted_secret_digest=accepts) for signs, accepts in steps]
-    agreeing = [[disagreement(one, other) == "" for other in nodes] for one in nodes]
-    assert agreeing == [[abs(a - b) <= 1 for b in range(4)] for a in range(4)]
-    text = disagreement(nodes[0], nodes[2])
-    assert text.startswith("router at 127.0.0.1:7000 signs with a secret that this router does not accept")
-    assert disagreement(nodes[2], nodes[0]).startswith("this router signs with a secret that router at")
-    assert "this router signs with no secret, which router at" in disagreement(new(), nodes[0])
-
-
 def test_a_node_keeps_what_it_says_and_must_say_what_it_speaks() -> None:
-    node = new(secret_digest="a" * 32, accepted_secret_digest="b" * 32)
+    node = new(stream_port=7)
     assert Node.from_json(node.to_json(), replica=node.replica) == node
     spoken_here = b'"protocol_min":1,"protocol_max":%d,' % MAX_PROTOCOL
     for wrong in (

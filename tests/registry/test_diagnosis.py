@@ -86,9 +86,6 @@ def test_settings_that_need_not_agree_and_an_upgrade_under_way_are_no_fault() ->
     assert d.check_settings(View(LAYOUT, (first, second))).said.endswith("protocol version 2")
     old = WHOLE.nodes[2]
     assert d.check_settings(View(LAYOUT, (second, old))).said.endswith("protocol version 1")
-    signs, rest = replace(first, secret_digest="new", accepted_secret_digest="old"), replace(second, secret_digest="old")
-    found = d.check_settings(View(LAYOUT, (signs, rest)))
-    assert (found.grade, "accepted_secret_file" in found.do) == (d.Grade.FAILURE, True)
 
 
 def test_who_does_not_answer_is_named() -> None:

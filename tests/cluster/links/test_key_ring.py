@@ -20,7 +20,7 @@ ITEM = bytes(40)
 
 
 def codec(own: EndpointID, role: str, keys: dict[int, bytes] | None = None, signing: int = 1) -> Codec:
-    return Codec(own, None, 8192, 300_000, ring=KeyRing(keys or {1: OLD}, signing), role=role)
+    return Codec(own, 8192, 300_000, KeyRing(keys or {1: OLD}, signing), role)
 
 
 def sent(sender: Codec, to: Codec, role: str, type_: int = RECORDS) -> bytes:
@@ -76,14 +76,6 @@ def test_keys_are_exchanged_one_process_after_the_other() -> None:
         router.set_ring(step)
     late = codec(BROKER, "broker")
     assert router.unpack(sent(late, router, "router"), False) == Refusal.KEY
-
-
-def test_rings_secrets_and_none_do_not_talk() -> None:
-    router = codec(ROUTER, "router")
-    for secret in (None, OLD):
-        other = Codec(GATEWAY, secret, 8192, 300_000)
-        assert router.unpack(other.pack(RECORDS, 0, 1, 7, 3, ROUTER, [ITEM]), False) == Refusal.KEY
-        assert Codec(ROUTER, secret, 8192, 300_000).unpack(sent(codec(GATEWAY, "gateway"), router, "router"), False) == Refusal.KEY
 
 
 def test_the_command_makes_uses_and_drops_keys(tmp_path: Path) -> None:

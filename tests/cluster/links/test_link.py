@@ -247,8 +247,8 @@ def test_a_datagram_recorded_for_a_process_is_refused_by_its_successor(world: Wo
     assert carol.core.stats().refused == {"tag": 1}
 
 
-def test_without_a_secret_a_successor_refuses_what_was_meant_for_its_predecessor(world: World) -> None:
-    alice, bob, successor = world.node(1, secret=None), world.node(2, secret=None), world.node(3, secret=None)
+def test_without_keys_a_successor_refuses_what_was_meant_for_its_predecessor(world: World) -> None:
+    alice, bob, successor = world.node(1, key=None), world.node(2, key=None), world.node(3, key=None)
     alice.know(bob)
     alice.send(bob, [make_record(1)])
     successor.receive(alice.turn()[0], alice.address)
@@ -258,7 +258,7 @@ def test_without_a_secret_a_successor_refuses_what_was_meant_for_its_predecessor
 
 def test_a_forged_datagram_changes_nothing(world: World, pair: tuple[Node, Node]) -> None:
     alice, bob = pair
-    mallory = Node(world, 1, LinkOptions(), b"not the secret!!")
+    mallory = Node(world, 1, LinkOptions(), b"not the key ring")
     mallory.know(bob)
     mallory.send(bob, [make_record(666)] * 100)
     for data in mallory.turn():

@@ -326,7 +326,7 @@ def test_nor_does_what_they_have_queued_before_them() -> None:
 
 
 def test_records_do_not_take_back_that_control_asks_for_an_acknowledgement() -> None:
-    codec = Codec(EndpointID(1), None, 65536, 1 << 20, None)
+    codec = Codec(EndpointID(1), 65536, 1 << 20)
     sender = Sender(EndpointID(2), LinkOptions(), codec, Outputs(), Counts(), lambda reason, items: None, 1)
     sender.locate(("10.0.0.1", 5))
     sender.connected(True, 0.0)
