@@ -15,8 +15,6 @@ class Options(ClientRoleOptions, PacedOptions):
 
     publisher_window_bytes: int = bounded(4 << 20, 64 << 10, 1 << 28)
     """Bytes that a publisher may have unresolved on one stream; it is not read from beyond that."""
-    max_publishers: int = bounded(10_000, 1, 1_000_000)
-    """Publishers' streams at one time; more are refused."""
     max_lent_workers: int = bounded(256, 0, 4096)
     """SnowflakeID worker numbers lent to publishers at one time; 4096 exist in a cluster."""
     login_lent_workers: int = bounded(32, 1, 4096)

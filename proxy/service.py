@@ -35,7 +35,7 @@ from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
-from proxy.mail_service import MailService
+from proxy.mail_service import MAX_PUBLISHERS, MailService
 from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.presence import PresenceService
@@ -216,9 +216,8 @@ class Service(RoleShell):
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
         if self._draining:
             raise Draining("this proxy is draining; use another one")
-        if len(self._publishers) >= self.options.max_publishers:
-            text = f"this proxy has {self.options.max_publishers} publishers (proxy.max_publishers); use another one"
-            raise Overloaded(text, retry_after_ms=1_000)
+        if len(self._publishers) >= MAX_PUBLISHERS:
+            raise Overloaded(f"this proxy has {MAX_PUBLISHERS} publishers; use another one", retry_after_ms=1_000)
         number = next(self._numbers)
         self._publishers[number] = publisher
         self._records.step(ev.PublisherOpened(number))

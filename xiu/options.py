@@ -38,8 +38,6 @@ class Options(ReplicatedOptions):
     await_restore: bool = False
     """A partition that never stored anything takes no mail until a restore begins (`pixiu pipeline restore`). For the processes
     that take the place of those whose disks are lost, so that nobody is told of a message that it is gone."""
-    stream_window_mb: int = bounded(8, 1, 1024)
-    """MiB of one writer's records that may wait for their answers; beyond it the stream is not read."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""
