@@ -5,10 +5,10 @@ share of the acknowledgements) and the receiver about 10 µs, a record about 0.3
 datagram (one datagram a turn): sender 60 000 / 500 000 / 1 600 000, receiver 90 000 / 700 000 / 2 000 000 records per CPU second;
 the aim is more than 500 000 on each side at 50.
 
-Measured, two shared cores: sender 64 000 / 590 000 / 3 000 000, receiver 104 000 / 910 000 / 3 700 000; with a secret sender
+Measured, two shared cores: sender 64 000 / 590 000 / 3 000 000, receiver 104 000 / 910 000 / 3 700 000; signed sender
 51 000 / 510 000 / 2 200 000, receiver 84 000 / 760 000 / 2 500 000.
 
-    python benchmarks/links_hop.py [--seconds 2] [--secret]
+    python benchmarks/links_hop.py [--seconds 2] [--signed]
 
 CPU time is user and system time of each process (`resource.getrusage`); wall-clock figures are noise on a shared machine.
 """
@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
+from cluster.links.key_ring import KeyRing
 from cluster.links.options import LinkOptions
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode, offsets
@@ -71,10 +72,10 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def receive(pipe: Connection, secret: bytes | None) -> None:
+async def receive(pipe: Connection, ring: KeyRing | None) -> None:
     """The receiver's process: reports (records, CPU seconds) at every request, until it is told to stop."""
     handler = Handler()
-    endpoint = Endpoint(RECEIVER, LinkOptions(), handler, secret=secret)
+    endpoint = Endpoint(RECEIVER, LinkOptions(), handler, ring=ring, role="broker")
     pipe.send(endpoint.bind("127.0.0.1", 0))
     await endpoint.start()
     done = asyncio.Event()
@@ -90,15 +91,15 @@ async def receive(pipe: Connection, secret: bytes | None) -> None:
     await endpoint.close()
 
 
-def receiver_process(pipe: Connection, secret: bytes | None) -> None:
+def receiver_process(pipe: Connection, ring: KeyRing | None) -> None:
     """Entry of the receiver's process."""
-    asyncio.run(receive(pipe, secret))
+    asyncio.run(receive(pipe, ring))
 
 
-async def measure(per_datagram: int, seconds: float, pipe: Connection, port: int, secret: bytes | None) -> None:
+async def measure(per_datagram: int, seconds: float, pipe: Connection, port: int, ring: KeyRing | None) -> None:
     """Send for so many seconds and print the figures of one line."""
     handler = Handler()
-    endpoint = Endpoint(EndpointID(SENDER + per_datagram), LinkOptions(), handler, secret=secret)
+    endpoint = Endpoint(EndpointID(SENDER + per_datagram), LinkOptions(), handler, ring=ring, role="broker")
     endpoint.bind("127.0.0.1", 0)
     await endpoint.start()
     endpoint.set_peers([Peer(RECEIVER, "receiver", "127.0.0.1", port)])
@@ -140,17 +141,17 @@ def main() -> None:
     """Run the three cases."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seconds", type=float, default=2.0, help="for each case")
-    arguments.add_argument("--secret", action="store_true", help="authenticate datagrams")
+    arguments.add_argument("--signed", action="store_true", help="authenticate datagrams")
     given = arguments.parse_args()
-    secret = secrets.token_bytes(32) if given.secret else None
+    ring = KeyRing({1: secrets.token_bytes(32)}, 1) if given.signed else None
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    process = context.Process(target=receiver_process, args=(other, secret))
+    process = context.Process(target=receiver_process, args=(other, ring))
     process.start()
     try:
         port = pipe.recv()
         for per_datagram in (1, 10, 50):
-            asyncio.run(measure(per_datagram, given.seconds, pipe, port, secret))
+            asyncio.run(measure(per_datagram, given.seconds, pipe, port, ring))
     finally:
         pipe.send("stop")
         process.join(10)

@@ -29,7 +29,6 @@ from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 from xiu.core import Core, Settings
 from xiu.events import Answer, EntriesCommitted, LayoutChanged, StoreReceived
-from xiu.state import Kind as EntryOfXiu
 from xiu.store import Store
 from xiu.table import Table
 
@@ -53,11 +52,10 @@ def measure(batch: int, size: int, shared: Path | None) -> tuple[float, float]:
         table = Table(Path(memory), 128 << 20, log.member)
         core = Core(Settings(partition=0, max_record_bytes=1 << 20), log, store, table)
         noop = Entry(1, 1, int(EntryKind.NOOP), 0, b"")
-        runs = Entry(1, 2, int(EntryOfXiu.RUNS), 0, b"")
-        log.append([noop, runs])
+        log.append([noop])
         core.step(LayoutChanged(1, 1), 0.0)
         core.step(Leading(1), 0.0)
-        core.step(EntriesCommitted([noop, runs], 1), 0.0)
+        core.step(EntriesCommitted([noop], 1), 0.0)
         began, clock, stored = time.process_time(), time.perf_counter(), 0
         for number, data in enumerate(batches):
             event = StoreReceived(1, 1 + number * batch, Level.REPLICATED, 0, data, batch, START_MS * 1000 + number)

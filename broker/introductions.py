@@ -47,7 +47,7 @@ class Introductions:
             if endpoint in self._known or view.by_endpoint(endpoint) is not None or len(self._known) >= MAX_INTRODUCED:
                 continue
             if _valid(one) and not _is_older(one.instance, one.generation, view):
-                peer = Peer(endpoint, "gateway", one.host, one.port, max(one.protocol, 1))
+                peer = Peer(endpoint, "gateway", one.host, one.port)
                 self._known[endpoint] = Gateway(endpoint, one.instance, one.generation), peer
         return len(self._known) > before
 

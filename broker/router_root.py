@@ -59,7 +59,7 @@ class RouterRoot:
         Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`.
         """
         there = replace(self._context.cluster, router_root="")
-        self._node = replace(node, settings_hash=there.settings_hash(), wire_hash=there.wire_hash())
+        self._node = replace(node, wire_hash=there.wire_hash())
         await self._discovery.start()
         self._check()
 

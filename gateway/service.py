@@ -214,7 +214,7 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
         nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         self._publishers.set_proxies(tuple(node.address for node in view.running("proxy")))
         self._peers_changed()
         self._look_at_digest_keys()
@@ -296,7 +296,7 @@ class Service(RoleShell):
 
     def _look_at_digest_keys(self) -> None:
         if self._core is not None:
-            self._runner.step(DigestKeysChanged(self._digest_keys.newest(self._context.view.nodes)))
+            self._runner.step(DigestKeysChanged(self._digest_keys.newest()))
 
     def _open_signal_table(self, mqtt_port: int) -> SignalTable:
         options = self._options

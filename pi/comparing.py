@@ -22,8 +22,6 @@ import grpc.aio
 
 from cluster.replication.replica import Replica
 from pi.digest import Digest
-from pi.earlier import check_form
-from pi.keys import META_VERSION
 from pi.machine import Machine
 from pi.repairer import Repairer
 from pi.view import MARK_BYTES, MARK_KIND, View
@@ -105,7 +103,6 @@ class Comparer:
             finally:
                 own.cancel()
                 await asyncio.gather(own, return_exceptions=True)
-        check_form(theirs.form)
         if position != theirs.position:
             raise MalformedData(f"the leader's mark is at {theirs.position}, here it is at {position}")
         return Compared(position, digest.rows, digest.differing(theirs.digests))
@@ -126,7 +123,7 @@ async def _ask(address: str, mark: int) -> pb.PiDigestReply:
     async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
         stub: Any = pb_grpc.PiReplicasStub(channel)
         try:
-            reply: pb.PiDigestReply = await stub.Digest(pb.PiDigestRequest(mark=mark, form=META_VERSION), timeout=READ_S)
+            reply: pb.PiDigestReply = await stub.Digest(pb.PiDigestRequest(mark=mark), timeout=READ_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"the leader {address} gives no digest: {error.details()}") from error
         return reply
@@ -153,11 +150,10 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
         try:
             if not 0 < request.mark <= MAX_ID:
                 raise MalformedData(f"there is no mark {request.mark}")
-            check_form(request.form)
             position, digest = await self._comparer.digest(request.mark)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
-        return pb.PiDigestReply(position=position, rows=digest.rows, digests=digest.sums, form=META_VERSION)
+        return pb.PiDigestReply(position=position, rows=digest.rows, digests=digest.sums)
 
     async def Compare(self, request: pb.PiCompareRequest, context: CompareContext) -> pb.PiCompareReply:
         """This state and the leader's."""

@@ -35,8 +35,8 @@ USER_KEY: Final = struct.Struct(">cQ")
 TIME_KEY: Final = struct.Struct(">cIQB")
 WRITER_KEY: Final = struct.Struct(">cH")
 META_KEY: Final = b"M"
-META_VERSION: Final = 2
-"""First byte of its value: the form of what is stored. 1: `pi.earlier`."""
+META_VERSION: Final = 1
+"""First byte of its value: the form of what is stored."""
 CRC: Final = struct.Struct("<I")
 CRC_BYTES: Final = CRC.size
 CHUNK_ENTRIES: Final = 32
@@ -95,7 +95,7 @@ _UIN_AT: Final = {b"K": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
 
 
 def uin_of(key: bytes) -> int | None:
-    """Whose a key's value is; None: nobody's, or of a key that no version of this program wrote."""
+    """Whose a key's value is; None: nobody's, or of a key that this program does not write."""
     at = _UIN_AT.get(key[:1])
     return None if at is None or len(key) < at + _UIN.size else int(_UIN.unpack_from(key, at)[0])
 

@@ -25,8 +25,7 @@ from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
 from cluster.runtime.export import abort
 from pi.doubling import DOUBLING_KIND, HOLD_S, Command, Doubling, rows_body
-from pi.earlier import check_form
-from pi.keys import META_VERSION, uin_of, unseal
+from pi.keys import uin_of, unseal
 from pi.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
 from pi.machine import Machine
 from pixiu.discovery.node import NodeState
@@ -131,7 +130,6 @@ class Teacher(pb_grpc.PiDoublingServicer):
         name = f"child {request.partition}"
         try:
             self._check(doubling)
-            check_form(request.form)
             await self._hold(doubling)
             lesson = Lesson(doubling, self._replica.log, Position(request.epoch, request.counter))
             if not lesson.goes_on(self._machine.applied):
@@ -172,7 +170,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
             return pb.PiLearnReply(epoch=position.epoch, counter=position.counter, rows=rows_body(position, rows, last=last))
 
         try:
-            yield pb.PiLearnReply(snapshot=True, epoch=position.epoch, counter=position.counter, form=META_VERSION)
+            yield pb.PiLearnReply(snapshot=True, epoch=position.epoch, counter=position.counter)
             while (rows := await self._machine.read_view(view, moved)) is not None:
                 for part in _parts(rows):
                     self._replica.check_leader()

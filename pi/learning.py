@@ -15,8 +15,6 @@ from typing import Final, Protocol
 from cluster.replication.model import START, Entry, Position
 from pi.doubling import HOLD_S, Command, Doubling, Phase, Record, Step, cut_in, follow_body, followed, hold_body, position_body
 from pi.doubling_state import DoublingState
-from pi.earlier import check_form
-from pi.keys import META_VERSION
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, MalformedData, Unavailable
 from pixiu.ids import hex_id
@@ -49,9 +47,7 @@ def request_of(record: Record) -> pb.PiLearnRequest:
     """What a child asks its parent for."""
     number, partitions, partition = record.doubling
     epoch, counter = record.learned
-    return pb.PiLearnRequest(
-        doubling=number, partitions=partitions, partition=partition, epoch=epoch, counter=counter, form=META_VERSION
-    )
+    return pb.PiLearnRequest(doubling=number, partitions=partitions, partition=partition, epoch=epoch, counter=counter)
 
 
 class Learning:
@@ -74,7 +70,6 @@ class Learning:
         did something. Raises Unavailable where the child has to ask again."""
         doubled = self._doubled
         if reply.snapshot:
-            check_form(reply.form)
             yield from self._write(Step.RESET, position_body(Position(reply.epoch, reply.counter)))
             while not doubled.record.emptied:
                 yield from self._write(Step.DROP)

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 from cluster.replication.model import Entry
 from pi.digest import Digest
 from pi.doubling import Phase
-from pi.earlier import convert
 from pi.early import Standstill
 from pi.events import NO_DEVICE
 from pi.keys import EPOCH_S, ValueDamaged
@@ -145,14 +144,7 @@ class Machine:
         self.half_applied = False
 
     def _store_in(self, folder: Path) -> StateStore:
-        """What a folder holds, in the present form."""
-        store = StateStore(folder, self._store_bytes + RESERVE_BYTES)
-        try:
-            convert(store)
-        except PixiuError:
-            store.close()
-            raise
-        return store
+        return StateStore(folder, self._store_bytes + RESERVE_BYTES)
 
     @property
     def applied(self) -> int:

@@ -40,8 +40,6 @@ class Options(ReplicatedOptions):
     """Seconds between two transactions of the inboxes; the log holds what is not in one yet."""
     heads_cached: int = bounded(200_000, 2, 100_000_000)
     """Inboxes whose head and newest chunk are kept in memory: about 1 KB each."""
-    max_streams: int = bounded(4096, 1, 65_536)
-    """Streams of callers at a time; further ones are refused with OVERLOADED."""
     scrub_keys_per_s: int = bounded(2000, 0, 1_000_000)
     """Stored values whose CRC is checked in the background, a second; 0: none."""
 

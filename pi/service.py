@@ -45,6 +45,8 @@ from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
+MAX_STREAMS: Final = 4096
+"""Streams of callers at a time. Policy: further ones are refused with OVERLOADED."""
 DRAIN_POLL_S: Final = 0.02
 WORD_S: Final = 3.0
 """A state that stands still is called damaged after so long: an operator's word that others have heard may be on its way here."""
@@ -156,8 +158,8 @@ class Service(RoleShell):
         """A number for a new stream. Raises Overloaded or Draining."""
         if self._draining:
             raise Draining("this replica is draining; use the next leader")
-        if len(self._streams) >= self._context.options.max_streams:
-            raise Overloaded(f"this replica has {len(self._streams)} streams (pi.max_streams); try again later", 1000)
+        if len(self._streams) >= MAX_STREAMS:
+            raise Overloaded(f"this replica has {MAX_STREAMS} streams; try again later", 1000)
         number = next(self._numbers)
         self._streams[number] = stream
         return number

@@ -14,7 +14,6 @@
     │   ├── NotAllowed           the login may not do this
     │   ├── TooManyReceivers     one mail names more than 1,000
     │   ├── UnknownDevice        the user has no device of this number
-    │   └── CursorBeyondEnd      an acknowledgement of what is not in the inbox yet
     ├── RemoteError            the other side, or the network, is at fault
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── ChecksumWrong        a message was damaged on its way
@@ -140,12 +139,6 @@ class UnknownDevice(LocalError):
     """The user has no device of this number, or it was dropped: add it by its client ID."""
 
     code = "UNKNOWN_DEVICE"
-
-
-class CursorBeyondEnd(LocalError):
-    """An acknowledgement names an entry that is not in the inbox."""
-
-    code = "CURSOR_BEYOND_END"
 
 
 class RemoteError(PixiuError):

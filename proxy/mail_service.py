@@ -40,6 +40,8 @@ from proxy.permits import Foreseeing, permitted
 from proxy.store_links import StoreLink
 
 MAX_CLIENT_BYTES: Final = 128
+MAX_PUBLISHERS: Final = 10_000
+"""Streams of publishers at one time, and as many of writers of mail. Policy: more are refused with OVERLOADED."""
 MAX_UNTOLD: Final = 16_384
 """Results that wait for a writer that does not read them, beside those of a window. Policy: its mail is not read before it does."""
 FINISH_TIMEOUT_S: Final = 30.0
@@ -157,7 +159,6 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._context, self._ids, self._guard = context, ids, guard
         options = context.options
         self._window = options.publisher_window_bytes
-        self._max_writers = options.max_publishers
         self.core = MailCore(
             max_record_bytes=context.cluster.max_record_bytes, timeout_s=options.mail_timeout_s, taken="mail" in options.kinds
         )
@@ -249,8 +250,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
     def _admit(self, stream: WriterStream) -> None:
         if self._draining:
             raise Draining("this proxy is draining; use another one")
-        if len(self._streams) >= self._max_writers:
-            raise Overloaded(f"this proxy has {self._max_writers} writers of mail (proxy.max_publishers); use another one", 1000)
+        if len(self._streams) >= MAX_PUBLISHERS:
+            raise Overloaded(f"this proxy has {MAX_PUBLISHERS} writers of mail; use another one", 1000)
         self._streams[stream.number] = stream
 
     async def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:

@@ -12,14 +12,9 @@ from cluster.access.doors import LOANS, ProofKeys
 from cluster.access.guard import Session
 from cluster.access.loans import WORKER_MASK, Lent, Loan, owner_of, prove
 from cluster.runtime.options import ClusterOptions
-from pixiu.discovery.agreement import spoken
-from pixiu.discovery.node import Node
 from pixiu.errors import NotAllowed
 from proxy.permits import permitted
-from proxy.worker_leases import LOAN_MS
 
-PROVES: Final = 4
-"""The protocol version from which on proxies prove what they lend."""
 WRITER_TEXT: Final = (
     "a writer of mail has a worker number that its login was lent, with its proof, and a generation of about now "
     '(docs/security.md, "IDs of messages")'
@@ -31,29 +26,13 @@ class MessageIDs:
 
     Args:
         cluster: whose keys prove.
-        checks: False: every ID is taken, as `proxy.check_message_ids` says.
-        now: monotonic seconds.
         saw: told of the first ID of each batch, where it is of a number that was lent to its publisher.
     """
 
-    def __init__(
-        self, cluster: ClusterOptions, checks: bool, now: Callable[[], float], saw: Callable[[int], None] = lambda _id: None
-    ) -> None:
-        self._keys, self._checks, self._now, self._saw = ProofKeys(cluster, LOANS), checks, now, saw
+    def __init__(self, cluster: ClusterOptions, saw: Callable[[int], None] = lambda _id: None) -> None:
+        self._keys, self._saw = ProofKeys(cluster, LOANS), saw
         self._last: tuple[bytes, ...] = ()
-        self._not_before = 0.0
-        """Loans without a proof may be in use until then."""
         self.proofs_refused = 0
-
-    def on_proxies(self, proxies: Sequence[Node]) -> None:
-        """The proxies of the cluster. While one of them does not prove, and for the length of a loan after it, no ID is refused."""
-        if spoken(proxies) < PROVES:
-            self._not_before = self._now() + LOAN_MS / 1000
-
-    @property
-    def checks(self) -> bool:
-        """Whether IDs are refused now."""
-        return self._checks and self._now() >= self._not_before
 
     @staticmethod
     def owner(session: Session | None) -> bytes:
@@ -88,7 +67,7 @@ class MessageIDs:
         if first & WORKER_MASK == lent.worker and lent.low <= first < lent.high:
             self._saw(first)
         uin = None if session.permissions.may_impersonate else session.identity.uin
-        data = permitted(data, count, session, uin, more, lent if self.checks else None)
+        data = permitted(data, count, session, uin, more, lent)
         if lent.refused:
             session.not_lent(lent.refused)
             lent.refused = 0
@@ -96,6 +75,6 @@ class MessageIDs:
 
     def check_writer(self, session: Session, lent: Lent, worker: int, generation: int) -> None:
         """Raises `NotAllowed` when a writer of mail is somebody else, perhaps."""
-        if self.checks and not lent.covers_writer(worker, generation):
+        if not lent.covers_writer(worker, generation):
             session.not_lent(1)
             raise NotAllowed(WRITER_TEXT)

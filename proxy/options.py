@@ -15,15 +15,10 @@ class Options(ClientRoleOptions, PacedOptions):
 
     publisher_window_bytes: int = bounded(4 << 20, 64 << 10, 1 << 28)
     """Bytes that a publisher may have unresolved on one stream; it is not read from beyond that."""
-    max_publishers: int = bounded(10_000, 1, 1_000_000)
-    """Publishers' streams at one time; more are refused."""
     max_lent_workers: int = bounded(256, 0, 4096)
     """SnowflakeID worker numbers lent to publishers at one time; 4096 exist in a cluster."""
     login_lent_workers: int = bounded(32, 1, 4096)
     """Of these, how many one login may have. One that comes again beyond that gets one of those that it did not give back."""
-    check_message_ids: bool = True
-    """Where clients log in: refuse messages whose IDs are not made with a worker number that the login was lent. Only clients from
-    before this release need False: they cannot show the proof."""
     big_room_vrooms_per_s: int = bounded(100, 16, 1_000_000)
     """VRooms that this proxy serves in a second; a big room has 64, so a message to one takes 64 of these to reach all."""
     publisher_messages_per_s: int = bounded(0, 0, 100_000_000)

@@ -33,7 +33,7 @@ NOT_LENT: Final = 255
 """Likewise: one whose SnowflakeID is not of a worker number that its publisher was lent."""
 NOT_LENT_TEXT: Final = (
     "its SnowflakeID is not of a worker number that this login was lent and has shown the proof of, or is a derived one, which is "
-    'for services and who may `impersonate`; was the client made for an older version? (docs/security.md, "IDs of messages")'
+    'for services and who may `impersonate` (docs/security.md, "IDs of messages")'
 )
 REFUSALS: Final = {NOT_ALLOWED: NOT_ALLOWED_TEXT, NOT_LENT: NOT_LENT_TEXT}
 NO_REFUSAL: Final = -1

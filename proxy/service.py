@@ -35,7 +35,7 @@ from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
-from proxy.mail_service import MailService
+from proxy.mail_service import MAX_PUBLISHERS, MailService
 from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.presence import PresenceService
@@ -100,7 +100,7 @@ class Service(RoleShell):
         holder = f"proxy-{context.endpoint_id:016x}"
         self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
         self.lender = Lender(self._acquire_worker, self._held_until_ms, options.max_lent_workers, options.login_lent_workers)
-        self.ids = MessageIDs(cluster, options.check_message_ids, context.now, self.lender.saw)
+        self.ids = MessageIDs(cluster, self.lender.saw)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
@@ -170,10 +170,9 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every broker and relay; route to those that are Running."""
         nodes = (*view.of_role("broker"), *view.of_role("relay"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         self._replicas_changed()
         self._exempt_gateways(view)
-        self.ids.on_proxies(view.of_role("proxy"))
         self.mail.on_view(view)
 
     # What the links call.
@@ -217,9 +216,8 @@ class Service(RoleShell):
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
         if self._draining:
             raise Draining("this proxy is draining; use another one")
-        if len(self._publishers) >= self.options.max_publishers:
-            text = f"this proxy has {self.options.max_publishers} publishers (proxy.max_publishers); use another one"
-            raise Overloaded(text, retry_after_ms=1_000)
+        if len(self._publishers) >= MAX_PUBLISHERS:
+            raise Overloaded(f"this proxy has {MAX_PUBLISHERS} publishers; use another one", retry_after_ms=1_000)
         number = next(self._numbers)
         self._publishers[number] = publisher
         self._records.step(ev.PublisherOpened(number))
@@ -237,7 +235,7 @@ class Service(RoleShell):
         return await enter(self._guard, context, "", end)
 
     def proven(self, context: Any) -> bool:
-        """Whether a gateway of this cluster calls, as it has proven by the cluster's secret."""
+        """Whether a gateway of this cluster calls, as it has proven by a key of the cluster."""
         return self._process_proofs.is_process(context, "gateway")
 
     def exempt(self, stream: int) -> None:

@@ -44,6 +44,5 @@ def verify(
         print_json(asdict(found))
         return
     older = f"; the {found.first - 1} before are in older files, or were removed" if found.first > 1 else ""
-    unchained = f"; before them {found.unchained} of an older version, for which nothing vouches" if found.unchained else ""
-    console().print(f"{found.lines} lines, {found.first} to {found.last}{older}{unchained}", highlight=False, markup=False)
+    console().print(f"{found.lines} lines, {found.first} to {found.last}{older}", highlight=False, markup=False)
     console().print(f"the last one's hash: {found.head}", highlight=False, markup=False)

@@ -168,11 +168,10 @@ def check_versions(view: View) -> Finding:
 
 
 def check_settings(view: View) -> Finding:
-    """Whether all processes agree where they must: protocol versions, cluster settings, the secret."""
+    """Whether all processes agree where they must: protocol versions, cluster settings."""
     found: dict[tuple[object, ...], list[Node]] = {}
     for node in view.nodes:
-        secrets = node.secret_digest, node.accepted_secret_digest
-        said = node.protocol_min, node.protocol_max, node.wire_hash, node.settings_hash, *secrets
+        said = node.protocol_min, node.protocol_max, node.wire_hash
         found.setdefault(said, []).append(node)
     groups = sorted(found.values(), key=len)
     for few in groups:

@@ -21,7 +21,6 @@ from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
 from pixiu.wire.v1 import doubling_pb2 as pb
-from registry.doubling_forecast import old_processes
 
 STORED: Final = ("xiu", "pi")
 """Roles whose partitions are cut in their logs."""
@@ -114,8 +113,6 @@ class Seen:
     """Xiu, Pi: what the leaders of the partitions say; those that have none are left out."""
     behind: tuple[str, ...] = ()
     """Processes that go by an earlier layout than the registry's, in words. Asked for in FOLLOW."""
-    old: tuple[str, ...] = ()
-    """Processes that do not follow doublings, in words: while there are any, nothing goes on that they would misunderstand."""
     force: bool = False
     """Whether parents delete what nobody could compare with what their children have."""
 
@@ -146,10 +143,7 @@ class Seen:
 
 def decide(seen: Seen) -> tuple[Phase, Action]:
     """The phase, and what to do in it."""
-    if seen.committed:
-        return _after(seen)
-    phase, action = _before(seen)
-    return (phase, Wait(seen.old)) if seen.old and not isinstance(action, Wait) else (phase, action)
+    return _after(seen) if seen.committed else _before(seen)
 
 
 def _before(seen: Seen) -> tuple[Phase, Action]:
@@ -340,7 +334,7 @@ def problems(view: View, role: str, version: str, mute: Sequence[int] = ()) -> l
     strange = sorted({node.version for node in view.of_role(role) if node.version != version})
     if strange:
         found.append(f"this tool has version {version}, and {role} runs {', '.join(strange)}: use the tool of the same version")
-    return [*found, *old_processes(view)]
+    return found
 
 
 def start_commands(role: str, missing: Sequence[tuple[int, int]], target: str) -> list[str]:

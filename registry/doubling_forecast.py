@@ -15,12 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from pixiu.discovery.agreement import spoken
-from pixiu.discovery.node import Node
-from pixiu.discovery.view import View
-
-PROTOCOL: Final = 2
-"""The oldest protocol version whose processes follow doublings."""
 KEYS: Final[Mapping[str, str]] = {"broker": "rooms", "router": "rooms", "relay": "users", "xiu": "users", "pi": "users"}
 STORED: Final = ("xiu", "pi")
 SHARING: Final = ("broker", "relay")
@@ -237,22 +231,6 @@ def room_problems(found: Iterable[Machine]) -> list[str]:
                     f"free some, or have them started on another machine (`pixiu doctor` there)"
                 )
     return said
-
-
-def old_processes(view: View) -> list[str]:
-    """Processes that would misunderstand a doubling, and what to do, in words."""
-    if spoken(view.nodes) >= PROTOCOL:
-        return []
-    return [
-        f"{_name(node)} at {node.address} (version {node.version or 'unknown'}) speaks protocol version {node.protocol_max} at the "
-        f"newest, and follows doublings from {PROTOCOL} on: install this release there, `pixiu drain {node.address}`, start it"
-        for node in view.nodes
-        if node.protocol_max < PROTOCOL
-    ]
-
-
-def _name(node: Node) -> str:
-    return f"{node.role} {node.replica}" if node.partition < 0 else f"{node.role} {node.partition}/{node.replica}"
 
 
 def pause(role: str, commit_s: float | None, entries_per_s: float) -> float:

@@ -34,7 +34,7 @@ from pixiu.wire.v1 import doubling_pb2 as pb
 from pixiu.wire.v1.doubling_pb2_grpc import DoublingStub
 from registry import doubling as plan
 from registry.doubling import Phase, Seen
-from registry.doubling_forecast import Plan, old_processes
+from registry.doubling_forecast import Plan
 from registry.doubling_progress import Moved, Pace, Step, moved
 from registry.doubling_reading import read_plan
 from registry.layout import abort_doubling, begin_doubling, commit_doubling, read_layout
@@ -310,7 +310,7 @@ class DoublingTool:
             statuses = await self._statuses(there, int(doubling, 16))
         if doubling in there.ended:
             behind = await self._behind(layout.version)
-        return Seen(self._role, there, doubling, running, statuses, behind, tuple(old_processes(view)), self._force)
+        return Seen(self._role, there, doubling, running, statuses, behind, self._force)
 
     async def _statuses(self, there: RoleLayout, doubling: int) -> dict[int, pb.DoublingStatus]:
         view, count = self._discovery.view, max(there.n, there.next)

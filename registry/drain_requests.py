@@ -99,7 +99,6 @@ async def drain_process(zookeeper: ZooKeeper, root: str, node: Node, by: str, ti
         while await zookeeper.exists(place) is not None:
             if time.monotonic() >= until:
                 raise Unavailable(
-                    f"{node.role} at {node.address} has not left after {timeout_s:g} s: its log says why (pid {node.pid}); a "
-                    "process of an older version does not listen for this: send it SIGTERM"
+                    f"{node.role} at {node.address} has not left after {timeout_s:g} s: its log says why (pid {node.pid})"
                 )
             await asyncio.sleep(POLL_S)

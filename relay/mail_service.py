@@ -63,10 +63,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         self._context, self._relay = context, core
         options = context.options
         self.devices = MailDevices(devices, core.gateway_at, context.endpoint_id)
-        limits = Limits(
-            opening=options.mail_opening, fetching=options.mail_fetching, max_sessions=options.max_mail_sessions,
-            record_bytes=options.mail_notice_bytes,
-        )  # fmt: skip
+        limits = Limits(opening=options.mail_opening, fetching=options.mail_fetching)
         self.core = MailCore(self.devices, Deliveries(self.devices.owns, limits))
         self._channels = Channels()
         self._pi = PiLinks(lambda: context.view, self._channels, context.crash, context.framed)

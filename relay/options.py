@@ -19,14 +19,10 @@ class Options(PartitionedOptions):
     """Connected devices that are kept; further ones are refused and counted."""
     gone_gateway_s: float = bounded(10.0, 0.1, 1_000_000.0)
     """Seconds after which the devices on a gateway are dropped whose lease is gone and whose heartbeats are silent."""
-    max_mail_sessions: int = bounded(1_000_000, 1, 100_000_000)
-    """Devices that this relay delivers mail to; further ones are refused and counted, and tried again."""
     mail_opening: int = bounded(128, 1, 10_000)
     """Devices whose inboxes are opened at a time; when thousands log in at once, the others wait in their order."""
     mail_fetching: int = bounded(256, 1, 10_000)
     """Devices for which Pi and Xiu are read at a time; the others wait in their order."""
-    mail_notice_bytes: int = bounded(1024, 0x20, 1 << 16)
-    """A mail's record up to this size goes to devices as the proxy's notice has it; a larger one is fetched from Xiu."""
     mail_waiting_mb: int = bounded(64, 1, 4096)
     """MiB of deliveries that may wait for one gateway; beyond that its stream is opened anew, and what was not acknowledged is
     sent again."""

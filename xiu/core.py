@@ -217,7 +217,6 @@ class Core:
         self._events.on(ev.LayoutChanged, self._on_layout)
         self._events.on(ev.SpaceChanged, self._on_space)
         self._events.on(ev.TrimDue, self._on_trim_due)
-        self._events.on(ev.RunsRead, self._on_runs_read)
         self._events.on(ev.EntriesCommitted, self._on_committed)
         self._events.on(ev.ParentAnswered, self._on_parent)
         self._events.on(Accepted, self._on_accepted)
@@ -745,12 +744,6 @@ class Core:
             self.counters.trims += 1
         self._token += 1
         out.append(Propose(self._token, [(int(Kind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
-
-    def _on_runs_read(self, event: ev.RunsRead, now: float, out: list[ev.Effect]) -> None:
-        """From an entry on that says so, the partition keeps runs."""
-        if self.epoch and not self.stuck and not self._catches_up and not self._state.head.runs_from:
-            self._token += 1
-            out.append(Propose(self._token, [(int(Kind.RUNS), b"")], event.at_us, replicated=False))
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

@@ -12,8 +12,8 @@ one row. An ID goes into a run only when it is above all that runs of its span h
 such an ID is new without a look-up. One that is not above them is looked up, and has a row of its own when it is new. So do
 derived IDs, which hold no time.
 
-Of the IDs at or above `runs_from` only those have rows of their own that were not above a run's. What is below was stored before
-the partition kept runs, or was restored. Runs are deleted by whole spans, when all that they hold is `forgotten`; IDs below that
+Of the IDs at or above `runs_from` only those have rows of their own that were not above a run's. What is below may have been
+restored. Runs are deleted by whole spans, when all that they hold is `forgotten`; IDs below that
 may be taken again when the clock is set back, and have rows of their own then.
 
 Source: docs/stores.md, docs/identifiers.md.
@@ -49,7 +49,6 @@ _TIME: Final = 0xFFFF_FC00
 _SEQUENCE: Final = 0x3FF
 _LOW: Final = 0xFFFF_FFFF
 _RUN: Final = struct.Struct("<QI")
-_LAST_KEY: Final = KEY.pack(SNOWFLAKES, (1 << 64) - 1)
 assert MAX_BLOCK_RECORDS <= 1 << 16, "an offset within an entry has 16 bits"
 
 
@@ -249,7 +248,7 @@ class Dedupe:
                 keys += [DERIVED_KEY.pack(DERIVED, window.day - ago & 0xFFFF, snowflake) for ago in range(days)]
                 askers += [at] * days
                 continue
-            if window.runs_from and snowflake >= window.forgotten:
+            if snowflake >= window.forgotten:
                 place = place_of(snowflake)
                 span, low = place >> 32, place & _LOW
                 if low <= self._mark(span):
@@ -283,14 +282,6 @@ class Dedupe:
             return known
         run = _run_at(runs, place & _LOW)
         return run.find(place & _LOW) if run is not None else None
-
-    def end_of_rows(self) -> int:
-        """Above the highest SnowflakeID that has a row of its own. Raises StoreDamaged."""
-        row = self._reader.row_before(_LAST_KEY)
-        keys = list(self._rows)
-        if row is not None:
-            keys.append(row[0])
-        return max((1 + KEY.unpack(key)[1] for key in keys if key[:1] == SNOWFLAKES), default=0)
 
     def _mark(self, span: int) -> int:
         found = self._marks.get(span)
@@ -327,7 +318,7 @@ class Dedupe:
         singles: list[Single] = []
         marks = self._marks
         unpack, derived, newest = FIELDS.unpack_from, int(Flag.DERIVED_ID), window.newest
-        oldest = max(window.oldest, window.runs_from, window.forgotten) if window.runs_from else newest
+        oldest = max(window.oldest, window.runs_from, window.forgotten)
         last, limit, worker, kind, base, some_moved = 0, 0, 0, -1, 0, bool(moved)
         lows: list[int] = []
         crcs: list[int] = []

@@ -66,13 +66,6 @@ class TrimDue:
     """A reader needs what lies at this sequence or behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunsRead:
-    """Every replica of the partition reads runs of SnowflakeIDs (`xiu.dedupe`); the host's time, Unix µs."""
-
-    at_us: int
-
-
 @dataclass(slots=True)
 class EntriesCommitted:
     """These entries follow what is in the store, and are committed. Answered by `Settle`: TAKEN when they are all written;
@@ -94,7 +87,7 @@ class ParentAnswered:
 
 
 Event = (
-    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | RunsRead | EntriesCommitted | ParentAnswered
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted | ParentAnswered
     | Accepted | Rejected | Persisted | Leading | Deposed | Tick
 )  # fmt: skip
 

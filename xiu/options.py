@@ -27,10 +27,6 @@ class Options(ReplicatedOptions):
     """Seconds between two flushes of the store; what stands in the log since the last one is applied again after a crash."""
     trim_interval_s: float = bounded(600.0, 0.1, 86_400.0)
     """Seconds between two looks for records and SnowflakeIDs that may go."""
-    keep_rows_h: float = bounded(24.0, 0.0, 10_000.0)
-    """Hours for which all replicas of a partition that holds messages must have spoken protocol version 6 before its SnowflakeIDs
-    are kept in runs; until then an older release can take over again, and afterwards none can. One that never stored anything
-    does so at once."""
     keep_h: float = bounded(768.0, 0.0, 1_000_000.0)
     """Hours for which messages are kept; 0: for ever. Above the largest age of inboxes by a day."""
     keep_mb: int = bounded(0, 0, 1 << 40)
@@ -42,8 +38,6 @@ class Options(ReplicatedOptions):
     await_restore: bool = False
     """A partition that never stored anything takes no mail until a restore begins (`pixiu pipeline restore`). For the processes
     that take the place of those whose disks are lost, so that nobody is told of a message that it is gone."""
-    stream_window_mb: int = bounded(8, 1, 1024)
-    """MiB of one writer's records that may wait for their answers; beyond it the stream is not read."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

@@ -9,7 +9,6 @@ Source: PiXiu §6.1; docs/stores.md.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -27,8 +26,7 @@ from cluster.runtime.context import Context
 from cluster.runtime.contract import Tick
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.shared_memory import folder_name
-from pixiu.discovery.agreement import spoken
-from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.node import Node
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.errors import (
     DiskFull,
@@ -68,11 +66,7 @@ FLUSH_FAILED: Final = "flush_failed"
 RESTORE: Final = "restore"
 TRIM: Final = "trim"
 LAYOUT_REFUSED: Final = "layout_refused"
-RUNS_PROTOCOL: Final = 6
-"""Spoken by Xius that read runs of SnowflakeIDs (`xiu.dedupe`)."""
 SPACE_INTERVAL_S: Final = 1.0
-RUNS_POLL_S: Final = 0.1
-"""How often a replica looks whether all of its partition read runs."""
 MEND_POLL_S: Final = 0.2
 OPEN_POLL_S: Final = 0.1
 """How often a replica looks whether it leads a child that learns."""
@@ -132,8 +126,6 @@ class Service(RoleShell):
         """Of Xiu, as it was taken last."""
         self._refused: RoleLayout | None = None
         """A layout that no doubling led to."""
-        self._reads_runs_s = math.inf
-        """Since when all replicas read runs, as this one saw it; monotonic."""
         self._not_repaired = ""
         """Why the last repair failed, as it was logged."""
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=Tick()))
@@ -189,7 +181,6 @@ class Service(RoleShell):
         self.every(self._options.flush_interval_s, self._flush)
         self.every(self._options.trim_interval_s, self._trim)
         self.every(SPACE_INTERVAL_S, self._watch_space)
-        self.every(RUNS_POLL_S, self._look_who_reads_runs)
         self.every(MEND_POLL_S, self._mend)
         self.every(OPEN_POLL_S, self.cuts.open_when_split)
         limit = time.monotonic() + LEADER_WAIT_S
@@ -234,7 +225,6 @@ class Service(RoleShell):
             "waiting_entries": core.waiting if core is not None else 0,
             "degraded": degraded,
             "doubling": self.head.doubling.phase.name if core is not None else "NONE",
-            "keeps_runs": core is not None and bool(self.head.runs_from),
         }
 
     def on_view(self, view: View) -> None:
@@ -396,18 +386,6 @@ class Service(RoleShell):
         except StoreDamaged as damage:
             if self.core is not None:
                 self.core.met_damage(str(damage))
-
-    def _look_who_reads_runs(self) -> None:
-        """A replica of a release that reads none must never get a store or a snapshot that has them."""
-        if self.core is None or self.head.runs_from:
-            return
-        now = self._context.now()
-        if spoken(self._context.view.replicas("xiu", self._options.partition, tuple(NodeState))) < RUNS_PROTOCOL:
-            self._reads_runs_s = math.inf
-            return
-        self._reads_runs_s = min(self._reads_runs_s, now)
-        if self.core.epoch and (not self.head.last or now >= self._reads_runs_s + self._options.keep_rows_h * 3600):
-            self._runner.step(ev.RunsRead(self._replica.now_us()))
 
     def _watch_space(self) -> None:
         assert self.core is not None

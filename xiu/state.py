@@ -29,14 +29,10 @@ from xiu.keys import BLOCKS, DERIVED, DERIVED_KEY, KEY, MARK, MARKS, RUNS, SNOWF
 from xiu.readers import EVERYTHING, Held
 from xiu.restoring import Step
 
-_HEAD: Final = struct.Struct("<IQQQQQQQ")
+_HEAD: Final = struct.Struct("<I10Q")
 _RESTORE: Final = struct.Struct("<QQ")
 """Of the head, while a restore is under way."""
-HEAD_BYTES: Final = _HEAD.size + 12
 _MORE: Final = (0, _RESTORE.size, DOUBLING_BYTES, _RESTORE.size + DOUBLING_BYTES)
-_RUNS: Final = struct.Struct("<BQQ")
-"""Of the head, once the partition keeps runs. A release that knows none takes such a head for a broken one."""
-_RUNS_FORM: Final = 1
 _COUNT: Final = struct.Struct("<I")
 _TRIM: Final = struct.Struct("<QQ")
 _SIZE: Final = struct.Struct("<I")
@@ -63,9 +59,7 @@ class Kind(IntEnum):
     """See `xiu.restoring`."""
     DOUBLING = 19
     """See `xiu.doubling`."""
-    RUNS = 20
-    """From here on the partition keeps runs of SnowflakeIDs, see `xiu.dedupe`."""
-    HOLD = 21
+    HOLD = 20
     """See `xiu.readers`."""
 
 
@@ -121,7 +115,7 @@ class Head:
     """Where that restore ends: what lies here or behind is stored already. 0: none is under way."""
     doubling: Doubling = NO_DOUBLING
     runs_from: int = 0
-    """New runs hold SnowflakeIDs from this one on; 0: the partition keeps none yet."""
+    """New runs hold SnowflakeIDs from this one on: those below may have been restored, with rows of their own."""
     forgotten: int = 0
     """What runs hold below this SnowflakeID was beyond the window when something was trimmed, and counts no more."""
 
@@ -136,30 +130,24 @@ class Head:
         """The value of `HEAD_KEY`."""
         data = _HEAD.pack(
             self.applied.epoch, self.applied.counter, self.clock_us, self.last, self.floor, self.stored_bytes,
-            self.trimmed_bytes, self.marked_us,
-        ) + self.marked_bytes.to_bytes(8, "little")  # fmt: skip
+            self.trimmed_bytes, self.marked_us, self.marked_bytes, self.runs_from, self.forgotten,
+        )  # fmt: skip
         if self.below:
             data += _RESTORE.pack(self.restored, self.below)
         data += self.doubling.encode()
-        if self.runs_from:
-            data += _RUNS.pack(_RUNS_FORM, self.runs_from, self.forgotten)
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     @classmethod
     def decode(cls, value: bytes) -> Head | None:
         """The head; None when it is broken."""
-        end, runs_from, forgotten = len(value) - 4, 0, 0
+        end = len(value) - 4
         if zlib.crc32(value[:end]).to_bytes(4, "little") != value[end:]:
             return None
-        if end - HEAD_BYTES + 4 - _RUNS.size in _MORE:
-            end -= _RUNS.size
-            _, runs_from, forgotten = _RUNS.unpack_from(value, end)
-        more = end - HEAD_BYTES + 4
+        more = end - _HEAD.size
         if more not in _MORE:
             return None
-        epoch, counter, clock, last, floor, stored, trimmed, marked_us = _HEAD.unpack_from(value)
-        marked = int.from_bytes(value[_HEAD.size : _HEAD.size + 8], "little")
-        restored, below = (0, 0) if more in (0, DOUBLING_BYTES) else _RESTORE.unpack_from(value, _HEAD.size + 8)
+        epoch, counter, clock, last, floor, stored, trimmed, marked_us, marked, runs_from, forgotten = _HEAD.unpack_from(value)
+        restored, below = (0, 0) if more in (0, DOUBLING_BYTES) else _RESTORE.unpack_from(value, _HEAD.size)
         doubled = Doubling.decode(value[end - DOUBLING_BYTES : end] if more >= DOUBLING_BYTES else b"")
         position = Position(epoch, counter)
         return cls(
@@ -249,8 +237,6 @@ class State:
                 self._hold(change.holds, decision)
         elif entry.kind == Kind.HOLD:
             self._hold(entry.payload, decision)
-        elif entry.kind == Kind.RUNS:
-            self._begin_runs(decision.head)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
             back = min(clock, CLOCK.unpack(entry.payload)[0])
             decision.head = replace(decision.head, clock_us=back, marked_us=0)  # the next mark has the right time
@@ -266,11 +252,6 @@ class State:
                 decision.deletes.append((key, key + b"\0"))
             else:
                 decision.puts.append((key, value))
-
-    def _begin_runs(self, head: Head) -> None:
-        """What was stored under higher IDs than this has no rows of its own, then or later."""
-        if not head.runs_from:
-            head.runs_from = max(head.window().oldest, self._dedupe.end_of_rows(), 1)
 
     def _store(self, entry: Entry, decision: Decision) -> None:
         data, head = entry.payload, decision.head
@@ -399,7 +380,7 @@ class State:
             if wanted and known is None and self._dedupe.decided(snowflake, derived, window, days=1) is None:
                 known = msg_id(self._partition, type_, block.first + place), crc
                 self._dedupe.keep(snowflake, derived, day, known, decision.puts)
-                if head.runs_from and not derived:
+                if not derived:
                     head.runs_from = max(head.runs_from, snowflake + 1)
 
     @staticmethod
@@ -413,9 +394,8 @@ class State:
         oldest_ms = head.clock_us // 1000 - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS
         if oldest_ms > 0:
             decision.deletes.append((KEY.pack(SNOWFLAKES, 0), KEY.pack(SNOWFLAKES, oldest_ms << 22)))
-            if head.runs_from:
-                decision.deletes.append((KEY.pack(RUNS, 0), KEY.pack(RUNS, runs_before(oldest_ms))))
-                head.forgotten = max(head.forgotten, oldest_ms << 22)
+            decision.deletes.append((KEY.pack(RUNS, 0), KEY.pack(RUNS, runs_before(oldest_ms))))
+            head.forgotten = max(head.forgotten, oldest_ms << 22)
         day = head.clock_us // DAY_US & 0xFFFF
         if day > 1:
             decision.deletes.append((DERIVED_KEY.pack(DERIVED, 0, 0), DERIVED_KEY.pack(DERIVED, day - 1, 0)))

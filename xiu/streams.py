@@ -39,6 +39,8 @@ MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
 """Of one stream, and so many answers that it does not read. Policy: it is not read until some are answered, and read."""
+WINDOW_BYTES: Final = 8 << 20
+"""Of one writer's records that may wait for their answers. Policy: beyond it the stream is not read."""
 REPAIR_TRIES: Final = 3
 STEPS: Final = frozenset(map(int, Step))
 """Of a restore."""
@@ -198,7 +200,6 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     def __init__(self, shell: Shell, options: Options) -> None:
         self._shell = shell
         self._partition = options.partition
-        self._window = options.stream_window_mb << 20
         self._verifying = asyncio.Lock()
 
     async def Store(  # type: ignore[override]  # the generated base has the synchronous signature as well
@@ -211,7 +212,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         """Serve one writer's stream, whatever carries it."""
         if self._shell.reading is None or self._shell.core is None:
             await handler.refuse(Unavailable(NOT_OPEN))
-        stream = self._shell.streams.open(self._window, handler, self)
+        stream = self._shell.streams.open(WINDOW_BYTES, handler, self)
         await stream.run()
         if stream.problem:
             await handler.refuse(MalformedData(stream.problem))

@@ -45,7 +45,7 @@ def guard_of(
         return None
     if not proof_keys(cluster):
         raise ConfigurationError(
-            f"access_file = {options.access_file}: needs [cluster] key_dir or secret_file, by which gateways prove what they are"
+            f"access_file = {options.access_file}: needs [cluster] key_dir, by whose keys gateways prove what they are"
         )
     guard = Guard(options.access_file, log, audit)
     guard.called = called
@@ -83,10 +83,10 @@ LOANS: Final = ("proxy", "proxy, loans")
 
 
 def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tuple[bytes, ...]:
-    """The keys of a purpose, the one that signs first; none without a key ring or a secret. Raises `ConfigurationError`."""
-    ring, secret = cluster.key_ring(), cluster.secret()
+    """The keys of a purpose, the one that signs first; none without a key ring. Raises `ConfigurationError`."""
+    ring = cluster.key_ring()
     if ring is None:
-        return () if secret is None else (secret,)
+        return ()
     numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
     return tuple(ring.derive(number, *purpose) for number in numbers)
 

@@ -1,4 +1,4 @@
-"""How a gateway proves to a proxy that it is one: by the cluster's secret, never by a name. Pure.
+"""How a gateway proves to a proxy that it is one: by a key of the cluster, never by a name. Pure.
 
     authorization: PixiuProcess ROLE.ENDPOINT.UNIX_SECONDS.TAG        TAG: keyed BLAKE2b of what stands before it
 
@@ -18,22 +18,22 @@ TAG_BYTES: Final = 32
 PERSON: Final = b"pixiu-process"
 
 
-def prove(secret: bytes, role: str, endpoint: int, now: float) -> str:
+def prove(key: bytes, role: str, endpoint: int, now: float) -> str:
     """A proof, of now (Unix seconds), for one call."""
     said = f"{role}.{endpoint:016x}.{int(now)}"
-    return f"{SCHEME} {said}.{_tag(secret, said)}"
+    return f"{SCHEME} {said}.{_tag(key, said)}"
 
 
-def proven(secret: bytes | None, header: str, now: float) -> str | None:
-    """Which role a proof is of; None when it is none, or not in its time. `secret` None: nothing proves anything."""
+def proven(key: bytes | None, header: str, now: float) -> str | None:
+    """Which role a proof is of; None when it is none, or not in its time. `key` None: nothing proves anything."""
     scheme, _, proof = header.partition(" ")
     said, _, tag = proof.rpartition(".")
     parts = said.split(".")
-    if secret is None or scheme != SCHEME or len(parts) != 3 or not hmac.compare_digest(tag.encode(), _tag(secret, said).encode()):
+    if key is None or scheme != SCHEME or len(parts) != 3 or not hmac.compare_digest(tag.encode(), _tag(key, said).encode()):
         return None
     time = parts[2]
     return parts[0] if time.isascii() and time.isdecimal() and abs(now - int(time)) <= VALID_S else None
 
 
-def _tag(secret: bytes, said: str) -> str:
-    return hashlib.blake2b(said.encode(), key=secret, person=PERSON, digest_size=TAG_BYTES).hexdigest()
+def _tag(key: bytes, said: str) -> str:
+    return hashlib.blake2b(said.encode(), key=key, person=PERSON, digest_size=TAG_BYTES).hexdigest()

@@ -33,8 +33,6 @@ class Peer:
     role: str
     host: str
     port: int
-    protocol: int = 1
-    """The newest protocol version that it speaks, as the registry has it."""
 
 
 class Outcome(Enum):

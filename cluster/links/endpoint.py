@@ -62,8 +62,6 @@ class Endpoint(Links):
         options: LinkOptions,
         handler: LinkHandler,
         *,
-        secret: bytes | None = None,
-        accepted_secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
         udp_address_of: Callable[[EndpointID], tuple[str, int] | None] = lambda _id: None,
@@ -71,9 +69,9 @@ class Endpoint(Links):
         ring: KeyRing | None = None,
         role: str = "",
     ) -> None:
-        """`secret` is the cluster's, `accepted_secret` a second one that peers may have while it is changed; None: datagrams are
-        not authenticated. `on_warning(event, **fields)` logs.
-        `knows`: whether a sender that is no peer is of the cluster. `ring`: keys of datagrams, for a process of the role `role`.
+        """`on_warning(event, **fields)` logs.
+        `knows`: whether a sender that is no peer is of the cluster. `ring`: keys of datagrams, for a process of the role `role`;
+        None: datagrams are not authenticated.
         `udp_address_of`: where a peer wants its datagrams; None: at the host and port that it has for streams.
 
         Raises `ConfigurationError` and `InvalidArgument`.
@@ -84,8 +82,6 @@ class Endpoint(Links):
             endpoint,
             options,
             handler,
-            secret=secret,
-            accepted_secret=accepted_secret,
             layout_version=layout_version,
             on_warning=on_warning,
             knows=knows,

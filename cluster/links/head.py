@@ -1,30 +1,26 @@
-"""The head of a datagram (and of a stream's frame), and the tag that ends it where the cluster has a secret.
+"""The head of a datagram (and of a stream's frame), and the tag that ends it where the cluster has keys.
 
     offset  type  field                                        offset  type  field
     0       2s    "PX"                                         8       u64   sender's EndpointID
     2       u8    version                                      16      u64   sequence of the first item
     3       u8    type                                         24      u32   layout version
-    4       u8    key id: 0 no secret, 1 a secret, ring's       28      u32   low half of the destination's EndpointID
+    4       u8    key id: 0 without keys                        28      u32   low half of the destination's EndpointID
     5       u8    flags                                        32            items or body
     6       u16   count of items                               end-16        tag (key id not 0)
 
 Little-endian. The tag is an HMAC-SHA256, cut to 16 bytes, over everything before it and the destination's whole EndpointID, which
-is not sent: what was recorded for one process is refused by every other, its successor at the same port included. Peers from before
-protocol version 5 get a keyed BLAKE2b instead, and so does a heartbeat to a successor, whose version nobody knows (decision 262).
-With a ring of keys (`cluster.links.key_ring`) the key id's high half is the key's number and its low half the sender's role, whose
-key for the receiver's role the tag is made with: it proves the role.
-While the cluster's secret is being changed a second one is accepted; what is sent is always signed with the first.
+is not sent: what was recorded for one process is refused by every other, its successor at the same port included.
+The key id's high half is the key's number in the ring (`cluster.links.key_ring`) and its low half the sender's role, whose key for
+the receiver's role the tag is made with: it proves the role.
 A heartbeat must be understood by a successor, so that it can say that it is another one: it carries flag
 `ANY_DESTINATION`, its tag covers no destination, and its body names the target.
 
-Source: docs/protocol.md, "Record". Departs from it in the last word of the head, reserved there: without a secret there is no
-tag, and a
-process that started anew at the same port would take the datagrams meant for its predecessor.
+Source: docs/protocol.md, "Record". Departs from it in the last word of the head, reserved there: without keys there is no tag,
+and a process that started anew at the same port would take the datagrams meant for its predecessor.
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from enum import IntEnum
 from hmac import compare_digest
@@ -41,7 +37,6 @@ NO_DESTINATION: Final = bytes(8)
 MAGIC: Final = b"PX"
 VERSION: Final = 1
 KEY_NONE: Final = 0
-KEY_SECRET: Final = 1
 MAX_PROVEN: Final = 8192
 """Senders whose role is remembered."""
 LAST_SEQUENCE: Final = 1 << 62
@@ -54,11 +49,7 @@ FLAG_TRUNCATED: Final = 4
 """An acknowledgement that could not name all missing ranges."""
 FLAG_URGENT: Final = 8
 """Somebody waits for these items to be acknowledged: at the end of the turn, and not when ten milliseconds are over."""
-FLAG_SHA256: Final = 16
-"""The tag is an HMAC-SHA256, for peers of `SHA256_PROTOCOL` and later."""
-ALL_FLAGS: Final = 31
-SHA256_PROTOCOL: Final = 5
-"""The protocol version from which on processes check an HMAC-SHA256."""
+ALL_FLAGS: Final = 15
 
 MIN_RECORD: Final = 40
 MIN_CONTROL: Final = 4
@@ -127,35 +118,25 @@ class Codec:
     def __init__(
         self,
         own: EndpointID,
-        secret: bytes | None,
         max_datagram_bytes: int,
         max_frame_bytes: int,
-        accepted_secret: bytes | None = None,
         ring: KeyRing | None = None,
         role: str = "",
     ) -> None:
-        """`own` is the process's EndpointID; sizes include head and tag. `accepted_secret`: what others may sign with as well.
-        `ring`: keys instead of a secret, for a process of the role `role`.
+        """`own` is the process's EndpointID; sizes include head and tag. `ring`: keys to sign with, for a process of the role
+        `role`; None: nothing is signed.
 
-        Raises `InvalidArgument` for an empty secret, and for an accepted one without one to sign with.
+        Raises `InvalidArgument`.
         """
-        if b"" in (secret, accepted_secret):
-            raise InvalidArgument("the cluster's secret is empty: leave it out, or use at least 16 random bytes")
-        if accepted_secret and not secret:
-            raise InvalidArgument("a second secret is accepted beside one to sign with, and there is none")
         if not 0 < own <= MAX_ID:
             raise InvalidArgument("an EndpointID is from 1 to 2^63-1")
         self.own = own
-        self.tag_size = TAG_SIZE if secret or ring is not None else 0
+        self.tag_size = TAG_SIZE if ring is not None else 0
         self._limits = (max_datagram_bytes, max_frame_bytes)
         self._least = HEAD_SIZE + self.tag_size
-        self._key_id = KEY_SECRET if secret else KEY_NONE
+        self._key_id = KEY_NONE
         self._own_word = own & 0xFFFFFFFF
         self._own_bytes = ENDPOINT.pack(own)
-        self._state = TagKey(_key_of(secret or b""))
-        self._accepted_state = TagKey(_key_of(accepted_secret)) if accepted_secret else None
-        self.sha256_peers: frozenset[int] = frozenset()
-        """Endpoints of those that check an HMAC-SHA256."""
         self.peer_roles: dict[int, str] = {}
         """Of peers, by endpoint."""
         self.proven_roles: dict[int, str] = {}
@@ -192,23 +173,18 @@ class Codec:
             word, covered = 0, NO_DESTINATION
         else:
             word, covered = destination & 0xFFFFFFFF, ENDPOINT.pack(destination)
-            if self.tag_size and destination in self.sha256_peers:
-                flags |= FLAG_SHA256
         head = HEAD.pack(MAGIC, VERSION, type_, self._key_id, flags, count, self.own, sequence, layout_version & 0xFFFFFFFF, word)
         data = head + parts[0] if len(parts) == 1 else b"".join([head, *parts])
         if not self.tag_size:
             return data
-        if self._ring is None:
-            key = self._state
-        else:
-            key = self._signing[self.peer_roles.get(destination) or self.proven_roles.get(destination, self._role)]
-        return data + (key.sha256(data, covered) if flags & FLAG_SHA256 else key.blake2b(data, covered))
+        key = self._signing[self.peer_roles.get(destination) or self.proven_roles.get(destination, self._role)]
+        return data + key.tag(data, covered)
 
     def unpack(self, data: bytes, stream: bool) -> FieldsOfHead | str:
         """The fields of a datagram's (or frame's) head, or why it is refused. Never raises.
 
-        Before the tag is checked nothing is read but the key id, which chooses the key, and the flags that say
-        whether the tag covers a destination and what makes it.
+        Before the tag is checked nothing is read but the key id, which chooses the key, and the flag that says whether the tag
+        covers a destination.
         """
         size = len(data)
         if size < self._least:
@@ -221,19 +197,15 @@ class Codec:
                 return Refusal.KEY
             if not self._is_tagged(data, key):
                 return Refusal.TAG
-        elif data[4] != self._key_id:
+        elif data[4] != KEY_NONE:
             return Refusal.KEY
-        elif self.tag_size:
-            other = self._accepted_state
-            if not self._is_tagged(data, self._state) and not (other is not None and self._is_tagged(data, other)):
-                return Refusal.TAG
         head: FieldsOfHead = HEAD.unpack_from(data)
         magic, version, type_, _, flags, count, sender, sequence, _, word = head
         if magic != MAGIC:
             return Refusal.MAGIC
         if version != VERSION:
             return Refusal.VERSION
-        if flags & ~ALL_FLAGS or (flags & FLAG_STREAM != 0) is not stream or (flags & FLAG_SHA256 and not self.tag_size):
+        if flags & ~ALL_FLAGS or (flags & FLAG_STREAM != 0) is not stream:
             return Refusal.FLAGS
         if type_ == RECORDS:
             if not 0 < count <= (size - self._least) // MIN_RECORD:
@@ -262,16 +234,8 @@ class Codec:
         return head
 
     def _is_tagged(self, data: bytes, key: TagKey) -> bool:
-        flags = data[5]
-        covered = NO_DESTINATION if flags & FLAG_ANY_DESTINATION else self._own_bytes
-        signed = data[:-TAG_SIZE]
-        tag = key.sha256(signed, covered) if flags & FLAG_SHA256 else key.blake2b(signed, covered)
-        return compare_digest(tag, data[-TAG_SIZE:])
-
-
-def _key_of(secret: bytes) -> bytes:
-    """The key of the tags of a cluster that has a secret."""
-    return secret if len(secret) <= 64 else hashlib.blake2b(secret).digest()
+        covered = NO_DESTINATION if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
+        return compare_digest(key.tag(data[:-TAG_SIZE], covered), data[-TAG_SIZE:])
 
 
 def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:

@@ -96,16 +96,16 @@ def read_key_ring(folder: Path) -> KeyRing:
 class TagKey:
     """A key with which datagrams are signed, prepared once: copying what has taken the key is cheaper than giving it again."""
 
-    __slots__ = ("_blake2b", "_inner", "_outer")
+    __slots__ = ("_inner", "_outer")
 
     def __init__(self, key: bytes) -> None:
-        self._blake2b = hashlib.blake2b(digest_size=TAG_SIZE, key=key, person=b"pixiu-link")
-        block = hmac.digest(key or SALT, b"pixiu datagrams sha256", "sha256").ljust(SHA256_BLOCK, b"\0")
+        assert len(key) <= SHA256_BLOCK, "a longer key would have to be hashed first"
+        block = key.ljust(SHA256_BLOCK, b"\0")
         self._inner = hashlib.sha256(block.translate(INNER))
         self._outer = hashlib.sha256(block.translate(OUTER))
 
-    def sha256(self, data: bytes, destination: bytes) -> bytes:
-        """The tag by HMAC-SHA256 (RFC 2104), cut to 16 bytes."""
+    def tag(self, data: bytes, destination: bytes) -> bytes:
+        """The tag of a datagram, by HMAC-SHA256 (RFC 2104), cut to 16 bytes."""
         inner, outer = self._inner.copy(), self._outer.copy()
         if len(data) <= SMALL_BYTES:
             inner.update(data + destination)
@@ -114,16 +114,6 @@ class TagKey:
             inner.update(destination)
         outer.update(inner.digest())
         return outer.digest()[:TAG_SIZE]
-
-    def blake2b(self, data: bytes, destination: bytes) -> bytes:
-        """The tag by keyed BLAKE2b."""
-        state = self._blake2b.copy()
-        if len(data) <= SMALL_BYTES:
-            state.update(data + destination)
-        else:
-            state.update(data)
-            state.update(destination)
-        return state.digest()
 
 
 def tag_keys(ring: KeyRing, own_role: str) -> tuple[dict[str, TagKey], dict[int, TagKey]]:

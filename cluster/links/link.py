@@ -28,7 +28,6 @@ from cluster.links.head import (
     HEARTBEAT,
     RECORD_FRAGMENT,
     RECORDS,
-    SHA256_PROTOCOL,
     Codec,
     FieldsOfHead,
     Refusal,
@@ -85,8 +84,6 @@ class LinkCore:
         options: LinkOptions,
         handler: LinkHandler,
         *,
-        secret: bytes | None = None,
-        accepted_secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
         knows: Callable[[EndpointID], bool] = lambda _id: True,
@@ -94,14 +91,13 @@ class LinkCore:
         role: str = "",
     ) -> None:
         """`knows`: whether a sender that is no peer is of the cluster; a stranger's data is refused without an answer.
-        `ring`: keys of datagrams, for a process of the role `role`.
-
-        Raises `InvalidArgument` for an empty secret, and for an accepted one alone.
+               `ring`: keys of datagrams, for a process of the role `role`.
+        Raises `InvalidArgument`.
         """
         self._knows = knows
         largest = max(options.stream_frame_bytes, options.max_record_bytes + 4) + HEAD_SIZE + TAG_SIZE
         self.max_datagram_bytes = max(options.mtu_bytes, options.loopback_mtu_bytes)
-        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest, accepted_secret, ring, role)
+        self.codec = Codec(endpoint, self.max_datagram_bytes, largest, ring, role)
         self.endpoint = endpoint
         self.outputs = Outputs()
         self._shares = Shares(options.receive_buffer_bytes)
@@ -150,7 +146,6 @@ class LinkCore:
                 link.attachment = b""
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
                 self._fail(link, Drop.PEER_REMOVED)
-        self.codec.sha256_peers = frozenset(int(id_) for id_, (peer, _) in peers.items() if peer.protocol >= SHA256_PROTOCOL)
         self.codec.peer_roles = {int(id_): peer.role for id_, (peer, _) in peers.items() if peer.role in ROLES}
         for id_, (peer, address) in peers.items():
             if id_ == self.endpoint:
@@ -160,7 +155,6 @@ class LinkCore:
                 self._beat_at(link, now)
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
             link.peer = peer
-            link.sender.protocol = peer.protocol
             if address is not None and address != link.sender.address:
                 link.sender.locate(address)
         self._bound_senders()

@@ -41,8 +41,6 @@ KIND_RECORDS: Final = 0
 KIND_CONTROL: Final = 1
 _TYPES: Final = (RECORDS, CONTROL)
 _FRAGMENTS: Final = (RECORD_FRAGMENT, CONTROL_FRAGMENT)
-URGENT_PROTOCOL: Final = 3
-"""The protocol version from which on a peer understands fragments, and that somebody waits for an acknowledgement."""
 STREAM_WAIT_S: Final = 2.0
 """How long records wait for a stream that is not connected yet."""
 CONTROL_WAIT_S: Final = 5.0
@@ -111,7 +109,6 @@ class Sender:
         "datagram",
         "layout_version",
         "peer",
-        "protocol",
         "settled",
         "stream",
         "stream_up",
@@ -135,8 +132,6 @@ class Sender:
         self.stream = Window(first_sequence)
         self.stream_up = False
         self.layout_version = 0
-        self.protocol = 1
-        """The newest protocol version that the peer speaks."""
         self.asks = False
         """Whether the peer should be asked for an acknowledgement, by a heartbeat: the stream waits for it."""
         self._boxes = (Outbox(LINK_LANES, self.settled), Outbox(1, self.settled))
@@ -215,7 +210,7 @@ class Sender:
         """Queue the items of a parcel, each for the carrier by which it goes."""
         box, streamed, switch = self._boxes[kind], self._streamed[kind], self._switches[kind]
         payload = self._payload
-        fragmented = MAX_FRAGMENTS * (payload - INDEX_SIZE) if self.protocol >= URGENT_PROTOCOL else payload
+        fragmented = MAX_FRAGMENTS * (payload - INDEX_SIZE)
         # The parcel is not decided before all of it is queued.
         if settlement is not None:
             settlement.open += 1
@@ -324,10 +319,9 @@ class Sender:
         return True
 
     def _urgency(self, settlements: list[Settlement]) -> int:
-        if self.protocol >= URGENT_PROTOCOL:
-            for settlement in settlements:
-                if settlement.urgent:
-                    return FLAG_URGENT
+        for settlement in settlements:
+            if settlement.urgent:
+                return FLAG_URGENT
         return 0
 
     def _sent(self, kind: int, items: int, size: int) -> None:

@@ -1,6 +1,6 @@
 """What a map of memberships holds, in a few numbers that are kept up to date with every change. Pure.
 
-    entry    xxh3_64(group u64, member u64, GatewayMsgID u64), or 64 bits of keyed BLAKE2b where the cluster has a secret
+    entry    xxh3_64(group u64, member u64, GatewayMsgID u64), or 64 bits of keyed BLAKE2b where the cluster has keys
     bucket   XOR of the entries whose group falls into it, and how many there are      64 of an instance and partition
     root     XOR of the buckets, and the sum of their counts                          one of an instance and partition
     total    XOR of the roots of all instances, and the sum of their counts           one of a partition
@@ -74,7 +74,7 @@ UNKEYED: Final = DigestKey(0, b"")
 
 
 def digest_key(secret: bytes) -> DigestKey:
-    """The key that is made of a secret of the cluster."""
+    """The key that is made of one of the cluster's."""
     derived = hashlib.blake2b(b"entries", key=secret, digest_size=32, person=PERSON).digest()
     number = int.from_bytes(hashlib.blake2b(b"number", key=secret, digest_size=4, person=PERSON).digest(), "little")
     return DigestKey(number or 1, derived)

@@ -65,8 +65,7 @@ class MemberService(RoleShell):
 
     def look_at_digest_keys(self) -> None:
         """Digest by the cluster's keys of now. Called when the view changes, and from time to time."""
-        nodes = (*self._context.view.nodes, *self._source_view().nodes)
-        self._runner.step(ev.DigestKeysChanged(self._digest_keys.newest(nodes)))
+        self._runner.step(ev.DigestKeysChanged(self._digest_keys.newest()))
 
     async def stop(self) -> None:
         """End the core, snapshots and tasks."""
@@ -201,6 +200,5 @@ def introduction(node: Node) -> bytes:
         endpoint=node.endpoint,
         host=node.host,
         port=node.port,
-        protocol=node.protocol_max,
     )
     return control_pb2.Control(gateway_messages=control_pb2.GatewayMessages(gateways=[address])).SerializeToString()

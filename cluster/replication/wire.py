@@ -121,7 +121,7 @@ def decode_state(data: bytes) -> PartitionState:
     try:
         found = json.loads(data)
         epoch, incarnation, names = found["epoch"], found["incarnation"], found["in_sync"]
-        forced = tuple(Forced(began, Position(after, counter)) for began, after, counter in found.get("forced", []))
+        forced = tuple(Forced(began, Position(after, counter)) for began, after, counter in found["forced"])
         leader = MemberID(int(found["leader"], 16))
         in_sync = frozenset(MemberID(int(name, 16)) for name in names)
     except (ValueError, TypeError, KeyError, RecursionError) as problem:

@@ -214,8 +214,7 @@ class Audit:
         try:
             if found is not None:
                 self._n, self._last = int(json.loads(last)["n"]), found[1].decode()
-            # Lines without a hash are of an older version: the chain begins after them.
-            self._first = next((int(json.loads(line)["n"]) for line in lines if TAIL.search(line)), self._n + 1)
+            self._first = int(json.loads(lines[0])["n"]) if lines else self._n + 1
         except (ValueError, KeyError, TypeError, RecursionError):
             self.close()
             raise ConfigurationError(
@@ -310,8 +309,6 @@ class Verified:
     last: int
     head: str
     """The hash of the last line."""
-    unchained: int = 0
-    """Lines before the chain begins, of a version that made none: nothing vouches for them."""
 
 
 def _complete(folder: Path, chain: str) -> list[Path]:
@@ -345,15 +342,12 @@ def _verify_files(paths: Iterable[Path]) -> Verified:
 
 
 def _verify(lines: Iterable[tuple[str, bytes]]) -> Verified:
-    count = unchained = first = number = 0
+    count = first = number = 0
     head = FIRST
     for where, line in lines:
         found = TAIL.search(line)
         if found is None:
-            if count:
-                raise MalformedData(f"{where}: has no hash, in the middle of the chain")
-            unchained += 1
-            continue
+            raise MalformedData(f"{where}: has no hash")
         text = line[: found.start()] + b"}"
         if _hash(text) != found[1].decode():
             raise MalformedData(f"{where}: was changed: its hash is another")
@@ -370,4 +364,4 @@ def _verify(lines: Iterable[tuple[str, bytes]]) -> Verified:
             raise MalformedData(f"{where}: does not continue the line before it: one was changed or put there")
         first = first or said
         number, head, count = said, found[1].decode(), count + 1
-    return Verified(count, first, number, head, unchained)
+    return Verified(count, first, number, head)

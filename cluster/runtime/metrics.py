@@ -329,7 +329,7 @@ ALERTS: Final[Mapping[str, str]] = {
         "does (links_kernel_drops_total)."
     ),
     "links_refused_total": (
-        "Datagrams and frames that came in and were not taken, by reason. A wrong tag: somebody has another secret_file, or is "
+        "Datagrams and frames that came in and were not taken, by reason. A wrong tag: somebody has another key_dir, or is "
         "not of this cluster."
     ),
     "view_nodes": (

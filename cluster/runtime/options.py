@@ -16,7 +16,6 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,9 +34,6 @@ from pixiu.rpc.tls import Tls, own_file
 from pixiu.wire.record import MAX_RECORD_BYTES
 from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
-SECRET_MIN_BYTES = 16
-SECRET_MAX_BYTES = 64
-"""What keyed BLAKE2b takes."""
 MAX_FILE_BYTES = 1 << 20
 """Of a configuration file."""
 ROLES_OF_ROUTER_ROOT = ("router", "relay", "gateway")
@@ -57,11 +53,6 @@ WIRE_DEFAULTS: Mapping[str, Any] = {
 }
 """The cluster settings that must agree on the wire, each with the value that a process has which does not know the key. That is the
 key's default when it came, and stays it: `wire_hash` leaves out what has this value."""
-RELEASED = (
-    "heartbeat_interval_ms", "suspect_after", "dead_after", "max_record_bytes", "mtu_bytes", "loopback_mtu_bytes", "push_back_ms",
-    "transport", "fanout", "login_policy", "big_rooms", "weighted_routing", "router_root", "trace_fraction",
-)  # fmt: skip
-"""The cluster settings that processes of protocol version 1 have and hash, all of them. Nothing is added here."""
 CLUSTER_CLOSED = (
     "a loopback address such as 127.0.0.1: no caller proves its role at this port; give [cluster] tls_dir with certificates "
     "(`pixiu pki`), or, to open it to everybody who reaches it, say cluster_insecure = true"
@@ -85,7 +76,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options):
-    """The [cluster] table: what concerns a whole cluster. Processes must agree on those in `WIRE_DEFAULTS`, and on the secret.
+    """The [cluster] table: what concerns a whole cluster. Processes must agree on those in `WIRE_DEFAULTS`, and on having keys.
 
     Source: docs/protocol.md, "Record", docs/links.md, docs/registry.md, docs/routing.md, docs/operations.md, "Every setting".
     """
@@ -133,15 +124,8 @@ class ClusterOptions(Options):
     guests: bool = False
     """Whether links take what senders say who are not in the registry: for a cluster that is the router_root of another one."""
     key_dir: str = ""
-    """Folder of the keys that sign every datagram, `1.key` and so on (`pixiu keys`): instead of a secret_file, and exchanged while
-    everything runs. Empty: there are none."""
-    secret_file: str = ""
-    """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
-    Empty: datagrams are not signed."""
-    accepted_secret_file: str = ""
-    """File with a second secret, which others may sign with: the next or the last one, while the cluster's secret is changed one
-    process at a time. Empty: only the one in secret_file is accepted."""
-
+    """Folder of the keys that sign every datagram, `1.key` and so on (`pixiu keys`), exchanged while everything runs. Empty:
+    datagrams are not signed; all processes of a cluster have keys, or none."""
     registry_credentials_file: str = ""
     """File with the login of each role in the registry (`pixiu registry credentials`), which nobody else may read; looked at again
     while everything runs. Empty: the one of an embedded ZooKeeper of the same user on this machine, or none."""
@@ -172,10 +156,6 @@ class ClusterOptions(Options):
                 check_root(self.router_root)
             except InvalidArgument as error:
                 yield "router_root", f"empty, or where the other cluster is: {error}"
-        if self.key_dir and self.secret_file:
-            yield "secret_file", "empty beside a key_dir: the keys in it sign"
-        if self.accepted_secret_file and not self.secret_file:
-            yield "accepted_secret_file", "empty without a secret_file: there is no secret to change"
 
     def tls(self, role: str) -> Tls | None:
         """The certificates of a process of this role; None without a tls_dir. Raises ConfigurationError."""
@@ -189,39 +169,19 @@ class ClusterOptions(Options):
         """The keys of datagrams; None without a key_dir. Raises ConfigurationError."""
         return read_key_ring(Path(self.key_dir)) if self.key_dir else None
 
-    def secret(self) -> bytes | None:
-        """The cluster's secret, 16 to 64 bytes; None when there is none. Raises ConfigurationError on a file that does not do."""
-        return _secret("secret_file", self.secret_file)
-
-    def accepted_secret(self) -> bytes | None:
-        """The second secret that others may sign with. As `secret`."""
-        return _secret("accepted_secret_file", self.accepted_secret_file)
-
     def files_with_keys(self, role: str) -> list[Path]:
         """What nobody but the processes of the cluster should be able to read."""
-        found = [Path(path) for path in (self.secret_file, self.accepted_secret_file) if path]
-        if self.key_dir:
-            found += sorted(path for path in Path(self.key_dir).glob("*") if FILE.fullmatch(path.name))
+        found = sorted(path for path in Path(self.key_dir).glob("*") if FILE.fullmatch(path.name)) if self.key_dir else []
         return [*found, own_file(Path(self.tls_dir), role)] if self.tls_dir else found
 
     def wire_settings(self) -> dict[str, Any]:
         """What must agree with other processes and is not as in one that does not know the key."""
-        return {key: value for key, known in WIRE_DEFAULTS.items() if (value := getattr(self, key)) != known}
+        found = {key: value for key, known in WIRE_DEFAULTS.items() if (value := getattr(self, key)) != known}
+        return found | {"signed": True} if self.key_dir else found
 
     def wire_hash(self) -> str:
         """16 hex digits over `wire_settings`. Source: docs/registry.md, "Who may join"."""
         return _hash(self.wire_settings())
-
-    def settings_hash(self) -> str:
-        """The hash that processes of protocol version 1 make and compare: 16 hex digits over every cluster setting that they
-        have, over newer ones that must agree and are not at their default, and over the secret's digest.
-
-        Raises ConfigurationError as `secret` does.
-
-        Source: docs/registry.md, "Who may join".
-        """
-        values = self.wire_settings() | {key: getattr(self, key) for key in RELEASED}
-        return _hash(values | {"secret": secret_digest(self.secret())})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,31 +372,8 @@ def are_big_rooms(low: int, high: int) -> bool:
     return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= PROBE_ROOM)
 
 
-@lru_cache(maxsize=4)
-def secret_digest(secret: bytes | None) -> str:
-    """32 hex digits that stand for a secret in the registry; empty for none. Of scrypt, a poor help for guessing a weak one."""
-    return hashlib.scrypt(secret, salt=b"pixiu settings", n=1 << 14, r=8, p=1, dklen=16).hex() if secret else ""
-
-
 def _hash(values: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def _secret(key: str, path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as file:
-            secret = file.read(SECRET_MAX_BYTES + 64).rstrip()
-    except OSError as error:
-        raise ConfigurationError(f"[cluster] {key} = {show(path)}: cannot be read: {error.strerror}") from None
-    if not SECRET_MIN_BYTES <= len(secret) <= SECRET_MAX_BYTES:
-        size = str(len(secret)) if len(secret) <= SECRET_MAX_BYTES else f"more than {SECRET_MAX_BYTES}"
-        raise ConfigurationError(
-            f"[cluster] {key} = {show(path)}: holds {size} bytes: "
-            f"must be {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes (make one with: openssl rand -hex 24)"
-        )
-    return secret
 
 
 def is_loopback(host: str) -> bool:
@@ -555,9 +492,7 @@ def load_options(
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
     cluster_options.tls(role)
-    cluster_options.key_ring()
-    for secret in (cluster_options.secret, cluster_options.accepted_secret):
-        secret()  # a file that does not do is found here, before any socket opens
+    cluster_options.key_ring()  # a file that does not do is found here, before any socket opens
     return cluster_options, role_options
 
 

@@ -55,7 +55,6 @@ from cluster.runtime.options import (
     is_loopback,
     link_options,
     load_options,
-    secret_digest,
 )
 from cluster.runtime.pacing import new_loop, pacer_of
 from cluster.runtime.received_batches import ReceivedBatches
@@ -212,7 +211,7 @@ class Process(Generic[OptionsT]):
 
     async def _start(self) -> None:
         self._closers.append(("audit", self._close_audit))
-        self._audit.write("start", version=__version__, pid=os.getpid(), settings_hash=self._cluster.settings_hash())
+        self._audit.write("start", version=__version__, pid=os.getpid(), wire_hash=self._cluster.wire_hash())
         port, http_port = await self._bind()
         await self._connect()
         self._closers.append(("zookeeper", self._zookeeper.close))
@@ -311,7 +310,7 @@ class Process(Generic[OptionsT]):
 
     async def _bind(self) -> tuple[int, int]:
         options = self._options
-        secret, links = self._cluster.secret(), link_options(self._cluster, options)
+        links = link_options(self._cluster, options)
         self._ring = self._cluster.key_ring()
         links.validate()
 
@@ -320,8 +319,6 @@ class Process(Generic[OptionsT]):
                 self._endpoint_id,
                 links,
                 self._handler,
-                secret=secret,
-                accepted_secret=self._cluster.accepted_secret(),
                 layout_version=self._layout_version,
                 on_warning=self._link_warning,
                 udp_address_of=self._udp_address_of,
@@ -404,7 +401,7 @@ class Process(Generic[OptionsT]):
             endpoint=self._endpoint_id,
             incarnation=0,
             version=__version__,
-            settings_hash=self._cluster.settings_hash(),
+            wire_hash=self._cluster.wire_hash(),
             started_ms=time.time_ns() // 1_000_000,
             pid=os.getpid(),
             udp_host=self._options.advertised_udp_host,
@@ -415,9 +412,6 @@ class Process(Generic[OptionsT]):
             tls=self._tls is not None,
             protocol_min=MIN_PROTOCOL,
             protocol_max=MAX_PROTOCOL,
-            wire_hash=self._cluster.wire_hash(),
-            secret_digest=secret_digest(self._cluster.secret()),
-            accepted_secret_digest=secret_digest(self._cluster.accepted_secret()),
             login=" ".join(self._zookeeper.logged_in_as),
             stream_port=self._stream_port,
         )

@@ -22,15 +22,12 @@ FRAMED = "framed"
 """Of `[cluster] streams`."""
 
 
-def stream_keys(secrets: tuple[bytes | None, ...], ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes, ...] | None:
-    """The keys by which a process of one role proves that to one of another, the one that signs first; None: there are none.
-
-    A ring's are of the two roles; a secret is every role's.
-    """
-    if ring is not None:
-        numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
-        return tuple(ring.derive(number, f"{sender}, streams", receiver) for number in numbers)
-    return tuple(secret for secret in secrets if secret is not None) or None
+def stream_keys(ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes, ...] | None:
+    """The keys by which a process of one role proves that to one of another, the one that signs first; None: there are none."""
+    if ring is None:
+        return None
+    numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
+    return tuple(ring.derive(number, f"{sender}, streams", receiver) for number in numbers)
 
 
 def framed_door(
@@ -38,7 +35,6 @@ def framed_door(
     failed: Callable[[str, Exception], None],
 ) -> FramedDoor:  # fmt: skip
     """The door of a process of this role. Raises ConfigurationError."""
-    secrets = cluster.secret(), cluster.accepted_secret()
 
     def admits(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
         if guard is not None:
@@ -52,7 +48,7 @@ def framed_door(
         return tls.server_context() if tls is not None else None
 
     return FramedDoor(
-        admits, context, lambda caller: stream_keys(secrets, ring(), caller, role), message_bytes(cluster), failed
+        admits, context, lambda caller: stream_keys(ring(), caller, role), message_bytes(cluster), failed
     )  # fmt: skip
 
 
@@ -62,7 +58,7 @@ def framed_calls(role: str, endpoint: int, cluster: ClusterOptions) -> Framed | 
         return None
 
     def key(receiver: str) -> bytes | None:
-        keys = stream_keys((cluster.secret(),), cluster.key_ring(), role, receiver)
+        keys = stream_keys(cluster.key_ring(), role, receiver)
         return keys[0] if keys is not None else None
 
     return Framed(role, endpoint, key, message_bytes(cluster))

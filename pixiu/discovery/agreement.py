@@ -2,10 +2,6 @@
 
     protocol version   a process speaks a range; two ranges must overlap
     wire hash          of the cluster settings that must agree on the wire, nothing else
-    secrets            what each signs with, the other must accept
-
-A process of a release before protocol version 2 says none of these: it counts as one that speaks version 1, and is compared by
-the hash of all its cluster settings, as it compares others itself.
 
 Source: docs/registry.md, "Who may join"; docs/decisions/0198-what-must-agree-and-nothing-else.md.
 """
@@ -19,7 +15,7 @@ from pixiu.discovery.node import Node
 
 MIN_PROTOCOL: Final = 1
 """The oldest protocol version that this tree speaks."""
-MAX_PROTOCOL: Final = 6
+MAX_PROTOCOL: Final = 1
 """The newest: see docs/registry.md, "Protocol versions"."""
 
 
@@ -36,24 +32,9 @@ def disagreement(own: Node, other: Node) -> str:
             f"{who[0]} speaks the protocol versions {own.protocol_min} to {own.protocol_max}, and {who[1]} speaks "
             f"{other.protocol_min} to {other.protocol_max}: upgrade every process to a release in between first"
         )
-    if not (own.wire_hash and other.wire_hash):
-        if own.settings_hash == other.settings_hash:
-            return ""
-        older = " (while one of them is of an older release, the whole table must be the same)" if own.wire_hash else ""
-        return (
-            f"the cluster settings of {who[0]} have hash {own.settings_hash!r}, and {who[1]} has {other.settings_hash!r}: "
-            f"give both the same [cluster] table{older}"
-        )
     if own.wire_hash != other.wire_hash:
         return (
             f"the cluster settings that must agree have hash {own.wire_hash!r} in {who[0]}, and {other.wire_hash!r} in {who[1]}: "
             'give both the same [cluster] table (docs/operations.md, "Every setting", says which keys must agree)'
         )
-    for signer, reader, names in ((own, other, who), (other, own, who[::-1])):
-        if signer.secret_digest not in (reader.secret_digest, reader.accepted_secret_digest or reader.secret_digest):
-            signs = "signs with a secret that" if signer.secret_digest else "signs with no secret, which"
-            return (
-                f"{names[0]} {signs} {names[1]} does not accept: give both the same secret_file, or have the new "
-                "secret accepted everywhere first (accepted_secret_file)"
-            )
     return ""

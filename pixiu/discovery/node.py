@@ -1,9 +1,9 @@
 """What a process says of itself in the registry: the data of its ephemeral node.
 
     {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
-     "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
-     "protocol_min": 1, "protocol_max": 2, "wire_hash": "c4…", "secret_digest": "", "accepted_secret_digest": "",
-     "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
+     "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "wire_hash": "9a…", "started_ms": 1751958000000,
+     "protocol_min": 1, "protocol_max": 1, "pid": 4711, "instance": -1, "generation": -1,
+     "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
      "client_host": "", "client_port": 0, "client_tls": false, "tls": false, "stream_port": 0,
      "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
@@ -109,8 +109,8 @@ class Node:
     incarnation: int
     """63 random bits, new with every registration and so with every ZooKeeper session."""
     version: str
-    settings_hash: str
-    """Of all cluster settings, as releases before protocol version 2 made and compared it."""
+    wire_hash: str
+    """Of the cluster settings that must agree on the wire."""
     started_ms: int
     """Unix milliseconds."""
     pid: int = 0
@@ -127,7 +127,7 @@ class Node:
     client_host: str = ""
     """Where clients' gRPC is; empty: at `host`."""
     client_port: int = 0
-    """0: the role has no clients, or it is a process of an older version, which serves them at `port`."""
+    """0: the role has no clients of its own."""
     client_tls: bool = False
     """Whether clients' doors, MQTT's among them, speak TLS."""
     tls: bool = False
@@ -141,13 +141,7 @@ class Node:
     protocol_min: int = 1
     """The oldest protocol version that the process speaks."""
     protocol_max: int = 1
-    """The newest. A release that said nothing of it spoke version 1."""
-    wire_hash: str = ""
-    """Of the cluster settings that must agree on the wire; empty: an older release."""
-    secret_digest: str = ""
-    """Of the secret that it signs with; empty: it has none."""
-    accepted_secret_digest: str = ""
-    """Of the second secret that it accepts; empty: there is none."""
+    """The newest."""
     login: str = ""
     """As whom it has logged in at the registry; empty: as nobody."""
     stream_port: int = 0
@@ -180,7 +174,7 @@ class Node:
             "endpoint": hex_id(self.endpoint),
             "incarnation": hex_id(self.incarnation),
             "version": self.version,
-            "settings_hash": self.settings_hash,
+            "wire_hash": self.wire_hash,
             "started_ms": self.started_ms,
             "pid": self.pid,
             "instance": self.instance,
@@ -198,9 +192,6 @@ class Node:
             "member_end": self.member_end,
             "protocol_min": self.protocol_min,
             "protocol_max": self.protocol_max,
-            "wire_hash": self.wire_hash,
-            "secret_digest": self.secret_digest,
-            "accepted_secret_digest": self.accepted_secret_digest,
             "login": self.login,
             "stream_port": self.stream_port,
         }
@@ -228,7 +219,7 @@ class Node:
         host = text(fields, "host")
         if not host:
             raise MalformedData("host is empty")
-        oldest = integer(fields, "protocol_min", 1, LAST_PROTOCOL, 1)
+        oldest = integer(fields, "protocol_min", 1, LAST_PROTOCOL)
         return cls(
             role=role,
             partition=partition,
@@ -240,7 +231,7 @@ class Node:
             endpoint=EndpointID(_hex(fields, "endpoint")),
             incarnation=_hex(fields, "incarnation"),
             version=text(fields, "version", ""),
-            settings_hash=text(fields, "settings_hash", ""),
+            wire_hash=text(fields, "wire_hash"),
             started_ms=integer(fields, "started_ms", 0, MAX_ID, 0),
             pid=integer(fields, "pid", 0, MAX_ID, 0),
             instance=integer(fields, "instance", -1, INSTANCES - 1, -1),
@@ -257,10 +248,7 @@ class Node:
             member_incarnation=integer(fields, "member_incarnation", 0, MAX_ID, 0),
             member_end=integer(fields, "member_end", 0, MAX_ID, 0),
             protocol_min=oldest,
-            protocol_max=integer(fields, "protocol_max", oldest, LAST_PROTOCOL, 1),
-            wire_hash=text(fields, "wire_hash", ""),
-            secret_digest=text(fields, "secret_digest", ""),
-            accepted_secret_digest=text(fields, "accepted_secret_digest", ""),
+            protocol_max=integer(fields, "protocol_max", oldest, LAST_PROTOCOL),
             login=text(fields, "login", ""),
             stream_port=integer(fields, "stream_port", 0, MAX_PORT, 0),
         )

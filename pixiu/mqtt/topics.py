@@ -115,15 +115,3 @@ def room_of_topic(name: str) -> RoomID:
     if isinstance(found, Refusal):
         raise InvalidArgument(f"no room carries the topic {name[:80]!r}: {found.value}")
     return found
-
-
-def topic_of_room(room: int) -> str:
-    """The topic of a room that the business numbered. Raises `InvalidArgument` outside 1 to 2^62-1.
-
-    The rooms of free topics have no such name: their messages bring their topic with them.
-
-    Source: docs/routing.md.
-    """
-    if not 0 < room <= MAX_ROOM:
-        raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, this one is {room}")
-    return f"{ROOM_PREFIX}{room}"

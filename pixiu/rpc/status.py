@@ -23,7 +23,6 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "NOT_ALLOWED": grpc.StatusCode.PERMISSION_DENIED,
     "TOO_MANY_RECEIVERS": grpc.StatusCode.INVALID_ARGUMENT,
     "UNKNOWN_DEVICE": grpc.StatusCode.NOT_FOUND,
-    "CURSOR_BEYOND_END": grpc.StatusCode.OUT_OF_RANGE,
     "OLD_SESSION": grpc.StatusCode.ABORTED,
     "STALE_WRITER": grpc.StatusCode.ABORTED,
     "STATE_DAMAGED": grpc.StatusCode.DATA_LOSS,

@@ -200,12 +200,6 @@ def body_bounds(record: bytes) -> tuple[int, int] | None:
     return start, end
 
 
-def body_of(record: bytes) -> bytes:
-    """The body of one whole record; empty when lengths do not fit. Never raises."""
-    start, end = body_bounds(record) or (0, 0)
-    return record[start:end]
-
-
 def intact_body(record: bytes) -> bytes | None:
     """The body of one whole record; None when its lengths or its CRC are wrong. Never raises."""
     bounds = body_bounds(record)

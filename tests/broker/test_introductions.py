@@ -21,7 +21,7 @@ from tests.support.effects import of
 from tests.support.zookeeper import make_node
 
 ROUTER, BROKER = EndpointID(11), EndpointID(20)
-GATEWAY = make_node("gateway", port=7100, host="10.0.0.7", instance=5, generation=3, state=NodeState.RUNNING, protocol_max=3)
+GATEWAY = make_node("gateway", port=7100, host="10.0.0.7", instance=5, generation=3, state=NodeState.RUNNING)
 LOGIN = Update(gateway_msg_id(5, 3, 1), 42, 7, True)
 
 
@@ -46,9 +46,7 @@ def test_known_from_a_router_until_the_registry_shows_it() -> None:
     assert known.take(addresses(GATEWAY), View())
     assert not known.take(addresses(GATEWAY), View())
     assert [(one.endpoint, one.instance, one.generation) for one in known.gateways] == [(GATEWAY.endpoint, 5, 3)]
-    assert [(one.id, one.role, one.host, one.port, one.protocol) for one in known.peers] == [
-        (GATEWAY.endpoint, "gateway", "10.0.0.7", 7100, 3)
-    ]
+    assert [(one.id, one.role, one.host, one.port) for one in known.peers] == [(GATEWAY.endpoint, "gateway", "10.0.0.7", 7100)]
     known.view_changed(View(nodes=(replace(GATEWAY, endpoint=EndpointID(99), generation=2),)))
     assert known.gateways
     known.view_changed(View(nodes=(GATEWAY,)))

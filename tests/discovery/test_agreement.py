@@ -1,4 +1,4 @@
-"""Who may join whom: protocol versions, what must agree, and a secret that changes."""
+"""Who may join whom: protocol versions, and what must agree."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ def new(**changes: object) -> Node:
     return make_node("router", 0, **said)
 
 
-RELEASED = make_node("broker", 0, port=7300)
-"""A process of the release before: it says nothing of protocol versions."""
-
-
-def test_a_process_that_says_nothing_of_it_speaks_version_1_and_is_compared_by_all_its_settings() -> None:
-    assert (RELEASED.protocol_min, RELEASED.protocol_max) == (1, 1)
-    for one, other in ((new(), RELEASED), (RELEASED, new())):
-        assert disagreement(one, other) == ""
-        assert spoken((one, other)) == 1
-    assert "give both the same [cluster] table" in disagreement(new(settings_hash="other"), RELEASED)
-    assert disagreement(new(settings_hash="other"), new()) == ""
-
-
 @pytest.mark.parametrize("own", [(1, 1), (1, 2), (2, 2), (2, 4), (3, 5)])
 @pytest.mark.parametrize("other", [(1, 1), (1, 2), (2, 2), (2, 4), (3, 5)])
 def test_ranges_of_protocol_versions_must_overlap(own: tuple[int, int], other: tuple[int, int]) -> None:
@@ -45,24 +32,16 @@ def test_nobody_registered_speaks_what_this_tree_speaks() -> None:
     assert spoken(()) == MAX_PROTOCOL
 
 
-def test_what_one_signs_with_the_other_must_accept_both_ways() -> None:
-    steps = [("old", ""), ("old", "new"), ("new", "old"), ("new", "")]
-    nodes = [new(secret_digest=signs, accepted_secret_digest=accepts) for signs, accepts in steps]
-    agreeing = [[disagreement(one, other) == "" for other in nodes] for one in nodes]
-    assert agreeing == [[abs(a - b) <= 1 for b in range(4)] for a in range(4)]
-    text = disagreement(nodes[0], nodes[2])
-    assert text.startswith("router at 127.0.0.1:7000 signs with a secret that this router does not accept")
-    assert disagreement(nodes[2], nodes[0]).startswith("this router signs with a secret that router at")
-    assert "this router signs with no secret, which router at" in disagreement(new(), nodes[0])
-
-
-def test_a_node_keeps_what_it_says_and_an_older_one_is_read_with_what_it_meant() -> None:
-    node = new(secret_digest="a" * 32, accepted_secret_digest="b" * 32)
+def test_a_node_keeps_what_it_says_and_must_say_what_it_speaks() -> None:
+    node = new(stream_port=7)
     assert Node.from_json(node.to_json(), replica=node.replica) == node
-    written = b'"protocol_min":1,"protocol_max":1'
-    for wrong in (b'"protocol_min":0', b'"protocol_min":"1"', b'"protocol_max":1000001', b'"protocol_min":2,"protocol_max":1'):
+    spoken_here = b'"protocol_min":1,"protocol_max":%d,' % MAX_PROTOCOL
+    for wrong in (
+        b'"protocol_min":0,',
+        b'"protocol_min":"1",',
+        b'"protocol_max":1000001,',
+        b'"protocol_min":2,"protocol_max":1,',
+        b"",
+    ):
         with pytest.raises(MalformedData, match="protocol_m"):
-            Node.from_json(node.to_json().replace(b'"protocol_min":1,"protocol_max":%d' % MAX_PROTOCOL, wrong))
-    unsaid = RELEASED.to_json().replace(written + b",", b"")
-    assert unsaid != RELEASED.to_json()
-    assert Node.from_json(unsaid) == RELEASED
+            Node.from_json(node.to_json().replace(spoken_here, wrong))

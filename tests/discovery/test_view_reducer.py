@@ -37,7 +37,7 @@ def node(number: int, role: str = "router", partition: int = 0, state: NodeState
         endpoint=EndpointID(1000 + number),
         incarnation=2000 + number,
         version="1",
-        settings_hash="h",
+        wire_hash="h",
         started_ms=number,
     )
 

@@ -29,6 +29,7 @@ from cluster.runtime.options import load_options
 from pixiu.cli.main import application
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import ConfigurationError
+from registry.keys import add_key, use_key
 from registry.pki import issue, make_authority
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ def indented_code(page: str) -> list[str]:
 
 
 def problems_of_toml(text: str, folder: Path) -> list[str]:
-    """What the options' loader says, for each role that the file has a table for. Its secret and certificates are the test's."""
+    """What the options' loader says, for each role that the file has a table for. Its keys and certificates are the test's."""
     if text.startswith("# access.toml"):  # an access file, which is none of a process's options
         try:
             parse(text, "access.toml")
@@ -99,11 +100,11 @@ def problems_of_toml(text: str, folder: Path) -> list[str]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return [str(error)]
-    secret = tables.get("cluster", {}).get("secret_file")
-    if secret:
-        (folder / "secret").write_bytes(b"0123456789abcdef" * 2)
-        (folder / "secret").chmod(0o600)
-        text = text.replace(secret, str(folder / "secret"))
+    key_dir = tables.get("cluster", {}).get("key_dir")
+    if key_dir:
+        add_key(folder / "keys")
+        use_key(folder / "keys")
+        text = text.replace(key_dir, str(folder / "keys"))
     tls_dir = tables.get("cluster", {}).get("tls_dir")
     if tls_dir:
         make_authority(folder / "ca")

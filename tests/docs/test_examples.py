@@ -11,6 +11,7 @@ import pytest
 
 from cluster.runtime.options import load_options
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
+from registry.keys import add_key, use_key
 from registry.layout_change import parse_wanted
 from tests.docs.snippets import ROOT, problems_of_line, problems_of_python
 
@@ -31,14 +32,15 @@ def test_an_example_names_what_is_there_and_says_how_it_is_run(path: Path) -> No
 
 
 def loaded(machine: str, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Role → cluster and role options of a machine, as its processes read them; the secret is a file of the test."""
+    """Role → cluster and role options of a machine, as its processes read them; the keys are the test's."""
     text = (EXAMPLES / "three_machines" / f"{machine}.toml").read_text()
-    secret = folder / "secret"
-    secret.write_bytes(b"0123456789abcdef" * 2)
-    secret.chmod(0o600)
+    keys = folder / "keys"
+    if not keys.exists():
+        add_key(keys)
+        use_key(keys)
     path = folder / f"{machine}.toml"
-    path.write_text(text.replace("/etc/pixiu/secret", str(secret)))
-    assert str(secret) in path.read_text()
+    path.write_text(text.replace("/etc/pixiu/keys", str(keys)))
+    assert str(keys) in path.read_text()
     roles = [name for name in tomllib.loads(text) if name != "cluster"]
     return {role: load_options(role, importlib.import_module(f"{role}.options").Options, path, {}, {}) for role in roles}
 

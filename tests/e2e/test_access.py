@@ -24,8 +24,10 @@ import pytest
 
 import pixiu
 import pixiu.testing
+from cluster.access.doors import proof_keys
 from cluster.access.process_login import SCHEME, prove
 from cluster.runtime.guard import METHODS
+from cluster.runtime.options import ClusterOptions
 from pixiu.ids import snowflake, snowflake_worker
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
@@ -42,7 +44,7 @@ WAIT_S = 60.0
 PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
 TRIES = 20
 CALLERS = ("nobody", "expired", "wrong key", "alice", "bob", "service", "gateway")
-"""The last one is a process: it has the cluster's secret."""
+"""The last one is a process: it has the cluster's keys."""
 ACCESS = (
     """
 [quota]
@@ -57,7 +59,6 @@ FLOW = {"PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "PINGREQ", "DISCONNECT"}
 """What clients send that asks for nothing by itself."""
 GENERATIONS = itertools.count(1)
 PAYLOAD = b"the-payload-of-a-message"
-SECRET = b"cluster-secret-of-a-test"
 
 
 @dataclass
@@ -75,7 +76,11 @@ class World:
 
     def token_of(self, caller: str) -> str:
         """With what a caller comes; a process's proof is of now."""
-        return prove(SECRET, "gateway", 1, time.time()) if caller == "gateway" else self.tokens[caller]
+        return prove(self.proof_key(), "gateway", 1, time.time()) if caller == "gateway" else self.tokens[caller]
+
+    def proof_key(self) -> bytes:
+        """With which gateways prove what they are."""
+        return proof_keys(ClusterOptions(key_dir=str(self.logins.keys)))[0]
 
     def counted(self, role: str, name: str) -> float:
         """A metric of the one process of a role."""
@@ -109,7 +114,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         *(token.split(b".")[2] for token in secrets),
         b"carols-password",
         b"carols-passwort",
-        SECRET,
+        (logins.keys / "1.key").read_bytes(),
         PAYLOAD,
     ):
         assert secret not in said

@@ -7,7 +7,7 @@ import json
 from tests.support.alerts import firing, moment
 from tests.support.repairs import damage_dedupe_window
 from tests.support.roles import Roles
-from tests.support.stores import equal_scans, health, until_it_keeps_runs, wait_in_sync
+from tests.support.stores import equal_scans, health, wait_in_sync
 from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
 
@@ -17,7 +17,6 @@ NAMES = ("xiu-a", "xiu-b")
 async def stored(roles: Roles, name: str) -> tuple[list[bytes], list[int]]:
     """Records that a leader stored, and their MsgIDs."""
     (node,) = await roles.running(name)
-    await until_it_keeps_runs(node)
     records = mails(0, 400)
     async with Writer(node) as writer:
         fates = [fate for start in range(0, 400, 20) for fate in await writer.store(records[start : start + 20])]

@@ -16,7 +16,7 @@ from tests.support.disks import small_disk
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, damage_dedupe_window, flip, repair
 from tests.support.roles import Roles
-from tests.support.stores import Mailer, equal_scans, leader_of, until_it_keeps_runs, wait_in_sync
+from tests.support.stores import Mailer, equal_scans, leader_of, wait_in_sync
 from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
 
@@ -211,7 +211,6 @@ async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_t
     roles.start(small, **settings[small])
     assert await wait_in_sync(roles, small) == small
     records, (node,) = mails(0, 400), await roles.running(small)
-    await until_it_keeps_runs(node)
     async with Writer(node) as writer:
         fates = [fate for start in range(0, 400, 20) for fate in await writer.store(records[start : start + 20])]
     await roles.end(small)

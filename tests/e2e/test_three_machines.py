@@ -17,6 +17,7 @@ import pytest
 import pixiu
 from registry.embedded import EmbeddedZooKeeper
 from registry.fork_server import Forked
+from registry.keys import add_key, use_key
 from tests.support.cluster import PIXIU, is_healthy, wait_for
 from tests.support.forks import fork
 
@@ -61,9 +62,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not all(can_bind(address, ports_of(text)) for address, text in zip(ADDRESSES, texts.values(), strict=True)):
         pytest.skip("needs Linux's loopback addresses 127.0.0.2 to 127.0.0.4, with the ports of the files free")
     folder = tmp_path_factory.mktemp("machines")
-    secret = folder / "secret"
-    secret.write_bytes(b"0123456789abcdef" * 2)
-    secret.chmod(0o600)
+    add_key(folder / "keys")
+    use_key(folder / "keys")
     server = EmbeddedZooKeeper(str(folder / "zookeeper"))
     server.start()
     target = f"zk://{server.address}/three"
@@ -73,7 +73,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         words = [PIXIU, *words[1 : words.index("--target")], "--target", target]
         subprocess.run(words, check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
         for machine, text in texts.items():
-            changed = text.replace("zk://127.0.0.1:2181/three", target).replace("/etc/pixiu/secret", str(secret))
+            changed = text.replace("zk://127.0.0.1:2181/three", target).replace("/etc/pixiu/keys", str(folder / "keys"))
             (folder / f"{machine}.toml").write_text(changed.replace("/var/lib/pixiu", str(folder)))
         for role in STARTED:
             for machine in MACHINES:

@@ -21,14 +21,14 @@ from cluster.links.head import (
 from cluster.links.sender import Address
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.control_pb2 import Heartbeat
-from tests.cluster.links.world import Node, World, make_record
+from tests.cluster.links.world import Node, World, make_record, ring_of
 from tests.support.effort import runs
 
 pytestmark = pytest.mark.fuzz
 
 EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=20, ci=50)
 FUZZ = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-SECRET = b"0123456789abcdef"
+KEY = b"0123456789abcdef"
 STRANGER: Address = ("192.0.2.66", 666)
 ATTACKER = EndpointID(0x66666666_66666666)
 """A sender of the fuzzer's own, where it knows the secret (or there is none)."""
@@ -89,9 +89,9 @@ def exchange(world: World, alice: Node, bob: Node) -> None:
     assert sorted(alice.handler.settled) == [(1, True), (2, True)]
 
 
-def two(secret: bytes | None) -> tuple[World, Node, Node]:
+def two(key: bytes | None) -> tuple[World, Node, Node]:
     world = World()
-    alice, bob = world.node(1, secret=secret), world.node(2, secret=secret)
+    alice, bob = world.node(1, key=key), world.node(2, key=key)
     alice.know(bob)
     bob.know(alice)
     world.advance(0.05)
@@ -100,8 +100,8 @@ def two(secret: bytes | None) -> tuple[World, Node, Node]:
 
 @FUZZ
 @given(st.lists(garbage, max_size=20), st.lists(mutations(), max_size=20))
-def test_with_a_secret_nothing_forged_has_any_effect(junk: list[bytes], mutated: list[Mutation]) -> None:
-    world, alice, bob = two(SECRET)
+def test_with_a_key_nothing_forged_has_any_effect(junk: list[bytes], mutated: list[Mutation]) -> None:
+    world, alice, bob = two(KEY)
     samples = honest_samples(alice, bob)
     alice.sent.clear()
     before = bob.core.stats()
@@ -123,9 +123,9 @@ def test_with_a_secret_nothing_forged_has_any_effect(junk: list[bytes], mutated:
 
 @FUZZ
 @given(st.lists(garbage, max_size=20), st.lists(mutations(), max_size=30))
-def test_without_a_secret_nothing_raises_and_another_peers_traffic_arrives(junk: list[bytes], mutated: list[Mutation]) -> None:
+def test_without_a_key_nothing_raises_and_another_peers_traffic_arrives(junk: list[bytes], mutated: list[Mutation]) -> None:
     world, alice, bob = two(None)
-    carol = world.node(3, secret=None)
+    carol = world.node(3, key=None)
     carol.know(bob)
     carol.poll()
     samples = honest_samples(carol, bob)
@@ -172,8 +172,8 @@ def test_without_a_secret_nothing_raises_and_another_peers_traffic_arrives(junk:
     )
 )
 def test_an_authentic_peer_with_bugs_hurts_nobody_else(datagrams: list[tuple[int, int, int, int, bytes]]) -> None:
-    world, alice, bob = two(SECRET)
-    codec = Codec(ATTACKER, SECRET, 1 << 16, 1 << 20)
+    world, alice, bob = two(KEY)
+    codec = Codec(ATTACKER, 1 << 16, 1 << 20, ring_of(KEY), "router")
     for type_, flags, count, sequence, body in datagrams:
         for dressed in (flags, flags & ~FLAG_ANY_DESTINATION, 0):
             data = codec.pack(type_, dressed, count, sequence, 0, bob.id, [body])
@@ -181,7 +181,7 @@ def test_an_authentic_peer_with_bugs_hurts_nobody_else(datagrams: list[tuple[int
             bob.core.receive_frame(data, None, "fuzz", world.now)
         for fit in (1, len(body) // 140, 2):
             bob.receive(codec.pack(type_, 0, fit, sequence, 0, bob.id, [body]), STRANGER)
-        bob.send(Node(world, ATTACKER, alice.core._options, SECRET), [make_record(1)], token=77)
+        bob.send(Node(world, ATTACKER, alice.core._options, KEY), [make_record(1)], token=77)
         bob.turn()
     bob.handler.settled.clear()
     exchange(world, alice, bob)

@@ -1,4 +1,4 @@
-"""When proxies refuse message IDs: not while one of an older version lends without a proof, nor a loan's length after it."""
+"""Proofs of lent worker numbers, between proxies and over a change of keys."""
 
 from __future__ import annotations
 
@@ -8,29 +8,9 @@ from types import SimpleNamespace
 from cluster.access.identity import Identity
 from cluster.access.loans import Lent, Loan
 from cluster.runtime.options import ClusterOptions
-from proxy.message_ids import PROVES, MessageIDs
-from proxy.worker_leases import LOAN_MS
-from tests.support.zookeeper import make_node
+from proxy.message_ids import MessageIDs
 
 LOAN = Loan(5, 1_800_000_000_000, 1_800_000_600_000)
-OLD, NEW = make_node("proxy", port=1, protocol_max=PROVES - 1), make_node("proxy", port=2, protocol_max=PROVES)
-
-
-def test_ids_are_refused_once_every_proxy_proves_its_loans() -> None:
-    now = [100.0]
-    ids = MessageIDs(ClusterOptions(), True, lambda: now[0])
-    ids.on_proxies([NEW])
-    assert ids.checks
-    ids.on_proxies([NEW, OLD])
-    assert not ids.checks
-    now[0] += 5_000
-    ids.on_proxies([NEW, OLD])
-    ids.on_proxies([NEW])
-    now[0] += LOAN_MS / 1000 - 1
-    assert not ids.checks
-    now[0] += 1
-    assert ids.checks
-    assert not MessageIDs(ClusterOptions(), False, lambda: 0.0).checks
 
 
 def test_what_a_proxy_lent_another_one_takes_also_after_the_ring_has_another_key(tmp_path: Path) -> None:
@@ -38,7 +18,7 @@ def test_what_a_proxy_lent_another_one_takes_also_after_the_ring_has_another_key
     (tmp_path / "2.next").write_bytes(b"second key of the ring, as well!")
     for path in tmp_path.iterdir():
         path.chmod(0o600)
-    one, other = (MessageIDs(ClusterOptions(key_dir=str(tmp_path)), True, lambda: 0.0) for _ in range(2))
+    one, other = (MessageIDs(ClusterOptions(key_dir=str(tmp_path))) for _ in range(2))
     session = SimpleNamespace(identity=Identity("alice", 7))
     proof = one.prove(LOAN, session)  # type: ignore[arg-type]
     (tmp_path / "2.next").rename(tmp_path / "2.key")
@@ -51,6 +31,6 @@ def test_what_a_proxy_lent_another_one_takes_also_after_the_ring_has_another_key
     assert other.prove(LOAN, session)  # type: ignore[arg-type]
     (tmp_path / "3.key").unlink()
     (tmp_path / "1.key").unlink()
-    late = MessageIDs(ClusterOptions(key_dir=str(tmp_path)), True, lambda: 0.0)
+    late = MessageIDs(ClusterOptions(key_dir=str(tmp_path)))
     late.show(Lent(MessageIDs.owner(session), False), [proof])  # type: ignore[arg-type]
     assert late.proofs_refused == 1

@@ -12,7 +12,6 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
 from registry import doubling_reading
-from registry.doubling import Phase, Seen, Wait, decide, problems
 from registry.doubling_forecast import (
     DISK_LEAST_BYTES,
     MEMORY_LEAST_BYTES,
@@ -22,7 +21,6 @@ from registry.doubling_forecast import (
     forecast,
     load_warnings,
     machines,
-    old_processes,
     pause,
     replica_warnings,
     room_problems,
@@ -128,16 +126,3 @@ def test_a_machine_wants_room_for_each_new_replica_that_does_not_run_yet() -> No
 def test_the_pause_is_two_commits_and_what_lies_between_them(role: str, expected: float) -> None:
     assert pause(role, 0.01, 1000.0) == pytest.approx(expected)
     assert pause(role, None, 0.0) >= 0.0
-
-
-def test_a_process_that_is_too_old_is_named_with_what_helps_and_nothing_goes_on() -> None:
-    old = replace(NODE, role="gateway", partition=-1, endpoint=EndpointID(6), protocol_max=1, version="0.0.9")
-    view = View(Layout(1, {"pi": RoleLayout(1, 1, 1)}), (NODE, old))
-    (said,) = old_processes(view)
-    assert said.startswith("gateway 3 at 10.0.0.5:7000 (version 0.0.9) speaks protocol version 1 at the newest")
-    assert "`pixiu drain 10.0.0.5:7000`" in said
-    assert problems(view, "pi", "0.1.0") == [said]
-    assert old_processes(View(view.layout, (NODE,))) == []
-    for layout, phase in ((RoleLayout(1, 1, 1), Phase.BEGIN), (RoleLayout(1, 2, 1, ("0" * 15 + "a",)), Phase.COMMIT)):
-        seen = Seen("router", layout, "0" * 15 + "a", {0: 1, 1: 1}, old=(said,))
-        assert decide(seen) == (phase, Wait((said,)))

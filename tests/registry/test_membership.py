@@ -167,42 +167,20 @@ async def test_without_zookeeper_registering_fails_clearly_and_unregistering_doe
 
 async def test_a_process_with_other_cluster_settings_is_refused_and_both_are_named(zookeeper: ZooKeeper, root: str) -> None:
     there, here = Membership(zookeeper, root), Membership(zookeeper, root)
-    await there.register(make_node("broker", 1, port=7000, settings_hash="aaaa"))
+    await there.register(make_node("broker", 1, port=7000, wire_hash="aaaa"))
     with pytest.raises(ConfigurationError) as caught:
-        await here.register(make_node("gateway", port=7100, settings_hash="bbbb"))
+        await here.register(make_node("gateway", port=7100, wire_hash="bbbb"))
     for part in ("aaaa", "bbbb", "broker", "127.0.0.1:7000", "gateway", root):
         assert part in str(caught.value)
     assert here.node is None
     with pytest.raises(NoNode):
         await names(zookeeper, root, "gateway", -1)
     agreeing = Membership(zookeeper, root)
-    await agreeing.register(make_node("gateway", port=7100, settings_hash="aaaa"))
+    await agreeing.register(make_node("gateway", port=7100, wire_hash="aaaa"))
     for member in (there, agreeing):
         await member.unregister()
-    await here.register(make_node("gateway", port=7100, settings_hash="bbbb"))
+    await here.register(make_node("gateway", port=7100, wire_hash="bbbb"))
     await here.unregister()
-
-
-async def test_settings_of_one_process_differ_freely_between_new_processes_and_not_beside_one_of_protocol_version_1(
-    zookeeper: ZooKeeper, root: str
-) -> None:
-    released = make_node("broker", 1, port=7000)
-    traced = make_node("proxy", port=7100, settings_hash="with traces", wire_hash="w", protocol_max=2)
-    same, other = (make_node("gateway", port=7200 + n, wire_hash=wire, protocol_max=2) for n, wire in enumerate("wx"))
-    members = [Membership(zookeeper, root) for _ in range(4)]
-    # The released one comes first, and a new one with the same table beside it; then the other way round.
-    await members[0].register(released)
-    await members[1].register(same)
-    with pytest.raises(ConfigurationError, match="older release, the whole table must be the same"):
-        await members[2].register(traced)
-    await members[0].unregister()
-    await members[0].register(released)
-    await members[0].unregister()
-    await members[2].register(traced)
-    with pytest.raises(ConfigurationError, match="cluster settings that must agree have hash 'x'"):
-        await members[3].register(other)
-    for member in members:
-        await member.unregister()
 
 
 async def test_a_process_whose_protocol_versions_nobody_speaks_is_refused(zookeeper: ZooKeeper, root: str) -> None:
@@ -217,8 +195,8 @@ async def test_a_process_whose_protocol_versions_nobody_speaks_is_refused(zookee
 
 async def test_the_earlier_run_at_the_same_address_is_no_reason_to_refuse(zookeeper: ZooKeeper, root: str) -> None:
     before, after = Membership(zookeeper, root), Membership(zookeeper, root)
-    await before.register(make_node(settings_hash="aaaa"))
-    await after.register(make_node(settings_hash="bbbb"))
+    await before.register(make_node(wire_hash="aaaa"))
+    await after.register(make_node(wire_hash="bbbb"))
     for member in (before, after):
         await member.unregister()
 
@@ -227,12 +205,12 @@ async def test_of_processes_that_start_at_once_with_different_settings_those_of_
     zookeeper: ZooKeeper, root: str
 ) -> None:
     members = [Membership(zookeeper, root) for _ in range(8)]
-    nodes = [make_node("proxy", port=7000 + 10 * number, settings_hash="ab"[number % 2]) for number in range(8)]
+    nodes = [make_node("proxy", port=7000 + 10 * number, wire_hash="ab"[number % 2]) for number in range(8)]
     results = await asyncio.gather(
         *(member.register(node) for member, node in zip(members, nodes, strict=True)), return_exceptions=True
     )
     registered = [result for result in results if isinstance(result, Node)]
-    assert len({node.settings_hash for node in registered}) == 1
+    assert len({node.wire_hash for node in registered}) == 1
     assert all(isinstance(result, Node | ConfigurationError) for result in results)
     assert len(await names(zookeeper, root, "proxy", -1)) == len(registered)
     for member in members:
@@ -241,8 +219,8 @@ async def test_of_processes_that_start_at_once_with_different_settings_those_of_
 
 async def test_registering_can_wait_for_an_earlier_run_of_the_cluster_to_go(zookeeper: ZooKeeper, root: str) -> None:
     before, after = Membership(zookeeper, root), Membership(zookeeper, root, conflict_wait_s=30.0)
-    await before.register(make_node(port=7000, settings_hash="aaaa"))
-    registering = asyncio.create_task(after.register(make_node(port=7100, settings_hash="bbbb")))
+    await before.register(make_node(port=7000, wire_hash="aaaa"))
+    registering = asyncio.create_task(after.register(make_node(port=7100, wire_hash="bbbb")))
     await asyncio.sleep(0.05)
     assert not registering.done()
     await before.unregister()

@@ -11,6 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cluster.access.passwords import line_of
+from registry.keys import add_key, use_key
 
 RULES: Final = """
 [[rule]]
@@ -39,11 +40,11 @@ class Logins:
     """An access file in a folder, and tokens for it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.file, self.secret = folder, folder / "access.toml", folder / "secret"
+        self.folder, self.file, self.keys = folder, folder / "access.toml", folder / "keys"
         self.key = ed25519.Ed25519PrivateKey.generate()
         self.other = ed25519.Ed25519PrivateKey.generate()
-        self.secret.write_text("cluster-secret-of-a-test")
-        self.secret.chmod(0o600)
+        add_key(self.keys)
+        use_key(self.keys)
         self.write_keys()
         (folder / "users").write_text(line_of("carol", "carols-password", 9, ("players",)) + "\n")
         self.write_rules(RULES)
@@ -72,5 +73,5 @@ class Logins:
     def settings(self) -> dict[str, str]:
         """What a cluster is to be told."""
         return {
-            "cluster.secret_file": str(self.secret), "proxy.access_file": str(self.file), "gateway.access_file": str(self.file),
+            "cluster.key_dir": str(self.keys), "proxy.access_file": str(self.file), "gateway.access_file": str(self.file),
         }  # fmt: skip

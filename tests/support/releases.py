@@ -1,4 +1,4 @@
-"""An earlier state of this tree, out of its history, whose processes run beside those of today."""
+"""The last release, out of this tree's history, whose processes run beside those of today."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,21 +39,25 @@ class Release:
         atexit.unregister(self._server.close)
 
 
-def release(commit: str, folder: Path) -> Release:
-    """The tree of a commit, unpacked below a folder. Skips the test where the history does not reach so far."""
-    archive = _archive(commit)
+def newest_release(folder: Path) -> Release | None:
+    """The tree of the newest tag `v*`, unpacked below a folder; None while there is none. Skips the test where a tag's tree is not
+    at hand."""
+    tags = _git("tag", "--list", "v*", "--sort=-version:refname")
+    if isinstance(tags, str) or not tags.strip():
+        return None
+    tag = tags.decode().split()[0]
+    archive = _git("archive", tag)
     if isinstance(archive, str):
-        pytest.skip(f"no tree of commit {commit} to run beside this one (a shallow clone?): {archive}")
+        pytest.skip(f"no tree of {tag} to run beside this one (a shallow clone?): {archive}")
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(folder / commit, filter="data")
-    return Release(folder / commit)
+        files.extractall(folder / tag, filter="data")
+    return Release(folder / tag)
 
 
-@cache
-def _archive(commit: str) -> bytes | str:
-    """A tar file of a commit, or why there is none."""
+def _git(*words: str) -> bytes | str:
+    """What a command of git writes, or why it does not."""
     try:
-        made = subprocess.run(["git", "-C", PROJECT, "archive", commit], capture_output=True, timeout=GIT_S, check=False)
+        made = subprocess.run(["git", "-C", PROJECT, *words], capture_output=True, timeout=GIT_S, check=False)
     except OSError as error:
         return f"git: {error.strerror}"
     return made.stdout if made.returncode == 0 else made.stderr.decode(errors="replace").strip()

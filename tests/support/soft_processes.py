@@ -66,7 +66,7 @@ class Played(LinkHandler):
         """As the registry has it."""
         instance = 1 if role == "gateway" else -1
         return Node(
-            role, -1, -1, NodeState.RUNNING, "127.0.0.1", self.port, 0, self.endpoint_id, 0, "test", CLUSTER.settings_hash(), 0,
+            role, -1, -1, NodeState.RUNNING, "127.0.0.1", self.port, 0, self.endpoint_id, 0, "test", CLUSTER.wire_hash(), 0,
             instance=instance, generation=instance,
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ class Cluster:
         self.view = view
         nodes = [node for role in ROLES for node in view.of_role(role)]
         for played in (self.gateway, self.proxy):
-            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
+            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
 
     async def start(self, name: str, **more: str) -> None:
         """Start a process: role-number, with more settings."""

@@ -49,15 +49,6 @@ async def health(node: Node) -> dict[str, Any]:
     return found
 
 
-async def until_it_keeps_runs(node: Node) -> None:
-    """Until the log of a Xiu's partition says that its SnowflakeIDs are kept in runs."""
-
-    async def keeps() -> bool:
-        return bool((await service(node)).get("keeps_runs"))
-
-    await until(keeps, "runs")
-
-
 async def leader_of(roles: Roles, *names: str) -> str:
     """The name of the replica that leads; empty when none does."""
     for name in names:

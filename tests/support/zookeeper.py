@@ -147,7 +147,7 @@ def make_node(role: str = "router", partition: int = 0, port: int = 7000, **chan
         endpoint=EndpointID(secrets.randbits(63)),
         incarnation=0,
         version="0.1.0",
-        settings_hash="abc",
+        wire_hash="abc",
         started_ms=1_751_958_000_000,
     )
     return replace(node, **changes)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from xiu.state import Blocked, Decision, Head, Kind, store_entry
 
 NOW_MS = 1_750_000_000_000
 NOW_US = NOW_MS * 1000
-KEEPS_RUNS = Head(runs_from=1)
+EMPTY = Head()
 
 
 def mail(number: int, body: bytes = b"body", *, key: int = 0, at_ms: int = NOW_MS, flags: int = 0, type_: int = 64) -> bytes:
@@ -29,10 +29,9 @@ def store(counter: int, *records: bytes, epoch: int = 1, at_us: int = NOW_US) ->
 
 
 class MemoryStore:
-    """RocksDB's twin: what was flushed survives `crash`. It begins with `head`: of a partition that keeps runs of SnowflakeIDs from
-    its first entry on."""
+    """RocksDB's twin: what was flushed survives `crash`. It begins with `head`."""
 
-    def __init__(self, head: Head = KEEPS_RUNS) -> None:
+    def __init__(self, head: Head = EMPTY) -> None:
         self.rows: dict[bytes, bytes] = {}
         self.flushed: dict[bytes, bytes] = {}
         self.head = self._begins = head

@@ -380,27 +380,6 @@ def test_an_operator_trims_at_a_mark_at_or_below_his_position() -> None:
     assert [block.first for block in xiu.store.blocks()] == [first(4)], "what lies behind the last mark stays"
 
 
-def test_a_leader_says_once_in_its_log_that_the_partition_keeps_runs() -> None:
-    xiu = Xiu(lead=False, head=Head())
-    assert xiu.step(ev.RunsRead(NOW_US)) == [], "a follower says nothing"
-    xiu.log.entries += [store(number, user(number), epoch=2) for number in range(1, 2 * READ_ENTRIES)]
-    xiu.elected(3)
-    assert xiu.step(ev.RunsRead(NOW_US)) == [], "it does not know yet what its log says"
-    xiu.step(Tick())
-    proposal = only(xiu.step(ev.RunsRead(NOW_US + 5)), Propose)
-    assert (proposal.payloads, proposal.at_us) == ([(int(EntryKindOfXiu.RUNS), b"")], NOW_US + 5)
-    xiu.accept([proposal])
-    assert xiu.step(ev.RunsRead(NOW_US)) == [], "it is in the log"
-    xiu.deposed()
-    xiu.log.entries.pop()
-    xiu.commit()
-    assert xiu.store.head.runs_from == 0, "what did not commit is forgotten"
-    xiu.elected(4)
-    xiu.accept(xiu.step(ev.RunsRead(NOW_US)))
-    xiu.commit()
-    assert xiu.store.head.runs_from > 0
-
-
 def test_samples_name_what_operators_watch() -> None:
     core = Xiu().core
     samples = {**totals(core.counters), **core.samples()}

@@ -18,10 +18,10 @@ from pixiu.ids import MAX_MSG_EPOCH, SNOWFLAKE_EPOCH_MS, msg_id, snowflake, snow
 from pixiu.wire.record import Flag, encode, split
 from pixiu.wire.record import Kind as RecordKind
 from tests.support.effort import runs
-from tests.xiu.parts import KEEPS_RUNS, NOW_US, MemoryStore, store
+from tests.xiu.parts import NOW_US, MemoryStore, store
 from xiu import doubling, restoring
 from xiu.block import Block
-from xiu.dedupe import MAX_MARKS, Dedupe, Run, place_of, run_of_row, runs_before
+from xiu.dedupe import MAX_MARKS, Run, place_of, run_of_row, runs_before
 from xiu.doubling import NO_DOUBLING, Change, Phase
 from xiu.keys import KEY, RUNS, SNOWFLAKES
 from xiu.restoring import Step
@@ -195,7 +195,7 @@ def random_log(random: Random, last: int) -> list[Entry]:
     """Entries of all kinds."""
     entries: list[Entry] = []
     writers, epoch, at_us = Writers(random), EPOCH, NOW_US
-    split_at, keep_at = random.choice((0, 15)), random.choice((1, 1, 1, 8, 20, 0))
+    split_at = random.choice((0, 15))
     restore = random.random() < 0.3
     back_at, restored = random.choice((0, 0, 25)), last if last else EPOCH << 32
 
@@ -206,9 +206,7 @@ def random_log(random: Random, last: int) -> list[Entry]:
         at = len(entries) + 1
         at_us += random.choice((0, 1000, 5000, 61_000_000, SPAN_MS * 1000, DAY_US // 3 if random.random() < 0.1 else 0))
         now_ms = at_us // 1000
-        if at == keep_at:
-            add(Kind.RUNS, b"", at_us)
-        elif at == split_at:
+        if at == split_at:
             add(Kind.DOUBLING, SPLIT, at_us)
         elif restore and at == 5:
             add(Kind.RESTORE, restoring.encode(Step.BEGIN, restored), at_us)
@@ -292,7 +290,7 @@ def assert_runs_are_apart(rows: dict[bytes, bytes]) -> None:
 def test_runs_decide_what_a_row_for_each_record_decided(seed: int) -> None:
     random = Random(seed)
     last = random.choice((0, 0, 0, EPOCH << 32 | LAST_COUNTER - random.randint(0, 60)))
-    head = Head(last=last, runs_from=random.choice((0, 1, 1)))
+    head = Head(last=last)
     entries = random_log(random, last)
     former = Former(last)
     expected = [former.apply(entry) for entry in entries]
@@ -330,8 +328,8 @@ def plain(number: int, *, at_ms: int = NOW_US // 1000, worker: int = 1, type_: i
     return encode(RecordKind.MAIL, 1, b"", snowflake(at_ms, worker, number), type=type_)
 
 
-def made(head: Head = KEEPS_RUNS) -> Replica:
-    return Replica(head, Random(0))
+def made() -> Replica:
+    return Replica(Head(), Random(0))
 
 
 def kept(rows: dict[bytes, bytes], space: bytes) -> list[bytes]:
@@ -439,27 +437,9 @@ def test_runs_go_by_whole_spans() -> None:
     assert len(kept(replica.store.rows, RUNS)) == 0
 
 
-def test_a_partition_keeps_rows_until_its_log_says_that_all_replicas_read_runs() -> None:
-    replica = made(Head())
-    decided(replica, store(1, plain(1), plain(5)))
-    replica.write(1)
-    assert [len(kept(replica.store.rows, space)) for space in (SNOWFLAKES, RUNS)] == [2, 0]
-    assert len(replica.store.head.encode()) == len(Head().encode()), "an older release reads this head"
-    decided(replica, Entry(1, 2, int(Kind.RUNS), NOW_US, b""), store(3, plain(2), plain(6)))
-    assert decided(replica, store(4, *map(plain, (1, 2, 3, 5, 6)))) == [
-        [Verdict.SAME, Verdict.SAME, Verdict.STORED, Verdict.SAME, Verdict.SAME]
-    ]
-    replica.write(3)
-    assert [len(kept(replica.store.rows, space)) for space in (SNOWFLAKES, RUNS)] == [4, 1]
-    once = replica.store.head.runs_from
-    assert once == snowflake(NOW_US // 1000, 1, 6)
-    assert decided(replica, Entry(1, 5, int(Kind.RUNS), NOW_US, b"")) == [[]]
-    assert replica.state.head.runs_from == once
-
-
-def test_a_head_with_runs_is_read_as_it_was_written_and_a_broken_one_is_noticed() -> None:
+def test_a_head_is_read_as_it_was_written_and_a_broken_one_is_noticed() -> None:
     for head in (
-        Head(runs_from=1), Head(runs_from=7, forgotten=1 << 62), Head(runs_from=2, below=9),
+        Head(), Head(runs_from=7, forgotten=1 << 62), Head(runs_from=2, below=9),
         Head(runs_from=2, doubling=doubling.Doubling(7, 4, Phase.SPLIT, 3, 4)),
         Head(runs_from=2, below=9, doubling=doubling.Doubling(7, 4, Phase.SPLIT, 3, 4)),
     ):  # fmt: skip
@@ -491,7 +471,7 @@ def batches(count: int) -> Iterator[list[bytes]]:
 
 def test_rocksdb_finds_what_was_written_before_and_after_a_start(tmp_path: Path) -> None:
     found = Store(tmp_path)
-    state = State(PARTITION, found, KEEPS_RUNS)
+    state = State(PARTITION, found, found.head)
     for counter, records in enumerate(batches(40), 1):
         decision = state.decide(store(counter, *records))
         found.write([decision])
@@ -511,5 +491,4 @@ def test_rocksdb_finds_what_was_written_before_and_after_a_start(tmp_path: Path)
 def test_a_store_without_rows_before_a_key_says_so(tmp_path: Path) -> None:
     found = Store(tmp_path)
     assert found.row_before(KEY.pack(RUNS, 0)) is None
-    assert Dedupe(found).end_of_rows() == 0
     found.close()

@@ -8,7 +8,7 @@ import pytest
 
 from pixiu.errors import StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE
-from tests.xiu.parts import KEEPS_RUNS, MemoryStore, mail, store
+from tests.xiu.parts import EMPTY, MemoryStore, mail, store
 from xiu.keys import BLOCKS, HEAD_KEY
 from xiu.repair import Row, rebuild, verify
 from xiu.state import Head, Kind, State
@@ -45,10 +45,12 @@ class Pages:
         return self.rows[self._at]
 
 
-FORMS = pytest.mark.parametrize("form", [KEEPS_RUNS, Head()], ids=["runs", "rows"])
+RESTORED = Head(runs_from=1 << 62)
+"""Of a partition in which a restore has made rows of single IDs, so far ahead that more are made."""
+FORMS = pytest.mark.parametrize("form", [EMPTY, RESTORED], ids=["runs", "rows"])
 
 
-def filled(entries: int, form: Head = KEEPS_RUNS) -> MemoryStore:
+def filled(entries: int, form: Head = EMPTY) -> MemoryStore:
     """A store after some entries of two epochs, two records each."""
     found = MemoryStore(form)
     state = State(0, found, form)

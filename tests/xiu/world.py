@@ -9,10 +9,9 @@ from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Pr
 from cluster.replication.model import Entry, EntryKind
 from cluster.runtime.contract import Settle
 from pixiu.wire.levels import Level
-from tests.xiu.parts import KEEPS_RUNS, NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
+from tests.xiu.parts import NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu import events as ev
 from xiu.core import Core, Settings
-from xiu.state import Head
 
 T = TypeVar("T")
 LIMIT = 1 << 20
@@ -21,8 +20,8 @@ LIMIT = 1 << 20
 class Xiu:
     """A core that leads epoch 3; `accept`, `persist` and `commit` say what replication says."""
 
-    def __init__(self, lead: bool = True, head: Head = KEEPS_RUNS) -> None:
-        self.log, self.store, self.table = MemoryLog(), MemoryStore(head), MemoryTable()
+    def __init__(self, lead: bool = True) -> None:
+        self.log, self.store, self.table = MemoryLog(), MemoryStore(), MemoryTable()
         self.core = Core(Settings(partition=1, max_record_bytes=LIMIT, keep_us=60_000_000), self.log, self.store, self.table)
         self.now = 10.0
         self.taken = True

@@ -27,7 +27,6 @@ class PiLearnRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     COUNTER_FIELD_NUMBER: _builtins.int
-    FORM_FIELD_NUMBER: _builtins.int
     doubling: _builtins.int
     partitions: _builtins.int
     """of Pi when it is over"""
@@ -37,8 +36,6 @@ class PiLearnRequest(_message.Message):
     """of the parent's entry up to which the child has everything"""
     counter: _builtins.int
     """0: it has nothing"""
-    form: _builtins.int
-    """in which rows are stored; of another one nothing is told"""
     def __init__(
         self,
         *,
@@ -47,11 +44,10 @@ class PiLearnRequest(_message.Message):
         partition: _builtins.int = ...,
         epoch: _builtins.int = ...,
         counter: _builtins.int = ...,
-        form: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "doubling", b"doubling", "epoch", b"epoch", "form", b"form", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "doubling", b"doubling", "epoch", b"epoch", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -67,7 +63,6 @@ class PiLearnReply(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
-    FORM_FIELD_NUMBER: _builtins.int
     snapshot: _builtins.bool
     """begins: what the child has goes; `rows` follow, in bodies of ROWS"""
     epoch: _builtins.int
@@ -78,8 +73,6 @@ class PiLearnReply(_message.Message):
     """a body of FOLLOW"""
     committed: _builtins.int
     """the parent's log is committed up to here"""
-    form: _builtins.int
-    """of the snapshot's rows"""
     def __init__(
         self,
         *,
@@ -89,11 +82,10 @@ class PiLearnReply(_message.Message):
         rows: _builtins.bytes = ...,
         entries: _builtins.bytes = ...,
         committed: _builtins.int = ...,
-        form: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "counter", b"counter", "entries", b"entries", "epoch", b"epoch", "form", b"form", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "counter", b"counter", "entries", b"entries", "epoch", b"epoch", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -104,20 +96,16 @@ class PiDigestRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MARK_FIELD_NUMBER: _builtins.int
-    FORM_FIELD_NUMBER: _builtins.int
     mark: _builtins.int
     """chosen at random by the replica that asks: what the mark's entry holds"""
-    form: _builtins.int
-    """in which rows are stored: only equal forms are compared"""
     def __init__(
         self,
         *,
         mark: _builtins.int = ...,
-        form: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "mark", b"mark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mark", b"mark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,12 +118,10 @@ class PiDigestReply(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
-    FORM_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """the mark's counter in the log"""
     rows: _builtins.int
     """keys of the state"""
-    form: _builtins.int
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the rows of each range of users; the last one's are nobody's"""
@@ -146,11 +132,10 @@ class PiDigestReply(_message.Message):
         position: _builtins.int = ...,
         rows: _builtins.int = ...,
         digests: _abc.Iterable[_builtins.int] | None = ...,
-        form: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "form", b"form", "position", b"position", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "position", b"position", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

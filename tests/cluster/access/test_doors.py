@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster.access.doors import KEYS_S, ProcessProofs, address_of, credentials_of, enter
+from cluster.access.doors import KEYS_S, ProcessProofs, address_of, credentials_of, enter, proof_keys
 from cluster.access.guard import Guard
 from cluster.access.process_login import prove
+from cluster.links.key_ring import KeyRing
 from cluster.runtime import log
 from cluster.runtime.audit import Audit
 from cluster.runtime.options import ClusterOptions
@@ -25,28 +26,28 @@ def call(proof: str) -> Any:
 
 
 def test_a_strangers_calls_read_no_files_and_are_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret, read, now = b"of-the-cluster-1", [0], [100.0]
-    (tmp_path / "secret").write_bytes(secret)
-    cluster = ClusterOptions(secret_file=str(tmp_path / "secret"))
+    key, read, now = tmp_path / "1.key", [0], [100.0]
+    key.write_bytes(b"of-the-cluster-1")
+    cluster = ClusterOptions(key_dir=str(tmp_path))
     proofs = ProcessProofs(cluster, lambda: now[0])
-    secret_of = ClusterOptions.secret
+    good = call(prove(proof_keys(cluster)[0], "gateway", 7, time.time()))
+    ring_of = ClusterOptions.key_ring
 
-    def counted(options: ClusterOptions) -> bytes | None:
+    def counted(options: ClusterOptions) -> KeyRing | None:
         read[0] += 1
-        return secret_of(options)
+        return ring_of(options)
 
-    monkeypatch.setattr(ClusterOptions, "secret", counted)
+    monkeypatch.setattr(ClusterOptions, "key_ring", counted)
     for _ in range(100):
         assert not proofs.is_process(call("PixiuProcess x.y.z"), "gateway")
         assert not proofs.is_process(call("Bearer x"), "gateway")
     assert read == [1]
-    good = call(prove(secret, "gateway", 7, time.time()))
     assert proofs.is_process(good, "gateway")
     assert not proofs.is_process(good, "proxy")
-    (tmp_path / "secret").write_bytes(b"short")
+    key.write_bytes(b"short")
     now[0] += KEYS_S
     assert not proofs.is_process(good, "gateway")  # and no error with a path in it
-    (tmp_path / "secret").write_bytes(secret)
+    key.write_bytes(b"of-the-cluster-1")
     now[0] += KEYS_S
     assert proofs.is_process(good, "gateway")
     assert read == [3]

@@ -16,27 +16,26 @@ from cluster.links import stream
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.head import Refusal
+from cluster.links.key_ring import KeyRing
 from cluster.links.options import LinkOptions
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.wire_pb2_grpc import LinkStub
 from tests.cluster.links.world import Recorder, make_record
 from tests.support.waiting import until
 
-SECRET = b"a secret of the cluster"
+KEY, NEXT = b"a key of the cluster", b"the next key of the cluster"
+RING = KeyRing({1: KEY}, 1)
 WAIT_S = 30.0
 
 
 class Process:
     """An endpoint with a gRPC server on the same port number, as a role's process has it."""
 
-    def __init__(
-        self, options: LinkOptions | None = None, secret: bytes | None = SECRET, accepted_secret: bytes | None = None
-    ) -> None:
+    def __init__(self, options: LinkOptions | None = None, ring: KeyRing | None = RING) -> None:
         self.id = EndpointID(secrets.randbits(62) | 1)
         self.handler = Recorder()
-        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, secret=secret, accepted_secret=accepted_secret)
+        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, ring=ring, role="router")
         self.server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -60,7 +59,7 @@ class Process:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.id, "test", "127.0.0.1", self.port, MAX_PROTOCOL)
+        return Peer(self.id, "test", "127.0.0.1", self.port)
 
     async def stop(self) -> None:
         try:
@@ -78,11 +77,9 @@ async def processes() -> AsyncIterator[list[Process]]:
         await process.stop()
 
 
-async def two(
-    processes: list[Process], options: LinkOptions | None = None, secret: bytes | None = SECRET
-) -> tuple[Process, Process]:
+async def two(processes: list[Process], options: LinkOptions | None = None, ring: KeyRing | None = RING) -> tuple[Process, Process]:
     for _ in range(2):
-        processes.append(await Process(options, secret).start())
+        processes.append(await Process(options, ring).start())
     alice, bob = processes
     alice.endpoint.set_peers([bob.peer])
     bob.endpoint.set_peers([alice.peer])
@@ -90,9 +87,9 @@ async def two(
     return alice, bob
 
 
-@pytest.mark.parametrize("secret", [SECRET, None])
-async def test_records_and_control_arrive_and_settle(processes: list[Process], secret: bytes | None) -> None:
-    alice, bob = await two(processes, secret=secret)
+@pytest.mark.parametrize("ring", [RING, None])
+async def test_records_and_control_arrive_and_settle(processes: list[Process], ring: KeyRing | None) -> None:
+    alice, bob = await two(processes, ring=ring)
     records = [make_record(number) for number in range(1000)]
     for start in range(0, 1000, 100):
         alice.endpoint.send_records(bob.id, records[start : start + 100], token=start + 1)
@@ -145,7 +142,7 @@ async def test_a_peer_behind_an_address_translator_gets_datagrams_where_it_wants
     """Streams go to its own address. It does not know us, and answers to where the datagrams come from."""
     where: dict[EndpointID, tuple[str, int]] = {}
     inside, outside = Process(), Process()
-    outside.endpoint = Endpoint(outside.id, LinkOptions(), outside.handler, secret=SECRET, udp_address_of=where.get)
+    outside.endpoint = Endpoint(outside.id, LinkOptions(), outside.handler, ring=RING, role="router", udp_address_of=where.get)
     for process in (inside, outside):
         processes.append(await process.start())
     translator = Translator(inside)
@@ -196,10 +193,10 @@ async def test_transport_stream_carries_records_in_order(processes: list[Process
     assert alice.handler.records == records
 
 
-async def test_processes_differ_in_what_need_not_agree_and_in_the_secret_that_signs(processes: list[Process]) -> None:
-    next_secret = b"the next secret of the cluster"
-    processes.append(await Process(LinkOptions(transport="stream", suspect_after=3), SECRET, next_secret).start())
-    processes.append(await Process(LinkOptions(), next_secret, SECRET).start())
+async def test_processes_differ_in_what_need_not_agree_and_in_the_key_that_signs(processes: list[Process]) -> None:
+    both = {1: KEY, 2: NEXT}
+    processes.append(await Process(LinkOptions(transport="stream", suspect_after=3), KeyRing(both, 1)).start())
+    processes.append(await Process(LinkOptions(), KeyRing(both, 2)).start())
     alice, bob = processes
     for one, other in ((alice, bob), (bob, alice)):
         one.endpoint.set_peers([other.peer])
@@ -230,13 +227,13 @@ async def test_a_dead_peer_settles_everything_and_is_reported(processes: list[Pr
     await until(lambda: (3, False) in alice.handler.settled)
 
 
-@pytest.mark.parametrize("secret", [SECRET, None])
+@pytest.mark.parametrize("ring", [RING, None])
 @pytest.mark.slow
-async def test_a_process_that_starts_anew_on_the_same_port_is_another_one(processes: list[Process], secret: bytes | None) -> None:
-    alice, bob = await two(processes, LinkOptions(heartbeat_interval_ms=300), secret)
+async def test_a_process_that_starts_anew_on_the_same_port_is_another_one(processes: list[Process], ring: KeyRing | None) -> None:
+    alice, bob = await two(processes, LinkOptions(heartbeat_interval_ms=300), ring)
     processes.remove(bob)
     await bob.stop()
-    again = Process(secret=secret)
+    again = Process(ring=ring)
     processes.append(again)
     again.port = again.endpoint.bind("127.0.0.1", bob.port)
     await again.endpoint.start()
@@ -293,7 +290,7 @@ async def test_a_new_process_waits_until_a_peer_that_answers_takes_what_it_sends
     monkeypatch.setattr("cluster.links.endpoint.INTRODUCTION_S", WAIT_S)
     known: list[EndpointID] = []
     member = Process()
-    member.endpoint = Endpoint(member.id, LinkOptions(), member.handler, secret=SECRET, knows=known.__contains__)
+    member.endpoint = Endpoint(member.id, LinkOptions(), member.handler, ring=RING, role="router", knows=known.__contains__)
     new = Process()
     for process in (member, new):
         processes.append(await process.start())

@@ -147,18 +147,3 @@ def test_a_record_that_the_role_refuses_settles_as_not_handled(world: World) -> 
     world.settle()
     assert alice.handler.settled == [(1, False)]
     assert bob.core.stats().refused == {"malformed_records": 1}
-
-
-def test_an_older_peer_gets_no_fragments_and_no_new_flags(world: World) -> None:
-    alice, bob, streams = pair(world)
-    bob.protocol = 2
-    alice.know(bob)
-    alice.core.stream_connected(bob.id, True, world.now)
-    alice.send(bob, [make_record(1, 140), make_record(2, 20_000)], token=1, urgent=True)
-    seen = {(data[3], data[5]) for data in alice.turn()}
-    assert seen <= {(1, 0), (3, 1)}
-    world.settle()
-    frames = streams.frames(alice)
-    assert [(frame[3], frame[5]) for _, frame in frames] == [(1, 2)]
-    assert bob.core.receive_frame(frames[0][1], None, "test", world.now) == alice.id
-    assert bob.handler.keys() == [1, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,10 @@ from registry.keys import keys as command
 GATEWAY, ROUTER, BROKER = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)
 OLD, NEW = b"the first key of all", b"the key that is next"
 ITEM = bytes(40)
-sha256_peers: frozenset[int] = frozenset()
-
-
-@pytest.fixture(autouse=True, params=["for older peers", "for today's"])
-def peers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with the tags of both versions."""
-    if request.param == "for today's":
-        monkeypatch.setattr(sys.modules[__name__], "sha256_peers", frozenset({GATEWAY, ROUTER}))
 
 
 def codec(own: EndpointID, role: str, keys: dict[int, bytes] | None = None, signing: int = 1) -> Codec:
-    made = Codec(own, None, 8192, 300_000, ring=KeyRing(keys or {1: OLD}, signing), role=role)
-    made.sha256_peers = sha256_peers
-    return made
+    return Codec(own, 8192, 300_000, KeyRing(keys or {1: OLD}, signing), role)
 
 
 def sent(sender: Codec, to: Codec, role: str, type_: int = RECORDS) -> bytes:
@@ -87,14 +76,6 @@ def test_keys_are_exchanged_one_process_after_the_other() -> None:
         router.set_ring(step)
     late = codec(BROKER, "broker")
     assert router.unpack(sent(late, router, "router"), False) == Refusal.KEY
-
-
-def test_rings_secrets_and_none_do_not_talk() -> None:
-    router = codec(ROUTER, "router")
-    for secret in (None, OLD):
-        other = Codec(GATEWAY, secret, 8192, 300_000)
-        assert router.unpack(other.pack(RECORDS, 0, 1, 7, 3, ROUTER, [ITEM]), False) == Refusal.KEY
-        assert Codec(ROUTER, secret, 8192, 300_000).unpack(sent(codec(GATEWAY, "gateway"), router, "router"), False) == Refusal.KEY
 
 
 def test_the_command_makes_uses_and_drops_keys(tmp_path: Path) -> None:

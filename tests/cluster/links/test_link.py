@@ -11,7 +11,7 @@ import pytest
 from cluster.links import link as link_module
 from cluster.links.acknowledgement import _BODY
 from cluster.links.api import PeerState
-from cluster.links.head import ACKNOWLEDGEMENT, FLAG_SHA256, RECORDS
+from cluster.links.head import ACKNOWLEDGEMENT, RECORDS
 from cluster.links.options import LinkOptions
 from cluster.links.window import INITIAL_BYTES
 from cluster.runtime.metrics import Metrics, link_samples
@@ -247,8 +247,8 @@ def test_a_datagram_recorded_for_a_process_is_refused_by_its_successor(world: Wo
     assert carol.core.stats().refused == {"tag": 1}
 
 
-def test_without_a_secret_a_successor_refuses_what_was_meant_for_its_predecessor(world: World) -> None:
-    alice, bob, successor = world.node(1, secret=None), world.node(2, secret=None), world.node(3, secret=None)
+def test_without_keys_a_successor_refuses_what_was_meant_for_its_predecessor(world: World) -> None:
+    alice, bob, successor = world.node(1, key=None), world.node(2, key=None), world.node(3, key=None)
     alice.know(bob)
     alice.send(bob, [make_record(1)])
     successor.receive(alice.turn()[0], alice.address)
@@ -258,7 +258,7 @@ def test_without_a_secret_a_successor_refuses_what_was_meant_for_its_predecessor
 
 def test_a_forged_datagram_changes_nothing(world: World, pair: tuple[Node, Node]) -> None:
     alice, bob = pair
-    mallory = Node(world, 1, LinkOptions(), b"not the secret!!")
+    mallory = Node(world, 1, LinkOptions(), b"not the key ring")
     mallory.know(bob)
     mallory.send(bob, [make_record(666)] * 100)
     for data in mallory.turn():
@@ -598,19 +598,6 @@ def test_random_loss_duplication_and_reordering_never_lie(world: World, pair: tu
     handled = {token for token, good in alice.handler.settled if good}
     assert handled <= set(arrived), "what is settled as handled was handled"
     assert len(handled) > token / 2
-
-
-def test_the_tag_is_one_that_the_peer_can_check(world: World) -> None:
-    alice, bob = world.node(1), world.node(2)
-    bob.know(alice)
-    for number, (protocol, flag) in enumerate(((4, 0), (5, FLAG_SHA256), (4, 0)), 1):
-        bob.protocol = protocol
-        alice.know(bob)
-        alice.send(bob, [make_record(number)], token=number, urgent=True)
-        assert {data[5] & FLAG_SHA256 for data in alice.turn() if data[3] == RECORDS} == {flag}
-        world.settle()
-    assert alice.handler.settled == [(1, True), (2, True), (3, True)]
-    assert not bob.core.stats().refused
 
 
 def test_an_acknowledgement_near_the_end_of_numbers_is_malformed_and_harms_nobody() -> None:

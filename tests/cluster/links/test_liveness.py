@@ -104,13 +104,13 @@ def test_a_pause_of_this_process_counts_as_one_missed_heartbeat(world: World) ->
     assert alice.handler.states == [(bob.id, PeerState.ALIVE)]
 
 
-@pytest.mark.parametrize("secret", [b"0123456789abcdef", None])
-def test_a_successor_at_the_same_port_makes_the_old_process_dead_at_once(world: World, secret: bytes | None) -> None:
-    alice, old = world.node(1, secret=secret), world.node(2, secret=secret)
+@pytest.mark.parametrize("key", [b"0123456789abcdef", None])
+def test_a_successor_at_the_same_port_makes_the_old_process_dead_at_once(world: World, key: bytes | None) -> None:
+    alice, old = world.node(1, key=key), world.node(2, key=key)
     alice.know(old)
     world.advance(1.5)
     world.nodes.remove(old)
-    new = world.node(3, secret=secret)
+    new = world.node(3, key=key)
     new.address = old.address
     alice.send(old, [bytes(36)], token=9)
     world.advance(1.1)

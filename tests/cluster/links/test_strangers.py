@@ -25,7 +25,7 @@ def core(knows: bool) -> tuple[LinkCore, Recorder]:
 
 
 def datagram(sender: EndpointID, type_: int, body: list[bytes], flags: int = 0, count: int = 1) -> bytes:
-    return Codec(sender, None, 8192, 300_000).pack(type_, flags, count, 1, 0, OWN, body)
+    return Codec(sender, 8192, 300_000).pack(type_, flags, count, 1, 0, OWN, body)
 
 
 def beat(target: EndpointID) -> list[bytes]:

@@ -9,7 +9,6 @@ from cluster.links.outbox import INFINITY
 from cluster.links.sender import STREAM_WAIT_S, Outputs, Sender
 from cluster.links.stats import Counts
 from cluster.links.switch import KEEP_S, Switch, order_of
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import Node, World, make_record
 
@@ -327,10 +326,9 @@ def test_nor_does_what_they_have_queued_before_them() -> None:
 
 
 def test_records_do_not_take_back_that_control_asks_for_an_acknowledgement() -> None:
-    codec = Codec(EndpointID(1), None, 65536, 1 << 20, None)
+    codec = Codec(EndpointID(1), 65536, 1 << 20)
     sender = Sender(EndpointID(2), LinkOptions(), codec, Outputs(), Counts(), lambda reason, items: None, 1)
     sender.locate(("10.0.0.1", 5))
-    sender.protocol = MAX_PROTOCOL
     sender.connected(True, 0.0)
     sender.queue_records([make_record(1), make_record(2, 30_000)], 1, 0, 0.0)
     sender.pump(0.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cluster.links.api import Outcome, Peer, PeerState
+from cluster.links.key_ring import KeyRing
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
 from cluster.links.sender import Address
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode, split
 
@@ -58,24 +58,28 @@ class Recorder:
         return [int.from_bytes(record[16:24], "little") for record in self.records]
 
 
+def ring_of(key: bytes | None) -> KeyRing | None:
+    """A ring of one key; None for none."""
+    return KeyRing({1: key}, 1) if key is not None else None
+
+
 class Node:
     """One core, its handler and its address. `sent` holds the datagrams that have left and were not delivered yet."""
 
-    def __init__(self, world: World, number: int, options: LinkOptions, secret: bytes | None) -> None:
+    def __init__(self, world: World, number: int, options: LinkOptions, key: bytes | None) -> None:
         self.world = world
         self.id = EndpointID(number)
         self.address: Address = ("127.0.0.1", 7000 + number % 1000)
         self.handler = Recorder()
         self.warnings: list[dict[str, object]] = []
-        self.core = LinkCore(self.id, options, self.handler, secret=secret, on_warning=self._warn)
+        self.core = LinkCore(self.id, options, self.handler, on_warning=self._warn, ring=ring_of(key), role="router")
         self.sent: list[tuple[bytes, Address]] = []
-        self.protocol = MAX_PROTOCOL
 
     def _warn(self, event: str, **fields: object) -> None:
         self.warnings.append({"event": event, **fields})
 
     def peer(self) -> Peer:
-        return Peer(self.id, "test", str(self.address[0]), self.address[1], self.protocol)
+        return Peer(self.id, "test", str(self.address[0]), self.address[1])
 
     def know(self, *others: Node) -> None:
         self.core.set_peers({other.id: (other.peer(), other.address) for other in others}, self.world.now)
@@ -123,8 +127,8 @@ class World:
         self.now = 1000.0
         self.nodes: list[Node] = []
 
-    def node(self, number: int, options: LinkOptions | None = None, secret: bytes | None = b"0123456789abcdef") -> Node:
-        node = Node(self, number, options or LinkOptions(), secret)
+    def node(self, number: int, options: LinkOptions | None = None, key: bytes | None = b"0123456789abcdef") -> Node:
+        node = Node(self, number, options or LinkOptions(), key)
         self.nodes.append(node)
         return node
 

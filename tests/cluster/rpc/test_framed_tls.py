@@ -19,7 +19,6 @@ from pixiu.ids import EndpointID
 from pixiu.rpc import tls
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.tls import Tls
-from registry.keys import add_key, use_key
 from registry.pki import issue, make_authority
 from tests.cluster.rpc.framed_world import HOST, call_to
 from tests.cluster.rpc.test_framed import echo
@@ -130,25 +129,22 @@ async def test_new_certificates_are_shown_to_new_connections(folders: Path, tmp_
             assert await said(node, cluster) == "hello", "what cannot be used leaves what was there before in use"
 
 
-async def test_a_ring_proves_roles_and_a_secret_that_one_is_of_the_cluster(folders: Path, tmp_path: Path) -> None:
-    add_key(tmp_path / "keys")
-    use_key(tmp_path / "keys")
-    (tmp_path / "one").write_bytes(b"1" * 32)
-    (tmp_path / "two").write_bytes(b"2" * 32)
-    ring = ClusterOptions(streams="framed", key_dir=str(tmp_path / "keys"))
-    one = ClusterOptions(streams="framed", secret_file=str(tmp_path / "one"))
-    both = ClusterOptions(streams="framed", secret_file=str(tmp_path / "two"), accepted_secret_file=str(tmp_path / "one"))
+async def test_a_ring_proves_roles_of_the_cluster(folders: Path, tmp_path: Path) -> None:
+    for folder in ("one", "both"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.key").write_bytes(b"1" * 32)
+    (tmp_path / "both/2.key").write_bytes(b"2" * 32)
+    one = ClusterOptions(streams="framed", key_dir=str(tmp_path / "one"))
+    both = ClusterOptions(streams="framed", key_dir=str(tmp_path / "both"))
     with being(Tls(folders / "tls", "proxy")):
         for door, caller, taken in (
-            (ring, ring, True),
-            (ring, one, False),
             (both, one, True),
             (one, both, False),
             (one, one, True),
         ):
             async with xiu(folders / "tls", door) as (_, node):
                 assert (await said(node, caller) == "hello") is taken
-    keys = ring.key_ring()
-    assert stream_keys((), keys, "proxy", "xiu") != stream_keys((), keys, "relay", "xiu")
-    assert stream_keys((None, None), None, "proxy", "xiu") is None
+    keys = one.key_ring()
+    assert stream_keys(keys, "proxy", "xiu") != stream_keys(keys, "relay", "xiu")
+    assert stream_keys(None, "proxy", "xiu") is None
     assert framed_calls("proxy", 3, ClusterOptions(streams="grpc")) is None

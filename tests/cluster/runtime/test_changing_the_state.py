@@ -15,7 +15,7 @@ from pixiu.ids import EndpointID
 
 NODE = Node(
     role="router", partition=0, replica=1, state=NodeState.RUNNING, host="127.0.0.1", port=1, http_port=2,
-    endpoint=EndpointID(5), incarnation=1, version="1", settings_hash="x", started_ms=0,
+    endpoint=EndpointID(5), incarnation=1, version="1", wire_hash="x", started_ms=0,
 )  # fmt: skip
 
 

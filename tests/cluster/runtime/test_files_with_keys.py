@@ -14,7 +14,6 @@ def test_every_file_with_a_key_is_named(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     cluster = ClusterOptions(key_dir=str(tmp_path), tls_dir="/tls")
     assert cluster.files_with_keys("xiu") == [tmp_path / "1.key", tmp_path / "2.next", Path("/tls/xiu.pem")]
-    assert ClusterOptions(secret_file="a", accepted_secret_file="b").files_with_keys("xiu") == [Path("a"), Path("b")]
     assert ClientRoleOptions(tls_certificate="door.pem").files_with_keys() == [Path("door.pem")]
     assert ClientRoleOptions(tls_certificate="door.pem", tls_key="door.key").files_with_keys() == [Path("door.key")]
     assert ClusterOptions().files_with_keys("xiu") == ClientRoleOptions().files_with_keys() == []

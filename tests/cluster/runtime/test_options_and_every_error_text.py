@@ -11,7 +11,6 @@ import pytest
 
 from cluster.runtime.fields import bounded, choice, choices, specs
 from cluster.runtime.options import (
-    RELEASED,
     WIRE_DEFAULTS,
     ClusterOptions,
     PartitionedOptions,
@@ -137,7 +136,7 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
             "[cluster]\nmtu_bytes = 9000\n",
             "default: [cluster] loopback_mtu_bytes = 8192: must be at least mtu_bytes, which is 9000",
         ),
-        ('[cluster]\nsecret_file = "/nowhere/at/all"\n', '[cluster] secret_file = "/nowhere/at/all": cannot be read: No such file'),
+        ('[cluster]\nkey_dir = "/nowhere/at/all"\n', "[cluster] key_dir = /nowhere/at/all: cannot be read: No such file"),
         ("[cluster\n", "FILE: the configuration file is no TOML: Expected ']'"),
     ],
 )
@@ -195,10 +194,10 @@ def test_a_role_that_overrides_validate_is_heard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 15, 65, 5000])
-def test_a_secret_of_a_wrong_size_is_refused_and_never_shown(tmp_path: Path, size: int) -> None:
-    (tmp_path / "secret").write_text("s" * size + "\n")
-    with pytest.raises(ConfigurationError, match=r"secret_file.*must be 16 to 64 bytes") as caught:
-        load_options("router", RoleOptions, None, {}, {"cluster.secret_file": str(tmp_path / "secret")})
+def test_a_key_of_a_wrong_size_is_refused_and_never_shown(tmp_path: Path, size: int) -> None:
+    (tmp_path / "1.key").write_text("s" * size + "\n")
+    with pytest.raises(ConfigurationError, match=r"key_dir.*must be 16 to 64") as caught:
+        load_options("router", RoleOptions, None, {}, {"cluster.key_dir": str(tmp_path)})
     assert "ssss" not in str(caught.value)
 
 
@@ -207,53 +206,19 @@ OTHER_CLUSTERS = (
     ("loopback_mtu_bytes", 9000), ("push_back_ms", 100), ("transport", "stream"), ("fanout", "relay"), ("login_policy", "newest"),
     ("big_rooms", (10, 20)), ("weighted_routing", True), ("router_root", "/pubsub"), ("trace_fraction", 0.5),
 )  # fmt: skip
-"""Every cluster setting but the secrets, with another value than its default."""
+"""Every cluster setting but files, with another value than its default."""
 
 
-def secret_files(folder: Path) -> tuple[str, str, str]:
-    """Files of one secret, twice, and of another."""
-    for name, secret in (("one", "0123456789abcdef"), ("two", "0123456789abcdef\n"), ("three", "fedcba9876543210")):
-        (folder / name).write_text(secret)
-    return str(folder / "one"), str(folder / "two"), str(folder / "three")
-
-
-@pytest.mark.parametrize(
-    ("changes", "released"),
-    [
-        ({}, "59d6fcc8f38d316d"),
-        ({"secret_file": "one", "trace_fraction": 0.5, "big_rooms": (10, 20)}, "486d4398a77418c4"),
-    ],
-)
-def test_the_settings_hash_is_the_one_that_processes_of_protocol_version_1_make(
-    tmp_path: Path, changes: dict[str, Any], released: str
-) -> None:
-    one, _, _ = secret_files(tmp_path)
-    options = ClusterOptions(**changes | ({"secret_file": one} if "secret_file" in changes else {}))
-    assert options.settings_hash() == released
-
-
-def test_the_settings_hash_covers_every_released_value_and_the_secret_but_not_its_file(tmp_path: Path) -> None:
+def test_the_wire_hash_covers_what_must_agree_and_nothing_else() -> None:
     base = ClusterOptions()
-    others = [replace(base, **{key: value}) for key, value in OTHER_CLUSTERS]  # type: ignore[arg-type]
-    assert {key for key, _ in OTHER_CLUSTERS} == set(RELEASED)
-    one, two, three = (replace(base, secret_file=path) for path in secret_files(tmp_path))
-    hashes = {options.settings_hash() for options in [base, *others, one, three]}
-    assert len(hashes) == len(others) + 3
-    assert one.settings_hash() == two.settings_hash()
-    assert all(len(digits) == 16 and int(digits, 16) >= 0 for digits in hashes)
-    assert one.secret() == two.secret() == b"0123456789abcdef"
-
-
-def test_the_wire_hash_covers_what_must_agree_and_nothing_else(tmp_path: Path) -> None:
-    base = ClusterOptions()
-    one, _, three = secret_files(tmp_path)
-    files = {"secret_file", "accepted_secret_file", "tls_dir", "key_dir", "registry_credentials_file"}
+    files = {"tls_dir", "key_dir", "registry_credentials_file"}
     others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2"), ("streams", "grpc")]
     assert {key for key, _ in others} | files | {"guests"} == set(specs(ClusterOptions))
     changing = {key for key, value in others if replace(base, **{key: value}).wire_hash() != base.wire_hash()}
     assert changing == set(WIRE_DEFAULTS)
     assert len({replace(base, **{key: value}).wire_hash() for key, value in others}) == len(WIRE_DEFAULTS) + 1
-    assert replace(base, secret_file=one, accepted_secret_file=three).wire_hash() == base.wire_hash()
+    keys = [replace(base, key_dir=folder).wire_hash() for folder in ("/a", "/b")]
+    assert (keys[0] == keys[1], keys[0] == base.wire_hash()) == (True, False), "all have keys, or none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,26 +230,11 @@ class NextRelease(ClusterOptions):
 
 def test_a_new_key_changes_no_hash_until_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     now, after = ClusterOptions(big_rooms=(10, 20)), NextRelease(big_rooms=(10, 20))
-    before = now.settings_hash(), now.wire_hash()
-    assert (after.settings_hash(), after.wire_hash()) == before
+    before = now.wire_hash()
+    assert after.wire_hash() == before
     monkeypatch.setattr("cluster.runtime.options.WIRE_DEFAULTS", {**WIRE_DEFAULTS, "new_key": "as before"})
-    assert (after.settings_hash(), after.wire_hash()) == before
-    used = replace(after, new_key="otherwise")
-    assert used.settings_hash() != before[0]
-    assert used.wire_hash() != before[1]
-
-
-def test_a_second_secret_needs_a_first_and_its_file_is_read_at_the_start(tmp_path: Path) -> None:
-    one, _, three = secret_files(tmp_path)
-    both = {"cluster.secret_file": one, "cluster.accepted_secret_file": three}
-    cluster, _ = load_options("router", RoleOptions, None, {}, both)
-    assert (cluster.secret(), cluster.accepted_secret()) == (b"0123456789abcdef", b"fedcba9876543210")
-    for changes, text in (
-        ({"cluster.secret_file": ""}, r"accepted_secret_file = .*: must be empty without a secret_file"),
-        ({"cluster.accepted_secret_file": str(tmp_path / "no")}, r"accepted_secret_file = .*/no.*: cannot be read: No such file"),
-    ):
-        with pytest.raises(ConfigurationError, match=text):
-            load_options("router", RoleOptions, None, {}, both | changes)
+    assert after.wire_hash() == before
+    assert replace(after, new_key="otherwise").wire_hash() != before
 
 
 def test_the_example_file_holds_every_option_with_its_help_and_loads_as_the_defaults(tmp_path: Path) -> None:

@@ -222,15 +222,15 @@ async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> No
 
 
 async def test_two_processes_hear_each_other_and_draining_is_seen_before_the_end(registry: str, tmp_path: Path) -> None:
-    root, secret = "/two", tmp_path / "secret"
-    secret.write_text("0123456789abcdef0123456789abcdef\n")
-    secret.chmod(0o644)
-    options = (f"registry=zk://{registry}{root}", "cluster.heartbeat_interval_ms=100", f"cluster.secret_file={secret}")
+    root, key = "/two", tmp_path / "1.key"
+    key.write_text("0123456789abcdef0123456789abcdef\n")
+    key.chmod(0o644)
+    options = (f"registry=zk://{registry}{root}", "cluster.heartbeat_interval_ms=100", f"cluster.key_dir={tmp_path}")
     async with connected(registry) as zookeeper, started(*options) as one, started(*options, "drain_s=600") as other:
         other_port = int((await other.running())["http_port"])
         await one.running()
         await one.until(lambda: "peer alive" in one.out)
-        assert one.events("file_open_to_all")[0]["path"] == str(secret)
+        assert one.events("file_open_to_all")[0]["path"] == str(key)
         assert "0123456789abcdef" not in one.text
         other.kill(signal.SIGTERM)
 

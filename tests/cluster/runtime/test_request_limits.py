@@ -79,7 +79,7 @@ class Host:
     def __init__(self, clock: Clock) -> None:
         self.options, self.turn, self.proofs = Options(), clock.turn, False
         self.lender = Lender(self._acquire, lambda _worker: 1 << 60, 10)
-        self.ids = MessageIDs(ClusterOptions(), False, lambda: 0.0)
+        self.ids = MessageIDs(ClusterOptions())
         self.streams: dict[int, PublisherStream] = {}
         self._clock = clock
 
@@ -177,7 +177,7 @@ async def test_the_largest_batches_of_fifty_writers_are_worked_off_over_many_tur
         crash=lambda _error: None, framed=None, metrics=SimpleNamespace(histogram=lambda *_: SimpleNamespace(add=lambda _: None)),
         servers_of_clients=(),
     )  # fmt: skip
-    service = MailService(context, MessageIDs(ClusterOptions(), False, lambda: 0.0))
+    service = MailService(context, MessageIDs(ClusterOptions()))
 
     def note(event: mail_ev.Event) -> None:
         if isinstance(event, mail_ev.MailReceived):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.head import HEAD
 from cluster.links.link import LinkCore
-from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from tests.sim.cluster.registry import Node, View
 from tests.sim.cluster.wire import ITEMS, Stream
@@ -312,7 +311,7 @@ class Process:
 
 
 def _peer(node: Node) -> Peer:
-    return Peer(node.endpoint, node.role, *node.address, MAX_PROTOCOL)
+    return Peer(node.endpoint, node.role, *node.address)
 
 
 def sender_of(data: bytes) -> int:

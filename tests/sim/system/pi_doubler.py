@@ -15,7 +15,7 @@ from cluster.runtime.contract import END_OF_TURN
 from pi.digest import Digest
 from pi.doubling import DOUBLING_KIND, Command, Cut, Doubling, Record, Step, cut_in, note_body, rows_body
 from pi.doubling_steps import Act, EndTurn, Standing, Work, status_of, work_of
-from pi.keys import META_VERSION, uin_of
+from pi.keys import uin_of
 from pi.learner import SILENT_S
 from pi.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
 from pixiu.errors import PixiuError
@@ -278,7 +278,7 @@ class Doubler:
         position, rows = machine.position, machine.rows()
         moved = [row for row in sorted(rows.items()) if (uin := uin_of(row[0])) is None or doubling.moves(uin)]
         epoch, counter = position
-        stream.reply(pb.PiLearnReply(snapshot=True, epoch=epoch, counter=counter, form=META_VERSION))
+        stream.reply(pb.PiLearnReply(snapshot=True, epoch=epoch, counter=counter))
         for at in range(0, len(moved), ROWS):
             stream.reply(pb.PiLearnReply(rows=rows_body(position, moved[at : at + ROWS], last=False)))
         stream.reply(pb.PiLearnReply(rows=rows_body(position, [], last=True)))

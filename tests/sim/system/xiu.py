@@ -34,7 +34,7 @@ class Rows:
     """The twin of `xiu.store.Store`: a dict. `durable` is what a crash leaves."""
 
     def __init__(self, durable: tuple[dict[bytes, bytes], Head] | None) -> None:
-        rows, self.head = durable if durable is not None else ({}, Head(runs_from=1))
+        rows, self.head = durable if durable is not None else ({}, Head())
         self.rows = dict(rows)
         self._firsts = sorted(KEY.unpack(key)[1] for key in rows if key[:1] == BLOCKS and len(key) == KEY.size)
 
