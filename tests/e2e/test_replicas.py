@@ -45,24 +45,6 @@ async def make(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[M
             await asyncio.to_thread(replicas.stop)
 
 
-async def test_a_leader_that_is_killed_again_and_again_loses_nothing(make: Make) -> None:
-    replicas = await make("a", "b")
-    times = []
-    async with Writers(replicas) as writers:
-        await writers.wait_more(100)
-        for _ in range(ROUNDS):
-            leader = await replicas.wait_leader()
-            replicas.send_signal(leader, signal.SIGKILL)
-            times.append(await writers.wait_more(50))
-            replicas.start(leader)
-            await replicas.wait_in_sync(2)
-            await writers.wait_more(50)
-    print(
-        f"\nfrom a kill to the next acknowledgement: {', '.join(f'{t:.2f} s' for t in times)}; writes {len(writers.acknowledged)}"
-    )
-    writers.check(await replicas.wait_equal("a", "b"))
-
-
 async def test_a_leader_that_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
     replicas = await make("a", "b", "c")
     async with Writers(replicas) as writers:

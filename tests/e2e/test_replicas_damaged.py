@@ -93,26 +93,6 @@ async def test_a_leader_with_a_full_disk_hands_over_to_a_replica_with_space(make
     writers.check(await replicas.wait_equal("a", "b"))
 
 
-async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, disk: Path) -> None:
-    replicas = await make("a", folder=disk)
-    async with Writers(replicas, payload_bytes=100) as writers:
-        await writers.wait_more(100)
-        assert await replicas.leader() == "a"
-        ballast = fill(disk)
-
-        async def refused() -> bool:
-            return writers.refusals.get("DISK_FULL", 0) > 20
-
-        await until(refused, "refusals")
-        assert await replicas.leader() == "a"
-        read = json.loads(await replicas.call("a", "Read"))
-        assert writers.acknowledged.keys() <= read.keys()
-        ballast.unlink()
-        await writers.wait_more(100)
-        assert await replicas.leader() == "a"
-    writers.check(await replicas.wait_equal("a"))
-
-
 async def test_a_leader_whose_disk_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
     replicas = await make("a", "b", "c")
     async with Writers(replicas) as writers:
