@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -185,29 +183,6 @@ def leader_of(store: Store, partition: int) -> dict[str, Any]:
         return {}
 
     return wait_for(look, f"a leader of partition {partition}")
-
-
-def test_a_leader_dies_under_a_stream(spark: Any, store: Store, tmp_path: Path) -> None:
-    users = store.users(4)
-    sent = store.send(users, [b"before %d" % number for number in range(500)])
-    query = (
-        stream(spark, store, maxOffsetsPerTrigger=200, failOnDataLoss="true")
-        .writeStream.format("parquet")
-        .option("path", str(tmp_path / "rows"))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .start()
-    )
-    try:
-        wait_for(lambda: len(query.recentProgress) > 1 or query.exception(), "micro-batches")
-        os.kill(leader_of(store, users[0] % 2)["pid"], signal.SIGKILL)
-        sent |= store.send(users, [b"after %d" % number for number in range(500)])
-        assert query.exception() is None
-    finally:
-        query.stop()
-    to_parquet(stream(spark, store), tmp_path)
-    rows = spark.read.parquet(str(tmp_path / "rows")).where(f"key in ({of(*users)})").collect()
-    assert Counter(row.msg_id for row in rows) == Counter(list(sent))
-    store.cluster.wait_healthy()
 
 
 def test_a_sink_that_is_run_again_stores_once(spark: Any, store: Store, tmp_path: Path) -> None:
