@@ -27,6 +27,7 @@ SAMPLE_LOG_S = 2_413
 """How long the sample is in its own time, seconds."""
 OUTLASTS_S = 120
 """How long it is made to last where it must outlast what is done meanwhile, also beside other work; it is ended then."""
+SMALL = ["--proxies=1", "--gateways=1", "--brokers=1", "--routers=1", "--relays=0"]
 ENOUGH = 1_000
 """Deliveries that must come after that."""
 
@@ -151,7 +152,7 @@ def test_an_outage_of_zookeeper_changes_nothing(tmp_path: Path) -> None:
     away_s = 14.0
     with (
         own_zookeeper(tmp_path / "zookeeper") as (port, (start, servers)),
-        running_cluster(tmp_path, "--registry", f"zk://127.0.0.1:{port}/pubsub") as cluster,
+        running_cluster(tmp_path, *SMALL, "--registry", f"zk://127.0.0.1:{port}/pubsub") as cluster,
     ):
         before = {p["endpoint"] for p in cluster.status()["processes"]}
         with Replay(cluster, OUTLASTS_S) as replay:
