@@ -2,6 +2,7 @@
 
     python scripts/newcomer.py                 # what is installed here stands for what a newcomer downloads
     python scripts/newcomer.py --download      # nothing stands for anything: the package index, nothing pinned but by README
+    python scripts/newcomer.py --brief         # without what other tests of the suite play, as the suite calls it
 
 Each command runs in a terminal of its own, as one types while `make run` goes on in the first one; what README says of it must
 come, and Ctrl-C ends what does not end by itself. README uses the usual ports of MQTT and ZooKeeper: the commands run in a network
@@ -72,6 +73,7 @@ class Play(NamedTuple):
         seen: the command that must show this one's message, and how; it is given again until then.
         outside: needs the package index, so that it runs outside of the network of its own.
         last: after Ctrl-C has ended everything else.
+        elsewhere: the test that plays it, so that `--brief` leaves it out.
     """
 
     shows: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ class Play(NamedTuple):
     seen: tuple[str, str] | None = None
     outside: bool = False
     last: bool = False
+    elsewhere: str = ""
 
 
 PX: Final = ".venv/bin/pixiu"
@@ -106,10 +109,12 @@ PLAYED: Final[dict[str, Play]] = {
     f"{PX} inbox list 7": Play(shows=("kept for you",)),
     f"{PX} probe": Play(shows=("total .*ms", "all .*paths work")),
     f"{PX} double broker --dry-run": Play(shows=("broker: .* partitions",)),
-    f"{PX} pipeline audit": Play(meanwhile=True, shows=("Audit of mail", "entries")),
+    f"{PX} pipeline audit": Play(
+        meanwhile=True, shows=("Audit of mail", "entries"), elsewhere="tests/pipeline/test_jobs.py::TestOnACluster::test_commands"
+    ),
     f"{PX} replay FILE.jsonl.gz --speed 1000": Play(shows=(*REPORT, "every promise was kept")),
-    f"{PX} up": Play(last=True, stays=True, shows=("are Running",)),
-    "pip install ./pixiu": Play(outside=True, shows=("Successfully installed .*pixiu-sdk",)),
+    f"{PX} up": Play(last=True, stays=True, shows=("are Running",), elsewhere="tests/cli/test_up_e2e.py"),
+    "pip install ./pixiu": Play(outside=True, shows=("Successfully installed .*pixiu-sdk",), elsewhere="tests/e2e/test_wheels.py"),
     "import asyncio": Play(shows=(r"b'(hello|and more|go)'", "b'kept for you'")),
     # To its last mail: Ctrl-C while mails come may hang the stock client, whose signal handler takes a lock that it may hold.
     "mosquitto_sub -c -i phone:mine -u 7 -q 1 -t user/7": Play(stays=True, later=("kept for you", "(?m)^999$")),
@@ -257,13 +262,14 @@ class Newcomer:
     Args:
         folder: an empty one, for the copy, an environment and outputs.
         download: nothing that is installed here stands for a download.
+        brief: snippets run in the environment of `make run`, and nothing else is installed.
     """
 
-    def __init__(self, folder: Path, *, download: bool) -> None:
+    def __init__(self, folder: Path, *, download: bool, brief: bool) -> None:
         self._copy = folder / "pixiu"
-        self._sdk = folder / "empty"
+        self._sdk = self._copy / ".venv" if brief else folder / "empty"
         self._outputs = folder / "outputs"
-        self._download = download
+        self._download, self._brief = download, brief
         self._open: list[Terminal] = []
         self._all: list[Terminal] = []
         left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
@@ -296,7 +302,9 @@ class Newcomer:
         self._must("make .venv/.server")
 
     def install_sdk(self, found: list[Step]) -> None:
-        """In an empty environment."""
+        """In an empty environment; where snippets run in `make run`'s, it is there."""
+        if self._brief:
+            return
         self._must(f"'{sys.executable}' -m venv '{self._sdk}'")
         for step in found:
             if (play := PLAYED.get(name_of(step))) and play.outside:
@@ -361,7 +369,7 @@ class Newcomer:
         if step.language != SNIPPET:
             return self._terminal(step.text, step.text, self._environment)
         end = time.monotonic() + 2 * PATIENT_S
-        while not (self._sdk / INSTALLED).exists():
+        while not self._brief and not (self._sdk / INSTALLED).exists():
             if time.monotonic() > end:
                 raise Astray("the SDK was not installed in time")
             time.sleep(0.05)
@@ -424,15 +432,15 @@ def _own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _play_all(folder: Path, found: list[Step], *, download: bool) -> int:
+def _play_all(folder: Path, found: list[Step], *, download: bool, brief: bool) -> int:
     network = own_network()
     if not network and (ports := taken()):
         log(f"no network of its own is allowed here, and the ports {', '.join(map(str, ports))} are taken")
         return CANNOT
-    newcomer = Newcomer(folder, download=download)
+    newcomer = Newcomer(folder, download=download, brief=brief)
     newcomer.clone()
     newcomer.make_environment()
-    options = ["--own-network"] * bool(network) + ["--download"] * download
+    options = ["--own-network"] * bool(network) + ["--download"] * download + ["--brief"] * brief
     reader = subprocess.Popen([*network, sys.executable, __file__, "--in", str(folder), *options])
     try:
         newcomer.install_sdk(found)
@@ -446,6 +454,7 @@ def main() -> int:
     """Play it. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--download", action="store_true", help="nothing that is installed here stands for a download")
+    parser.add_argument("--brief", action="store_true", help="without what other tests of the suite play")
     parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--own-network", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -454,13 +463,15 @@ def main() -> int:
     if problems := unplayed(found):
         log("\n".join(problems))
         return 1
+    if arguments.brief:
+        found = [step for step in found if not ((play := PLAYED.get(name_of(step))) and play.elsewhere)]
     try:
         if arguments.folder is None:
             with _own_folder() as folder:
-                return _play_all(folder, found, download=arguments.download)
+                return _play_all(folder, found, download=arguments.download, brief=arguments.brief)
         if arguments.own_network:
             raise_loopback()
-        Newcomer(arguments.folder, download=arguments.download).read(found)
+        Newcomer(arguments.folder, download=arguments.download, brief=arguments.brief).read(found)
     except Astray as astray:
         log(str(astray))
         return 1

@@ -23,6 +23,7 @@ from pixiu.ids import snowflake
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.record import encode as record_of
+from tests.support.for_each import for_each
 
 UIN = 7
 SENT_MS = 1_700_000_000_000
@@ -282,7 +283,7 @@ def test_what_is_given_back_comes_next_and_what_is_acknowledged_does_not() -> No
     assert take(intake) == []
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_each("seed", range(30))
 def test_random_faults_lose_and_repeat_nothing(seed: int) -> None:
     """Streams and acknowledgements are lost, the relay keeps its window: each MsgID once, in order, all acknowledged."""
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.reader import RESUME_S, Read
 from pixiu.discovery.view import Layout, RoleLayout
+from tests.support.for_each import for_each
 from tests.support.registry_model import Registrar, RegistryModel, SimulatedProcess
 from tests.support.zookeeper import make_node
 
@@ -135,7 +136,7 @@ def test_a_read_that_failed_is_asked_again_and_no_other() -> None:
     assert len(process.reads) == 1 + 2 + 2 + 32 + 104
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each("seed", range(8))
 def test_whatever_happens_the_view_is_the_registry_in_the_end(seed: int) -> None:
     random = Random(seed)
     model = RegistryModel()

@@ -23,6 +23,7 @@ from pixiu.discovery.view import (
     ViewReducer,
 )
 from pixiu.ids import EndpointID
+from tests.support.for_each import for_each
 
 
 def node(number: int, role: str = "router", partition: int = 0, state: NodeState = NodeState.RUNNING, port: int = 0) -> Node:
@@ -286,7 +287,7 @@ def test_an_older_layout_is_ignored_and_a_missing_one_keeps_what_is_known() -> N
     assert reducer.step(Scan((), newest), 3.0) == View(newest)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_whatever_happens_a_registered_node_is_in_the_view_once_and_a_view_is_emitted_only_on_change(seed: int) -> None:
     chance = random.Random(seed)
     reducer = ViewReducer()

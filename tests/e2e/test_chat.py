@@ -147,7 +147,7 @@ async def test_the_users_of_a_killed_gateway_are_offline(cluster: LocalCluster) 
     await asyncio.to_thread(cluster.wait_healthy)
 
 
-async def test_a_cluster_without_relays_carries_rooms_and_says_what_is_missing(tmp_path: Path) -> None:
+async def test_a_cluster_of_rooms_alone_says_what_is_missing(tmp_path: Path) -> None:
     small = ["--proxies", "1", "--gateways", "1", "--brokers", "1", "--routers", "1", "--relays", "0"]
     with running_cluster(tmp_path, *small, "--broker-replicas", "1", "--router-replicas", "1") as cluster:
         async with pixiu.connect(cluster.target, uin=7) as px:
@@ -160,3 +160,7 @@ async def test_a_cluster_without_relays_carries_rooms_and_says_what_is_missing(t
         with paho_client(cluster.mqtt_ports()[0], "7") as (client, _, told):
             client.subscribe("user/7")
             assert await asyncio.to_thread(told.get, timeout=WAIT_S) == "subscribed [128]"
+        refused = await asyncio.to_thread(cluster.pixiu, "send", "--mail", "--user", "7", "x")
+        assert refused.returncode == 2
+        assert "this cluster keeps no mail: it has no Xiu or no Pi" in refused.stderr
+        assert "this cluster keeps no inboxes" in (await asyncio.to_thread(cluster.pixiu, "inbox list", "7")).stderr

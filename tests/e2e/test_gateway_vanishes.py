@@ -12,13 +12,9 @@ import urllib.request
 from typing import Any
 
 import paho.mqtt.client as paho
-import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-import pixiu
 from tests.support.cluster import LocalCluster, wait_for
-from tests.support.fleet import Fleet, Player
-from tests.support.waiting import until
 
 ROOMS = range(3000, 3040)
 """So that every partition and replica has some."""
@@ -83,40 +79,3 @@ def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cl
         for client in clients:
             client.close()
     cluster.wait_healthy()
-
-
-async def reached(player: Player, wanted: list[bytes]) -> None:
-    """Wait until a user has had these, and nothing else or twice."""
-    await until(lambda: set(wanted) <= set(player.got), lambda: f"{len(player.got)} of {len(wanted)} came to port {player.port}")
-    assert player.got == dict.fromkeys(wanted, 1)
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["leaves_then_comes", "comes_then_leaves"])
-async def test_a_user_who_moves_is_reached_at_once_on_either_gateway(cluster: LocalCluster, overlap: bool) -> None:
-    """From a higher instance number to a lower one and back: whose messages are compared by their IDs alone would lose one move.
-
-    Each message is sent once, right after the subscription was confirmed.
-    """
-    fleet = Fleet(cluster)
-    high, low = sorted(fleet.of("gateway"), key=lambda process: -int(process["instance"]))[:2]
-    assert high["instance"] > low["instance"]
-    uin = 600_000 + overlap
-    user: Player | None = None
-    async with pixiu.connect(cluster.target) as px:
-        for process in (high, low, high, low, high):
-            before = user
-            user = Player(int(process["mqtt"].rpartition(":")[2]), uin, ROOMS, chat=True)
-            if before is not None and not overlap:
-                await before.client.close()
-            await user.come()
-            if before is not None and overlap:
-                await before.client.close()
-            wanted = [b"%d on %d" % (room, process["instance"]) for room in ROOMS]
-            for room, payload in zip(ROOMS, wanted, strict=True):
-                await px.room(room).send(payload)
-            wanted.append(b"chat on %d" % process["instance"])
-            await px.user(uin).chat(wanted[-1])
-            await reached(user, wanted)
-        assert user is not None
-        await user.client.close()
-    await fleet.until_equal()

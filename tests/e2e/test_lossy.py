@@ -215,24 +215,6 @@ async def test_a_receipt_of_a_room_says_that_a_gateway_has_delivered(fleet: Loss
             assert len(some) / SIGNALS < expected + 5 * sqrt(expected * (1 - expected) / SIGNALS)
 
 
-@pytest.mark.parametrize("loss", [0.05, 0.3])
-async def test_signals_without_receipts_are_lost_as_often_as_three_ways_of_two_hops(fleet: LossyFleet, loss: float) -> None:
-    """A room on two gateways. Above 5 % only records are lost, or processes would take each other for dead."""
-    room, p = 8500, loss
-    faults = LOSSY if loss == LOSSY.lost else Faults(loss, LOSSY.repeated, LOSSY.reordered, frozenset({RECORDS}))
-    async with players(fleet, IN_ONE_ROOM, 300_000, lambda _: [room]) as found:
-        with fleet.network.faults(faults):
-            payloads = await send_signals(fleet, lambda _: room, receipts=False)
-        await the_end(fleet, room, found)
-        expected = (1 - (1 - p) ** 2) ** 3
-        error = sqrt(expected * (1 - expected) / SIGNALS)
-        assert {count for player in found for count in player.got.values()} == {1}, "something came twice"
-        lost = 1 - sum(player.got.total() for player in found) / (IN_ONE_ROOM * len(payloads))
-        print(f"\nlost {lost:.4%} at p = {p}, expected {expected:.4%} ± {error:.4%}")
-        # The gateways share their first hop, so that the error is that of the signals alone, not of the deliveries.
-        assert abs(lost - expected) < 5 * error
-
-
 async def test_records_lost_on_each_hop_are_the_gaps_counted(fleet: LossyFleet) -> None:
     """Room messages: sent = received + gaps on each path, and the network's own count is that of the gaps."""
     room, messages = 8600, 1000 * TIMES

@@ -8,7 +8,6 @@ import os
 import signal
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -186,12 +185,3 @@ async def test_a_proxy_that_takes_rooms_alone_refuses_mail(roles: Roles) -> None
     async with pixiu.connect(node.address) as px:
         with pytest.raises(pixiu.NotServed, match=r"proxy\.kinds"):
             await px.user(7).mail(b"x")
-
-
-def test_a_cluster_without_stores_refuses_mail(tmp_path: Path) -> None:
-    without = ["--proxies=2", "--relays=0"]
-    with running_cluster(tmp_path, *SMALL, *without) as cluster:
-        refused = cluster.pixiu("send", "--mail", "--user", "7", "x")
-        assert refused.returncode == 2
-        assert "this cluster keeps no mail: it has no Xiu or no Pi" in refused.stderr
-        assert "this cluster keeps no inboxes" in cluster.pixiu("inbox list", "7").stderr

@@ -13,8 +13,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,49 +183,3 @@ async def test_mosquitto_sub_gets_everything_that_was_sent_while_it_was_away(clu
     begin = arrivals.found[0][0]
     arrivals.found = [(number - begin, dup) for number, dup in arrivals.found]
     arrivals.check(sent - begin, breaks)
-
-
-def metric(process: dict[str, Any], name: str) -> float:
-    """A figure of a process without labels of its own."""
-    with urllib.request.urlopen(f"{process['http']}/metrics", timeout=WAIT_S) as reply:
-        lines = reply.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"pixiu_{process['role']}_{name}{{"))
-
-
-def test_messages_of_paced_loops_come_in_order_and_are_confirmed_over_frames(cluster: LocalCluster) -> None:
-    ports, came, confirmed = cluster.mqtt_ports(), list[int](), list[int]()
-    there = threading.Event()
-    reader = paho.Client(CallbackAPIVersion.VERSION2, "paced-reader")
-    reader.on_connect = lambda c, *_: c.subscribe("room/4400", 0)
-    reader.on_subscribe = lambda *_: there.set()
-    reader.on_message = lambda _client, _data, message: came.append(int(message.payload))
-    writer = paho.Client(CallbackAPIVersion.VERSION2, "paced-writer")
-    writer.on_publish = lambda _client, _data, number, *_: confirmed.append(number)
-    sent = 0
-    for client, port in ((reader, ports[0]), (writer, ports[1])):
-        client.connect("127.0.0.1", port, keepalive=60)
-        client.loop_start()
-    assert there.wait(WAIT_S), "no SUBACK"
-
-    def flow() -> bool:
-        """Half a second of messages, one by one."""
-        nonlocal sent
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            writer.publish("room/4400", b"%d" % sent, 0)
-            sent += 1
-            time.sleep(0.0005)
-        return all(metric(cluster.processes(role)[0], "loop_rests_total") for role in PACED[:2])
-
-    wait_for(flow, "rests of the proxy and the broker")
-    confirmed.clear()
-    for _ in range(200):
-        writer.publish("room/4400", b"%d" % sent, 1)
-        sent += 1
-    wait_for(lambda: len(confirmed) >= 200, "confirmations")
-    wait_for(lambda: len(came) == sent, "all messages")
-    assert came == list(range(sent))
-    assert metric(cluster.processes("proxy")[0], "framed_streams_total") >= 1
-    for client in (writer, reader):
-        client.disconnect()
-        client.loop_stop()

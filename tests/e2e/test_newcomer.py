@@ -1,4 +1,4 @@
-"""README from top to bottom, every command and snippet as printed, as `scripts/newcomer.py` plays it."""
+"""README from top to bottom, every command and snippet as printed, as `scripts/newcomer.py --brief` plays it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.newcomer import CANNOT, ROOT, Step, Terminal, steps, unplayed
+from scripts.newcomer import CANNOT, PLAYED, ROOT, Step, Terminal, steps, unplayed
 
 PATIENT_S = 540.0
 README = (ROOT / "README.md").read_text()
@@ -34,6 +34,13 @@ def test_every_command_and_snippet_of_readme_is_played_or_named() -> None:
 def test_what_is_neither_is_found(more: str, what: str) -> None:
     (problem,) = unplayed(steps(README + more))
     assert problem.endswith(what)
+
+
+def test_what_a_brief_play_leaves_out_is_played_by_a_test_that_exists() -> None:
+    places = [play.elsewhere.split("::") for play in PLAYED.values() if play.elsewhere]
+    assert len(places) == 3
+    for file, *names in places:
+        assert all(name in (ROOT / file).read_text() for name in names), file
 
 
 def test_a_command_that_readme_has_no_longer_is_found() -> None:
@@ -65,7 +72,10 @@ def test_readme_is_played_from_top_to_bottom() -> None:
     if not shutil.which("make") or not shutil.which("git"):
         pytest.skip("README needs git and make")
     script = subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts" / "newcomer.py")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, str(ROOT / "scripts" / "newcomer.py"), "--brief"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         shown, _ = script.communicate(timeout=PATIENT_S)

@@ -13,7 +13,7 @@ from pixiu.discovery.node import Node
 from pixiu.wire.inbox_operations import AddDevice, Code
 from tests.support.alerts import until_firing
 from tests.support.disks import fill, small_disk
-from tests.support.pi import Lost, PiClient, acknowledges, appends, message
+from tests.support.pi import PiClient, acknowledges, appends, message
 from tests.support.roles import Roles
 from tests.support.waiting import until
 
@@ -79,50 +79,6 @@ async def test_a_leaders_limits_are_in_force_when_it_has_taken_office(roles: Rol
         return sent > 3 and len(found.seqs) == 3 and found.gap == sent - 3
 
     await until(capped, "an inbox at its cap")
-    await client.close()
-
-
-async def test_kill_nine_in_a_loop_loses_nothing_and_repeats_nothing(roles: Roles) -> None:
-    await roles.layout(pi=1)
-    sent = 0
-    known: dict[int, int] = {}
-    """MsgID → InboxSeq of everything that was acknowledged."""
-    for round_number in range(5):
-        roles.start("pi-0", partition=0, flush_interval_s=0.05, segment_mb=1)
-        client, epoch = await connect(roles)
-        open_batches: list[tuple[list[int], asyncio.Future[object]]] = []
-        unknown = [number for number in range(1, sent + 1) if message(number) not in known]
-        for start in range(40 if round_number < 4 else 1):
-            numbers = unknown if start == 0 else list(range(sent + 1, sent + 26))
-            sent = max(sent, numbers[-1]) if numbers else sent
-            pairs = [(message(number), UIN) for number in numbers]
-            if pairs:
-                open_batches.append((numbers, client.begin(appends(epoch, *pairs))))  # type: ignore[arg-type]
-            await asyncio.sleep(0)
-            if start == 20 + round_number:
-                await open_batches[-10][1]
-        if round_number < 4:
-            roles.send_signal("pi-0", signal.SIGKILL)
-        for numbers, future in open_batches:
-            try:
-                async with asyncio.timeout(60):
-                    reply = await future
-            except Lost:
-                continue
-            assert not reply.code, reply  # type: ignore[attr-defined]
-            for number, seq in zip(numbers, reply.results, strict=True):  # type: ignore[attr-defined]
-                assert known.setdefault(message(number), seq) == seq
-        if round_number < 4:
-            await client.close()
-    assert len(known) == sent >= 500
-    session = await client.session(UIN)
-    found: list[tuple[int, int]] = []
-    while len(found) < sent:
-        page = await client.read(UIN, session, start=len(found))
-        assert page.seqs, page
-        found += zip(page.seqs, page.msg_ids, strict=True)
-    assert [seq for seq, _ in found] == list(range(1, sent + 1))
-    assert {msg_id: seq for seq, msg_id in found} == known
     await client.close()
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
-import pixiu
-from pixiu.client.inbox_view import InboxView
-from pixiu.client.mail_writer import MailWriter
 from pixiu.wire.v1 import doubling_pb2 as pb
 from tests.history.checker import check, report
 from tests.history.record import Fault, History
@@ -46,128 +40,6 @@ async def start_all(roles: Roles, *pis: str) -> None:
 def start_pi(roles: Roles, partition: int, *names: str) -> None:
     for name in names:
         roles.start(name, partition=partition, flush_interval_s=0.1, clock_interval_s=0.5)
-
-
-class Conversation:
-    """One writer that stays open and a device of each user that stays online, and how long each user's mail took."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self.got: dict[int, list[int]] = {uin: [] for uin in USERS}
-        self.sent: dict[int, list[int]] = {uin: [] for uin in USERS}
-        self.confirmed = 0
-        self.longest_s = 0.0
-        self._stopping = False
-
-    async def run(self, writer: MailWriter) -> None:
-        """Send to everybody in turn until told to end."""
-        waiting: set[asyncio.Task[None]] = set()
-        number = 0
-        while not self._stopping:
-            await writer.room()
-            number += 1
-            uin = USERS[number % len(USERS)]
-            receivers = [uin, USERS[(number + 1) % len(USERS)]] if number % 7 == 0 else [uin]
-            receipt = writer.send(uin, b"%d" % number, to=receivers[1:])
-            for each in receivers:
-                self.sent[each].append(receipt.id)
-            task = asyncio.create_task(self._confirmed(receipt, time.monotonic()))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-            await asyncio.sleep(PACE_S)
-        await writer.wait_finished()
-        await asyncio.gather(*waiting)
-
-    async def _confirmed(self, receipt: object, began: float) -> None:
-        await receipt  # type: ignore[misc]
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
-        self.confirmed += 1
-
-    async def more(self, count: int) -> None:
-        """So many mails are confirmed and delivered from now on."""
-        confirmed, got = self.confirmed + count, self.delivered + count
-
-        async def came() -> bool:
-            return self.confirmed >= confirmed and self.delivered >= got
-
-        await until(came, f"{count} more mails")
-
-    @property
-    def delivered(self) -> int:
-        return sum(map(len, self.got.values()))
-
-    def stop(self) -> None:
-        self._stopping = True
-
-    @contextlib.asynccontextmanager
-    async def online(self) -> AsyncIterator[None]:
-        """A device of everybody, over one connection each."""
-        async with contextlib.AsyncExitStack() as stack:
-            tasks = []
-            for uin in USERS:
-                px = await stack.enter_async_context(pixiu.connect(self._target, uin=uin))
-                inbox = await stack.enter_async_context(px.inbox(device="phone"))
-                await inbox.ready(timeout_s=60)
-                tasks.append(asyncio.create_task(self._take(uin, inbox)))
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _take(self, uin: int, inbox: pixiu.Inbox) -> None:
-        async for mail in inbox:
-            self.got[uin].append(int(mail.message_id))
-            mail.acknowledge()
-
-
-async def test_writers_and_receivers_go_on_through_two_doublings(roles: Roles) -> None:
-    await start_all(roles, "pi-0")
-    names: dict[int, tuple[str, ...]] = {0: ("pi-0",)}
-    conversation = Conversation(roles.target())
-    async with pixiu.connect(roles.target(), uin=1) as px, px.mail_writer() as writer, conversation.online():
-        sending = asyncio.create_task(conversation.run(writer))
-        await conversation.more(300)
-        async with InboxView(roles.target()) as view:
-            for count in (2, 4):
-                children: dict[int, tuple[str, ...]] = {partition: (f"pi-{partition}",) for partition in range(count // 2, count)}
-                names |= children
-                doubling = PiDoubling(roles, names, doubling=0xD0 + count)
-                await doubling.begin()
-                for partition, own in children.items():
-                    start_pi(roles, partition, *own)
-                await doubling.learn()
-                await conversation.more(100)
-                conversation.longest_s = 0.0
-                await doubling.cut()
-                await conversation.more(200)
-                held = [
-                    [await roles.metric((await roles.running(name))[0], metric) for metric in ("held_total", "held_too_long_total")]
-                    for own in children.values() for name in own
-                ]  # fmt: skip
-                longest = f"the longest wait of a mail {conversation.longest_s * 1000:.0f} ms"
-                print(f"{count} partitions: {longest}; requests that children held, and too long: {held}")
-                lanes = await view.page(USERS[0], (1,), before=view.NEWEST)
-                assert lanes[0].last, "who looks is told where"
-                for parent, child in await doubling.digests():
-                    assert parent == child
-                await doubling.commit()
-                await conversation.more(200)
-                await doubling.clean()
-                await conversation.more(200)
-        conversation.stop()
-        await sending
-        assert writer.counters.streams == 1, "no stream of a writer ended"
-
-        async def all_there() -> bool:
-            return conversation.got == conversation.sent
-
-        await until(all_there, "everything once and in order")
-    # What moved is gone from its parents.
-    for partition, own in names.items():
-        (node,) = await roles.running(*own)
-        assert await roles.metric(node, "leads") == 1, partition
 
 
 async def test_nothing_is_lost_when_leaders_are_killed_in_a_doubling(roles: Roles, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ SAMPLE_LOG_S = 2_413
 """How long the sample is in its own time, seconds."""
 OUTLASTS_S = 120
 """How long it is made to last where it must outlast what is done meanwhile, also beside other work; it is ended then."""
+SMALL = ["--proxies=1", "--gateways=1", "--brokers=1", "--routers=1", "--relays=0"]
 ENOUGH = 1_000
 """Deliveries that must come after that."""
 
@@ -112,14 +113,6 @@ def at_gateways(cluster: LocalCluster, metric: str) -> float:
     return total
 
 
-def test_the_sample_is_carried_exactly(cluster: LocalCluster) -> None:
-    with Replay(cluster, 10) as replay:
-        report = replay.report()
-    assert_exact(report)
-    assert report["sent"] > 2_000
-    assert report["expected"] > 10_000
-
-
 def test_each_role_is_killed_in_turn(cluster: LocalCluster) -> None:
     killed: list[str] = []
     with Replay(cluster, OUTLASTS_S) as replay:
@@ -134,20 +127,6 @@ def test_each_role_is_killed_in_turn(cluster: LocalCluster) -> None:
     assert_nothing_wrong(report)
     assert [death["endpoint"] for death in report["deaths"]] == killed
     assert report["lost"] == report["explained"]
-
-
-def test_draining_loses_nothing(cluster: LocalCluster) -> None:
-    """SIGTERM: the process leaves in good order, and comes back as the supervisor restarts it."""
-    with Replay(cluster, OUTLASTS_S) as replay:
-        for role in ("proxy", "broker", "router"):
-            cluster.wait_healthy()
-            victim = cluster.processes(role)[0]
-            os.kill(victim["pid"], signal.SIGTERM)
-            wait_until_gone(cluster, victim["pid"])
-            cluster.wait_healthy()
-        report = replay.enough()
-    assert_nothing_wrong(report)
-    assert report["lost"] == 0
 
 
 @contextlib.contextmanager
@@ -173,7 +152,7 @@ def test_an_outage_of_zookeeper_changes_nothing(tmp_path: Path) -> None:
     away_s = 14.0
     with (
         own_zookeeper(tmp_path / "zookeeper") as (port, (start, servers)),
-        running_cluster(tmp_path, "--registry", f"zk://127.0.0.1:{port}/pubsub") as cluster,
+        running_cluster(tmp_path, *SMALL, "--registry", f"zk://127.0.0.1:{port}/pubsub") as cluster,
     ):
         before = {p["endpoint"] for p in cluster.status()["processes"]}
         with Replay(cluster, OUTLASTS_S) as replay:

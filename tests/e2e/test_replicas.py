@@ -45,24 +45,6 @@ async def make(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[M
             await asyncio.to_thread(replicas.stop)
 
 
-async def test_a_leader_that_is_killed_again_and_again_loses_nothing(make: Make) -> None:
-    replicas = await make("a", "b")
-    times = []
-    async with Writers(replicas) as writers:
-        await writers.wait_more(100)
-        for _ in range(ROUNDS):
-            leader = await replicas.wait_leader()
-            replicas.send_signal(leader, signal.SIGKILL)
-            times.append(await writers.wait_more(50))
-            replicas.start(leader)
-            await replicas.wait_in_sync(2)
-            await writers.wait_more(50)
-    print(
-        f"\nfrom a kill to the next acknowledgement: {', '.join(f'{t:.2f} s' for t in times)}; writes {len(writers.acknowledged)}"
-    )
-    writers.check(await replicas.wait_equal("a", "b"))
-
-
 async def test_a_leader_that_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
     replicas = await make("a", "b", "c")
     async with Writers(replicas) as writers:
@@ -79,21 +61,6 @@ async def test_a_leader_that_hangs_is_replaced_and_follows_when_it_is_back(make:
         await writers.wait_more()
     print(f"\nfrom a leader that hangs to the next acknowledgement: {waited:.2f} s")
     writers.check(await replicas.wait_equal("a", "b", "c"))
-
-
-async def test_a_follower_that_hangs_leaves_the_set_and_comes_back(make: Make) -> None:
-    replicas = await make("a", "b")
-    async with Writers(replicas) as writers:
-        await writers.wait_more(100)
-        leader = await replicas.wait_leader()
-        follower = "b" if leader == "a" else "a"
-        replicas.send_signal(follower, signal.SIGSTOP)
-        await writers.wait_more()
-        await replicas.wait_in_sync(1, follower)
-        replicas.send_signal(follower, signal.SIGCONT)
-        await replicas.wait_in_sync(2)
-        assert await replicas.leader() == leader
-    writers.check(await replicas.wait_equal("a", "b"))
 
 
 async def test_an_outage_of_zookeeper_stops_nothing_while_all_replicas_live(make: Make, own_server: EmbeddedZooKeeper) -> None:
@@ -136,45 +103,3 @@ async def test_sessions_that_end_make_new_incarnations(make: Make, own_server: E
 async def incarnations(replicas: Replicas) -> dict[str, int]:
     """Of every replica."""
     return {name: (await replicas.status(name)).get("incarnation", 0) for name in replicas.live()}
-
-
-async def test_a_replica_that_was_away_for_long_takes_a_snapshot(make: Make) -> None:
-    replicas = await make("a", "b", segment_bytes=20_000)
-    async with Writers(replicas, payload_bytes=100) as writers:
-        await writers.wait_more(100)
-        leader = await replicas.wait_leader()
-        away = "b" if leader == "a" else "a"
-        replicas.send_signal(away, signal.SIGKILL)
-        await replicas.wait_in_sync(1)
-        await writers.wait_more(1000)
-
-        async def trimmed() -> bool:
-            return bool((await replicas.status(leader))["first"] > 1000)
-
-        await until(trimmed, "a log that begins later")
-        replicas.start(away)
-        await replicas.wait_in_sync(2)
-        assert (await replicas.status(away))["first"] > 1000
-        await writers.wait_more(100)
-    writers.check(await replicas.wait_equal("a", "b"))
-    assert "replica_snapshot_sent" in replicas.log(leader)
-    for name in ("a", "b"):  # and it starts from the snapshot's state
-        replicas.send_signal(name, signal.SIGKILL)
-    replicas.start("a", "b")
-    await replicas.wait_in_sync(2)
-    writers.check(await replicas.wait_equal("a", "b"))
-
-
-async def test_a_drained_leader_hands_over_without_waiting_for_its_session(make: Make) -> None:
-    replicas = await make("a", "b", session_timeout_s=10.0)
-    async with Writers(replicas) as writers:
-        await writers.wait_more(100)
-        leader = await replicas.wait_leader()
-        replicas.send_signal(leader, signal.SIGTERM)
-        assert await replicas.wait_end(leader) == 0
-        await writers.wait_more()
-        await replicas.wait_in_sync(1)
-    assert "drain_failed" not in replicas.log(leader)
-    other = await replicas.wait_leader()
-    writers.check(await replicas.dump(other))
-    assert "Traceback" not in replicas.log(leader)

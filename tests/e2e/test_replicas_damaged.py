@@ -72,11 +72,6 @@ def flip_a_byte(log: Path) -> None:
     segment.write_bytes(data)
 
 
-async def told(replicas: Replicas, name: str) -> bool:
-    """Whether a replica has said that it is damaged."""
-    return "replica_damaged" in replicas.log(name)
-
-
 async def test_a_leader_with_a_full_disk_hands_over_to_a_replica_with_space(make: Make, disk: Path) -> None:
     replicas = await make("a", "b", folder=disk)
     async with Writers(replicas, payload_bytes=100) as writers:
@@ -93,26 +88,6 @@ async def test_a_leader_with_a_full_disk_hands_over_to_a_replica_with_space(make
     writers.check(await replicas.wait_equal("a", "b"))
 
 
-async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, disk: Path) -> None:
-    replicas = await make("a", folder=disk)
-    async with Writers(replicas, payload_bytes=100) as writers:
-        await writers.wait_more(100)
-        assert await replicas.leader() == "a"
-        ballast = fill(disk)
-
-        async def refused() -> bool:
-            return writers.refusals.get("DISK_FULL", 0) > 20
-
-        await until(refused, "refusals")
-        assert await replicas.leader() == "a"
-        read = json.loads(await replicas.call("a", "Read"))
-        assert writers.acknowledged.keys() <= read.keys()
-        ballast.unlink()
-        await writers.wait_more(100)
-        assert await replicas.leader() == "a"
-    writers.check(await replicas.wait_equal("a"))
-
-
 async def test_a_leader_whose_disk_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
     replicas = await make("a", "b", "c")
     async with Writers(replicas) as writers:
@@ -126,41 +101,6 @@ async def test_a_leader_whose_disk_hangs_is_replaced_and_follows_when_it_is_back
         await replicas.wait_in_sync(3)
         assert await replicas.leader() == other
     writers.check(await replicas.wait_equal("a", "b", "c"))
-
-
-async def test_a_damaged_replica_is_repaired_by_the_leader(make: Make) -> None:
-    replicas = await make("a", "b")
-    async with Writers(replicas) as writers:
-        await writers.wait_more(300)
-        leader = await replicas.wait_leader()
-        other = "b" if leader == "a" else "a"
-        replicas.send_signal(other, signal.SIGKILL)
-        flip_a_byte(replicas.folder / other / "replica/log")
-        replicas.start(other)
-        await until(lambda: told(replicas, other), "damage that is told")
-        await replicas.wait_in_sync(2)
-        await writers.wait_more(50)
-    writers.check(await replicas.wait_equal("a", "b"))
-    assert list((replicas.folder / other / "replica/log").glob("*.damaged"))
-
-
-async def test_a_state_that_is_lost_is_taken_from_the_leader(make: Make) -> None:
-    replicas = await make("a", "b", segment_bytes=20_000)
-    async with Writers(replicas, payload_bytes=100) as writers:
-        await writers.wait_more(1000)
-        leader = await replicas.wait_leader()
-        other = "b" if leader == "a" else "a"
-
-        async def trimmed() -> bool:
-            return int((await replicas.status(other)).get("first", 0)) > 0
-
-        await until(trimmed, "a log that begins after the first entry")
-        replicas.send_signal(other, signal.SIGKILL)
-        (replicas.folder / other / "state/state.json").unlink()
-        replicas.start(other)
-        await until(lambda: told(replicas, other), "a loss that is told")
-        await replicas.wait_in_sync(2)
-    writers.check(await replicas.wait_equal("a", "b"))
 
 
 async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says_so(

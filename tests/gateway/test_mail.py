@@ -18,6 +18,7 @@ from pixiu.wire.record import Kind, decode
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import control_pb2, delivery_pb2
 from tests.gateway.world import mails_of, of, runs_of, turn, updates
+from tests.support.for_each import for_each
 
 UIN, KEY, NUMBER = 7, device_key(1, 9), 3
 WALL_MS = 1_700_000_000_000
@@ -332,7 +333,7 @@ def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
             read_batch(wrong)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_a_run_is_written_and_acknowledged_as_its_mails_are_one_by_one(seed: int) -> None:
     rng = random.Random(seed)
     together, apart = Gateway(), Gateway()

@@ -20,7 +20,7 @@ from tests.history.violation import Limits, Rule
 from tests.support.effort import runs
 
 CORRECT = runs("PIXIU_HISTORY_RUNS", local=40, ci=100)
-FORGED = runs("PIXIU_HISTORY_RUNS", local=2, ci=20)
+FORGED = runs("PIXIU_HISTORY_RUNS", local=2, ci=6)
 LONG = runs("PIXIU_HISTORY_STEPS", local=8_000, ci=40_000)
 ODDITIES = {
     "unknown", "unknown, stored", "stored after the time-out", "sent again", "refused", "lost below replicated",

@@ -9,6 +9,7 @@ import pytest
 from pixiu.errors import InvalidArgument
 from pixiu.mqtt import codec
 from pixiu.mqtt.packets import Connect, Disconnect, Packet, Pingreq, Puback, Publish, Reason, Side, Subscribe, Unsubscribe
+from tests.support.for_each import for_each
 
 STREAM: list[Packet] = [
     Connect("client", True, 30, "user", b"pw"),
@@ -23,7 +24,7 @@ STREAM: list[Packet] = [
 DATA = b"".join(codec.encode(packet) for packet in STREAM)
 
 
-@pytest.mark.parametrize("position", range(len(DATA) + 1))
+@for_each("position", range(len(DATA) + 1))
 def test_a_stream_cut_at_every_byte(position: int) -> None:
     decoder = codec.Decoder(Side.SERVER)
     packets = decoder.feed(DATA[:position]) + decoder.feed(DATA[position:])

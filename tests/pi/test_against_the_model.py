@@ -37,6 +37,7 @@ from pixiu.wire.inbox_operations import (
 from tests.pi.memory import HOUR, START_S, MemoryStore, at_us
 from tests.pi.model import Model
 from tests.support.effort import runs
+from tests.support.for_each import for_each
 
 pytestmark = pytest.mark.sim
 
@@ -199,7 +200,7 @@ class World:
         return dict(self.store.scan(b"", b"\xff"))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@for_each("seed", range(SEEDS))
 def test_the_state_does_what_the_model_does_and_every_replica_has_the_same_bytes(seed: int) -> None:
     world = World(seed, MemoryStore())
     held = world.run(150)

@@ -28,6 +28,7 @@ from pixiu.wire.inbox_operations import (
 )
 from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us, entries_in
 from tests.support.effort import runs
+from tests.support.for_each import for_each
 from tests.support.pi import acknowledges, appends, message
 
 SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=30)
@@ -164,7 +165,7 @@ class Run:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", range(SEEDS))
+@for_each("seed", range(SEEDS))
 def test_chunks_answer_as_a_dict_of_entries_and_an_index_would(seed: int) -> None:
     run = Run(seed)
     opened = Entry(1, 1, ENTRY_KIND, at_us(START_S), encode([OpenSessions(b"".join(USER_DEVICE.pack(uin, 0) for uin in UINS))]))

@@ -51,6 +51,7 @@ from pixiu.wire.inbox_operations import (
 )
 from tests.pi.memory import HOUR, MemoryStore, Replica, at_us
 from tests.support.effort import runs
+from tests.support.for_each import for_each
 from tests.support.pi import acknowledges, appends, message
 
 SEEDS = runs("PIXIU_PI_SEEDS", local=8, ci=30)
@@ -184,7 +185,7 @@ class World:
             self.child.replay()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@for_each("seed", range(SEEDS))
 def test_a_child_has_what_its_parent_had_at_the_cut(seed: int) -> None:
     world = World(seed)
     parent, child = world.parent, world.child

@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-import pytest
-
 from pi.ranges import MAX_RANGES, Ranges
+from tests.support.for_each import for_each
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 def test_ranges_are_what_a_set_of_numbers_is(seed: int) -> None:
     random, ranges, numbers = Random(seed), Ranges(), set[int]()
     for _ in range(60):

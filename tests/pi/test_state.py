@@ -32,6 +32,7 @@ from pixiu.wire.inbox_operations import (
     encode_add_device,
 )
 from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us, entries_in
+from tests.support.for_each import for_each
 from tests.support.pi import acknowledges, appends, message
 
 UIN = 7
@@ -219,7 +220,7 @@ def chunked(chunks: int) -> tuple[Replica, MemoryStore]:
     return replica, replica.store
 
 
-@pytest.mark.parametrize("at", range(2 + 9 + 12 + 4))
+@for_each("at", range(2 + 9 + 12 + 4))
 def test_a_flipped_byte_of_a_chunk_is_found_by_the_read_and_others_are_served(at: int) -> None:
     replica, store = chunked(3)
     key = chunk_key(UIN, 1, CHUNK_ENTRIES + 1)

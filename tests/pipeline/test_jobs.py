@@ -235,6 +235,7 @@ class TestOnACluster:
         from pipeline.reading import read
 
         alone, ghost, late, slow = store.users(4)
+        unlucky, missed, away, forgetful = users = store.users(4)
         ordinary = store.send([late, slow], [b"%d" % number for number in range(20)])
         asked: list[dict[str, object]] = []
 
@@ -247,70 +248,54 @@ class TestOnACluster:
         assert ["startingTimestamp" in each for each in asked if "table" not in each] == [True], "it reads its window alone"
         assert clean.findings == 0, clean.to_json()
 
+        # What is forged.
         never = stored_alone(store, alone, [b"a", b"b", b"c"])
         ghosts = [msg_id(ghost % 2, 64, 1 << 40 | number) for number in (1, 2)]
         asyncio.run(listed_alone(store, ghost, ghosts, 4002))
         back = stored_alone(store, late, [b"first", b"second"])
         asyncio.run(listed_alone(store, late, back[::-1], 4003))
         asyncio.run(acknowledged(store, slow, 3, 0b100))
-        got = tmp_path / "got.jsonl"
         some = sorted(ordinary)[:3]
-        lines = [{"msg_id": identity, "uin": ordinary[identity].key} for identity in [*some, some[0]]]
-        got.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        sends = tmp_path / "sends.jsonl"
-        told = [*lines[:3], {"msg_id": 5, "uin": alone}]
-        sends.write_text("".join(json.dumps(line) + "\n" for line in told))
+        got = [{"msg_id": identity, "uin": ordinary[identity].key} for identity in [*some, some[0]]]
+        told = [*got[:3], {"msg_id": 5, "uin": alone}]
 
-        report, found = self.audit(spark, store, unacked_s=0, receipts=str(got), sends=str(sends))
-        rows = {name: [row.asDict() for row in frame.collect()] for name, frame in found.items()}
-        assert {row["msg_id"] for row in rows["never_listed"]} == set(never)
-        assert {row["msg_id"] for row in rows["orphaned"]} == set(ghosts)
-        assert [row["msg_id"] for row in rows["out_of_order"]] == [back[0]]
-        assert (rows["stored_twice"], rows["listed_twice"], rows["dropped"]) == ([], [], [])
-        assert [(row["msg_id"], row["times"]) for row in rows["repeated"]] == [(some[0], 2)]
-        assert [row["msg_id"] for row in rows["lost"]] == [5]
-        assert sorted(row["inbox_seq"] for row in rows["unacknowledged"] if row["uin"] == slow) == [4, 5, 7, 8, 9, 10]
-        assert report.findings == len(never) + len(ghosts) + 1 + 1 + 1
-
-    def test_audit_of_killed_processes_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path) -> None:
-        unlucky, missed, late, forgetful = users = store.users(4)
-        before, _ = self.audit(spark, store)
+        # What happens when processes are killed.
         twice = store.send([forgetful], [b"x", b"y", b"z"])
         came = asyncio.run(delivered(store, forgetful, 3, acknowledge=False))
         came += asyncio.run(delivered(store, forgetful, 2, acknowledge=False))
         assert Counter(came) == Counter([*sorted(twice), *sorted(twice)[:2]])
-
         killed: list[int] = []
-        untold = asyncio.run(listed_and_not_told(store, [missed, late], killed))
-        never = stored_while_pi_dies(store, unlucky, killed)
+        untold = asyncio.run(listed_and_not_told(store, [missed, away], killed))
+        cut_off = stored_while_pi_dies(store, unlucky, killed)
         wait_for(lambda: killed_are_back(store, killed), "processes in place of those that were killed")
-        assert Counter(asyncio.run(delivered(store, late, 3, acknowledge=True))) == Counter(
-            identity for identity, uin in untold.items() if uin == late
+        assert Counter(asyncio.run(delivered(store, away, 3, acknowledge=True))) == Counter(
+            identity for identity, uin in untold.items() if uin == away
         )
+        got += [{"msg_id": identity, "uin": forgetful} for identity in came]
+        told += [{"msg_id": identity, "uin": uin} for identity, uin in (untold | dict.fromkeys(twice, forgetful)).items()]
+        wait_for(lambda: saved(store, away) == 3, "acknowledgements in Pi")
+
         receipts, sends = tmp_path / "receipts.jsonl", tmp_path / "sends.jsonl"
-        receipts.write_text("".join(json.dumps({"msg_id": identity, "uin": forgetful}) + "\n" for identity in came))
-        confirmed = untold | dict.fromkeys(twice, forgetful)
-        sends.write_text("".join(json.dumps({"msg_id": identity, "uin": uin}) + "\n" for identity, uin in confirmed.items()))
-
-        def found() -> tuple[Report, dict[str, list[dict[str, Any]]]]:
-            report, tables = self.audit(spark, store, unacked_s=0, receipts=str(receipts), sends=str(sends))
-            return report, {name: [row.asDict() for row in frame.collect()] for name, frame in tables.items()}
-
-        wait_for(lambda: saved(store, late) == 3, "acknowledgements in Pi")
-        report, rows = found()
-        new = [row for row in rows["never_listed"] if row["key"] in users]
-        assert {(row["msg_id"], row["snowflake_id"], row["key"], row["sender"]) for row in new} == {
-            (identity, snowflake_id, unlucky, 0) for snowflake_id, identity in never.items()
-        }
-        assert len(new) == len(never)
-        assert sorted((row["msg_id"], row["uin"], row["times"]) for row in rows["repeated"]) == [
-            (identity, forgetful, 2) for identity in sorted(twice)[:2]
-        ]
-        assert rows["lost"] == []
+        receipts.write_text("".join(json.dumps(line) + "\n" for line in got))
+        sends.write_text("".join(json.dumps(line) + "\n" for line in told))
+        report, found = self.audit(spark, store, unacked_s=0, receipts=str(receipts), sends=str(sends))
+        rows = {name: [row.asDict() for row in frame.collect()] for name, frame in found.items()}
+        assert {
+            (row["msg_id"], row["snowflake_id"], row["key"], row["sender"]) for row in rows["never_listed"] if row["key"] in users
+        } == {(identity, snowflake_id, unlucky, 0) for snowflake_id, identity in cut_off.items()}
+        assert sorted(row["msg_id"] for row in rows["never_listed"]) == sorted([*never, *cut_off.values()])
+        assert {row["msg_id"] for row in rows["orphaned"]} == set(ghosts)
+        assert [row["msg_id"] for row in rows["out_of_order"]] == [back[0]]
+        assert (rows["stored_twice"], rows["listed_twice"], rows["dropped"]) == ([], [], [])
+        assert sorted((row["msg_id"], row["uin"], row["times"]) for row in rows["repeated"]) == sorted(
+            [(some[0], ordinary[some[0]].key, 2), *((identity, forgetful, 2) for identity in sorted(twice)[:2])]
+        )
+        assert [row["msg_id"] for row in rows["lost"]] == [5]
+        assert sorted(row["inbox_seq"] for row in rows["unacknowledged"] if row["uin"] == slow) == [4, 5, 7, 8, 9, 10]
         assert sorted((row["uin"], row["msg_id"]) for row in rows["unacknowledged"] if row["uin"] in users) == sorted(
             [*((forgetful, each) for each in twice), *((uin, each) for each, uin in untold.items() if uin == missed)]
         ), "what nobody was told of is not wrong; it is unacknowledged as long as it is"
-        assert report.findings == before.findings + len(never) + 2
+        assert report.findings == len(never) + len(cut_off) + len(ghosts) + 1 + 3 + 1
 
     def test_skew_names_the_hot_rooms(self, spark: Any, tmp_path: Path) -> None:
         from pipeline import skew

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.commands import pipeline
+from pipeline.session import SHUFFLE, open_session
 from tests.pipeline.conftest import Store
 from tests.support.cluster import wait_for
 
@@ -26,14 +27,6 @@ END_S = 10.0
 """Daemons of Spark may not hear SIGTERM while they stop."""
 CHEAP = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that runs for seconds."""
-SESSION = """
-import json
-from pyspark.sql import SparkSession
-from pipeline.session import open_session
-spark = open_session("settings")
-print(json.dumps([spark.sparkContext.master, spark.conf.get("spark.sql.shuffle.partitions")]))
-"""
-
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
@@ -139,11 +132,20 @@ def test_a_job_gives_the_same_on_a_master_and_a_worker(
     assert found["messages"] >= sum(range(len(users))) + 300
 
 
-def test_a_local_session_has_few_shuffle_partitions_unless_somebody_wants_more(spark: Any, tmp_path: Path) -> None:
-    assert spark.conf.get("spark.sql.shuffle.partitions") == "2", "as many as local[2] has threads"
+def test_a_local_session_has_few_shuffle_partitions_unless_somebody_wants_more(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    assert spark.conf.get(SHUFFLE) == "2", "as many as local[2] has threads"
     pools = spark._jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()
     assert sum(pool.getUsage().getMax() for pool in pools if "Code" in pool.getName()) >= 239 << 20, "Java's own size"
-    program = tmp_path / "settings.py"
-    program.write_text(SESSION)
-    wanted = ["--master", "local[3]", "--conf", "spark.sql.shuffle.partitions=11"]
-    assert json.loads(submit(*wanted, str(program), cwd=PROJECT, PYTHONPATH=str(PROJECT))) == ["local[3]", "11"]
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # as in a process that has just begun
+    configured = spark.sparkContext._conf._jconf
+    configured.set(SHUFFLE, "11")
+    spark.conf.set(SHUFFLE, "11")
+    try:
+        open_session("settings", "local[2]")
+        assert spark.conf.get(SHUFFLE) == "11"
+    finally:
+        configured.remove(SHUFFLE)
+        open_session("settings", "local[2]")
+    assert spark.conf.get(SHUFFLE) == "2"

@@ -13,7 +13,7 @@ from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World
 from tests.support.effort import runs
 
-SEEDS = min(runs("PIXIU_SIM_SEEDS", local=2, ci=8), 600)
+SEEDS = min(runs("PIXIU_SIM_SEEDS", local=2, ci=4), 600)
 DROP, REPEAT = 0.05, 0.02
 SHAPES = ((1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2))
 """Partitions of routers, of brokers and of relays. Each datagram takes a time of its own, so that many overtake others."""

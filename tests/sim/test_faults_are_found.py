@@ -64,10 +64,10 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
 }
 
 FOUND_AT = {
-    "relay data by GatewayMsgID": 6,
-    "logins out of reach forgotten": 20,
-    "logins judged at once by clocks": 27,
-    "GatewayMsgIDs compared by gateway": 4,
+    "relay data by GatewayMsgID": 2,
+    "logins out of reach forgotten": 4,
+    "logins judged at once by clocks": 30,
+    "GatewayMsgIDs compared by gateway": 3,
     "lists of a room's users kept": 12,
     "feedback removes what is newer": 5,
     "signals forgotten at a restart": 1,

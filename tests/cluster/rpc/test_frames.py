@@ -22,6 +22,7 @@ from cluster.rpc.frames import (
     refusal_payload,
 )
 from pixiu.errors import MalformedData
+from tests.support.for_each import for_each
 
 NONCE = bytes(range(16))
 HELLO = Hello("/pixiu.v1.Xiu/Store", "proxy", 7)
@@ -37,7 +38,7 @@ def pieces(data: bytes, rng: random.Random) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
     rng = random.Random(seed)
     sent = [(rng.choice(list(Kind)), rng.randbytes(rng.choice((0, 1, 4, 5, 300, 9000)))) for _ in range(50)]
@@ -46,7 +47,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None
     assert got == sent
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each("seed", range(50))
 def test_garbage_is_refused_or_waits_within_the_bound(seed: int) -> None:
     rng = random.Random(seed)
     splitter = Splitter(1000)
@@ -84,7 +85,7 @@ def test_a_hello_is_proved_by_any_key_that_is_taken_and_for_one_challenge_only()
     assert read_hello(hello_payload(HELLO, None, NONCE), lambda _role: None, NONCE) == (HELLO, True)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_each("seed", range(100))
 def test_damaged_hellos_challenges_and_refusals_are_refused_and_nothing_else(seed: int) -> None:
     rng = random.Random(seed)
     for whole, read in (

@@ -19,6 +19,7 @@ from relay.delivery.session import TABLE
 from relay.delivery.sessions import Deliveries
 from relay.delivery.states import Cause, State
 from relay.delivery.window import WINDOW_BYTES
+from tests.support.for_each import for_each
 
 LIMITS = Limits(opening=2, fetching=2, max_sessions=4000)
 UIN, GATEWAY = 7, 101
@@ -121,7 +122,7 @@ class Bench:
         return [delivery.seq for delivery in self.delivered]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_a_notice_of_several_entries_does_what_notices_of_one_do(seed: int) -> None:
     rng = random.Random(seed)
     together, apart = Bench(), Bench()

@@ -18,8 +18,8 @@ from tests.sim.delivery import faulty
 from tests.sim.delivery.schedule import Verdict, run
 from tests.support.effort import CI, portion, runs
 
-BLOCK = 30 if CI else 20
-BLOCKS = max(1, runs("PIXIU_DELIVERY_RUNS", local=BLOCK, ci=60) // BLOCK)
+BLOCK = 20
+BLOCKS = max(1, runs("PIXIU_DELIVERY_RUNS", local=BLOCK, ci=40) // BLOCK)
 ENOUGH = {
     "received": 30_000, "received again": 2000, "sent again": 2000, "from notices": 600, "gap markers": 100, "gone": 400,
     "fenced": 100,

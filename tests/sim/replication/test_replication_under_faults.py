@@ -19,8 +19,8 @@ from tests.sim.replication.gray import FULL_LEADER, UNREGISTERED_LEADER, violati
 from tests.sim.replication.schedule import Verdict, run
 from tests.support.effort import CI, portion, runs
 
-BLOCK = 500 if CI else 200
-BLOCKS = max(1, runs("PIXIU_REPLICATION_RUNS", local=BLOCK, ci=400) // BLOCK)
+BLOCK = 250 if CI else 200
+BLOCKS = max(1, runs("PIXIU_REPLICATION_RUNS", local=BLOCK, ci=250) // BLOCK)
 FILE_RUNS = runs("PIXIU_REPLICATION_FILE_RUNS", local=5, ci=8)
 ENOUGH = {
     "acknowledged": 50_000, "promotions": 2000, "shrinks": 500, "grows": 1500, "kills": 1000, "power cuts": 1000, "pauses": 700,
@@ -74,7 +74,7 @@ def test_nothing_is_lost_with_logs_on_real_files(tmp_path: Path, monkeypatch: py
 
 def test_after_a_forced_promotion_the_old_leader_is_not_taken_for_a_copy() -> None:
     bad = {
-        seed: found for seed in range(runs("PIXIU_REPLICATION_FORCED_RUNS", local=25, ci=100)) if (found := forced.violations(seed))
+        seed: found for seed in range(runs("PIXIU_REPLICATION_FORCED_RUNS", local=25, ci=50)) if (found := forced.violations(seed))
     }
     assert not bad
 
