@@ -26,7 +26,7 @@ MAX_BATCH_BYTES: Final = 256 << 10
 MAX_BATCH_RECORDS: Final = 4_000
 """Records of a batch, with the further receivers of mail."""
 MAX_NAMES: Final = 2_000
-"""Rooms, topics and acknowledgements of one SubscribeRequest, which is worked off at once: some 10 ms."""
+"""Rooms, topics and acknowledgements of one SubscribeRequest, which is worked off in pieces."""
 SLICE: Final = 1_000
 """Records that are worked off at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
 BESIDE_BATCH_BYTES: Final = 64 << 10
