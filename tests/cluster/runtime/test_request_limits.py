@@ -128,6 +128,13 @@ class _Parsing(ParseInTurn):
 
         return super()._unparsed(parsing, data)
 
+    async def _parsed(self, parse: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
+        def parsing(given: bytes) -> Any:
+            self._clock.spend(PARSING_S if len(given) > 1024 else 0)
+            return parse(given)
+
+        return await super()._parsed(parsing, data, context)
+
 
 @asynccontextmanager
 async def serving(clock: Clock, add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[grpc.aio.Channel]:
@@ -266,6 +273,40 @@ async def test_whatever_a_publisher_says_of_its_batch_it_is_bounded_first(seed: 
             assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert clock.items == 0
     assert message_bytes_of_client(1 << 20) < 1 << 21
+
+
+class Asked(wire_pb2_grpc.PresenceServicer):
+    """Takes queries, each of as much work as it has names."""
+
+    def __init__(self) -> None:
+        self.uins = 0
+
+    async def Query(self, request: wire_pb2.PresenceRequest, context: Any) -> wire_pb2.PresenceReply:
+        self.uins += len(request.uins)
+        return wire_pb2.PresenceReply()
+
+
+async def test_single_requests_are_parsed_in_their_turn_too() -> None:
+    clock, asked = Clock(), Asked()
+    largest = wire_pb2.PresenceRequest(uins=range(1000))
+    async with serving(clock, lambda server: wire_pb2_grpc.add_PresenceServicer_to_server(asked, server)) as channel:
+        query = wire_pb2_grpc.PresenceStub(channel).Query
+        await asyncio.gather(*(query(largest) for _ in range(STREAMS)))
+    assert asked.uins == STREAMS * 1000
+    assert clock.now == pytest.approx(STREAMS * PARSING_S)
+    assert clock.worst_s <= 2 * TURN_S + PARSING_S + 1e-9
+
+
+async def test_a_single_request_that_cannot_be_parsed_is_the_callers_fault() -> None:
+    clock, asked = Clock(), Asked()
+    async with serving(clock, lambda server: wire_pb2_grpc.add_PresenceServicer_to_server(asked, server)) as channel:
+        raw: Any = channel
+        for path in ("/pixiu.v1.Presence/Query", "/grpc.health.v1.Health/Watch"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await raw.unary_stream(path)(b"\xff" * 2000).read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await raw.unary_unary("/grpc.health.v1.Health/Check")(b"")) == b"\x08\x02"
+    assert not asked.uins
 
 
 class Deaf:
