@@ -331,7 +331,9 @@ class Run:
 
     async def attack(self, path: str, kind: str, seconds: float, addresses: list[str], quiet: tuple[float, float]) -> Row:
         """One kind of attack. quiet: p99 of room and mail before it."""
-        row = Row(path.removeprefix("/pixiu.v1.").removeprefix("/grpc."), kind)
+        many = path.count(",") + 1
+        name = path.removeprefix("/pixiu.v1.").removeprefix("/grpc.") if many == 1 else f"{many} methods of processes"
+        row = Row(name, kind)
         before, gone = self._anonymous_mib(), len(self.cluster.gone)
         most: dict[str, float] = {}
         begin = time.monotonic()
@@ -399,8 +401,7 @@ class Run:
             if not wanted or any(word == "peers" for word in wanted):
                 nodes = [one.node for one in self.cluster.children.values() if one.node is not None]
                 every = [*clients, *(f"{node.role}@{node.host}:{node.port}" for node in nodes)]
-                row = await self.attack(",".join(peers), "peers", self._seconds, every, await self.quiet())
-                row.method = f"{len(peers)} methods of processes"
+                await self.attack(",".join(peers), "peers", self._seconds, every, await self.quiet())
             await asyncio.sleep(DRAIN_S)
             for row in self.rows:  # what was late has come meanwhile
                 self._compare(row)
