@@ -18,9 +18,9 @@ from proxy.mail_batches import Batch, Part
 from proxy.mail_results import PERMANENT
 
 STORE_BYTES: Final = 256 << 10
-STORE_RECORDS: Final = 4096
-"""Of one request to a Xiu; or one batch."""
-APPEND_ITEMS: Final = 4096
+STORE_RECORDS: Final = 1000
+"""Of one request to a Xiu; or one batch. A store decides a request in one turn of its event loop, at some 40 µs a record."""
+APPEND_ITEMS: Final = 1000
 """Of one request to a Pi; or one part, which is at most as large as a batch."""
 MAX_REQUESTS: Final = 4
 """To one store without an answer. Policy: what comes meanwhile waits and leaves together."""

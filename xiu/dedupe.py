@@ -49,6 +49,8 @@ _TIME: Final = 0xFFFF_FC00
 _SEQUENCE: Final = 0x3FF
 _LOW: Final = 0xFFFF_FFFF
 _RUN: Final = struct.Struct("<QI")
+_WORD: Final = struct.Struct("<I")
+_OFFSET: Final = struct.Struct("<H")
 assert MAX_BLOCK_RECORDS <= 1 << 16, "an offset within an entry has 16 bits"
 
 
@@ -115,6 +117,30 @@ class Run:
         if offsets[-1] - first >= count:
             value += struct.pack(f"<{count}H", *[offset - first for offset in offsets])
         return KEY.pack(RUNS, self.span << 32 | lows[0]), value
+
+
+class WrittenRun:
+    """A run as it was written, searched without being unpacked: IDs that go back and forth name another one with each record."""
+
+    __slots__ = ("_count", "_end", "_msg_id", "_value", "first", "last")
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+        self._msg_id, self._count = _RUN.unpack_from(value)
+        self._end = _RUN.size + 8 * self._count
+        self.first, self.last = self._word(0), self._word(self._count - 1)
+
+    def _word(self, index: int) -> int:
+        word: int = _WORD.unpack_from(self._value, _RUN.size + 4 * index)[0]
+        return word
+
+    def find(self, low: int) -> Known | None:
+        """The record with an ID, if it is one of these."""
+        at = bisect_left(range(self._count), low, key=self._word)
+        if at == self._count or self._word(at) != low:
+            return None
+        offset = _OFFSET.unpack_from(self._value, self._end + 2 * at)[0] if len(self._value) > self._end else at
+        return self._msg_id + offset, self._word(self._count + at)
 
 
 def run_of_row(key: bytes, value: bytes) -> Run | None:
@@ -241,7 +267,7 @@ class Dedupe:
         found: list[Known | None] = [None] * len(wanted)
         keys: list[bytes] = []
         askers: list[int] = []
-        runs: dict[int, Run | None] = {}
+        runs: dict[int, WrittenRun | None] = {}
         """By span: that in which the last ID was looked for."""
         for at, (snowflake, derived) in enumerate(wanted):
             if derived:
@@ -253,8 +279,9 @@ class Dedupe:
                 span, low = place >> 32, place & _LOW
                 if low <= self._mark(span):
                     run = runs.get(span)
-                    if run is None or not run.lows[0] <= low <= run.lows[-1]:
-                        run = runs[span] = self._written_run(place)
+                    if run is None or not run.first <= low <= run.last:
+                        row = self._run_before(place)
+                        run = runs[span] = None if row is None else WrittenRun(row[1])
                     found[at] = run.find(low) if run is not None else None
                 elif snowflake >= window.runs_from:
                     continue
@@ -289,18 +316,18 @@ class Dedupe:
             if len(self._marks) >= MAX_MARKS:
                 self._marks.clear()
             waiting = self._runs.get(span)
-            run = waiting[-1] if waiting else self._written_run(span << 32 | _LOW)
-            found = self._marks[span] = -1 if run is None else run.lows[-1]
+            if waiting:
+                found = waiting[-1].lows[-1]
+            else:
+                row = self._run_before(span << 32 | _LOW)
+                found = -1 if row is None else WrittenRun(row[1]).last
+            self._marks[span] = found
         return found
 
-    def _written_run(self, place: int) -> Run | None:
-        """The last run of its span that begins at or before a place. Raises StoreDamaged."""
+    def _run_before(self, place: int) -> Row | None:
+        """The row of the last run of its span that begins at or before a place. Raises StoreDamaged."""
         row = self._reader.row_before(KEY.pack(RUNS, place))
-        if row is None or row[0][:1] != RUNS or _span_of(row[0]) != place >> 32:
-            return None
-        run = run_of_row(*row)
-        assert run is not None, "a row that can be read is as it was written"
-        return run
+        return row if row is not None and row[0][:1] == RUNS and _span_of(row[0]) == place >> 32 else None
 
     # --- what is new
 

@@ -9,12 +9,14 @@ Source: docs/security.md, "What one request may ask for".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from cluster.runtime.turn import Turn
 from pixiu.errors import InvalidArgument, RecordTooLarge
@@ -26,7 +28,7 @@ MAX_BATCH_BYTES: Final = 256 << 10
 MAX_BATCH_RECORDS: Final = 4_000
 """Records of a batch, with the further receivers of mail."""
 MAX_NAMES: Final = 2_000
-"""Rooms, topics and acknowledgements of one SubscribeRequest, which is worked off at once: some 10 ms."""
+"""Rooms, topics and acknowledgements of one SubscribeRequest, which is worked off in pieces."""
 SLICE: Final = 1_000
 """Records that are worked off at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
 BESIDE_BATCH_BYTES: Final = 64 << 10
@@ -71,7 +73,8 @@ def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 class ParseInTurn(grpc.aio.ServerInterceptor):
-    """Has the messages of clients' streams parsed when it is their turn."""
+    """Has clients' messages parsed when it is their turn. A single request that cannot be parsed is the caller's fault: it gets
+    INVALID_ARGUMENT, where gRPC would say UNKNOWN and log an error of the server's for each."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -83,9 +86,33 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Called by gRPC for each call."""
         handler = await continuation(handler_call_details)
+        if handler is not None and not handler.request_streaming:
+            return self._of_one_request(handler)
         if handler is None or handler_call_details.method not in STREAMS:
             return handler
         return handler._replace(request_deserializer=partial(self._unparsed, handler.request_deserializer))
+
+    def _of_one_request(self, handler: Any) -> Any:
+        inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+        async def answer(data: bytes, context: Any) -> Any:
+            return await inner(await self._parsed(handler.request_deserializer, data, context), context)
+
+        async def answers(data: bytes, context: Any) -> AsyncIterator[Any]:
+            async for reply in inner(await self._parsed(handler.request_deserializer, data, context), context):
+                yield reply
+
+        wrapped = answers if inspect.isasyncgenfunction(inner) else answer
+        name = "unary_stream" if handler.response_streaming else "unary_unary"
+        return handler._replace(**{"request_deserializer": None, name: wrapped})
+
+    async def _parsed(self, parse: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
+        try:
+            return await self._turn.run(partial(parse, data), len(data))
+        except DecodeError:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the request is not what this method takes: protobuf cannot read it"
+            )
 
     def _unparsed(self, parse: Callable[[bytes], Any], data: bytes) -> Unparsed[Any]:
         return Unparsed(data, parse, self._turn.run)

@@ -22,10 +22,11 @@ from typing import Final
 import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection as grpc_reflection  # type: ignore[import-untyped]
 
 from cluster.links.endpoint import Endpoint
+from cluster.runtime.health import Health
 from cluster.runtime.options import ClientDoorOptions, ClusterOptions, RoleOptions
 from cluster.runtime.request_limits import message_bytes_of_client
 from pixiu.errors import ConfigurationError, PixiuError
@@ -128,7 +129,7 @@ class Server:
             maximum_concurrent_rpcs=MAX_CALLS,
             interceptors=list(interceptors) or None,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._names: list[str] = []
         self._add = self.grpc.add_generic_rpc_handlers
         # The library cannot tell what was added to a server, and reflection has to name it.

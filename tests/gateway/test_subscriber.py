@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cluster.access.guard import Guard
+from cluster.access.identity import Credentials
+from cluster.access.rules import RuleSet
+from cluster.access.settings import parse
+from cluster.runtime import log
+from cluster.runtime.audit import Audit
 from gateway import events as ev
 from gateway import subscriber
 from gateway.options import Options
-from gateway.subscriber import MAX_FILTER_BYTES, SubscriberService, _Stream
-from pixiu.errors import InvalidArgument, Overloaded
+from gateway.subscriber import FEW_NAMES, MAX_FILTER_BYTES, SubscriberService, _Stream
+from pixiu.errors import InvalidArgument, LimitError, NotAllowed, Overloaded
 from pixiu.rpc.channels import REFUSED
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import wire_pb2
 from tests.gateway.world import World, of
+from tests.support.logins import Logins
 
 HELLO = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=7))
 HOPS = 20
@@ -104,3 +113,88 @@ async def test_a_stream_that_joins_and_leaves_without_end_is_not_read_from_for_a
     for pause in filter(None, pauses):
         assert asyncio.iscoroutine(pause)
         pause.close()
+
+
+MANY = 10 * FEW_NAMES
+
+
+async def take(service: SubscriberService, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
+    """Have a request carried out, in however many pieces."""
+    pause = service._take(stream, request)
+    if pause is not None:
+        await pause
+
+
+async def joined_in_steps(request: int) -> tuple[_Stream, list[ev.Join]]:
+    world = World(Options(joins_per_s=0, client_joins_per_s=0))
+    service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
+    await take(service, stream, wire_pb2.SubscribeRequest(join_rooms=range(1, 1 + MANY), request=request))
+    joins = of(ev.Join, world.events)
+    assert [room for join in joins for room, _ in join.channels] == list(range(1, 1 + MANY))
+    assert max(len(join.channels) for join in joins) <= FEW_NAMES
+    return stream, joins
+
+
+@pytest.mark.parametrize("request_id", [0, 5])
+async def test_a_request_of_many_joins_is_answered_once_when_all_of_it_has_taken_effect(request_id: int) -> None:
+    stream, joins = await joined_in_steps(request_id)
+    for join in reversed(joins[1:]):
+        stream.answer(ev.Answer(join.connection, join.request, True))
+    assert stream.give() is None
+    stream.answer(ev.Answer(joins[0].connection, joins[0].request, True))
+    assert stream.give() == wire_pb2.SubscribeReply(request=request_id)
+    assert stream.give() is None
+
+
+async def test_of_many_joins_those_that_are_refused_are_not_had() -> None:
+    stream, joins = await joined_in_steps(5)
+    for join in joins:
+        refused = frozenset(join.channels) if join is joins[2] else frozenset()
+        stream.answer(ev.Answer(join.connection, join.request, True, refused))
+    reply = stream.give()
+    assert reply is not None
+    assert (reply.request, reply.error_code) == (5, LimitError.code)
+    assert len(stream.channels) == MANY - FEW_NAMES
+
+
+async def test_of_many_names_one_that_is_wrong_has_nothing_joined_or_left() -> None:
+    world = World(Options(joins_per_s=0, client_joins_per_s=0))
+    service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
+    wrong = wire_pb2.SubscribeRequest(leave_rooms=range(1, 1 + MANY), join_rooms=[*range(1, MANY), 1 << 62], request=5)
+    await take(service, stream, wrong)
+    assert world.events == []
+    assert not stream.channels
+    reply = stream.give()
+    assert reply is not None
+    assert reply.error_code == InvalidArgument.code
+
+
+async def test_rules_that_change_while_many_names_are_checked_are_those_that_count(tmp_path: Path) -> None:
+    """A name that was let in a piece before is not joined by rules that are over."""
+    logins = Logins(tmp_path)
+    logins.write_rules('[[rule]]\nallow = ["subscribe"]\n')
+    world = World(Options(joins_per_s=0, client_joins_per_s=0))
+    guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    try:
+        service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
+        identity = await guard.check(Credentials("alice", logins.token("alice", 7)))
+        stream.access = guard.open(identity, "", "", stream.close)
+        pieces = 0
+
+        async def run(work: Callable[[], bool], size: int) -> bool:
+            nonlocal pieces
+            pieces += 1
+            if pieces == MANY // FEW_NAMES + 3:  # names are read, and two pieces of them checked
+                logins.write_rules('[[rule]]\ndeny = ["subscribe"]\nrooms = ["1"]\n[[rule]]\nallow = ["subscribe"]\n')
+                guard._rules = RuleSet(parse(logins.file.read_text(), "access.toml").rules)
+                guard.as_of += 1
+            return work()
+
+        world.clients.turn.run = run  # type: ignore[method-assign, assignment]
+        await take(service, stream, wire_pb2.SubscribeRequest(join_rooms=range(1, 1 + MANY), request=5))
+    finally:
+        await guard.close()
+    assert of(ev.Join, world.events) == []
+    reply = stream.give()
+    assert reply is not None
+    assert reply.error_code == NotAllowed.code

@@ -19,9 +19,9 @@ from pixiu.wire.record import Flag, encode, split
 from pixiu.wire.record import Kind as RecordKind
 from tests.support.effort import runs
 from tests.xiu.parts import NOW_US, MemoryStore, store
-from xiu import doubling, restoring
+from xiu import dedupe, doubling, restoring
 from xiu.block import Block
-from xiu.dedupe import MAX_MARKS, Run, place_of, run_of_row, runs_before
+from xiu.dedupe import MAX_MARKS, Dedupe, Run, Window, WrittenRun, place_of, run_of_row, runs_before
 from xiu.doubling import NO_DOUBLING, Change, Phase
 from xiu.keys import KEY, RUNS, SNOWFLAKES
 from xiu.restoring import Step
@@ -492,3 +492,52 @@ def test_a_store_without_rows_before_a_key_says_so(tmp_path: Path) -> None:
     found = Store(tmp_path)
     assert found.row_before(KEY.pack(RUNS, 0)) is None
     found.close()
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.booleans())
+def test_a_written_run_is_searched_as_it_lies(lows: set[int], gaps: bool) -> None:
+    ordered = sorted(lows)
+    offsets = [3 * at if gaps else at for at in range(len(ordered))]
+    run = Run(7, ordered, [low * 11 for low in ordered], 1000, offsets)
+    written = WrittenRun(run.row()[1])
+    assert (written.first, written.last) == (ordered[0], ordered[-1])
+    assert [written.find(low) for low in range(62)] == [run.find(low) for low in range(62)]
+
+
+def behind(low: int) -> int:
+    """A SnowflakeID of one span: its time and sequence there."""
+    return (1 << 22 | low >> 10) << 22 | 5 << 10 | low & 1023
+
+
+class TwoRuns:
+    """What was written: two long runs of one span, far from each other."""
+
+    def __init__(self) -> None:
+        span = place_of(behind(0)) >> 32
+        self.rows = [
+            Run(span, list(range(first, first + 4000)), [0] * 4000, 1, list(range(4000))).row() for first in (10_000, 90_000)
+        ]
+
+    def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
+        return [None] * len(keys)
+
+    def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        return next((row for row in reversed(self.rows) if row[0] <= key), None)
+
+
+def test_ids_that_go_back_between_two_long_runs_have_none_of_them_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of a thousand such IDs unpacked a thousand runs of four thousand, in one turn of a Xiu's event loop."""
+    unpacked: list[bytes] = []
+
+    def noted(key: bytes, value: bytes) -> Run | None:
+        unpacked.append(key)
+        return run_of_row(key, value)
+
+    monkeypatch.setattr(dedupe, "run_of_row", noted)
+    known = Dedupe(TwoRuns())
+    wanted = [behind(low) for at in range(500) for low in (20_000 + at, 90_000 + at)]
+    assert [found is not None for found in known.find([(one, False) for one in wanted], Window(0, 1 << 63, 0, 1, 0))] == [
+        False,
+        True,
+    ] * 500
+    assert len(unpacked) <= 2

@@ -1,0 +1,52 @@
+"""gRPC's health service, which everybody may ask.
+
+The library's holds the name that a watcher asks for as long as the watcher likes, however long the name is; and where two watch one
+name, the first that leaves has the other never hear of a change.
+
+Source: docs/security.md, "What one request may ask for".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
+
+MAX_NAME: Final = 256
+"""Characters of a service's name."""
+TOO_LONG: Final = f"a service's name has at most {MAX_NAME} characters"
+
+
+class Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """What the process and each of its services say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = asyncio.Event()
+        """Set, and exchanged, when a service says something else."""
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        """What a service says now."""
+        if len(request.service) > MAX_NAME:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, TOO_LONG)
+        return await super().Check(request, context)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        """What a service says now, and again whenever it says something else."""
+        if len(request.service) > MAX_NAME:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, TOO_LONG)
+        told = None
+        while True:
+            changed = self._changed
+            status = self._server_status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            if status != told:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+            told = status
+            await changed.wait()
+
+    async def _set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        self._server_status[service] = status
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
