@@ -16,7 +16,8 @@ from cluster.replication.model import Entry, Position
 from pixiu.errors import DiskFull, LogDamaged, StateDamaged, StorageError
 
 BATCH_ENTRIES: Final = 4096
-BATCH_BYTES: Final = 1 << 20
+BATCH_BYTES: Final = 256 << 10
+"""Of entries, applied in one turn of the event loop: of a Pi's appends 16,000, some 20 ms. A larger entry is applied alone."""
 RETRY_S: Final = 1.0
 """How long after a full disk, or before a broken value, applying is tried again."""
 

@@ -100,12 +100,12 @@ def test_a_callers_bytes_go_into_the_log_as_they_came() -> None:
 def test_an_entry_holds_no_more_operations_than_replicas_read() -> None:
     pi = Pi()
     nothing = encode([OpenSessions(b"")])
-    assert not pi.ask(raw=nothing * (MAX_OPERATIONS - 1))
-    assert not pi.ask(raw=nothing)
+    many, more = module.MAX_ENTRY_BYTES // len(nothing), MAX_OPERATIONS // 2
+    assert not pi.ask(raw=nothing * many)
     assert not pi.proposals
-    assert not pi.ask(raw=nothing * 2)
+    assert not pi.ask(raw=nothing * more)
     assert pi.turn() is not None
-    assert [len(decode(entry.payload)) for entry in pi.proposals] == [1, MAX_OPERATIONS, 2], "the leader's limits come first"
+    assert [len(decode(entry.payload)) for entry in pi.proposals] == [1, many, more], "the leader's limits come first"
 
 
 OF_USER_8: list[Operation] = [
