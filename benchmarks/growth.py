@@ -162,7 +162,7 @@ class Growth:
         if "relay" in self._roles:
             unmarked = [violation for violation in found if violation.rule is Rule.DUP]
             found = [violation for violation in found if violation not in unmarked]
-            # A relay that takes over does not know what the one before sent (docs/delivery.md, "Redelivered").
+            # A relay that takes over does not know what the one before sent (docs/delivery.md).
             self.notes.append(f"{self._roles}: {len(unmarked)} mails came again to a device's next application unmarked")
         if found:
             self.problems.append(report(self._history, found))

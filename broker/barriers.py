@@ -8,7 +8,7 @@ partition is there. What is sent then must not overtake what is still on its way
 
 Links settle every parcel, one that is lost or hangs within 3 s; so no room waits longer. Rooms that do not change wait for nothing.
 
-Source: docs/decisions/0014-rooms-through-relays.md.
+Source: docs/architecture.md, "Through relays".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A client's SUBACK says that what is sent from now on arrives. A broker that has its membership, and not its gateway's address,
 would drop that; so routers say where the gateways of memberships are. The registry, once it shows a gateway, is right.
 
-Source: docs/memberships.md, "Joins and leaves"; docs/decisions/0239-routers-introduce-gateways.md.
+Source: docs/memberships.md, "Confirmation".
 """
 
 from __future__ import annotations

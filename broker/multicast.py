@@ -3,7 +3,7 @@
 It costs per member, where the way by gateways costs per gateway; gateways need then not be known to brokers, and relays
 decide where a user is.
 
-Source: PiXiu §7.4; docs/architecture.md, "A message to a room"; docs/decisions/0014-rooms-through-relays.md.
+Source: PiXiu §7.4; docs/architecture.md, "Through relays".
 """
 
 from __future__ import annotations

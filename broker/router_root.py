@@ -4,7 +4,7 @@
               brokers, proxies ◀─┤ each broker keeps the same memberships, of its own cluster's partitions
     /pubsub2  brokers, proxies ◀─┘
 
-Source: PiXiu §5; docs/memberships.md, "Joins and leaves"; docs/decisions/0062-router-root.md.
+Source: PiXiu §5; docs/memberships.md, "Joins and leaves"; docs/routing.md, "Several clusters on one router cluster".
 """
 
 from __future__ import annotations

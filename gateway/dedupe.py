@@ -6,7 +6,7 @@ bound of messages is it less, and counted.
 
         before │ current        at `turn`, when current is WINDOW_S old or full:   before := current, current := {}
 
-Source: docs/promises.md; docs/decisions/0207-repeats-are-known-by-time.md.
+Source: docs/promises.md; docs/architecture.md, "A message to a room".
 """
 
 from __future__ import annotations

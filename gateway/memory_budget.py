@@ -7,7 +7,8 @@ What one connection may hold is bounded by the size of a packet, and because it 
 of an address keeps one machine from having others thrown out; machines behind one address share it. Who is thrown out may come back
 and fill its place again: where there is little room left (`is_crowded`) packets are read slowly.
 
-Source: docs/promises.md, "Failure rules" 4; docs/decisions/0208-budgets-of-memory.md, 0287-a-crowded-address-is-read-slowly.md.
+Source: docs/promises.md, "Failure rules" 4; docs/architecture.md, "The gateway's edge";
+docs/decisions/0287-a-crowded-address-is-read-slowly.md.
 """
 
 from __future__ import annotations

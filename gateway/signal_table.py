@@ -5,7 +5,7 @@
 
 See `cluster.runtime.shared_memory`. When the current generation is full, the other one is emptied and becomes the current one.
 
-Source: docs/architecture.md, docs/architecture.md, "A signal to a room", docs/stores.md.
+Source: docs/architecture.md, "Delivered signals", docs/stores.md.
 """
 
 from __future__ import annotations

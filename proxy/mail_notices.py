@@ -7,7 +7,7 @@
 What is given up is counted, and told again when the owners change, without its record. A relay reads inboxes once a minute
 in any case, so that a notice is never all that a mail's delivery depends on.
 
-Source: docs/architecture.md, "A mail is sent", "Delivery of mail").
+Source: docs/architecture.md, "A mail is sent", "A mail is delivered".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The key is in the header, outside of a record's CRC.
 
-Source: docs/routing.md, "Topics"; docs/decisions/0240-the-room-of-a-topic-has-a-depth.md.
+Source: docs/routing.md, "Topics".
 """
 
 from __future__ import annotations

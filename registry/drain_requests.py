@@ -8,7 +8,7 @@
 Who may write the registry may ask; who can only reach a process's port may not. A request names one run of a process, so
 that no later run takes it up, and goes with the tool.
 
-Source: docs/decisions/0195-drains-are-asked-for-through-the-registry.md.
+Source: docs/registry.md, "Requests of operators".
 """
 
 from __future__ import annotations

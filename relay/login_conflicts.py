@@ -4,7 +4,7 @@ The relay that applies the newest login tells the others' gateways at once. That
 or in a snapshot, where a gateway was out of reach at that moment, and where the word was lost too often. What is still there
 some heartbeats after the last change is told again.
 
-Source: docs/memberships.md; docs/decisions/0072-contests-are-looked-at-again.md.
+Source: docs/memberships.md, "Devices and logins".
 """
 
 from __future__ import annotations

@@ -241,6 +241,26 @@ def test_pages_that_sources_name_exist() -> None:
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+@cache
+def headings(page: str) -> frozenset[str]:
+    """The headings of a page, without those in its snippets."""
+    text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return frozenset(re.findall(r"^#+ (?:\d+\. )?(.+)$", text, re.MULTILINE))
+
+
+def test_sections_that_sources_name_exist() -> None:
+    """`docs/page.md, "Section"`, also over several lines and with several sections."""
+    named = re.compile(r'(docs/[a-z_]+\.md)((?:,\s+"[A-Z][^"]+"(?: \d+(?: and \d+)?)?)+)')
+    wrong = {
+        f"{source}: {page}, {section}"
+        for source in sources()
+        for page, sections in named.findall((ROOT / source).read_text())
+        for section in re.findall(r'"([^"]+)"', sections)
+        if " ".join(section.split()) not in headings(page)
+    }
+    assert wrong == set()
+
+
 def test_the_index_of_decisions_is_what_the_records_say() -> None:
     """Number, title, date and status stand in the record; docs/decisions/README.md has them by topic, each once."""
     folder = ROOT / "docs/decisions"

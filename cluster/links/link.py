@@ -58,7 +58,7 @@ MIN_DELAY_S: Final = 0.001
 """The core never asks to be woken sooner than this."""
 
 HOLD_S: Final = 0.02
-"""How long records wait, of which the sender said that more follows. Decision 264."""
+"""How long records wait that their sender marked with `more`. Source: docs/links.md, "Datagrams and streams"."""
 HELD_BYTES: Final = 64 << 10
 """So many for one peer leave at once."""
 

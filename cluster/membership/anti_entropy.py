@@ -18,7 +18,7 @@ only its own word removes anything, directly or handed on.
 
 Nothing here is sent again: the next heartbeat begins anew.
 
-Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
+Source: docs/memberships.md, "Anti-entropy".
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ said at all. It is neither online nor subject to the login policy.
 
 Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
 
-Source: PiXiu §7.3; docs/memberships.md; docs/decisions/0010-devices-and-connect-times.md.
+Source: PiXiu §7.3; docs/memberships.md, "Devices and logins".
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ Sums are kept by slot, the group's number modulo 128 (the most partitions that t
 partition of any number of partitions is a sum of slots: nothing is computed anew when partitions double or when broker
 and router have different numbers of them. At most 8 192 cells an instance, about 140 bytes each.
 
-Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md,
-docs/decisions/0255-digests-of-memberships-have-keys.md.
+Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0255-digests-of-memberships-have-keys.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Gateways that are gone: their members are dropped, and what they said is never taken again. Pure.
 
 A gateway has vanished when the registry's view has nobody with its instance: its lease is gone and heartbeats are
-silent (docs/decisions/0005-vanished-is-not-dead.md). A short while later the instance's floor rises above the generation
+silent (docs/registry.md, "Static stability"). A short while later the instance's floor rises above the generation
 that was there when it vanished. A gateway of a later generation that the view does not show yet is not touched.
 
-Source: docs/memberships.md; docs/decisions/0031-a-vanished-gateway-is-fenced.md.
+Source: docs/memberships.md, "Tombstones and purges".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A setting is TABLE.KEY: of `cluster`, of a role, or of `all` roles, over which a role's own goes. What is set there goes over a
 process's own configuration; what is not, or no longer, is as configured.
 
-Source: docs/operations.md, "Change a setting while all runs"; docs/decisions/0220-live-settings-go-over-the-configuration.md.
+Source: docs/operations.md, "Change a setting while all runs"; docs/registry.md, "Requests of operators".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 Exit codes: 0 in order, 1 a crash (a traceback in the log only when it is a bug), 2 wrong options or a missing environment (a taken
 port, no ZooKeeper), 128 + the signal's number at a second signal.
 
-Source: docs/architecture.md, docs/registry.md, docs/promises.md, "Failure rules" 6 and 15.
+Source: docs/architecture.md, docs/registry.md, docs/promises.md, "Failure rules" 6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who is online: asked of a proxy, which asks the relays.
 
-Source: docs/promises.md, section 15.
+Source: docs/memberships.md, "Devices and logins".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     protocol version   a process speaks a range; two ranges must overlap
     wire hash          of the cluster settings that must agree on the wire, nothing else
 
-Source: docs/registry.md, "Who may join"; docs/decisions/0198-what-must-agree-and-nothing-else.md.
+Source: docs/registry.md, "Who may join".
 """
 
 from __future__ import annotations

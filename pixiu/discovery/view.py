@@ -13,7 +13,7 @@ say and the passing of time into views. It is *statically stable*: nothing that 
                                           │ (dropped) ◀──────────────────┼──┘
                                           └──────────────────────────────┘
 
-Source: docs/registry.md, section 14; PiXiu §2.2 step 3.
+Source: docs/registry.md, "Static stability"; PiXiu §2.2 step 3.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ What is promised to stock clients, and where MQTT leaves a choice:
   the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
   mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`pixiu.mqtt.mail`). PUBACKs may come in any
-  order; what has none is sent again on the next connection, with DUP. A lane that waits 30 s for any PUBACK closes the
+  order; what has none is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes the
   connection. A PUBACK that nothing waits for is ignored.
 - *PUBLISH is done as far as possible*: to `$…`, or a longer name, it is dropped and counted. RETAIN is taken as "discard the
   retained copy at once", which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it

@@ -8,7 +8,7 @@ move, or whose old peer has nothing under way, go on as if nothing had happened.
         ─────────────────────────────┊─────────────────────┊──────────────────▶ time
           sent to A                  ┊ wait                ┊ then these and new ones go to B
 
-Source: docs/promises.md, docs/routing.md.
+Source: docs/promises.md; docs/routing.md, "Order across a change of routes".
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class Routes(Generic[Target]):
         waiting: what `target` answers for a key whose records have to wait.
         barrier_ms: how long a change may wait for what is under way, milliseconds.
 
-    Departs from docs/routing.md, which lets a key move at once, because a replica that joins would then
-    reorder the messages of the rooms that it takes over.
+    A key does not move at once, because a replica that joins would then reorder the messages of the rooms that it takes over.
     """
 
     def __init__(self, choose: Callable[[int], Target | None], waiting: Target, barrier_ms: int = 200) -> None:

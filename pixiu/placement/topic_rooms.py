@@ -9,7 +9,7 @@ A topic's first level chooses its room, unless `[cluster] topic_rooms` says more
 The rule with the longest prefix holds. The rooms of a rule have numbers, so that a filter that is wider than its depth, such as
 `devices/+/telemetry` or `devices/#`, spans all of them and nothing else.
 
-Source: docs/routing.md, "Topics"; docs/decisions/0240-the-room-of-a-topic-has-a-depth.md.
+Source: docs/routing.md, "Topics".
 """
 
 from __future__ import annotations

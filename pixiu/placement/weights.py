@@ -7,7 +7,7 @@
     weight      1 ──────────────────▶ 1/2 ──────────────▶ 1/4      down: beyond the boundary and a quarter, 5 times in a row
                 1 ◀───────┘     1/2 ◀───────┘                      up: below the boundary less a quarter, 20 times in a row
 
-Source: PiXiu, to-do 2; docs/routing.md; docs/decisions/0061-weights-in-steps.md.
+Source: PiXiu, to-do 2; docs/routing.md, "Weights".
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ most `REFUSED_BYTES`), and a few that devices have and never acknowledge. With `
 certainly not stored, is sent again. With `sleeper` there is a user who comes once, and then only in the end: by then his inboxes
 have reached their cap, and some of his mail has expired.
 
-Source: docs/architecture.md, "A mail is sent", "Delivery of mail".
+Source: docs/architecture.md, "A mail is sent", "A mail is delivered".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ of those that contest a place one is there.
 Which of two is newer is the order in which gateways took them, whatever their clocks say. Where the older one was not known to
 the cluster when the newer one came, the two came at the same time, and either may go.
 
-Source: docs/decisions/0013-login-policy.md; docs/memberships.md.
+Source: docs/memberships.md, "Devices and logins".
 """
 
 from __future__ import annotations
