@@ -86,9 +86,11 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Called by gRPC for each call."""
         handler = await continuation(handler_call_details)
-        if handler is not None and not handler.request_streaming:
+        if handler is None or handler.request_deserializer is None:
+            return handler  # its messages are bytes
+        if not handler.request_streaming:
             return self._of_one_request(handler)
-        if handler is None or handler_call_details.method not in STREAMS:
+        if handler_call_details.method not in STREAMS:
             return handler
         return handler._replace(request_deserializer=partial(self._unparsed, handler.request_deserializer))
 

@@ -380,3 +380,13 @@ async def test_a_subscriber_that_never_reads_is_not_read_from() -> None:
     await stops_reading(duplex, carrier, 20_000)
     assert carrier.reads <= MAX_UNREAD_REPLIES + 10
     assert stream.closing is None
+
+
+async def test_a_method_that_takes_bytes_gets_them_as_they_came() -> None:
+    async def echo(data: bytes, _context: Any) -> bytes:
+        return data
+
+    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    generic = grpc.method_handlers_generic_handler("test.Bytes", handlers)
+    async with serving(Clock(), lambda server: server.add_generic_rpc_handlers((generic,))) as channel:
+        assert await channel.unary_unary("/test.Bytes/Echo")(b"\xff not protobuf", timeout=30) == b"\xff not protobuf"
