@@ -5,7 +5,7 @@ new connect time, because the user may have been elsewhere meanwhile. Whether a 
 mail, is said with the old connect time. But mail goes to one connection of a device, the newest that takes it: when that
 becomes another one, or begins again, the connect time is a new one, so that relays begin a new session with it.
 
-Source: PiXiu §7.2; docs/architecture.md, docs/memberships.md; docs/decisions/0150-one-connection-of-a-device-gets-its-mail.md.
+Source: PiXiu §7.2; docs/architecture.md, docs/memberships.md; docs/delivery.md, "Rules for gateways".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing is decoded: numbers are unpacked a body at a time, and what passes goes into the log as the bytes that came.
 
-Source: docs/decisions/0110-operations-travel-as-they-lie-in-the-log.md; docs/pi.md.
+Source: docs/pi.md, "Modules".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 What would go is verified in the archive first, which must be of this cluster. Of each partition as many messages must be in it as
 are stored up to there: what is not archived does not go.
 
-Source: docs/pipeline.md; docs/decisions/0187-what-is-archived-may-leave-a-xiu.md.
+Source: docs/pipeline.md, "Retention".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM. At its first start it makes
 logins for whoever guards a cluster in it (`credentials` in its folder), and leaves a link to them for all programs of this user.
 
-Source: docs/operations.md (`pixiu up`); docs/decisions/0171-two-distributions.md.
+Source: docs/operations.md, "One machine".
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class EmbeddedZooKeeper:
         host: address of this machine that it listens on.
         tls_dir: folder of certificates, `zookeeper.pem` its own: it then takes TLS alone, and callers with certificates.
 
-    Source: docs/decisions/0171-two-distributions.md.
+    Source: docs/operations.md, "One machine".
     """
 
     def __init__(self, data_dir: str | Path, port: int = 0, host: str = HOST, tls_dir: Path | None = None) -> None:

@@ -1,6 +1,6 @@
 """The embedded ZooKeeper as a child of `pixiu up`: started, watched, started again on the same port and data.
 
-Source: docs/operations.md; docs/decisions/0171-two-distributions.md.
+Source: docs/operations.md, "One machine".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ imports for a second. `pixiu up` and the tests start their processes by it.
 Nothing but imports happens before a fork: no thread, no socket, no gRPC object. When the server ends, or whoever asked, its
 children are killed.
 
-Source: docs/operations.md; docs/decisions/0181-processes-are-forked-from-one-that-has-imported-them.md.
+Source: docs/operations.md, "One machine".
 """
 
 from __future__ import annotations

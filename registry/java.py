@@ -1,6 +1,6 @@
 """Finds a Java that can run ZooKeeper and Spark.
 
-Source: docs/decisions/0171-two-distributions.md.
+Source: docs/operations.md, "One machine".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 typeshed has frozenset's method take every `Set`, so the last was a frozenset for mypy. Plain Python does not mind; compiled code
 ends with "frozenset object expected; got set". With an error for the first method mypy tries the second, as Python does.
 
-Source: docs/decisions/0246-whole-clusters-run-compiled.md.
+Source: docs/decisions/0234-compiled-or-plain-never-both.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A client shows on each stream the proofs that it has been given. A proof serves 
 again with the ID that it had. Who holds a number now need not be asked: no two loans of a number share a millisecond, but those to
 one login.
 
-Source: docs/security.md, "IDs of messages"; docs/decisions/0254-a-loan-of-a-worker-number-is-proved.md.
+Source: docs/security.md, "IDs of messages".
 """
 
 from __future__ import annotations

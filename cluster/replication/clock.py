@@ -6,7 +6,7 @@
 Replicas delete by the time of entries, and their state's time never goes back: one entry with a wrong time would be for ever.
 All clocks here are differences: Unix µs less monotonic µs of this process.
 
-Source: docs/replication.md, "Time"; docs/decisions/0183-replicas-agree-on-the-time.md.
+Source: docs/replication.md, "Time".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ another snapshot is made, from the beginning.
             ◀── {path, offset, crc} ──
             ── begin {id, path, offset}, data …, end ──▶
 
-Source: docs/replication.md; docs/decisions/0188-a-snapshot-goes-on-where-it-broke-off.md.
+Source: docs/replication.md, "Use by a role".
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ that was compiled: nothing old ever runs. Compiled modules call one another with
 in a process: whoever has imported one of them as Python before keeps to Python. Only `PIXIU_COMPILE=1` asks for what was
 compiled; plain Python is the default.
 
-Source: docs/performance.md, docs/decisions/0234-compiled-or-plain-never-both.md, 0246-whole-clusters-run-compiled.md.
+Source: docs/performance.md, docs/decisions/0234-compiled-or-plain-never-both.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The role of a caller is what its certificate says (`pixiu://role/ROLE`). A method that is not in the table is refused to everybody.
 
-Source: docs/security.md.
+Source: docs/security.md, "gRPC at the cluster's port".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ What began and is neither among those that live when its time is over, nor has c
 not say from where it came. Counted late while many connect; too high by one where a caller's port is used
 again between two looks.
 
-Source: docs/security.md, "Handshakes that fail"; docs/decisions/0242.
+Source: docs/security.md, "Handshakes that fail".
 """
 
 from __future__ import annotations

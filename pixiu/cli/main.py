@@ -3,7 +3,7 @@
 Only the module of the command that was asked for is imported; the others are shown in `--help` by the first line of their
 docstring, read from their source.
 
-Source: docs/decisions/0170-commands-load-when-used.md.
+Source: docs/operations.md, "Monitoring".
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ A leader looks at them where they lie (`spans`) and joins what its callers sent;
 are applied. 9 was never given. What came later is written only where it is used, so that older logs are read, and replicas of an
 older version read what does not use it.
 
-Source: docs/protocol.md, "Inboxes"; docs/decisions/0110-operations-travel-as-they-lie-in-the-log.md.
+Source: docs/protocol.md, "Inboxes"; docs/pi.md, "Modules".
 """
 
 from __future__ import annotations

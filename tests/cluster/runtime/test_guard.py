@@ -137,7 +137,7 @@ def test_replicas_take_each_others_word_and_no_other_roles() -> None:
 
 
 def test_the_page_says_who_may_call_what() -> None:
-    _, _, section = PAGE.read_text().partition("\n### gRPC at the cluster's door\n")
+    _, _, section = PAGE.read_text().partition("\n### gRPC at the cluster's port\n")
     rows = re.findall(r"^\| `(/\S+)` \| (.+?) \|$", section, re.MULTILINE)
     names = {
         "every process": PROCESSES,

@@ -4,7 +4,7 @@ Each round: mail comes; then a value of one replica breaks, or of a snapshot on 
 a snapshot, which takes it only after a look at it. At most one of both is broken at a time. What was broken on one replica alone
 must be whole again in the end, and nobody may ever take a broken value from the other.
 
-Source: docs/replication.md, "Use by a role"; docs/decisions/0258-faults-of-the-stores-and-the-tests-that-hold-them.md, 8.
+Source: docs/replication.md, "Use by a role".
 """
 
 from __future__ import annotations
