@@ -217,9 +217,8 @@ async def absence(world: World) -> None:
     world.register.close(gone.session)
     await world.until(lambda: world.leader not in (None, gone), "another leader")
     caller = CALLERS[world.shape.role](world, world.shape.users)
-    gone.cut_off, before_s, world.loop.slow = False, world.loop.slow, max(DELAY_S)
+    gone.cut_off, world.loop.slow = False, max(DELAY_S)  # to the end: one who waits with no pause would not see a slow one go on
     await caller.send_while(gone, lambda: gone.replica.is_leader)
-    world.loop.slow = before_s
     await gone.register_again()
 
 
