@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.power_cut.faults import FAULTS
+from tests.sim.power_cut.faults import FAULTS, UNKNOWN
 from tests.sim.power_cut.recorder import environment, library
 from tests.support.effort import portion, runs
 
@@ -30,13 +30,16 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="the recorder needs Linux and a C compiler"),
     pytest.mark.timeout(0),  # each answer has a bound of its own, which ends only the process that plays
 ]
-RUNS = runs("PIXIU_POWER_CUT_RUNS", local=4, ci=8)
+RUNS = runs("PIXIU_POWER_CUT_RUNS", local=4, ci=10)
 ANSWER_S = 240.0
 """A run takes seconds, on a machine that has much else to do minutes. One that does not end ends itself (`threads.MAX_TURNS`)."""
 LEAST = {
     "REPLICATED": 50, "PERSISTED": 50, "cuts": 6, "syncs": 150, "checked confirmed": 150, "checked flushed": 4, "checked seal": 50,
+    "checked opened": 3,
 }  # fmt: skip
 """What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
+SELDOM = ("cut", "reset", "load")
+"""What must have happened in the first ten runs."""
 
 
 class Play:
@@ -88,6 +91,7 @@ def test_nothing_that_was_claimed_is_lost_with_the_power(play: Play) -> None:
         assert not found["found"], "\n".join([f"seed {seed} alone: python -m tests.sim.power_cut.run {seed}", *found["found"]])
         happened.update(found["happened"])
     assert {name: happened[name] / RUNS for name, least in LEAST.items() if happened[name] < least * RUNS} == {}
+    assert RUNS < 10 or all(happened[name] for name in SELDOM), happened
 
 
 def test_the_same_seed_gives_the_same_run_whatever_was_played_before(play: Play) -> None:
@@ -107,6 +111,6 @@ def test_a_function_still_has_the_words_that_a_fault_replaces(fault: str) -> Non
     assert FAULTS[fault].made() is not None
 
 
-@pytest.mark.parametrize("fault", portion(FAULTS))
+@pytest.mark.parametrize("fault", portion(name for name in FAULTS if FAULTS[name].seed != UNKNOWN))
 def test_a_fault_that_is_planted_is_found(play: Play, fault: str) -> None:
     assert play(FAULTS[fault].seed, fault)["found"], f"seed {FAULTS[fault].seed} does not find it any more: look for one that does"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +38,7 @@ class Confirmed:
     """InboxSeq in Pi, 0 where the level says none; Partition_Msg_ID in Xiu."""
     copies: int
     counter: int
-    """Of the entry that holds it; 0: it was there before."""
+    """Of the entry that holds it, as this leader proposed it; 0: it was there before."""
     epoch: int
 
 
@@ -75,6 +77,15 @@ class Caller:
             while not await self._sent(batch, level):
                 await asyncio.sleep(PAUSE_S)
 
+    async def send_while(self, machine: Machine, holds: Callable[[], bool]) -> None:
+        """To this one, at the level that it can confirm alone, for up to a second."""
+        end = self.world.loop.now + 1.0
+        while holds() and self.world.loop.now < end:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._ask(machine, self._batch(self.world.rng.randint(1, 5)), Level.PERSISTED)
+            await asyncio.sleep(0.001)
+
     def _batch(self, count: int) -> list[Any]:
         raise NotImplementedError
 
@@ -94,7 +105,9 @@ class Caller:
     def _confirm(
         self, machine: Machine, level: Level, what: bytes, key: tuple[int, ...], place: int, copies: int, epoch: int
     ) -> None:
-        counter = next((first for first, payload in self.world.submitted if what in payload), 0)
+        whose = machine.number, epoch
+        own = (each for each in self.world.submitted if (each.machine, each.epoch) == whose)
+        counter = next((each.counter for each in own if what in each.payload), 0)
         self.world.note("confirmed", machine.number, Confirmed(level, key, place, copies, counter, epoch))
         self.world.happened[level.name] = self.world.happened.get(level.name, 0) + 1
 
@@ -111,14 +124,16 @@ class PiCaller(Caller):
         return [(LANE << 54 | (first + index) << 8 | self.number, uin) for index, uin in enumerate(uins)]
 
     async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
-        number = machine.service.admit(stream := Stream())
+        service = machine.service  # the machine may be stopped meanwhile
+        number = service.admit(stream := Stream())
         try:
             return await self._append(machine, number, stream, batch, level)
         finally:
-            machine.service.left(number)
+            service.left(number)
 
     async def _append(self, machine: Machine, number: int, stream: Stream, batch: list[Any], level: Level) -> list[Any]:
         service = machine.service
+        assert service is not None
         service.request(number, pi_pb2.PiRequest(request=1))
         epoch = (await stream.answers.get()).epoch
         if not epoch:
@@ -142,6 +157,8 @@ class PiCaller(Caller):
     async def _acknowledge(self, machine: Machine, number: int, stream: Stream, uin: int) -> None:
         """A cursor, so that something goes; nobody looks what became of it."""
         service = machine.service
+        if service is None:
+            return
         service.request(number, pi_pb2.PiRequest(request=3, operations=encode([OpenSessions(USER_DEVICE.pack(uin, 0))])))
         reply = await stream.answers.get()
         if not reply.code and reply.results:

@@ -6,8 +6,8 @@
                      └── after a power cut: durable, and of what is pending nothing, all, or some
 
 What may be lost is what POSIX allows, not what one file system does: a synced file has its name only when its folder was synced,
-and sectors of what was written reach the disk in any order. Names do so in the order in which they were changed, as a journal keeps
-them; a rename is whole or not there.
+and sectors of what was written reach the disk in any order. Names of a folder do so in the order in which they were changed, and
+often those of all folders together, as a journal keeps them; a rename is whole or not there.
 """
 
 from __future__ import annotations
@@ -191,6 +191,14 @@ class Disk:
 
     # --- what is left
 
+    def now(self, path: str) -> bytes:
+        """The bytes of a file as its process sees them; none: there is none."""
+        try:
+            found = self.find(path)
+        except KeyError:
+            return b""
+        return bytes(found.now) if isinstance(found, File) else b""
+
     def durable(self, path: str) -> dict[str, bytes]:
         """The files of a folder that a power cut leaves in any case, with their durable bytes."""
         folder: File | Folder | None = self.root
@@ -208,7 +216,7 @@ class Disk:
         elif what is Left.SOME:
             names = rng.choice((0, names, rng.randint(0, names)))
         view: dict[int, dict[str, File | Folder]] = {}
-        for change in (change for group in self._renames[:names] for change in group):
+        for change in self._left(names, what, rng):
             folder, name, new = change
             entries = view.setdefault(id(folder), dict(folder.durable))
             if new is None:
@@ -238,6 +246,21 @@ class Disk:
         if what is Left.ALL:
             made._keep_pending(self, copied)
         return made
+
+    def _left(self, names: int, what: Left, rng: random.Random) -> list[Change]:
+        """The first changes of names; of some all folders go by themselves: each has its own first changes, in order."""
+        own = random.Random()
+        own.setstate(rng.getstate())
+        if what is not Left.SOME or own.random() < 0.5:
+            return [change for group in self._renames[:names] for change in group]
+        lost, found, ended = own.choice(SHARES), list[Change](), set[int]()
+        for group in self._renames[:names]:
+            folders = {id(folder) for folder, _, _ in group}
+            if folders & ended or own.random() < lost:
+                ended |= folders
+            else:
+                found += group
+        return found
 
     def _keep_pending(self, other: Disk, copied: object) -> None:
         """After a kill names that no sync reached are still not durable."""

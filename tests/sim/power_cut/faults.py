@@ -18,11 +18,14 @@ import cluster.replication.folder
 import cluster.replication.label
 import cluster.replication.log
 import cluster.replication.replica
+import cluster.replication.segment
 import pi.machine
 import pi.service
 import pi.store
 import xiu.service
 import xiu.store
+
+UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True)
@@ -35,24 +38,32 @@ class Fault:
     words: tuple[tuple[str, str], ...]
     """What stands there once, and what takes its place."""
     seed: int
-    """A seed that finds it."""
+    """A seed that finds it; `UNKNOWN`: one is still to be looked for."""
     behind: str = ""
     """A folder: cuts are made behind each sync of its names, too. For what another sync mends soon after."""
     killed: tuple[str, int] | None = None
     """The first life ends by a kill before this sync of a file whose path ends so; the second is cut at each of its first syncs.
     For what an opening must do when a process was killed."""
 
-    def made(self) -> Any:
-        """The function with the fault. Raises AssertionError when its words are not what they were."""
-        function = getattr(self.where, self.name)
-        text = textwrap.dedent(inspect.getsource(function))
-        for old, new in self.words:
-            assert text.count(old) == 1, f"{self.name} has {text.count(old)} times {old!r}: plant the fault in what it is now"
-            text = text.replace(old, new)
-        module = sys.modules[function.__module__]
-        made: dict[str, Any] = {}
-        exec(compile("from __future__ import annotations\n" + text, function.__code__.co_filename, "exec"), vars(module), made)
-        return made[self.name]
+    besides: tuple[tuple[Any, str, tuple[tuple[str, str], ...]], ...] = ()
+    """The same in more functions: of what several places do, so that one of them alone is no fault."""
+
+    def made(self) -> list[tuple[Any, str, Any]]:
+        """The functions with the fault, and where they go. Raises AssertionError when their words are not what they were."""
+        own = self.where, self.name, self.words
+        return [(where, name, _made(where, name, words)) for where, name, words in (own, *self.besides)]
+
+
+def _made(where: Any, name: str, words: tuple[tuple[str, str], ...]) -> Any:
+    function = getattr(where, name)
+    text = textwrap.dedent(inspect.getsource(function))
+    for old, new in words:
+        assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}: plant the fault in what it is now"
+        text = text.replace(old, new)
+    module = sys.modules[function.__module__]
+    made: dict[str, Any] = {}
+    exec(compile("from __future__ import annotations\n" + text, function.__code__.co_filename, "exec"), vars(module), made)
+    return made[name]
 
 
 _Log: Final = cluster.replication.log.SegmentedLog
@@ -144,6 +155,37 @@ FAULTS: Final[dict[str, Fault]] = {
     "a new folder's name is not synced": Fault(
         cluster.replication.log, "make_directory", (("sync_directory(each.parent)", "pass"),), 0
     ),
+    "the names in a received snapshot are not synced": Fault(
+        _Folder, "accept_incoming", (("        sync_directory(Path(folder))\n", ""),), UNKNOWN
+    ),
+    "entries are cut before the seal goes down": Fault(
+        _Log, "cut",
+        (
+            ("    self._write_label()\n", ""),
+            ("        self._tail = [entry for entry in self._tail if entry.counter <= after]\n",
+             "        self._tail = [entry for entry in self._tail if entry.counter <= after]\n    self._write_label()\n"),
+        ), UNKNOWN,
+    ),
+    "a reset begins before the label says so": Fault(_Log, "reset", (("    self._write_label()\n", ""),), 13),
+    "Xiu: a flush is not waited for": Fault(xiu.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
+    "an opening does not look at the CRC": Fault(
+        cluster.replication.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), UNKNOWN
+    ),
+    "an opening seals nothing": Fault(
+        _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 10
+    ),
+    "a sync under way seals beyond a cut": Fault(_Log, "cut", (("self._limit = min(self._limit, after)", "pass"),), UNKNOWN),
+    "the seal stays beyond a cut": Fault(_Log, "cut", (("self._wanted.seal.counter > after", "False"),), 8),
+    "Pi: a snapshot takes its place before it is synced": Fault(
+        pi.machine, "install", (("os.fsync(file.fileno())", "pass"),), UNKNOWN
+    ),
+    "an opening syncs no names": Fault(
+        _Log, "_make_durable", (("sync_directory(self.directory)", "pass"),), UNKNOWN, killed=("replica/log", -1),
+        besides=(
+            (_Label, "__init__", (("    sync_directory(directory)\n", ""),)),
+            (cluster.replication.log, "load_member", (("    sync_directory(directory)\n", ""),)),
+        ),
+    ),
     "the seal is written before what it seals is synced": Fault(_Log, "sync", ((_SYNCS, _SEALS + _SYNCS),), 0),
 }  # fmt: skip
 
@@ -154,10 +196,12 @@ def planted(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    fault = FAULTS[name]
-    before = getattr(fault.where, fault.name)
-    setattr(fault.where, fault.name, fault.made())
+    made = FAULTS[name].made()
+    before = [(where, function, getattr(where, function)) for where, function, _ in made]
+    for where, function, new in made:
+        setattr(where, function, new)
     try:
         yield
     finally:
-        setattr(fault.where, fault.name, before)
+        for where, function, old in before:
+            setattr(where, function, old)

@@ -32,14 +32,16 @@ from typing import Final
 import structlog
 
 from cluster.replication.model import EntryKind, PartitionState
+from cluster.replication.segment import SUFFIX
 from pixiu.errors import PixiuError
 from pixiu.wire.levels import Level
 from tests.sim.power_cut import faults
 from tests.sim.power_cut.callers import CALLERS, Confirmed, held
-from tests.sim.power_cut.disk import Disk, Left
+from tests.sim.power_cut.disk import SECTOR_BYTES, Disk, Left
 from tests.sim.power_cut.recorder import Kind, Operation, Recorder, environment, library
 from tests.sim.power_cut.shadow import Claims, Disks
-from tests.sim.power_cut.world import FLUSH_S, SEGMENT_BYTES, Machine, Shape, World
+from tests.sim.power_cut.threads import DELAY_S
+from tests.sim.power_cut.world import FLUSH_S, SEGMENT_BYTES, Machine, Noted, Shape, World
 from tests.sim.replication.zookeeper import Register
 
 LIVES: Final = 3
@@ -51,6 +53,15 @@ LATE_S: Final = 2.5
 """When the second replica comes, where it comes late."""
 LONG_S: Final = 4.0
 """So long callers work where it does: they are still there then."""
+ALONE_S: Final = 2.0
+"""A leader that nobody hears waits for so long for something to write."""
+AWAY_S: Final = (0.0, 0.3, 2.5)
+"""So long a machine is away while another one leads: after the longest it needs a snapshot."""
+FOLLOWING: Final = 10
+RARE: Final = 2
+"""At so many syncs of those behind the beginning of what happens seldom it is cut."""
+TORN: Final = 1
+"""So many syncs of a log for which much waits are cut at."""
 LIFE_S: Final = 60.0
 """By then callers have their confirmations."""
 MAX_FOUND: Final = 5
@@ -70,6 +81,8 @@ class Cut:
     left: list[Left]
     at_s: float
     where: str
+    rng: random.Random | None = None
+    """Of a cut that is made besides: what the others leave does not depend on it."""
 
 
 @dataclass
@@ -87,12 +100,14 @@ class Run:
 def shape_of(seed: int) -> Shape:
     """The shapes follow each other, so that a few seeds see them all."""
     rng = random.Random(f"shape {seed}")
-    replicas = (1, 1, 2, 2)[seed // 2 % 4]
-    late = seed // 2 % 4 == 3
+    absent = 4 <= seed // 2 % 8 < 7
+    replicas = 2 if absent else (1, 1, 2, 2)[seed // 2 % 4]
+    late = seed // 2 % 4 == 3 and not absent
     return Shape(
         role=("pi", "xiu")[seed % 2],
         replicas=replicas,
         late=late,
+        absent=absent,
         segment_bytes=rng.choice(SEGMENT_BYTES),
         flush_s=rng.choice(FLUSH_S),
         requests=rng.choice((30, 60)),
@@ -164,8 +179,10 @@ async def live(world: World, confirmed: list[Confirmed]) -> None:
         late = []
         await begin(world, confirmed)
     callers = [CALLERS[world.shape.role](world, number) for number in range(world.shape.users)]
-    every_s = LONG_S * world.shape.users / world.shape.requests if late else world.shape.every_s
+    every_s = LONG_S * world.shape.users / world.shape.requests if late or world.shape.absent else world.shape.every_s
     tasks = [asyncio.create_task(caller.run(every_s)) for caller in callers]
+    if world.shape.absent:
+        await absence(world)
     if late:
         await asyncio.sleep(LATE_S)
         for machine in late:
@@ -175,6 +192,34 @@ async def live(world: World, confirmed: list[Confirmed]) -> None:
         await asyncio.gather(*tasks)
     await same(world)
     await asyncio.sleep(world.rng.uniform(0.0, 2.0))
+
+
+async def absence(world: World) -> None:
+    """A leader that the other does not hear writes what nobody else has, and comes back when the other leads: its log is cut, while
+    it still writes, or after a start; or it was away for so long that what it needs is trimmed, and it takes a snapshot."""
+    rng = world.rng
+    await asyncio.sleep(rng.uniform(0.05, 0.5))
+    await world.until(lambda: world.leader is not None and len(world.leader.replica.status()["in_sync"]) > 1, "a leader in sync")
+    gone = world.leader
+    assert gone is not None
+    gone.cut_off, before = True, gone.replica.log.last.counter
+    end = world.loop.now + ALONE_S
+    while gone.replica.log.last.counter == before and world.loop.now < end:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(rng.choice((0.0, 0.005, 0.1)))
+    if rng.random() < 0.5:
+        await gone.stop()
+        gone.cut_off = False
+        await world.until(lambda: world.leader is not None, "another leader")
+        await asyncio.sleep(rng.choice(AWAY_S))
+        await start(gone)
+        return
+    world.register.close(gone.session)
+    await world.until(lambda: world.leader not in (None, gone), "another leader")
+    caller = CALLERS[world.shape.role](world, world.shape.users)
+    gone.cut_off, world.loop.slow = False, max(DELAY_S)  # to the end: one who waits with no pause would not see a slow one go on
+    await caller.send_while(gone, lambda: gone.replica.is_leader)
+    await gone.register_again()
 
 
 def kinds_of(trace: list[Operation], syncs: list[int]) -> list[list[int]]:
@@ -295,6 +340,8 @@ class Player:
             elif life == 1:
                 chosen |= set(syncs[:EARLY])
         shadow = Disks(disks)
+        torn = self._torn(life, trace) - chosen
+        more = (self._rare(life, trace, world.notes) | torn) - chosen
         with scratch() as folder:
             claims = Claims(self.shape.role, shadow, folder)
             cuts: list[Cut] = []
@@ -302,12 +349,16 @@ class Player:
             confirmed, register, at_s = list(begun.confirmed), begun.register, begun.at_s
             for index, operation in enumerate(trace):
                 self._hash.update(repr((operation.kind, operation.path, operation.other, len(operation.data))).encode())
-                if index in chosen or index == last:
+                if index in chosen or index in more or index == last:
                     where = f"operation {index} of life {life + 1}"
                     now = copy.deepcopy(shadow.disks)
                 if index in chosen:
                     left = [rng.choice((Left.NOTHING, Left.SOME)) for _ in disks]
                     cuts.append(Cut(now, register, list(confirmed), left, at_s, where))
+                if index in more:
+                    own = random.Random(f"{self.run.seed} {life} {index}")
+                    left = [Left.SOME if index in torn else own.choice((Left.NOTHING, Left.SOME)) for _ in disks]
+                    cuts.append(Cut(now, register, list(confirmed), left, at_s, where, own))
                 if index == last:
                     left = [rng.choice(ends) for _ in disks]
                     next_life = Cut(now, register, list(confirmed), left, at_s, where)
@@ -332,6 +383,36 @@ class Player:
         assert next_life is not None
         return None if self.run.found else [*cuts, next_life]
 
+    def _rare(self, life: int, trace: list[Operation], notes: list[Noted]) -> set[int]:
+        """Of each kind of moment some syncs of its machine behind one that there was."""
+        rng = random.Random(f"rare {self.run.seed} {life}")
+        moments: dict[str, list[int]] = {}
+        for index, operation in enumerate(trace):
+            if operation.kind is Kind.NOTED and (note := notes[operation.value]).what == "moment":
+                moments.setdefault(note.value, []).append(index)
+        found: set[int] = set()
+        for each in moments.values():
+            begin = rng.choice(each)
+            mine = f"{notes[trace[begin].value].machine}/"
+            behind = (at for at in range(begin, len(trace)) if trace[at].kind in SYNCS and trace[at].path.startswith(mine))
+            if following := list(itertools.islice(behind, FOLLOWING)):
+                found |= set(rng.sample(following, min(RARE, len(following))))
+        return found
+
+    def _torn(self, life: int, trace: list[Operation]) -> set[int]:
+        """A sync of a log for which more than a sector waits: what is left of that is torn."""
+        waits: Counter[int] = Counter()
+        found = []
+        for index, operation in enumerate(trace):
+            if operation.kind is Kind.WRITTEN:
+                waits[operation.inode] += len(operation.data)
+            elif operation.kind is Kind.SYNCED:
+                if operation.path.endswith(SUFFIX) and waits[operation.inode] > SECTOR_BYTES:
+                    found.append(index)
+                waits[operation.inode] = 0
+        rng = random.Random(f"torn {self.run.seed} {life}")
+        return {rng.choice(found) for _ in range(TORN) if found}
+
     @staticmethod
     def _behind(trace: list[Operation], syncs: list[int], folder: str) -> set[int]:
         """The syncs that follow those of a folder's names."""
@@ -341,8 +422,9 @@ class Player:
     def _all_well(self, cuts: list[Cut]) -> bool:
         """Start what each cut leaves."""
         for cut in cuts:
-            disks = left_of(cut, self._rng)
-            world = self._world(cut, disks, self._rng.getrandbits(32))
+            rng = cut.rng or self._rng
+            disks = left_of(cut, rng)
+            world = self._world(cut, disks, rng.getrandbits(32))
             try:
                 world.run(begin_and_look(world, cut.confirmed))
             except Exception as error:

@@ -99,6 +99,13 @@ class Claims:
             case "flushed":
                 if (has := self._state(note.machine)) < note.value:
                     yield f"machine {note.machine} says its state is durable up to {note.value}, and its disk has it up to {has}"
+            case "opened":
+                label = self._label(note.machine)
+                if label is not None and not label.unclean and label.seal.counter < note.value:
+                    yield (
+                        f"machine {note.machine} has opened its log, of which {note.value} entries may have been acknowledged, "
+                        f"with a seal of {label.seal.counter} on its disk"
+                    )
             case "seal":
                 self._seals.setdefault(note.machine, []).append((note.at_s, note.value))
                 yield from self._sealed(note.machine)
@@ -126,12 +133,14 @@ class Claims:
             yield f"machine {machine} {did} in epoch {epoch}, and the promise on its disk is {has}"
 
     def _sealed(self, machine: int) -> Iterator[str]:
-        """Nothing is sealed that is not there: after a power cut that would be damage."""
-        label = self._label(machine)
-        if label is None or label.unclean or label.resetting != START:
-            return
-        if (end := self._end(machine)) < label.seal.counter:
-            yield f"the seal on the disk of machine {machine} is {label.seal.counter}, and its log ends at {end}"
+        """Nothing is sealed that is not there: after a power cut that would be damage. Also not in a label that is only written."""
+        written = self._disks.disks[machine].now("replica/log/label")
+        for label in (self._label(machine), Label.decode(written)):
+            if label is None or label.unclean or label.resetting != START:
+                continue
+            if (end := self._end(machine)) < label.seal.counter:
+                yield f"the seal on the disk of machine {machine} is {label.seal.counter}, and its log ends at {end}"
+                return
 
     def _confirmed(self, told: Confirmed, leader: int) -> Iterator[str]:
         if told.counter:

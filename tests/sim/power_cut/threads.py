@@ -58,6 +58,8 @@ class Job:
         self._loop, self._work, self._done = loop, work, done
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._ended = False
+        self.waits: Lock | None = None
+        """For what it waits."""
         self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -101,6 +103,8 @@ class Job:
     def _look(self, frame: types.FrameType, event: str, what: Any) -> None:
         if event not in ("c_call", "c_return") or what.__name__ not in POINTS:
             return
+        if event == "c_return" and what.__name__ == "flush":
+            self._loop.after_flush(what.__self__)
         if (
             frame.f_code.co_filename.startswith(OURS) and self._loop.rng.random() < ASIDE
         ):  # the garbage collector closes things, too
@@ -125,11 +129,23 @@ class Lock:
             if not blocking:
                 return False
             if mine is not None:
+                mine.waits = self
                 mine.put_aside()
+                mine.waits = None
             else:
-                assert isinstance(self._holder, Job), "the loop waits for itself"
-                self._holder.go_on()
+                self._last_holder().go_on()
         raise AssertionError("two wait for each other")
+
+    def _last_holder(self) -> Job:
+        """Who goes on when the loop waits: its holder, or whoever holds what that one waits for."""
+        holder, seen = self._holder, set[int]()
+        while isinstance(holder, Job) and holder.waits is not None and id(holder) not in seen:
+            seen.add(id(holder))
+            if not holder.waits._times:  # it is free by now
+                break
+            holder = holder.waits._holder
+        assert isinstance(holder, Job), "the loop waits for itself"
+        return holder
 
     def release(self) -> None:
         """Give it back."""
@@ -152,12 +168,15 @@ class Loop(asyncio.BaseEventLoop):
 
     def __init__(self, seed: int, now: float) -> None:
         self.rng, self.now = random.Random(seed), now
-        self._slow = self.rng.choice(DELAY_S)
+        self.slow = self.rng.choice(DELAY_S)
+        """How long a job is put aside at most."""
         self.running: Job | None = None
         """Who runs; None: the loop."""
         self.jobs: set[Job] = set()
         self.before_switch: Callable[[], None] = lambda: None
         """Called in a job's thread before somebody else goes on."""
+        self.after_flush: Callable[[object], None] = lambda _whose: None
+        """Called in a job's thread when a `flush` has returned, with whose it was."""
         self.turns = 0
         self._lines: dict[Any, deque[Job]] = {}
         super().__init__()
@@ -170,7 +189,7 @@ class Loop(asyncio.BaseEventLoop):
 
     def delay(self) -> float:
         """Until a job goes on."""
-        return self.rng.uniform(0.0, self._slow)
+        return self.rng.uniform(0.0, self.slow)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """In a thread. An executor that is given has one."""

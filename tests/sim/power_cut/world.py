@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rocksdict import Rdict
 
@@ -132,6 +132,15 @@ class Noted:
     value: Any = None
 
 
+class Submitted(NamedTuple):
+    """An entry that a role proposed, and what is in it."""
+
+    machine: int
+    epoch: int
+    counter: int
+    payload: bytes
+
+
 @dataclass
 class Shape:
     """What the seed decides of a run."""
@@ -140,6 +149,8 @@ class Shape:
     replicas: int
     late: bool
     """The second replica comes later, and needs a snapshot."""
+    absent: bool
+    """A leader is cut off from the other, goes on for a moment, is stopped, and comes back."""
     segment_bytes: int
     flush_s: float
     users: int = 3
@@ -170,12 +181,12 @@ class FakePeers:
         message = decode_message(data)
         if isinstance(message, Appended):
             machine.world.note("matched", machine.number, (message.epoch, message.matched))
-        if machine.world.rng.random() >= LOST:
+        if machine.world.rng.random() >= LOST and not machine.cut_off:
             machine.world.later(lambda: self._arrive(to, message))
 
     def _arrive(self, to: MemberID, message: Message) -> None:
         target = self._machine.world.member(to)
-        if target is not None and target.peers is not None:
+        if target is not None and target.peers is not None and not target.cut_off:
             target.peers._on_message(message)
 
     def _peer(self, to: MemberID) -> FakePeers:
@@ -199,7 +210,8 @@ class FakeRegistry:
     """In the place of `cluster.replication.registry.PartitionRegistry`."""
 
     def __init__(self, context: Any, on_state: Any, on_swapped: Any, on_presence: Any) -> None:
-        self._world: World = context.links.world
+        self._machine: Machine = context.links
+        self._world = self._machine.world
         self._on_state, self._on_swapped, self._on_presence = on_state, on_swapped, on_presence
         self._seen = (-2, -2)
         self.counts: dict[str, int] = {}
@@ -211,6 +223,9 @@ class FakeRegistry:
     def _look(self) -> None:
         if self._closed:
             return
+        self._world.loop.call_later(ZOOKEEPER_S, self._look)
+        if self._machine.cut_off:
+            return
         register = self._world.register
         seen, self._seen = self._seen, (register.presence_version, register.version)
         if seen[0] != self._seen[0]:
@@ -218,10 +233,12 @@ class FakeRegistry:
             self._on_presence(live)
         if seen[1] != self._seen[1]:
             self._on_state(register.read())
-        self._world.loop.call_later(ZOOKEEPER_S, self._look)
 
     def read(self) -> None:
-        self._world.later(lambda: self._closed or self._on_state(self._world.register.read()))
+        self._later(lambda: self._on_state(self._world.register.read()))
+
+    def _later(self, call: Callable[[], object]) -> None:
+        self._world.later(lambda: self._closed or self._machine.cut_off or call())
 
     def swap(self, token: int, expected: int, state: PartitionState) -> None:
         def swap() -> None:
@@ -229,9 +246,10 @@ class FakeRegistry:
             done = register.compare_and_set(expected, state)
             if done:
                 self._world.note("register", 0, (register.state, register.version))
-            self._world.later(lambda: self._closed or self._on_swapped(token, Outcome.OK if done else Outcome.CONFLICT))
+            self._later(lambda: self._on_swapped(token, Outcome.OK if done else Outcome.CONFLICT))
 
-        self._world.later(swap)
+        if not self._machine.cut_off:
+            self._world.later(swap)
 
     async def close(self) -> None:
         self._closed = True
@@ -247,9 +265,12 @@ class Machine:
         self.service: Any = None
         self.session = 0
         self.member = 0
+        self.cut_off = False
+        """Nothing that it sends arrives, nor what others and ZooKeeper send."""
         self.crashed: BaseException | None = None
         self.log = Log()
-        self.membership = SimpleNamespace(node=None, before_registering_again=lambda _renew: None)
+        self.membership = SimpleNamespace(node=None, before_registering_again=self._register_again_by)
+        self._renew: Any = None
 
     async def start(self) -> None:
         """Start what its folder holds. Raises PixiuError, AssertionError."""
@@ -278,15 +299,29 @@ class Machine:
             role, 0, -1, NodeState.INIT, "127.0.0.1", 1000 + self.number, 0, context.endpoint_id, 1, "test", "", 0
         )  # fmt: skip
         node = await made.prepare(node)
+        if self.replica.log.damage is None:
+            world.note("opened", self.number, self.replica.log.last.counter)
         self.member = node.member
-        self.session = world.register.open(node.member, node.member_incarnation, world.loop.now)
-        self.membership.node = world.nodes[node.member] = replace(node, replica=self.session, state=NodeState.RUNNING)
+        self._register(node)
         made.on_view(world.view)
         self._note_dips()
+        self._note_moments()
         self._watch(-1, -1)
         self._production_submit, replica.submit = replica.submit, self._submit
         self._production_write, replica._write = replica._write, self._write
         await made.start()
+
+    def _register_again_by(self, renew: Any) -> None:
+        self._renew = renew
+
+    def _register(self, node: Node) -> None:
+        world = self.world
+        self.session = world.register.open(node.member, node.member_incarnation, world.loop.now)
+        self.membership.node = world.nodes[node.member] = replace(node, replica=self.session, state=NodeState.RUNNING)
+
+    async def register_again(self) -> None:
+        """The session was lost."""
+        self._register(await self._renew(self.membership.node))
 
     @property
     def replica(self) -> Any:
@@ -317,18 +352,35 @@ class Machine:
         cut, reset = log.cut, log.reset
 
         def cutting(after: int) -> None:
+            self.world.moment("cut" if log._limit is None else "cut in a sync", self.number)
             self.world.note("seal", self.number, min(after, log.seal.counter))
             cut(after)
 
         def resetting(position: Position) -> None:
+            self.world.moment("reset", self.number)
             self.world.note("seal", self.number, 0)
             reset(position)
 
         log.cut, log.reset = cutting, resetting
 
+    def _note_moments(self) -> None:
+        """What happens seldom."""
+        folder, machine = self.replica._folder, self.machine
+        accept, load = folder.accept_incoming, machine.load
+
+        def accepting(position: Position) -> None:
+            self.world.moment("accept", self.number)
+            accept(position)
+
+        async def loading(received: Path) -> None:
+            self.world.moment("load", self.number)
+            await load(received)
+
+        folder.accept_incoming, machine.load = accepting, loading
+
     def _submit(self, payloads: Any, level: Level = Level.REPLICATED) -> Any:
         proposal = self._production_submit(payloads, level)
-        self.world.submitted.append((proposal.first, payloads[0][1]))
+        self.world.submitted.append(Submitted(self.number, proposal.epoch, proposal.first, payloads[0][1]))
         return proposal
 
     def _write(self, payloads: Any, *rest: Any) -> Any:
@@ -371,8 +423,8 @@ class World:
     notes: list[Noted] = field(default_factory=list)
     happened: dict[str, int] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
-    submitted: list[tuple[int, bytes]] = field(default_factory=list)
-    """The counter of each entry that a role proposed, and what is in it."""
+    submitted: list[Submitted] = field(default_factory=list)
+    """Each entry that a role proposed."""
     written: set[bytes] = field(default_factory=set)
     """What is in each entry that a role has ever proposed."""
 
@@ -380,7 +432,7 @@ class World:
         self.rng = random.Random(self.seed)
         self.loop = Loop(self.rng.getrandbits(32), self.now)
         self._opened: list[Rdict] = []
-        self.loop.before_switch = self._rest
+        self.loop.before_switch, self.loop.after_flush = self._rest, self._flushed
         self.machines = [Machine(self, number) for number in range(self.shape.replicas)]
         for session in list(self.register.sessions):
             self.register.close(session)
@@ -391,6 +443,11 @@ class World:
         if self.recorder is not None:
             self.notes.append(Noted(what, self.loop.now, machine, value))
             self.recorder.note(len(self.notes) - 1)
+
+    def moment(self, what: str, machine: int) -> None:
+        """Something that happens seldom begins: cuts are made behind it, whatever else is."""
+        self.happened[what] = self.happened.get(what, 0) + 1
+        self.note("moment", machine, what)
 
     def later(self, call: Callable[[], object]) -> None:
         """After a hop of the network."""
@@ -416,6 +473,8 @@ class World:
                 assert each.crashed is None, f"machine {each.number} ended itself: {each.crashed!r}"
             assert self.loop.now < end, f"{what} did not come: {[each.replica.status() for each in self.machines if each.service]}"
             await asyncio.sleep(0.02)
+        for each in self.machines:
+            assert each.crashed is None, f"machine {each.number} ended itself: {each.crashed!r}"
 
     def run(self, work: Any, over: Callable[[], None] = lambda: None) -> Any:
         """Run something to its end, by this world's time; `over` is called before what runs is ended."""
@@ -439,6 +498,11 @@ class World:
                     self._opened.remove(rows)
             except Exception:  # it was closed
                 self._opened.remove(rows)
+
+    def _flushed(self, rows: object) -> None:
+        """Nothing that a flush was for is in memory alone when it returns: it is counted as durable from then on."""
+        if isinstance(rows, Rdict) and (waits := rows.property_int_value("rocksdb.num-immutable-mem-table")):
+            self.machines[0].crashed = AssertionError(f"a flush of RocksDB has returned, and {waits} tables are not written yet")
 
     def _end(self) -> None:
         self.recorder = None
