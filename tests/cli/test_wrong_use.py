@@ -105,4 +105,4 @@ def test_where_nobody_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     code, shown = answer([], monkeypatch, capsys)
     assert code == 1
-    assert shown.endswith("pixiu: nothing was done: nobody answered; say --yes where nobody can be asked\n")
+    assert shown.endswith("pixiu: nothing was done: the question was not answered; use --yes where there is no terminal\n")
