@@ -44,7 +44,7 @@ class Credentials:
     def check(self) -> None:
         """Raises `NotAuthenticated` for what is missing or too long."""
         if not self.secret and not self.certificate:
-            raise NotAuthenticated("this door wants a login: a token, or a user name and a password")
+            raise NotAuthenticated("this port requires a login: a token, or a user name and a password")
         if len(self.secret.encode(errors="replace")) > MAX_SECRET_BYTES:
             raise NotAuthenticated(f"a token or password has at most {MAX_SECRET_BYTES} bytes")
         if len(self.user.encode(errors="replace")) > MAX_USER_BYTES:
@@ -52,7 +52,9 @@ class Credentials:
         for text in (self.user, self.client_id, self.secret):
             # What a service behind a callback may choke on is not its to judge.
             if (not text.isascii() and not _is_unicode(text)) or not _CONTROL.isdisjoint(text):
-                raise NotAuthenticated("a user name, a client's ID and a secret have no control characters and no half characters")
+                raise NotAuthenticated(
+                    "a user name, a client's ID and a secret must not contain control characters or lone surrogates"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Identity:
     def check_uin(self, uin: int) -> None:
         """Raises `NotAuthenticated` when a client asks for another user's UIN. 0: it asks for none."""
         if uin and uin != self.uin:
-            raise NotAuthenticated("the UIN is another user's: the login says who you are, so leave it out or give your own")
+            raise NotAuthenticated("the UIN belongs to another user: leave it out, or give your own")
 
 
 def machine_of(address: str) -> str:

@@ -150,7 +150,7 @@ class Audit:
             if self._file >= 0:
                 os.fsync(self._file)
         except OSError as error:
-            raise DiskFailed(f"{self._folder}: this cannot be audited: {error.strerror}") from error
+            raise DiskFailed(f"{self._folder}: this line cannot be written to the audit log: {error.strerror}") from error
 
     def write_limited(self, kind: str, about: str, **fields: object) -> None:
         """Write what anybody can cause, to the chain of refusals: one line a second about the same, the next one says how many were

@@ -228,7 +228,7 @@ def test_which_build_the_processes_run_is_said() -> None:
 def test_doors_that_are_open_to_everybody_are_repeated_and_no_problem() -> None:
     view = whole()
     first, *others = view.nodes
-    door = "mqtt_insecure = true: whoever reaches mqtt_host = [::] may be any client"
+    door = "mqtt_insecure = true: everybody who reaches mqtt_host = [::] can act as any client"
     wrongs: tuple[object, ...] = ([], "x", None)
     processes = [read_pages(first, 200, health(first, insecure_doors=[door]), b"")]
     processes += [read_pages(one, 200, health(one, insecure_doors=wrong), b"") for one, wrong in zip(others, wrongs, strict=False)]

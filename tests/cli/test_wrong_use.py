@@ -65,7 +65,7 @@ def test_a_command_of_the_servers_says_beside_the_sdk_alone_what_to_install(
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     code, shown = answer(["doctor", "--machine"], monkeypatch, capsys)
     assert code == 2
-    assert shown.startswith("pixiu: doctor comes with the servers, and this is the SDK alone: pip install 'pixiu-sdk[server]'")
+    assert shown.startswith("pixiu: doctor needs the servers' package, and this is the SDK alone: pip install 'pixiu-sdk[server]'")
 
 
 def test_a_command_of_the_sdk_looks_for_no_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

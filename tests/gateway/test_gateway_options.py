@@ -20,7 +20,7 @@ def test_a_door_beyond_loopback_opens_only_by_its_name(key: str, host: str) -> N
             Options(**where, **wrong).validate()  # type: ignore[arg-type]
     options = Options(**where, **{flag: True})  # type: ignore[arg-type]
     options.validate()
-    assert options.insecure_doors() == [f"{flag} = true: whoever reaches {key} = {host} may be any client"]
+    assert options.insecure_doors() == [f"{flag} = true: everybody who reaches {key} = {host} can act as any client"]
 
 
 PLAIN = {"client_host": "clients_plain", "mqtt_host": "mqtt_plain"}

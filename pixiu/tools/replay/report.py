@@ -67,7 +67,7 @@ def _causes(verdict: Verdict) -> Table:
     table.add_column("cause")
     table.add_column("deliveries", justify="right")
     texts = {
-        "refused": "the sender was told",
+        "refused": "reported to the sender",
         "unacknowledged": "unacknowledged at a death",
         "between": "sent between a death and the rejoin",
         "in_flight": "inside a gateway that died",

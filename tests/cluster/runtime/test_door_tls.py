@@ -71,7 +71,7 @@ def test_a_new_certificate_is_shown_to_the_next_connection_and_half_a_one_to_nob
     for wrong in (whole[: len(whole) // 2], b"", b"no PEM"):
         door.write_bytes(wrong)
         assert shown(tls, trust) == first
-        assert f"tls_certificate = {door}: must be PEM" in tls.problem
+        assert f"tls_certificate = {door}: must be a complete PEM" in tls.problem
     door.unlink()
     assert shown(tls, trust) == first
     assert "cannot be read" in tls.problem
@@ -88,7 +88,7 @@ def test_a_key_of_its_own_file_must_be_the_certificates(pki: Path, tmp_path: Pat
     (tmp_path / "door.key").write_text((pki / "other-tls/gateway.pem").read_text())
     with pytest.raises(ConfigurationError, match=r"tls_certificate = .*KEY_VALUES_MISMATCH"):
         DoorTls(str(tmp_path / "door.pem"), str(tmp_path / "door.key"))
-    with pytest.raises(ConfigurationError, match=r"client_ca = .*must be PEM"):
+    with pytest.raises(ConfigurationError, match=r"client_ca = .*must be a complete PEM"):
         DoorTls(str(pki / "ca-tls/gateway.pem"), client_ca=str(Path(__file__)))
 
 

@@ -243,7 +243,7 @@ def test_the_example_file_holds_every_option_with_its_help_and_loads_as_the_defa
     assert list(tables) == ["cluster", "router"]
     assert list(tables["cluster"]) == list(specs(ClusterOptions))
     assert list(tables["router"]) == list(specs(SampleOptions))
-    assert "# Milliseconds after which ZooKeeper takes a silent process out. (an integer from 1000 to 120000)" in text
+    assert "# Milliseconds after which ZooKeeper removes a silent process. (an integer from 1000 to 120000)" in text
     assert load(tmp_path, text) == (ClusterOptions(), SampleOptions())
 
 
