@@ -236,7 +236,7 @@ def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
     if lost and not seen.force:
         raise Unavailable(
             f"{'; '.join(lost)}. Nothing is deleted, because the partition that was split may have the last copy: "
-            f"`pixiu double {seen.role} --force` deletes it all the same"
+            f"`pixiu double {seen.role} --force` deletes it anyway"
         )
     return Wait(tuple(waits)) if waits else Advance(split, pb.DOUBLING_CLEANING, "; ".join(lost))
 
@@ -248,7 +248,7 @@ def check_take_back(seen: Seen) -> None:
         raise InvalidArgument(f"no doubling of {seen.role} is under way: there is nothing to take back")
     if any(seen.statuses[parent].doubling == int(seen.doubling, 16) for parent in seen.parents if parent in seen.statuses):
         raise InvalidArgument(
-            f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` brings it to its end"
+            f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` completes it"
         )
 
 

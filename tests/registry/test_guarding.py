@@ -300,7 +300,7 @@ def test_credentials_are_made_renewed_and_dropped(tmp_path: Path) -> None:
     assert set(first) == set(LOGINS)
     assert make_credentials(file) == first == read_credentials(file)
     write_credentials(file, {who: found for who, found in first.items() if who != "pi"})
-    with pytest.raises(ConfigurationError, match="has no line of pi"):
+    with pytest.raises(ConfigurationError, match="has no line for pi"):
         read_credentials(file)
     assert make_credentials(file)["broker"] == first["broker"]
     for _ in range(3):
