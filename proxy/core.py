@@ -504,7 +504,7 @@ class Core:
             return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
         name = "room" if to_room else "chat"
         if name not in self._kinds:
-            return errors.InvalidArgument, f"this proxy does not take {name} messages (proxy.kinds); use another one"
+            return errors.InvalidArgument, f"this proxy does not accept {name} messages (proxy.kinds); use another one"
         role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
         if not self._brokers.partitions:
             return errors.Unavailable, "this proxy has just started and does not know the cluster yet; send it again"

@@ -154,7 +154,7 @@ class MailCore:
     def _on_opened(self, event: ev.WriterOpened, now: float, out: list[ev.Effect]) -> None:
         refusal = ""
         if not self._taken:
-            refusal = "this proxy does not take mail (proxy.kinds); use another one"
+            refusal = "this proxy does not accept mail (proxy.kinds); use another one"
         elif not self._knows_stores:
             text = "this proxy has only just started and has not read the cluster yet; use another one, or retry"
             out.append(ev.EndWriter(event.stream, errors.Unavailable.code, text, RETRY_MS))

@@ -35,7 +35,7 @@ def passwd(
     uin: Uin = 0,
     groups: Groups = None,
 ) -> None:
-    """Set a user's password in a password file. It is asked for, or read from standard input where that is no terminal."""
+    """Set a user's password in a password file. It is asked for, or read from standard input where that is not a terminal."""
     from cluster.access.passwords import line_of, put_user
 
     if sys.stdin.isatty():

@@ -166,7 +166,7 @@ class _Up:
             try:
                 loop.add_reader(STDIN, self._read_input)
             except OSError:
-                raise ConfigurationError("--until-eof: standard input is no pipe, socket or terminal") from None
+                raise ConfigurationError("--until-eof: standard input is not a pipe, socket or terminal") from None
         self._main = asyncio.create_task(self._serve())
         try:
             return await self._main

@@ -227,7 +227,7 @@ def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
         elif not its.digest and its.phase == pb.DOUBLING_OPEN:
             waits.append(f"{seen.role} partition {child}: reads what it had at the cut, to compare it")
         elif not its.digest:
-            lost.append(f"{seen.role} partition {child} does not know any more what it had at the cut: all its replicas ended then")
+            lost.append(f"{seen.role} partition {child} no longer knows what it had at the cut: all its replicas ended then")
         elif mine.digest != its.digest:
             raise Unavailable(
                 f"{seen.role} partitions {parent} and {child} do not agree on what moved ({mine.digest:016x}, {its.digest:016x}): "

@@ -24,5 +24,5 @@ class Options(PartitionedOptions):
     mail_fetching: int = bounded(256, 1, 10_000)
     """Limit of devices for which Pi and Xiu are read at a time; the others wait in order."""
     mail_waiting_mb: int = bounded(64, 1, 4096)
-    """MiB of deliveries that may wait for one gateway; beyond that its stream is opened anew, and what was not acknowledged is
+    """MiB of deliveries that may wait for one gateway; beyond that its stream is opened again, and what was not acknowledged is
     sent again."""

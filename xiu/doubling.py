@@ -147,7 +147,7 @@ def problem_of(now: Doubling, change: Change, partition: int) -> str:
     if step is Phase.CLEANING:
         same = now.id == change.doubling and now.partitions == total and now.phase in (Phase.SPLIT, Phase.OPEN)
         return "" if same else under_way
-    return f"{step.name} is no step of a {'child' if child else 'parent'}: partition {partition} of {total}"
+    return f"{step.name} is not a step of a {'child' if child else 'parent'}: partition {partition} of {total}"
 
 
 def after(now: Doubling, change: Change, partition: int, counter: int, clock_us: int) -> Doubling:

@@ -131,7 +131,7 @@ def user_of(value: object) -> str:
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= MAX_USER_BYTES:
-        raise NotAuthenticated(f"the login's user name is no text of 1 to {MAX_USER_BYTES} bytes")
+        raise NotAuthenticated(f"the login's user name is not a text of 1 to {MAX_USER_BYTES} bytes")
     return user
 
 
@@ -142,7 +142,7 @@ def uin_of(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 19:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
-        raise NotAuthenticated("the login's UIN is no integer from 1 to 2^63-1")
+        raise NotAuthenticated("the login's UIN is not an integer from 1 to 2^63-1")
     return value
 
 
@@ -152,5 +152,5 @@ def groups_of(value: object) -> frozenset[str]:
         return frozenset()
     items = value.split() if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or len(items) > MAX_GROUPS or not all(isinstance(item, str) for item in items):
-        raise NotAuthenticated(f"the login's groups are no list of at most {MAX_GROUPS} texts")
+        raise NotAuthenticated(f"the login's groups are not a list of at most {MAX_GROUPS} texts")
     return frozenset(items)

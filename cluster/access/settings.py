@@ -92,7 +92,7 @@ def parse(text: str, name: str) -> Settings:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{name}: no TOML: {error}") from None
+        raise ConfigurationError(f"{name}: not TOML: {error}") from None
     for table in tables:
         if table not in TABLES:
             raise ConfigurationError(f"{name}: {unknown('table', table, TABLES)}")

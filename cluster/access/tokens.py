@@ -76,7 +76,7 @@ def read_keys(text: bytes, name: str) -> tuple[Key, ...]:
     try:
         found = _of_pem(text) if b"-----BEGIN" in text else _of_jwks(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
-        raise ConfigurationError(f"{name}: no key set (a JWKS, or public keys as PEM): {type(error).__name__}") from None
+        raise ConfigurationError(f"{name}: not a key set (a JWKS, or public keys as PEM): {type(error).__name__}") from None
     if not 0 < len(found) <= MAX_KEYS:
         raise ConfigurationError(f"{name}: {len(found)} keys; must be 1 to {MAX_KEYS}")
     return tuple(_checked(kid, key, name) for kid, key in found)

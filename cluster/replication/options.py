@@ -31,7 +31,7 @@ class ReplicationOptions:
     max_rejoin_s: float = 120.0
     """The longest such time."""
     join_s: float = 2.0
-    """A follower that joins and has not reached the end noted then within this is not required any more."""
+    """A follower that joins and has not reached the end noted then within this time is no longer required."""
     candidate_step_s: float = 1.0
     """A candidate waits this time for each live candidate whose node has a smaller number."""
     unregistered_s: float = 30.0

@@ -328,8 +328,8 @@ class FramedCall(Generic[Out, In]):
             try:
                 message: In = self._parse(payload)
             except DecodeError:
-                connection.fail("what came is no message of this method")
-                raise StreamEnded("what came is no message of this method") from None
+                connection.fail("the other side sent something that is not a message of this method")
+                raise StreamEnded("the other side sent something that is not a message of this method") from None
             return message
         if kind != Kind.LAST:
             connection.fail(OUT_OF_PLACE)

@@ -355,7 +355,7 @@ def _verify(lines: Iterable[tuple[str, bytes]]) -> Verified:
             fields = json.loads(text)
             said, previous = int(fields["n"]), str(fields["previous"])
         except (ValueError, KeyError, TypeError):
-            raise MalformedData(f"{where}: is no line of an audit log") from None
+            raise MalformedData(f"{where}: is not a line of an audit log") from None
         if count and said != number + 1:
             raise MalformedData(
                 f"{where}: is line {said} of the chain, after line {number}: lines between are missing, or twice there"

@@ -238,7 +238,7 @@ def _samples(found: Any) -> Iterator[Sample | None]:
     given = _of_mapping(found) if isinstance(found, Mapping) else found
     for sample in given:
         if sample is not None and (not _NAME.match(sample.name) or "{" in sample.name):
-            raise ValueError(f"{sample.name!r} is no name of a metric")
+            raise ValueError(f"{sample.name!r} is not the name of a metric")
         yield sample
 
 
@@ -247,7 +247,7 @@ def _of_mapping(found: Mapping[str, Any]) -> Iterator[Sample]:
     for key, value in list(found.items()):
         match = _NAME.match(key)
         if match is None:
-            raise ValueError(f"{key!r} is no name of a metric")
+            raise ValueError(f"{key!r} is not the name of a metric")
         name, label = match.groups()
         if isinstance(value, Mapping):
             for label_value, number in list(value.items()):

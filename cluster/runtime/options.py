@@ -293,7 +293,7 @@ class RoleOptions(Options):
         ):
             yield "stream_port", "another port than port and http_port"
         if "port" not in wrong and self.port == 65_535 and self.http_port == 0:
-            yield "http_port", "given, because port + 1 is no port"
+            yield "http_port", "given, because port + 1 is not a port"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +328,7 @@ class ClientDoorOptions(RoleOptions):
             if self.client_port and self.client_port in (self.port, self.http_port or self.port + 1 if self.port else 0):
                 yield "client_port", "another port than port and http_port"
             if self.port >= 65_534 and self.client_port == 0:
-                yield "client_port", "given, because port + 2 is no port"
+                yield "client_port", "given, because port + 2 is not a port"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -524,4 +524,4 @@ def _read(path: Path | str | None) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: the configuration file is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: the configuration file is no TOML: {error}") from None
+        raise ConfigurationError(f"{path}: the configuration file is not TOML: {error}") from None

@@ -149,7 +149,7 @@ def drop_device(
     """Remove a device: the inbox no longer waits for it. If it comes back, it counts as a new device."""
     _check(uin)
     _run(target, lambda view: view.drop_device(uin, number))
-    _say(as_json, {"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any more")
+    _say(as_json, {"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any longer")
 
 
 @inbox.command()

@@ -310,7 +310,7 @@ class ViewReducer:
             after = roles.get(role)
             if after is not None and (after.n == before.n or after.grew(before)):
                 continue
-            said = "is not in it any more" if after is None else f"has {after.n} partition(s), but no doublings that led there"
+            said = "is no longer in it" if after is None else f"has {after.n} partition(s), but no doublings that led there"
             self.refused[role] = (
                 f"layout version {layout.version} was edited by hand: {role} {said}; this process keeps to {before.n} and "
                 f"deletes nothing. Write {before.n} back; only `pixiu double {role}` adds partitions"

@@ -622,7 +622,7 @@ class ZooKeeper:
             if isinstance(result, KazooException) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise self._translate(result, operation.path)
         if any(isinstance(result, KazooException) for result in results):
-            raise RegistryConflict(f"a transaction on {operations[0].path} was rolled back; read again and try anew")
+            raise RegistryConflict(f"a transaction on {operations[0].path} was rolled back; read and try again")
         return results
 
     def _open(self) -> None:

@@ -83,7 +83,7 @@ def test_bytes_that_are_no_log_are_called_so(
     (tmp_path / "log").write_bytes(b'\x8a\x00{"')
     code, shown = answer([*filter(None, ["replay", option]), str(tmp_path / "log")], monkeypatch, capsys)
     assert code == 2
-    assert "is no text" in shown
+    assert "is not text" in shown
     assert "codec" not in shown
 
 

@@ -248,7 +248,7 @@ def bench(
     ] = 10.0,
     target: Target = DEFAULT_TARGET,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Compare with other servers that are installed here. Every server is started anew.")
+        bool, typer.Option("--peers", help="Compare with other servers that are installed here. Every server is started for this.")
     ] = False,
     case: Annotated[list[str] | None, typer.Option(help="With --peers: only this case; may be repeated.")] = None,
     server: Annotated[list[str] | None, typer.Option(help="With --peers: only this one beside Pixiu; may be repeated.")] = None,
