@@ -122,7 +122,8 @@ class ClusterOptions(Options):
     """Folder of certificates: `ca.pem` and one file for each role, such as `xiu.pem` (`pixiu pki`). Every caller at the cluster's
     port must then have one. Empty: callers are not asked for one."""
     guests: bool = False
-    """Whether links accept what senders send that are not in the registry: for a cluster that is the router_root of another one."""
+    """Whether links accept datagrams of senders that are not in the registry: for a cluster that is the router_root of another
+    one."""
     key_dir: str = ""
     """Folder of the keys that sign every datagram, `1.key` and so on (`pixiu keys`), exchanged while everything runs. Empty:
     datagrams are not signed; all processes of a cluster have keys, or none."""
