@@ -240,9 +240,8 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
             continue
         command = not isinstance(node, ast.Module) and any("guarded" in ast.dump(each) for each in node.decorator_list)
         for number, statement in enumerate(node.body):
-            is_doc = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             is_field = fields and number > 0 and isinstance(node, ast.ClassDef)
-            if is_doc and not command and not is_field:
+            if isinstance(statement, ast.Expr) and not command and not is_field:
                 unread.add(id(statement.value))
     for found in nodes(source):
         if isinstance(found, ast.Constant) and isinstance(found.value, str) and " " in found.value and id(found) not in unread:
