@@ -64,7 +64,7 @@ def up(
     ] = DEFAULTS.grow,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="Create certificates, keys, rules and a token below --data; every login needs one."),
+        typer.Option("--secure", help="Create certificates, keys, rules and a token below --data; every login needs a token."),
     ] = DEFAULTS.secure,
     seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after this number of seconds.")] = None,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input, a pipe, is closed.")] = False,

@@ -1,4 +1,4 @@
-"""Look into a user's inbox, and tend it: lists, unread counts, devices, dead letters.
+"""Show and manage a user's inbox: lists, unread counts, devices, dead letters.
 
 Looking changes nothing: no device, no session. Everything is read from Pi and Xiu.
 

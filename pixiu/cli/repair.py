@@ -108,7 +108,7 @@ def repair(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --drop: do not ask for confirmation.")] = False,
 ) -> None:
-    """Have every replica read all that it stores, repair what is damaged from its peers, and compare the replicas.
+    """Check everything that every replica stores, repair damage from its peers, and compare the replicas.
     Exit code 0: all is well now, 1: something could not be repaired or differs, 2: there are no replicas."""
     if role and role not in ROLES:
         raise InvalidArgument(f"--role {role}: only {' and '.join(ROLES)} can be checked")
