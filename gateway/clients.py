@@ -270,7 +270,10 @@ class Clients:
         if wait_s:
             # Those that are refused together must not come back together.
             retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
-            text = "too many clients connect or are connected (gateway.connect_rate_per_s, max_connections), or of one address"
+            text = (
+                "too many clients connect or are connected, in all or from one address (gateway.connect_rate_per_s, "
+                "max_connections)"
+            )
             raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 

@@ -88,7 +88,7 @@ class Identity:
     def problem(self) -> str:
         """Why MQTT clients cannot publish now; empty while they can."""
         if self._worker is None and self._acquiring is not None:
-            return "MQTT clients cannot publish: another process took the gateway's worker number, and no other one was had yet"
+            return "MQTT clients cannot publish: another process took the gateway's worker number, and no other one is leased yet"
         why = self._snowflakes.why_not() if self._worker is not None else ""
         return f"MQTT clients cannot publish: {why}" if why else ""
 

@@ -154,7 +154,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
     async def deliver(self, handler: Handler) -> None:
         """Serve one relay's stream, whatever carries it."""
         if self._core() is None or self._stopped:
-            await handler.refuse(Unavailable("this gateway does not take mail now; try again soon"))
+            await handler.refuse(Unavailable("this gateway does not accept mail now; try again soon"))
         if len(self._streams) >= MAX_STREAMS:
             await handler.refuse(Overloaded(f"more than {MAX_STREAMS} streams of mail"))
         stream = _Stream(next(self._numbers), handler, self)

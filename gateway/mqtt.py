@@ -371,7 +371,7 @@ class MQTTConnection(asyncio.Protocol):
     def evict(self) -> None:
         """Too many connections have not said who they are, and this is the oldest."""
         self._refuse()
-        self.end(CloseReason.EVICTED, "no CONNECT, and others came")
+        self.end(CloseReason.EVICTED, "no CONNECT yet, and others needed the place")
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""

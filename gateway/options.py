@@ -14,7 +14,7 @@ from cluster.runtime.options import PacedOptions
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
 DRAIN_SHARE: Final = 0.8
-"""What of drain_timeout_s moving clients may take; the rest is for telling routers and relays."""
+"""Share of drain_timeout_s that moving clients may take; the rest is for notifying routers and relays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Options(ClientRoleOptions, PacedOptions):
     mqtt_host: str = "127.0.0.1"
     """Address on which MQTT clients connect."""
     mqtt_insecure: bool = False
-    """Whether MQTT clients may connect from other machines although nobody asks them who they are."""
+    """Whether MQTT clients may connect from other machines without a login."""
     mqtt_port: int = bounded(0, 0, 65_535)
     """Port on which MQTT clients connect; by TLS where there is a tls_certificate. 0: any."""
     mqtt_plain_port: int = bounded(0, 0, 65_535)
@@ -34,15 +34,17 @@ class Options(ClientRoleOptions, PacedOptions):
     max_connections: int = bounded(20_000, 1, 10_000_000)
     """Client connections of all protocols at one time; more are refused."""
     address_connections_percent: int = bounded(75, 1, 100)
-    """How many per cent of max_connections one address may have. 100: all, as behind a balancer, whose address all have."""
+    """Per cent of max_connections that one address may have. 100: all, as with a balancer in front, whose address all clients
+    have."""
     max_subscriptions: int = bounded(1000, 1, 1_000_000)
-    """Rooms and topics of one connection."""
+    """Limit of rooms and topics of one connection."""
     max_all_subscriptions: int = bounded(500_000, 1, 1_000_000_000)
-    """Rooms and topics of all connections, about half a KiB each; beyond it a connection gets no more than client_joins_free."""
+    """Limit of rooms and topics of all connections, about half a KiB each; beyond it a connection gets no more than
+    client_joins_free."""
     connection_buffer_bytes: int = bounded(2 << 20, 16 << 10, 1 << 30)
-    """Bytes that may wait for one connection; the oldest messages go first."""
+    """Bytes that may wait for one connection; beyond it the oldest messages are dropped."""
     memory_bytes: int = bounded(256 << 20, 4 << 20, 1 << 40)
-    """Bytes of what clients sent and cannot be taken yet: unfinished packets, and messages of QoS 1 that wait. Beyond it the
+    """Bytes of client input that cannot be processed yet: unfinished packets, and messages of QoS 1 that wait. Beyond it the
     connections that hold the most are closed."""
     address_memory_bytes: int = bounded(64 << 20, 2 << 20, 1 << 40)
     """The same for all connections from one address."""
@@ -52,8 +54,9 @@ class Options(ClientRoleOptions, PacedOptions):
     slow_consumer_timeout_s: float = bounded(10.0, 0.1, 3600.0)
     """Seconds for which a connection may stay over connection_buffer_bytes before it is closed."""
     puback_timeout_s: float = bounded(300.0, 1.0, 86_400.0)
-    """Seconds for which a lane of an MQTT client's mail may wait for any PUBACK; then the connection is closed, and its mail comes
-    again. Above what a client's slowest handler takes for one mail, else that client never gets past it."""
+    """Seconds for which a lane of an MQTT client's mail may wait for any PUBACK; then the connection is closed, and its mail is
+    delivered again. Set it above the time that a client's slowest handler takes for one mail, else that client never gets past
+    it."""
     signal_table_dir: str = "/dev/shm"  # noqa: S108 (private folders are made in it)
     """Folder on a tmpfs for the table of delivered signals, which a gateway that was killed finds again."""
     signal_table_name: str = ""
@@ -61,40 +64,42 @@ class Options(ClientRoleOptions, PacedOptions):
     signal_table_mb: int = bounded(16, 1, 4096)
     """MiB of memory for the table, taken at the start: for each, the last 4 000 signals, up to twice as many, are remembered."""
     socket_send_buffer_bytes: int = bounded(256 << 10, 4096, 1 << 30)
-    """Bytes that the kernel holds for one MQTT connection; what it holds counts as delivered, so it must not be much."""
+    """Bytes that the kernel holds for one MQTT connection; they count as delivered, so keep it small."""
     connect_rate_per_s: int = bounded(1000, 0, 1_000_000)
-    """Clients that may connect in a second; more are refused and told to come again. 0: no limit."""
+    """Clients that may connect in a second; more are refused and asked to try again later. 0: no limit."""
     connect_burst: int = bounded(2000, 1, 10_000_000)
     """Clients that may connect at once after a silence."""
     max_pending_connections: int = bounded(1000, 1, 1_000_000)
-    """Connections that have not said who they are; beyond it the oldest is closed."""
+    """Limit of connections that have not logged in yet; beyond it the oldest is closed."""
     client_messages_per_s: int = bounded(0, 0, 100_000_000)
-    """Messages that one MQTT client may publish in a second. More of QoS 0 is dropped, at QoS 1 the client is not read from.
+    """Messages that one MQTT client may publish in a second. More of QoS 0 is dropped; at QoS 1 the gateway stops reading the
+    client.
     0: no limit."""
     client_bytes_per_s: int = bounded(0, 0, 1 << 40)
     """The same in bytes."""
     room_messages_per_s: int = bounded(0, 0, 100_000_000)
-    """Messages that MQTT clients may publish to one room through this gateway in a second; likewise. 0: no limit."""
+    """Messages that MQTT clients may publish to one room through this gateway in a second; more is treated the same way. 0: no
+    limit."""
     room_bytes_per_s: int = bounded(0, 0, 1 << 40)
     """The same in bytes."""
     client_joins_per_s: int = bounded(200, 0, 1_000_000)
-    """Rooms and topics that one connection may join and leave in a second; one that is faster is not read from for a while, because
-    each costs every router and broker replica of a partition. 0: no limit."""
+    """Rooms and topics that one connection may join and leave in a second; a faster one is not read for a while, because each join
+    or leave costs every router and broker replica of a partition. 0: no limit."""
     client_joins_burst: int = bounded(2000, 1, 10_000_000)
-    """Joins and leaves that one connection may say at once after a silence."""
+    """Joins and leaves that one connection may send at once after a silence."""
     client_joins_free: int = bounded(20, 1, 10_000_000)
-    """Joins and leaves that one connection may say at once, and one more each second, before it takes of joins_per_s."""
+    """Joins and leaves that one connection may send at once, and one more each second, before they count against joins_per_s."""
     joins_per_s: int = bounded(1000, 0, 10_000_000)
     """Joins and leaves in a second of all connections of this gateway that have used up their client_joins_free: they wait in one
-    line, and are refused when it is longer than 20 s. 0: no limit."""
+    queue, and are refused when it is longer than 20 s. 0: no limit."""
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
-    """Seconds' worth of these rates that may come at once after a silence."""
+    """Burst that may come at once after a silence, in seconds of these rates."""
     drain_jitter_s: float = bounded(2.0, 0.0, 600.0)
     """Seconds over which clients are moved when the gateway drains, so that they do not reconnect all at once. Many take
     longer: see drain_clients_per_s."""
     drain_clients_per_s: int = bounded(1000, 0, 1_000_000)
-    """Clients that are moved in a second when the gateway drains, as many as another gateway lets in; more only where four
-    fifths of drain_timeout_s would not do. 0: no limit."""
+    """Clients that are moved in a second when the gateway drains, as many as another gateway accepts; more only where four fifths
+    of drain_timeout_s would not suffice. 0: no limit."""
 
     trace_dir: str = ""
     """Folder for the finished traces of messages that this gateway delivers, as JSON lines. Empty: they are not kept."""
@@ -126,6 +131,6 @@ class Options(ClientRoleOptions, PacedOptions):
         """(key, what it must be) of every option that is wrong."""
         yield from super().problems()
         if not TABLE_NAME.fullmatch(self.signal_table_name):
-            yield "signal_table_name", "at most 100 letters, digits and the signs . _ - with a letter or digit first, or empty"
+            yield "signal_table_name", "at most 100 letters, digits and the characters . _ - with a letter or digit first, or empty"
         if self.mqtt_plain_port and (not self.tls_certificate or self.mqtt_plain_port == self.mqtt_port):
             yield "mqtt_plain_port", "0 without a tls_certificate (mqtt_port is without TLS then), and another port than mqtt_port"

@@ -55,7 +55,7 @@ from registry.kicks import KickRequests
 
 DRAIN_POLL_S: Final = 0.05
 CLIENT_WAIT: Final = (
-    "How long the oldest message had waited when a client took what was written: of MQTT clients only when they are behind."
+    "Time that the oldest message had waited when a client took what was written; of MQTT clients only when they lag."
 )
 SIGNAL_TABLE_IN_MEMORY: Final = "signal_table_in_memory"
 
@@ -278,8 +278,9 @@ class Service(RoleShell):
 
     def _fenced(self, _: ev.Fenced) -> None:
         text = (
-            "a router or relay took this gateway for dead, because its lease was gone and its heartbeats were silent, or knows "
-            "something newer in its name, and refuses what it says: it ends, and its clients connect again; start it again"
+            "a router or relay refuses this gateway's reports: it took the gateway for dead, because its lease was gone "
+            "and its heartbeats had stopped, or knows a newer one of its name. This gateway ends, and its clients connect "
+            "again; start it again"
         )
         self._context.crash(Unavailable(text))
 

@@ -62,7 +62,7 @@ FIRST_STEP = 1 << 64
 
 SLOW = "the client does not read its messages fast enough"
 NO_ROOM = (
-    "a router or relay of the cluster has no room for what was asked (router.max_entries, relay.max_entries): nothing was joined"
+    "a router or relay of the cluster has no space for what was asked (router.max_entries, relay.max_entries): nothing was joined"
 )
 
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]

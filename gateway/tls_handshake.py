@@ -96,4 +96,4 @@ class TlsHandshake(asyncio.Protocol):
         reason = error.reason if isinstance(error, ssl.SSLError) else ""
         if reason in CERTIFICATE_ERRORS and self._clients.guard is not None:
             why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else "none was shown"
-            self._clients.guard.refused_certificate(host_of(transport), f"the client's certificate is not taken: {why}")
+            self._clients.guard.refused_certificate(host_of(transport), f"the client's certificate is refused: {why}")

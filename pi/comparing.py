@@ -86,7 +86,7 @@ class Comparer:
             async with asyncio.timeout(MARK_S):
                 view = await asyncio.shield(future)
         except TimeoutError as late:
-            raise Unavailable(f"this replica does not come to the mark within {MARK_S:.0f} s; compare again later") from late
+            raise Unavailable(f"this replica does not reach the mark within {MARK_S:.0f} s; compare again later") from late
         return view.position, await self._machine.digest(view)
 
     async def compare(self) -> Compared | None:
@@ -164,7 +164,7 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
                 return pb.PiCompareReply(leads=True)
             position, rows, differing = found
             if differing and request.repair:
-                text = f"behind entry {position} the state differs from the leader's, in ranges {differing[:8]} of users"
+                text = f"after entry {position} the state differs from the leader's, in ranges {differing[:8]} of users"
                 repairing = await self._repairer.begin_again(text)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")

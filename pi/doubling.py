@@ -141,7 +141,7 @@ class Command(NamedTuple):
             raise MalformedData(f"no command of a doubling: {wrong}") from wrong
         partitions, partition = found.doubling[1:]
         if not is_partition_count(partitions) or not partitions // 2 <= partition < partitions:
-            raise MalformedData(f"partition {partition} of {partitions} is nobody's child")
+            raise MalformedData(f"partition {partition} of {partitions} has no parent")
         return found
 
 

@@ -86,7 +86,7 @@ class Learner:
             async with asyncio.timeout(SILENT_S):
                 reply = await call.read()
         except TimeoutError as silent:
-            raise Unavailable(f"{address} says nothing for {SILENT_S:.0f} s") from silent
+            raise Unavailable(f"{address} sent nothing for {SILENT_S:.0f} s") from silent
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{address}: {error.details()}") from error
         if not isinstance(reply, pb.PiLearnReply):

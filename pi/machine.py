@@ -215,7 +215,7 @@ class Machine:
         try:
             self._begin()
         except StateDamaged as damage:  # then the next start sets the store aside
-            raise DiskFailed(f"{damage}; it is made anew at the next start") from damage
+            raise DiskFailed(f"{damage}; it is rebuilt at the next start") from damage
         self.on_doubling()
 
     def _say(self) -> None:
@@ -352,8 +352,8 @@ class Machine:
         live, self.beyond = self.store.bytes_live, ""
         if live > self._store_bytes:
             self.beyond = (
-                f"the inboxes in {self._folder} hold {live >> 20} MiB, pi.store_mb is {self._store_bytes >> 20}: what is "
-                "acknowledged or deleted makes room when pi.dedupe_s is over, or raise pi.store_mb and start again"
+                f"the inboxes in {self._folder} hold {live >> 20} MiB, pi.store_mb is {self._store_bytes >> 20}: "
+                "acknowledged and deleted entries free space when pi.dedupe_s is over, or raise pi.store_mb and start again"
             )
 
     def _write(self, changes: dict[bytes, bytes | None]) -> None:

@@ -17,25 +17,25 @@ class Options(ReplicatedOptions):
     """The [pi] table. `data_dir` holds the log and the inboxes; it must be given, and belongs to one process."""
 
     store_mb: int = bounded(65_536, 16, 1 << 24)
-    """MiB that the inboxes may hold: about 250 bytes an entry. Then mail is refused, and what makes room is taken, for which the
-    file may grow by up to 1 GiB more. It grows as it is needed."""
+    """MiB that the inboxes may hold: about 250 bytes an entry. At this size mail is refused, while what frees space is still
+    accepted; for this the file may grow by up to 1 GiB more. It grows as it is needed."""
     inbox_cap: int = bounded(100_000, 1, 1_000_000_000)
-    """Entries of an inbox (a user's lane) that can be read."""
+    """Limit of readable entries of an inbox (a user's lane)."""
     inbox_full: str = choice("drop_oldest", "drop_oldest", "refuse")
-    """What happens at the cap: the oldest entry goes, with a gap marker, or the new one is refused with INBOX_FULL."""
+    """What happens at that limit: the oldest entry is dropped, with a gap marker, or the new one is refused with INBOX_FULL."""
     dedupe_s: int = bounded(DAY_S, 60, 365 * DAY_S)
-    """Seconds for which a sender may repeat a message: an entry stays stored so long, acknowledged or not."""
+    """Seconds for which a sender may repeat a message: an entry stays stored for this time, acknowledged or not."""
     history_s: int = bounded(0, 0, 365 * DAY_S)
-    """Seconds for which an entry can be read after it came, although every device acknowledged it."""
+    """Seconds after its arrival in which an entry can be read even if every device acknowledged it."""
     age_s: int = bounded(30 * DAY_S, 3600, 3650 * DAY_S)
-    """Seconds after which an entry goes, acknowledged or not; what was not leaves a gap marker."""
+    """Seconds after which an entry is deleted, acknowledged or not; an unacknowledged one leaves a gap marker."""
     new_device_history: bool = True
-    """Whether a user's further devices begin with all that can be read, or with what comes from then on. The first device gets
-    what is there in any case."""
+    """Whether a user's further devices begin with all readable entries, or with those that arrive from then on. The first device
+    always gets the entries that are there."""
     device_age_s: int = bounded(30 * DAY_S, 3600, 3650 * DAY_S)
-    """Seconds after which a device that was not seen no longer counts."""
+    """Seconds without a connection after which a device no longer counts."""
     clock_interval_s: float = bounded(10.0, 0.05, 3600.0)
-    """Seconds between two entries of the log by which what is over its time goes."""
+    """Seconds between two entries of the log that delete what has expired."""
     flush_interval_s: float = bounded(1.0, 0.01, 60.0)
     """Seconds between two transactions of the inboxes; the log holds what is not in one yet."""
     heads_cached: int = bounded(200_000, 2, 100_000_000)

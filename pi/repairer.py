@@ -103,7 +103,7 @@ class Repairer:
 
     def _stay(self, why: str) -> None:
         self.alone = (
-            f"{why}: start one that is whole, or give up what is lost with "
+            f"{why}: start one that is undamaged, or give up what is lost with "
             f"`pixiu repair --role pi --partition {self._partition} --drop --reason TEXT`"
         )
 
@@ -114,7 +114,7 @@ class Repairer:
                     self._end(text)
             else:
                 self._ask_at = time.monotonic() + ASK_AGAIN_S
-                self._stay("no other replica in sync is whole")
+                self._stay("no other replica in sync is undamaged")
 
     async def begin_again(self, text: str) -> bool:
         """Take the state from another replica, if there is one that is whole; whether this begins. Raises DiskFull, DiskFailed."""
@@ -144,7 +144,7 @@ class Repairer:
         Raises InvalidArgument, NotLeader; Unavailable: another replica is whole; StorageError, OutcomeUnknown.
         """
         if not operator or not reason:
-            raise InvalidArgument("who gives up data must say who and why")
+            raise InvalidArgument("giving up data needs an operator and a reason")
         self._replica.check_leader()
         async with self._giving_up:
             keys = await self._machine.broken()
@@ -153,7 +153,7 @@ class Repairer:
                 return 0, []
             node = await self.whole_one()
             if node is not None:
-                raise Unavailable(f"the replica at {node.address} is whole: `pixiu repair` takes the state from there")
+                raise Unavailable(f"the replica at {node.address} is undamaged: `pixiu repair` takes the state from there")
             names = [name_of(key) for key in keys[:MAX_NAMED]]
             what = {"gave_up": len(keys), "values": names, "before_entry": stands_at}
             await asyncio.to_thread(self._replica.audit, operator, reason, what)

@@ -126,8 +126,8 @@ def archive_new(source: Source, storage: Storage, options: ArchiveOptions, now_u
         batch, summary = until_not_busy(attempt)
         if storage.sealed() != known:
             raise Unavailable(
-                f"the archive in {options.path} changed while this run wrote to it: another one archives there, or a manifest was "
-                "removed; run again when there is one alone"
+                f"the archive in {options.path} changed while this run wrote to it: another run archives there, or a manifest "
+                f"was removed; run it again when no other one runs"
             )
         here = source.cluster
         sealed = [Range(batch, each, begins[each], ends[each], so_far.get(each, unknown), here) for each in sorted(ends)]

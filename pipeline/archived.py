@@ -64,7 +64,7 @@ def _system(path: str) -> tuple[FileSystem, str]:
     try:
         system, root = FileSystem.from_uri(path)
     except (pa.ArrowInvalid, OSError, ImportError, ValueError) as error:
-        raise InvalidArgument(f"{path} is no folder that Arrow knows: {str(error).splitlines()[0]}") from None
+        raise InvalidArgument(f"{path} is not a folder that Arrow knows: {str(error).splitlines()[0]}") from None
     return system, root.rstrip("/")
 
 

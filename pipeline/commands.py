@@ -1,4 +1,4 @@
-"""Jobs on what the cluster stores, run by Spark.
+"""Run Spark jobs on what the cluster stores.
 
 `pixiu pipeline JOB …` runs them on this machine, or, with `--master`, on a cluster of Spark. So does `python -m pipeline JOB …`,
 which `spark-submit` runs as well.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 EXIT_FOUND: Final = 1
 """The job ran, and found something."""
-pipeline = typer.Typer(help="Jobs on what the cluster stores, run by Spark.", no_args_is_help=True)
-Master = Annotated[str, typer.Option("--master", help="Of Spark [default: this machine].", metavar="URL")]
+pipeline = typer.Typer(help="Run Spark jobs on what the cluster stores.", no_args_is_help=True)
+Master = Annotated[str, typer.Option("--master", help="Master of Spark [default: this machine].", metavar="URL")]
 Out = Annotated[str, typer.Option("--out", help="Write all rows here as Parquet.", metavar="FOLDER")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the report as one page.", metavar="FILE")]
 Run = Callable[[Any], tuple["Report", dict[str, Any]]]
@@ -82,17 +82,21 @@ def _needs_folder(html: Path | None) -> None:
 @guarded
 def audit(
     target: Target = DEFAULT_TARGET,
-    settle: Annotated[int, typer.Option(min=0, help="Leave out what was stored in so many last seconds.")] = 60,
-    window: Annotated[int, typer.Option(min=1, max=86_400, help="Look at what was stored in so many last seconds.")] = 82_800,
-    unacked: Annotated[int, typer.Option(min=0, help="Report what nobody acknowledged for so many seconds.")] = 3600,
-    sends: Annotated[str, typer.Option(help="File of (msg_id, uin) that senders were told is stored.", metavar="FILE")] = "",
-    receipts: Annotated[str, typer.Option(help="File of (msg_id, uin) that receivers got.", metavar="FILE")] = "",
+    settle: Annotated[int, typer.Option(min=0, help="Leave out what was stored less than this number of seconds ago.")] = 60,
+    window: Annotated[
+        int, typer.Option(min=1, max=86_400, help="Look at what was stored less than this number of seconds ago.")
+    ] = 82_800,
+    unacked: Annotated[int, typer.Option(min=0, help="Report mail that nobody acknowledged for this number of seconds.")] = 3600,
+    sends: Annotated[
+        str, typer.Option(help="File of (msg_id, uin) that were confirmed to senders as stored.", metavar="FILE")
+    ] = "",
+    receipts: Annotated[str, typer.Option(help="File of (msg_id, uin) that receivers received.", metavar="FILE")] = "",
     master: Master = "",
     out: Out = "",
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is stored against what is listed against what was acknowledged. Exit code 1: something is not as it should be."""
+    """Compare what is stored, what inboxes list and what was acknowledged. Exit code 1: something does not match."""
     from pipeline import audit as job
 
     _needs_folder(html)
@@ -108,15 +112,17 @@ def skew(
     key: Annotated[str, typer.Option(help="The log's column that names the room or user.")] = "room",
     partitions: Annotated[
         int,
-        typer.Option(min=0, max=128, help="Now, a power of two [default: what the cluster has; 2 for a log].", show_default=False),
+        typer.Option(
+            min=0, max=128, help="Partitions now, a power of two [default: what the cluster has; 2 for a log].", show_default=False
+        ),
     ] = 0,
-    top: Annotated[int, typer.Option(min=1, max=10_000, help="So many of the hottest keys.")] = 20,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Number of the hottest keys to report.")] = 20,
     master: Master = "",
     out: Out = "",
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hot rooms and users, loads of partitions at n, 2n and 4n, and a verdict: leave, double, or VRooms."""
+    """Report hot rooms and users, loads of partitions at n, 2n and 4n, and a verdict: leave, double, or VRooms."""
     from pipeline import skew as job
 
     _needs_folder(html)
@@ -128,13 +134,13 @@ def skew(
 @guarded
 def latency(
     traces: Annotated[str, typer.Argument(help="Folder or files of traces (gateway.trace_dir).", metavar="TRACES")],
-    minute: Annotated[bool, typer.Option("--minute", help="By minute, too.")] = False,
+    minute: Annotated[bool, typer.Option("--minute", help="Report by minute, too.")] = False,
     master: Master = "",
     out: Out = "",
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Percentiles of the time inside each hop and on each link."""
+    """Report percentiles of the time inside each hop and on each link."""
     from pipeline import latency as job
 
     _needs_folder(html)
@@ -147,15 +153,15 @@ def latency(
 def archive(
     path: Annotated[str, typer.Argument(help="Folder, or any path that Spark knows.", metavar="PATH")],
     target: Target = DEFAULT_TARGET,
-    verify: Annotated[bool, typer.Option("--verify", help="Archive nothing: check what is there.")] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Of a batch, at most.")] = 1_000_000,
-    reader: Annotated[str, typer.Option(help="By which retention waits for this archive.", metavar="NAME")] = "archive",
-    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on without what Xiu does not have any more.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Archive nothing; check the archive that is there.")] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Most rows of a batch.")] = 1_000_000,
+    reader: Annotated[str, typer.Option(help="Name by which retention waits for this archive.", metavar="NAME")] = "archive",
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Continue without messages that Xiu no longer has.")] = False,
     master: Master = "",
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
+    """Archive stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
     from pipeline import archive as job
 
     _needs_folder(html)
@@ -170,17 +176,19 @@ def archive(
 @pipeline.command()
 @guarded
 def restore(
-    path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the leaders' audit logs.")],
-    partitions: Annotated[str, typer.Option(help="Of Xiu, like 0,1 [default: all that the archive has].")] = "",
-    cluster: Annotated[str, typer.Option(help="Of the archive, where the registry was lost and made anew.", metavar="ID")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    path: Annotated[str, typer.Argument(help="Folder of the archive.", metavar="PATH")],
+    reason: Annotated[str, typer.Option("--reason", help="Reason, for the leaders' audit logs.")],
+    partitions: Annotated[str, typer.Option(help="Partitions of Xiu, like 0,1 [default: all that the archive has].")] = "",
+    cluster: Annotated[
+        str, typer.Option(help="Cluster of the archive, where the registry was lost and created again.", metavar="ID")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     target: Target = DEFAULT_TARGET,
     master: Master = "",
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """An archive back into partitions of Xiu that lost their storage, under the MsgIDs that messages had. Run again, it goes on."""
+    """Restore an archive into partitions of Xiu that lost their storage, under the messages' own MsgIDs. Another run continues."""
     from pipeline import restore as job
 
     _needs_folder(html)
@@ -190,26 +198,31 @@ def restore(
     options = job.RestoreOptions(target, path.rstrip("/"), tuple(map(int, wanted)), operator(), reason, cluster=cluster)
     if not yes:
         what = f"partitions {partitions}" if wanted else "every partition that the archive has"
-        typer.confirm(f"Restore {what} from {path} into {target}? What is missing there and in the archive is given up", abort=True)
+        typer.confirm(
+            f"Restore {what} from {path} into {target}? Messages that are missing both there and in the archive are given up",
+            abort=True,
+        )
     run_job("restore", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html)
 
 
 @pipeline.command()
 @guarded
 def retention(
-    path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the leaders' audit logs.")],
-    older_than: Annotated[float, typer.Option(min=0, help="Hours; what was stored later stays.")] = 24.0,
-    unread: Annotated[bool, typer.Option("--unread", help="Also what a device has not acknowledged: to it, it is gone.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what may go, and leave it.")] = False,
-    reader: Annotated[str, typer.Option(help="Of the archive, as it was archived with.", metavar="NAME")] = "archive",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    path: Annotated[str, typer.Argument(help="Folder of the archive.", metavar="PATH")],
+    reason: Annotated[str, typer.Option("--reason", help="Reason, for the leaders' audit logs.")],
+    older_than: Annotated[float, typer.Option(min=0, help="Hours; newer messages stay.")] = 24.0,
+    unread: Annotated[
+        bool, typer.Option("--unread", help="Trim also what a device has not acknowledged; that device never gets it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what could be trimmed; trim nothing.")] = False,
+    reader: Annotated[str, typer.Option(help="Name that the archive was made with.", metavar="NAME")] = "archive",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     target: Target = DEFAULT_TARGET,
     master: Master = "",
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is archived, verified and acknowledged leaves Xiu. Exit code 1: some of it is not archived, and stays."""
+    """Trim from Xiu what is archived, verified and acknowledged. Exit code 1: some of it is not archived and was kept."""
     from pipeline import retention as job
 
     _needs_folder(html)
@@ -222,11 +235,11 @@ def retention(
 @pipeline.command()
 @guarded
 def find(
-    path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
+    path: Annotated[str, typer.Argument(help="Folder of the archive.", metavar="PATH")],
     msg_ids: Annotated[list[str], typer.Argument(help="Decimal, or hex with 0x.", metavar="MSG_ID…")],
     as_json: AsJson = False,
 ) -> None:
-    """Messages in the archive's files, by MsgID; needs no Spark and no cluster. Exit code 1: some are not there."""
+    """Show messages in the archive's files, by MsgID; needs no Spark and no cluster. Exit code 1: some were not found."""
     from pipeline.archived import read_messages
 
     wanted = [_number(text) for text in msg_ids]
@@ -248,7 +261,7 @@ def _number(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise InvalidArgument(f"{text!r} is no MsgID: a whole number, decimal or hex with 0x") from None
+        raise InvalidArgument(f"{text!r} is not a MsgID: give a whole number, decimal or hex with 0x") from None
 
 
 def _plain(value: object) -> object:
@@ -281,7 +294,7 @@ def ingest(
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """JSON that devices send to a user, in windows of time: what is new since the last run."""
+    """Sum up JSON that devices send to a user, in windows of time: what is new since the last run."""
     from pipeline import ingest as job
 
     _needs_folder(html)

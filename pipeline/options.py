@@ -142,17 +142,17 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     columns = columns_of(table, given.names("columns"))
     if table != MESSAGES:
         if streaming:
-            raise InvalidArgument(f"table {table} holds what is now, and no stream of rows: read it as a batch")
+            raise InvalidArgument(f"table {table} holds the current state, not a stream of rows: read it as a batch")
         for name in READ_OPTIONS:
             if (name.startswith(("starting", "ending")) or name == "minPartitions") and given.text(name):
                 raise InvalidArgument(f"option {name} is for table {MESSAGES}: {table} has no offsets")
     for end, when in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
         if given.text(end) and given.text(when):
-            raise InvalidArgument(f"give {end} or {when}, and not both")
+            raise InvalidArgument(f"give {end} or {when}, not both")
     starting = parse_wanted("startingOffsets", given.text("startingOffsets"), LATEST if streaming else EARLIEST)
     ending = parse_wanted("endingOffsets", given.text("endingOffsets"), LATEST)
     if starting.word == LATEST and not streaming and not starting.positions:
-        raise InvalidArgument("startingOffsets of a batch is earliest or a position: behind latest there is nothing")
+        raise InvalidArgument("startingOffsets of a batch is earliest or a position: after latest there is nothing")
     if ending.word == EARLIEST and not ending.positions:
         raise InvalidArgument("endingOffsets is latest or a position: before earliest there is nothing")
     users = given.numbers("users", 1, MAX_ID)

@@ -28,7 +28,7 @@ def sentence_of(error: BaseException) -> str:
     if _FULL.search(text):
         place = _PLACE.search(text)
         where = f"on the disk of {place[1]}" if place else "on a disk that Spark writes to"
-        return f"no space is left {where}: make room there, and run it again; it goes on where it was"[:MAX_SENTENCE]
+        return f"no space is left {where}: free some, and run it again; it continues where it was"[:MAX_SENTENCE]
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()[:MAX_SENTENCE]

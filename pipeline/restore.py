@@ -174,7 +174,7 @@ def run(spark: Any, options: RestoreOptions) -> tuple[Report, dict[str, Any]]:
         try:
             check_cluster(options.path, made, options.target, options.cluster or replicas.cluster)
         except InvalidArgument as other:
-            raise InvalidArgument(f"{other}; `--cluster {made}` restores it all the same, where the registry was lost") from None
+            raise InvalidArgument(f"{other}; `--cluster {made}` restores it anyway, where the registry was lost") from None
     checked = verify(spark, options.path)
     if checked.findings:
         raise StoreDamaged(

@@ -82,7 +82,7 @@ def first_unread(spark: Any, target: str) -> dict[int, int]:
         found = {} if replicas.doubling else _first_unread(spark, target)
         if replicas.doubling or replicas.find() != before or replicas.doubling:
             raise Unavailable(
-                "Pi is being doubled, so that what is not read yet is not known: run retention again when `pixiu double` has "
+                "Pi is being doubled, so what is unread is not known: run retention again when `pixiu double` has "
                 "ended, or with --unread"
             )
     return found

@@ -71,7 +71,7 @@ def columns_to_write(schema: StructType, options: WriteOptions) -> WrittenColumn
         )
     for name in ids:
         if name not in types:
-            raise InvalidArgument(f"option idColumns names {name!r}, which is no column; there are {', '.join(types)}")
+            raise InvalidArgument(f"option idColumns names {name!r}, which is not a column; there are {', '.join(types)}")
         if not isinstance(types[name], WHOLE + BYTES):
             raise InvalidArgument(f"idColumns are whole numbers, strings or binary; {name!r} is {types[name].simpleString()}")
     for name, wanted in OPTIONAL.items():

@@ -122,7 +122,7 @@ def data_loss(partition: int, text: str) -> Gone:
     """What `failOnDataLoss` is about."""
     return Gone(
         f"Xiu partition {partition}: {text}; rows are lost to this query: set failOnDataLoss=false to go on without them, "
-        "or begin anew at startingOffsets=earliest"
+        "or begin again at startingOffsets=earliest"
     )
 
 
@@ -297,7 +297,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planner.check_cluster(start)
             if begin > bounds.end and bounds.leads:
                 why = (
-                    "messages that were read are not stored any more: restore the partition from an archive, or"
+                    "messages that were read are no longer stored: restore the partition from an archive, or"
                     if cluster_of(start) and planner.replicas.cluster
                     else "it is another cluster's;"
                 )

@@ -10,7 +10,7 @@
     │   ├── IdAhead              a SnowflakeID of a time that has not come
     │   ├── NotConnected         used before connect() or after close()
     │   ├── LoginReplaced        another login of the user took the place of this one
-    │   ├── NotAuthenticated     no login, or one that is not taken: get another token or password
+    │   ├── NotAuthenticated     no login, or one that is refused: get another token or password
     │   ├── NotAllowed           the login may not do this
     │   ├── TooManyReceivers     one mail names more than 1,000
     │   ├── UnknownDevice        the user has no device of this number
@@ -23,7 +23,7 @@
     │   │   │   └── RegistryDenied     ZooKeeper does not let this login do it
     │   │   ├── NotSent              certainly not sent: send again (a ConnectionError)
     │   │   └── OutcomeUnknown       no answer in time, it may have happened or not (a TimeoutError)
-    │   ├── NotServed            this proxy, or the whole cluster, does not take this kind of message
+    │   ├── NotServed            this proxy, or the whole cluster, does not accept this kind of message
     │   ├── Dropped              not confirmed on the way: it may have been delivered; send it again with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown (a TimeoutError)
     │   ├── Offline              nobody took it: the user has no device online
@@ -35,7 +35,7 @@
     │   ├── StaleStream          the leader has changed since: send again what is not confirmed
     │   ├── NotYet               no such MsgID so far: ask again
     │   ├── Gone                 the message was trimmed, or cut off before it was committed
-    │   └── Draining             the process is going: use another
+    │   └── Draining             the process is draining: use another
     ├── StorageError           a disk is at fault
     │   ├── DiskFull             nothing was written: free space, then try again
     │   ├── DiskFailed           what was written is unknown: the process must start again
@@ -46,7 +46,7 @@
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
         ├── TooManyDevices       a user has eight devices: drop one
         ├── InboxFull            an inbox at its limit that does not drop its oldest
-        └── LeaseExpired         a number's time is over
+        └── LeaseExpired         a leased number has expired
 
 Each has a `code` (stable, for programs) and a text that says what to do.
 """
@@ -118,7 +118,7 @@ class LoginReplaced(LocalError):
 
 
 class NotAuthenticated(LocalError):
-    """The cluster wants a login, and there is none, or one that it does not take: get another token or password."""
+    """The cluster requires a login, and there is none, or one that it refuses: get another token or password."""
 
     code = "UNAUTHENTICATED"
 
@@ -186,7 +186,7 @@ class OutcomeUnknown(Unavailable, TimeoutError):
 
 
 class NotServed(RemoteError):
-    """This proxy, or the whole cluster, does not take this kind of message. Trying again changes nothing."""
+    """This proxy, or the whole cluster, does not accept this kind of message. Trying again changes nothing."""
 
     code = "NOT_SERVED"
 
@@ -280,7 +280,7 @@ class Gone(RemoteError):
 
 
 class Draining(RemoteError):
-    """The process is going."""
+    """The process is draining: use another one."""
 
     code = "DRAINING"
 
@@ -356,7 +356,7 @@ class InboxFull(LimitError):
 
 
 class LeaseExpired(LimitError):
-    """A leased number's time is over."""
+    """A leased number has expired."""
 
     code = "LEASE_EXPIRED"
 

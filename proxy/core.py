@@ -504,7 +504,7 @@ class Core:
             return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
         name = "room" if to_room else "chat"
         if name not in self._kinds:
-            return errors.InvalidArgument, f"this proxy does not take {name} messages (proxy.kinds); use another one"
+            return errors.InvalidArgument, f"this proxy does not accept {name} messages (proxy.kinds); use another one"
         role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
         if not self._brokers.partitions:
             return errors.Unavailable, "this proxy has just started and does not know the cluster yet; send it again"
@@ -584,7 +584,7 @@ NO_RECEIPTS = "this cluster has no gateways of its own (cluster.router_root): se
 PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages_per_s or publisher_bytes_per_s allow"
 ROOM_OVER_RATE = "its room gets more than proxy.room_messages_per_s or room_bytes_per_s allow"
 TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES} bytes; send a reference to the content instead"
-BIG_ROOMS_BUSY = "too much waits for big rooms (proxy.big_room_vrooms_per_s)"
+BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_per_s)"
 
 
 def _later(text: str, wait_s: float) -> tuple[str, int]:

@@ -154,7 +154,7 @@ class MailCore:
     def _on_opened(self, event: ev.WriterOpened, now: float, out: list[ev.Effect]) -> None:
         refusal = ""
         if not self._taken:
-            refusal = "this proxy does not take mail (proxy.kinds); use another one"
+            refusal = "this proxy does not accept mail (proxy.kinds); use another one"
         elif not self._knows_stores:
             text = "this proxy has only just started and has not read the cluster yet; use another one, or retry"
             out.append(ev.EndWriter(event.stream, errors.Unavailable.code, text, RETRY_MS))
@@ -212,13 +212,13 @@ class MailCore:
             return
         wrong = ""
         if event.position != writer.expected:
-            wrong = f"positions are dense: {writer.expected} was expected, {event.position} came"
+            wrong = f"positions must be consecutive: {writer.expected} was expected, {event.position} came"
         elif event.count > MAX_BATCH_RECORDS:
             wrong = f"a batch has at most {MAX_BATCH_RECORDS} records"
         if wrong:
             self._end([writer], errors.InvalidArgument.code, wrong, out)
         elif self._size + len(event.data) > MAX_WAITING_BYTES:
-            text = f"{MAX_WAITING_BYTES >> 20} MiB of mail wait in this proxy; send again later, or to another one"
+            text = f"{MAX_WAITING_BYTES >> 20} MiB of mail wait in this proxy; send again later, or through another proxy"
             self._end([writer], errors.Overloaded.code, text, out, RETRY_MS)
         else:
             writer.expected += event.count
@@ -236,7 +236,9 @@ class MailCore:
             for batch in batches:
                 if self._sizes.get(batch.partition, 0) + batch.size > self._share:
                     name = f"Xiu partition {batch.partition}"
-                    text = f"{self._share >> 20} MiB of mail for {name} wait in this proxy; send again later, or to another one"
+                    text = (
+                        f"{self._share >> 20} MiB of mail for {name} wait in this proxy; send again later, or through another proxy"
+                    )
                     self._end([writer], errors.Overloaded.code, text, out, RETRY_MS)
                     return
                 self._start(batch)
@@ -384,7 +386,7 @@ class MailCore:
         if link.store.pi:
             writers = [part.batch.writer for request in lost for part in request.waiting]
             name = f"pi partition {link.store.partition}"
-            self._end(writers, errors.StaleStream.code, f"{name}: {text}; what it did not confirm is unknown", out)
+            self._end(writers, errors.StaleStream.code, f"{name}: {text}; the outcome of what it did not confirm is unknown", out)
         else:
             self._again([batch for request in lost for batch in request.waiting if not batch.done])
 

@@ -46,7 +46,7 @@ MAX_UNTOLD: Final = 16_384
 """Results that wait for a writer that does not read them, beside those of a window. Policy: its mail is not read before it does."""
 FINISH_TIMEOUT_S: Final = 30.0
 """How long a writer that has said its last word is still answered."""
-CONFIRM: Final = "From taking a writer's batch of mail until its first record is confirmed; one batch at a time is timed."
+CONFIRM: Final = "Time from taking a writer's batch of mail until its first record is confirmed; one batch at a time is timed."
 POLL_S: Final = 0.02
 """How often a proxy that drains looks whether all is answered."""
 

@@ -16,7 +16,7 @@ from pixiu.errors import NotAllowed
 from proxy.permits import permitted
 
 WRITER_TEXT: Final = (
-    "a writer of mail has a worker number that its login was lent, with its proof, and a generation of about now "
+    "a writer of mail needs a worker number that its login was lent, with its proof, and a generation close to the current time "
     '(docs/security.md, "IDs of messages")'
 )
 

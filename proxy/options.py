@@ -14,11 +14,11 @@ class Options(ClientRoleOptions, PacedOptions):
     """The [proxy] table."""
 
     publisher_window_bytes: int = bounded(4 << 20, 64 << 10, 1 << 28)
-    """Bytes that a publisher may have unresolved on one stream; it is not read from beyond that."""
+    """Bytes that a publisher may have unresolved on one stream; beyond that the proxy stops reading it."""
     max_lent_workers: int = bounded(256, 0, 4096)
     """SnowflakeID worker numbers lent to publishers at one time; 4096 exist in a cluster."""
     login_lent_workers: int = bounded(32, 1, 4096)
-    """Of these, how many one login may have. One that comes again beyond that gets one of those that it did not give back."""
+    """Of these, how many one login may have. A login that asks for more gets one of those that it did not give back."""
     big_room_vrooms_per_s: int = bounded(100, 16, 1_000_000)
     """VRooms that this proxy serves in a second; a big room has 64, so a message to one takes 64 of these to reach all."""
     publisher_messages_per_s: int = bounded(0, 0, 100_000_000)
@@ -30,9 +30,9 @@ class Options(ClientRoleOptions, PacedOptions):
     room_bytes_per_s: int = bounded(0, 0, 1 << 40)
     """The same in bytes."""
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
-    """Seconds' worth of these rates that may come at once after a silence."""
+    """Burst that may come at once after a silence, in seconds of these rates."""
     mail_timeout_s: float = bounded(15.0, 0.1, 3600.0)
     """Seconds in which Xiu and Pi must have confirmed a mail; then its writer's stream is ended, and the writer sends again."""
     kinds: tuple[str, ...] = choices(("room", "chat", "mail"), "room", "chat", "mail")
-    """What this proxy takes: messages to rooms, messages to users in real time, mail to users. Others are refused; SDKs go by
-    all proxies, so proxies that differ are for back ends that name theirs."""
+    """Kinds that this proxy accepts: messages to rooms, messages to users in real time, mail to users. Others are refused. SDKs
+    use all proxies, so proxies that differ are for back ends that name theirs."""

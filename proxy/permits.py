@@ -32,8 +32,8 @@ NOT_ALLOWED_TEXT: Final = "this login may not publish it (`pixiu acl test` says 
 NOT_LENT: Final = 255
 """Likewise: one whose SnowflakeID is not of a worker number that its publisher was lent."""
 NOT_LENT_TEXT: Final = (
-    "its SnowflakeID is not of a worker number that this login was lent and has shown the proof of, or is a derived one, which is "
-    'for services and who may `impersonate` (docs/security.md, "IDs of messages")'
+    "its SnowflakeID is not of a worker number that this login was lent and has proved, or is a derived one, which "
+    'only services and logins that may `impersonate` may use (docs/security.md, "IDs of messages")'
 )
 REFUSALS: Final = {NOT_ALLOWED: NOT_ALLOWED_TEXT, NOT_LENT: NOT_LENT_TEXT}
 NO_REFUSAL: Final = -1

@@ -76,7 +76,9 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         user = access.identity.user
         try:
             if self._of_login[user] >= MAX_OF_LOGIN:
-                raise Overloaded(f"this login has {MAX_OF_LOGIN} queries under way; ask one after the other", retry_after_ms=1_000)
+                raise Overloaded(
+                    f"this login has {MAX_OF_LOGIN} queries under way; wait for one before the next", retry_after_ms=1_000
+                )
             self._of_login[user] += 1
             try:
                 if access.spend(len(uins), QUERY_BYTES * len(uins)):

@@ -291,7 +291,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         """A batch: looked at, paid for, and worked off in slices, each in its turn."""
         data, count, access = request.batch, request.count, publisher.access
         if request.position != publisher.expected:
-            raise InvalidArgument(f"positions are dense: {publisher.expected} was expected, {request.position} came")
+            raise InvalidArgument(f"positions must be consecutive: {publisher.expected} was expected, {request.position} came")
         check_batch(count, len(data), bounded=not publisher.gateway)
         publisher.expected += count
         if access is not None and access.spend(count, len(data)):
@@ -315,7 +315,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
 
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if publisher.greeted:
-            raise InvalidArgument("a stream says `hello` once")
+            raise InvalidArgument("a stream sends `hello` once")
         publisher.greeted = True
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")

@@ -46,7 +46,7 @@ from registry.kicks import KickRequests
 from registry.leases import WORKERS_TO_LEND, WorkerLeases
 
 DRAIN_POLL_S = 0.05
-PUBLISH = "From taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
+PUBLISH = "Time from taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
 MAX_BROKERS_SHOWN = 256
 """Brokers whose weight is a metric each, the oldest ones."""
 

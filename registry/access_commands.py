@@ -23,9 +23,9 @@ KICK_S: Final = 2.0
 
 User = Annotated[str, typer.Argument(help="The user's name.", metavar="USER")]
 Uin = Annotated[int, typer.Option(help="The user's UIN; 0: a service.", min=0, max=MAX_ID)]
-Groups = Annotated[list[str] | None, typer.Option("--group", help="A group of the user; may be given again.", metavar="GROUP")]
+Groups = Annotated[list[str] | None, typer.Option("--group", help="A group of the user; may be repeated.", metavar="GROUP")]
 
-acl = typer.Typer(name="acl", help="What logins may do, by the rules of an access file.", no_args_is_help=True)
+acl = typer.Typer(name="acl", help="Test what a login may do by the rules of an access file.", no_args_is_help=True)
 
 
 @guarded
@@ -35,7 +35,7 @@ def passwd(
     uin: Uin = 0,
     groups: Groups = None,
 ) -> None:
-    """Set a user's password in a password file. It is asked for, or read from standard input where that is no terminal."""
+    """Set a user's password in a password file. It is asked for, or read from standard input where that is not a terminal."""
     from cluster.access.passwords import line_of, put_user
 
     if sys.stdin.isatty():
@@ -48,12 +48,12 @@ def passwd(
 
 @guarded
 def token(
-    key: Annotated[Path, typer.Argument(help="The private key; made, with keys.json, where there is none.", metavar="KEY")],
+    key: Annotated[Path, typer.Argument(help="The private key; created, with keys.json, if it does not exist.", metavar="KEY")],
     user: User,
     uin: Uin = 0,
     groups: Groups = None,
-    lasts_s: Annotated[float, typer.Option("--for", help="Seconds for which it is valid.", min=1)] = 3600.0,
-    audience: Annotated[str, typer.Option(help="The audience, as [jwt] has it.")] = "pixiu",
+    lasts_s: Annotated[float, typer.Option("--for", help="Seconds for which the token is valid.", min=1)] = 3600.0,
+    audience: Annotated[str, typer.Option(help="The audience, as in [jwt].")] = "pixiu",
 ) -> None:
     """Make a token for a user and print it, where nobody else issues tokens."""
     from cluster.access.minting import key_of
@@ -71,11 +71,11 @@ def try_rules(
     file: Annotated[Path, typer.Option("--file", help="The access file.", metavar="FILE")],
     uin: Uin = 0,
     groups: Groups = None,
-    claims: Annotated[list[str] | None, typer.Option("--claim", help="NAME=VALUE of the login; may be given again.")] = None,
+    claims: Annotated[list[str] | None, typer.Option("--claim", help="A claim of the login, NAME=VALUE; may be repeated.")] = None,
     client_id: Annotated[str, typer.Option(help="The client's ID.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a login may do something, and by which rule. Exit code 0: it may, 1: it may not."""
+    """Show whether a login may do something, and which rule decides. Exit code 0: allowed, 1: denied."""
     from cluster.access.identity import Identity
     from cluster.access.rules import ACTIONS, IMPERSONATE, Permissions, RuleSet, of_topic_name
     from cluster.access.settings import parse
@@ -93,7 +93,10 @@ def try_rules(
     permissions = Permissions(identity, RuleSet(settings.rules), client_id)
     what = "*" if action == IMPERSONATE else of_topic_name(target)
     allowed, rule = permissions.allows(action, what), permissions.rule_of(action, what)
-    names = {0: "no rule is about it: denied", len(settings.rules) + 1: "everybody's last rule: what is sent to oneself"}
+    names = {
+        0: "no rule matches: denied",
+        len(settings.rules) + 1: "the implicit last rule, for what is sent to oneself",
+    }
     by, asked = names.get(rule, f"rule {rule}"), settings.rules[rule - 1].ask if 0 < rule <= len(settings.rules) else ""
     if as_json:
         print_json({"allowed": allowed, "rule": rule, "by": by, "asks": asked})
@@ -108,19 +111,21 @@ def try_rules(
 def kick(
     user: Annotated[str, typer.Argument(help="The user's name or UIN.", metavar="[USER]")] = "",
     target: Target = DEFAULT_TARGET,
-    by: Annotated[str, typer.Option(help="All whom jwt, password, certificate or callback let in.", metavar="HOW")] = "",
-    key: Annotated[str, typer.Option(help="With --by jwt: by this key (kid); certificate: with this serial number.")] = "",
+    by: Annotated[str, typer.Option(help="Everybody who logged in by jwt, password, certificate or callback.", metavar="HOW")] = "",
+    key: Annotated[
+        str, typer.Option(help="With --by jwt: only logins with this key (kid); with --by certificate: with this serial number.")
+    ] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
 ) -> None:
-    """End sessions: of a user, of all whom one authenticator or one key let in, or of everybody. They may log in again, unless a
-    rule, the password file or the key set keeps them out."""
+    """End sessions: of a user, of everybody who logged in by one authenticator or one key, or of everybody. They may log in again,
+    unless a rule, the password file or the key set forbids it."""
     from cluster.access.kicks import Kick
 
     kick_ = Kick(user, by, key, everybody)
     kick_.check()
     asyncio.run(_kick(target, kick_.text()))
     who = user or (f"all who came by {by}" + (f" ({key})" if key else "") if by else "everybody")
-    console().print(f"all gateways and proxies were told to end the sessions of {who}", highlight=False, markup=False)
+    console().print(f"all gateways and proxies were notified to end the sessions of {who}", highlight=False, markup=False)
 
 
 async def _kick(target: str, request: str) -> None:

@@ -57,21 +57,21 @@ def up(
         Path | None, typer.Option(help="TOML file with cluster and role tables.", metavar="FILE", exists=True)
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="ROLE.KEY=VALUE or cluster.KEY=VALUE; may be given again.")
+        list[str] | None, typer.Option("--set", help="ROLE.KEY=VALUE or cluster.KEY=VALUE; may be repeated.")
     ] = None,
     grow: Annotated[
         bool, typer.Option(help="Run the partitions that `pixiu double` adds, and end them when it takes them back.")
     ] = DEFAULTS.grow,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="Make certificates, keys, rules and a token below --data: nobody comes in without one."),
+        typer.Option("--secure", help="Create certificates, keys, rules and a token below --data; every login needs a token."),
     ] = DEFAULTS.secure,
-    seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after so many seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after this number of seconds.")] = None,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input, a pipe, is closed.")] = False,
     replay: Annotated[
-        str, typer.Option(help="Play this log once all is Running (`sample`: the one that ships).", metavar="FILE")
+        str, typer.Option(help="Replay this log once all is Running (`sample`: the included one).", metavar="FILE")
     ] = "",
-    speed: Annotated[float | None, typer.Option(help="Of the replay.")] = None,
+    speed: Annotated[float | None, typer.Option(help="With --replay: factor by which log time passes faster.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C, every role its own process.
@@ -119,7 +119,7 @@ def _check_log(replay: str) -> None:
 
 @guarded
 def zookeeper(
-    data: Annotated[Path, typer.Option(help="Its folder; made when missing.", metavar="DIR")],
+    data: Annotated[Path, typer.Option(help="Its folder; created if missing.", metavar="DIR")],
     port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port on 127.0.0.1; 0: any.")] = 2181,
 ) -> None:
     """Run the embedded ZooKeeper in the foreground until Ctrl-C."""
@@ -166,7 +166,7 @@ class _Up:
             try:
                 loop.add_reader(STDIN, self._read_input)
             except OSError:
-                raise ConfigurationError("--until-eof: standard input is no pipe, socket or terminal") from None
+                raise ConfigurationError("--until-eof: standard input is not a pipe, socket or terminal") from None
         self._main = asyncio.create_task(self._serve())
         try:
             return await self._main

@@ -33,11 +33,11 @@ from registry.settings import change_settings, read_changes, read_settings
 AT_ONCE: Final = 32
 POLL_S: Final = 0.1
 
-config = typer.Typer(name="config", no_args_is_help=True, help="Settings that change while all runs.")
+config = typer.Typer(name="config", no_args_is_help=True, help="Settings that can change while the cluster runs.")
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Such as proxy.room_messages_per_s or all.log_level.")]
 Pairs = Annotated[list[str], typer.Argument(metavar="NAME=VALUE…", help="Such as proxy.room_messages_per_s=500.")]
-Wait = Annotated[float, typer.Option("--timeout", min=0, help="Seconds that processes have to take it.")]
+Wait = Annotated[float, typer.Option("--timeout", min=0, help="Seconds that processes have to apply it.")]
 
 
 def options_types() -> dict[str, type]:
@@ -59,11 +59,11 @@ class Taken:
 @config.command("get")
 @guarded
 def get(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Those alone.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Settings to show. Default: all.")] = None,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Show what may change while all runs, and what is set. Exit code 1: a process does not go by it."""
+    """Show which settings can change while the cluster runs, and which are set. Exit code 1: a process has not applied them."""
     types = options_types()
     for name in names or ():
         spec_of(name, types)
@@ -76,7 +76,7 @@ def get(
 @config.command("set")
 @guarded
 def set_(pairs: Pairs, timeout_s: Wait = 10.0, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Set values for the whole cluster, at once; they stay over restarts. Exit code 1: a process has not taken them."""
+    """Set values for the whole cluster, at once; they survive restarts. Exit code 1: a process has not applied them."""
     wanted: dict[str, Any] = {}
     types = options_types()
     for pair in pairs:
@@ -90,7 +90,7 @@ def set_(pairs: Pairs, timeout_s: Wait = 10.0, target: Target = DEFAULT_TARGET, 
 @config.command("unset")
 @guarded
 def unset(names: Names, timeout_s: Wait = 10.0, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Take values back: each process goes by its own configuration again."""
+    """Unset values: each process uses its own configuration again."""
     types = options_types()
     for name in names:
         spec_of(name, types)
@@ -100,7 +100,7 @@ def unset(names: Names, timeout_s: Wait = 10.0, target: Target = DEFAULT_TARGET,
 @config.command("history")
 @guarded
 def history(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Who changed what and when, the newest last: the last hundred changes."""
+    """List the last hundred changes: who changed what and when, newest last."""
     lines = asyncio.run(_history(target))
     if as_json:
         print_json(lines, indent=2)
@@ -130,7 +130,7 @@ def _change(target: str, wanted: Mapping[str, Any], timeout_s: float, *, as_json
         for name, value in differs.items():
             said = "as each process is configured" if value is None else show(value)
             console().print(f"{name} = {said}", highlight=False, markup=False)
-        done = f"version {settings.version}: {len(taken) - len(late)} of {len(taken)} processes go by it"
+        done = f"version {settings.version}: {len(taken) - len(late)} of {len(taken)} processes use it"
         console().print(done if differs else f"nothing to change; {done}", highlight=False)
         for text in late:
             console().print(f"! {text}", highlight=False, markup=False)
@@ -160,9 +160,9 @@ def behind(taken: list[Taken], version: int) -> list[str]:
     for one in taken:
         who = f"{one.node.role} at {one.node.address}"
         if one.version < 0 and version:
-            said.append(f"{who} does not say by which settings it goes: dead, or of a release without them")
+            said.append(f"{who} does not report which settings it uses: it is dead, or of a release without them")
         elif 0 <= one.version < version:
-            said.append(f"{who} goes by version {one.version} of the settings: is its ZooKeeper server behind?")
+            said.append(f"{who} uses version {one.version} of the settings: does its ZooKeeper server lag?")
         said += [f"{who} refuses {name}: {why}" for name, why in one.refused.items() if one.version >= version]
     return said
 
@@ -206,6 +206,6 @@ def _show(settings: Settings, taken: list[Taken], names: list[str], types: Mappi
     if shown and len(shown) < len(names):
         roles = [role for role in LIVE if role not in (CLUSTER, ALL)]
         console().print(f"Of one role alone: {', '.join(f'ROLE.{key}' for key in live_keys(ALL))} ({', '.join(roles)})")
-    console().print(f"version {settings.version}: {len(taken) - len(late)} of {len(taken)} processes go by it", highlight=False)
+    console().print(f"version {settings.version}: {len(taken) - len(late)} of {len(taken)} processes use it", highlight=False)
     for text in late:
         console().print(f"! {text}", highlight=False, markup=False)

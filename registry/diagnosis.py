@@ -126,9 +126,9 @@ def check_registry(answers: Mapping[str, str]) -> Finding:
     if silent:
         return Finding("registry", Grade.WARNING, f"{said}; {named(silent)} does not answer", "start it, or correct --target")
     if not modes:
-        return Finding("registry", Grade.WARNING, said, "allow its word srvr: 4lw.commands.whitelist=srvr")
+        return Finding("registry", Grade.WARNING, said, "allow its command srvr: 4lw.commands.whitelist=srvr")
     if alone and not alone[0].startswith(("127.", "localhost")):
-        return Finding("registry", Grade.WARNING, said, "when it is away nobody can join or be elected: run three")
+        return Finding("registry", Grade.WARNING, said, "while it is down nobody can join or be elected: run three")
     return Finding("registry", Grade.OK, said)
 
 
@@ -180,7 +180,9 @@ def check_settings(view: View) -> Finding:
                 return Finding(
                     "settings", Grade.FAILURE, f"{named(map(node_name, few))}: other cluster settings than the rest", problem
                 )
-    return Finding("settings", Grade.OK, f"all processes agree on what they must, and speak protocol version {spoken(view.nodes)}")
+    return Finding(
+        "settings", Grade.OK, f"all processes agree on the cluster settings, and speak protocol version {spoken(view.nodes)}"
+    )
 
 
 def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
@@ -188,7 +190,10 @@ def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
     wrong = [f"{node_name(node)} ({silent[node.endpoint]})" for node in view.nodes if node.endpoint in silent]
     if wrong:
         return Finding(
-            "answers", Grade.FAILURE, f"no answer by HTTP from {named(wrong)}", "is it killed or hung, or is a firewall between?"
+            "answers",
+            Grade.FAILURE,
+            f"no answer by HTTP from {named(wrong)}",
+            "was it killed, does it hang, or is a firewall between?",
         )
     return Finding("answers", Grade.OK, f"all {len(view.nodes)} processes answer at their HTTP ports")
 

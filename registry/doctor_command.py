@@ -49,15 +49,15 @@ def doctor(
         list[Path] | None,
         typer.Option(
             "--data",
-            help="A data directory whose disk is checked; may be given again. Else those of the processes here, or run.",
+            help="Data directory whose disk is checked; may be repeated. Default: those of the processes here, or run.",
             metavar="DIR",
         ),
     ] = None,
-    machine: Annotated[bool, typer.Option("--machine", help="This machine only: no cluster is asked.")] = False,
+    machine: Annotated[bool, typer.Option("--machine", help="Check this machine only; ask no cluster.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether this machine and the cluster are set up right, and say what to do. Exit code 1: something is a failure."""
+    """Check whether this machine and the cluster are set up right, and show what to do. Exit code 1: something is a failure."""
     folders: set[Path] = set()
     findings = asyncio.run(read_cluster(target, folders)) if not machine else []
     findings += read_machine(data or one_a_disk(folders) or [Path("run")])
@@ -96,7 +96,7 @@ async def read_cluster(target: str, folders: set[Path]) -> list[d.Finding]:
             view = await read_view(zookeeper, root)
             clocks = [clock] if view.layout.version and (clock := await _registry_clock(zookeeper, root)) else []
     except RemoteError as error:
-        return [registry, d.Finding("layout", d.Grade.FAILURE, str(error), "is a majority of the ZooKeeper servers there?")]
+        return [registry, d.Finding("layout", d.Grade.FAILURE, str(error), "does a majority of the ZooKeeper servers run?")]
     silent: dict[int, str] = {}
     slots = asyncio.Semaphore(AT_ONCE)
 

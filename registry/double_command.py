@@ -33,18 +33,20 @@ SESSION_TIMEOUT_S: Final = 10.0
 @guarded
 def double(
     role: Annotated[str, typer.Argument(help="router, broker, relay, xiu or pi.")],
-    to: Annotated[int, typer.Option(help="The number of partitions to have then; nothing is done where it is reached.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what is missing; change nothing.")] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="Take back a doubling that has cut nothing yet.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete what moved although nobody could compare it; what is lost then is lost.")
+    to: Annotated[int, typer.Option(help="Number of partitions to reach; nothing is done if the role has it already.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done and what is missing; change nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds; then it ends, and another run goes on.")] = 600.0,
+    abort: Annotated[bool, typer.Option("--abort", help="Take back a doubling that has not split a partition yet.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete what moved although it could not be compared; what is lost then stays lost.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which this run ends; another run continues.")] = 600.0,
     as_json: AsJson = False,
     target: Target = DEFAULT_TARGET,
 ) -> None:
-    """Give a role twice its partitions while messages flow. Exit code 0: done, 1: waits for what is missing, 2: refused.
+    """Double the partitions of a role while messages flow. Exit code 0: done, 1: waits for what is missing, 2: refused.
 
     Run again, it goes on with what it or another one began.
     """
@@ -206,7 +208,7 @@ def _plan_lines(plan: Plan) -> list[str]:
         said.append(f"  pause to expect: about {plan.pause_s * 1000:,.0f} ms for each {what} that moves, none for the others")
     else:
         said.append("  pause to expect: none")
-    said += [f"! {name} does not answer: nothing is known of it" for name in plan.unknown]
+    said += [f"! {name} does not answer: its load is unknown" for name in plan.unknown]
     return said + [f"! {warning}" for warning in plan.warnings]
 
 

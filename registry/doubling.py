@@ -227,7 +227,7 @@ def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
         elif not its.digest and its.phase == pb.DOUBLING_OPEN:
             waits.append(f"{seen.role} partition {child}: reads what it had at the cut, to compare it")
         elif not its.digest:
-            lost.append(f"{seen.role} partition {child} does not know any more what it had at the cut: all its replicas ended then")
+            lost.append(f"{seen.role} partition {child} no longer knows what it had at the cut: all its replicas ended then")
         elif mine.digest != its.digest:
             raise Unavailable(
                 f"{seen.role} partitions {parent} and {child} do not agree on what moved ({mine.digest:016x}, {its.digest:016x}): "
@@ -236,7 +236,7 @@ def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
     if lost and not seen.force:
         raise Unavailable(
             f"{'; '.join(lost)}. Nothing is deleted, because the partition that was split may have the last copy: "
-            f"`pixiu double {seen.role} --force` deletes it all the same"
+            f"`pixiu double {seen.role} --force` deletes it anyway"
         )
     return Wait(tuple(waits)) if waits else Advance(split, pb.DOUBLING_CLEANING, "; ".join(lost))
 
@@ -248,7 +248,7 @@ def check_take_back(seen: Seen) -> None:
         raise InvalidArgument(f"no doubling of {seen.role} is under way: there is nothing to take back")
     if any(seen.statuses[parent].doubling == int(seen.doubling, 16) for parent in seen.parents if parent in seen.statuses):
         raise InvalidArgument(
-            f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` brings it to its end"
+            f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` completes it"
         )
 
 

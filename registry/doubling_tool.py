@@ -333,7 +333,7 @@ class DoublingTool:
 
         said = await asyncio.gather(*(ask(node.host, node.http_port) for node in nodes))
         return tuple(
-            f"{node.role} at {node.address} goes by layout version {known}, not {version}"
+            f"{node.role} at {node.address} uses layout version {known}, not {version}"
             for node, known in zip(nodes, said, strict=True)
             if known < version
         )
@@ -427,7 +427,7 @@ class DoublingTool:
         try:
             said = json.loads(data)
         except ValueError:
-            raise MalformedData(f"{path} was not written by this tool: look who holds it") from None
+            raise MalformedData(f"{path} was not written by this tool: find out who holds it") from None
         said = said if isinstance(said, dict) else {}
         if said.get("host") == socket.gethostname() and isinstance(said.get("pid"), int) and not _lives(said["pid"]):
             with contextlib.suppress(NoNode):

@@ -28,8 +28,8 @@ TIMEOUT_S: Final = 120.0
 POLL_S: Final = 1.0
 Say = Callable[[str, Node], None]
 
-Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that each process has.")]
-Force = Annotated[bool, typer.Option("--force", help="Also where nobody is left who could take over.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that each process has to drain.")]
+Force = Annotated[bool, typer.Option("--force", help="Drain even where no other process could take over.")]
 
 
 @guarded
@@ -43,7 +43,7 @@ def drain(
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Let processes hand over what they have, move their clients and leave, as on SIGTERM. Returns when they have left.
+    """Drain processes as on SIGTERM: they hand over what they have, move their clients and leave. Returns when they have left.
 
     Whatever supervises them may start them again: `pixiu up` does; `pixiu remove-replica` ends one of its processes for good.
     """
@@ -54,9 +54,9 @@ def drain(
 
 @guarded
 def rolling_restart(
-    roles: Annotated[list[str] | None, typer.Option("--role", help="Only this role; may be given again.", metavar="ROLE")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say in which order, and do nothing.")] = False,
+    roles: Annotated[list[str] | None, typer.Option("--role", help="Only this role; may be repeated.", metavar="ROLE")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the order, and do nothing.")] = False,
     force: Force = False,
     timeout_s: Timeout = TIMEOUT_S,
     target: Target = DEFAULT_TARGET,
@@ -120,7 +120,7 @@ async def _plan(target: str, roles: Sequence[str], force: bool) -> list[Node]:
     status = await read_status(target)
     nodes = [node for node in status.view.nodes if node.role in roles]
     if not nodes:
-        raise InvalidArgument(f"nothing of {', '.join(roles)} is there to be restarted")
+        raise InvalidArgument(f"nothing of {', '.join(roles)} runs that could be restarted")
     if not status.healthy:
         raise Unavailable(f"the cluster is not healthy, and nothing was restarted: {'; '.join(status.problems)}")
     for node in nodes:

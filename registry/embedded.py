@@ -356,7 +356,7 @@ def _reserve(port: int, host: str) -> socket.socket:
 def main(arguments: list[str] | None = None) -> int:
     """Run one in the foreground; 0 after SIGINT or SIGTERM, 1 when it could not start or ended by itself."""
     parser = argparse.ArgumentParser(prog="python -m registry.embedded", description="Run a ZooKeeper for one machine.")
-    parser.add_argument("--data", required=True, metavar="DIR", help="its folder; created when missing")
+    parser.add_argument("--data", required=True, metavar="DIR", help="its folder; created if missing")
     parser.add_argument(
         "--port", type=int, default=2181, metavar="N", help="TCP port on 127.0.0.1; 0 takes a free one (default 2181)"
     )

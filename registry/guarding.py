@@ -62,7 +62,7 @@ def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> 
             passwords = (secrets.token_hex(32), *passwords)
         made[who] = passwords[:1] if drop else passwords
         if len(made[who]) > MAX_PASSWORDS:
-            raise ConfigurationError(f"{file}: {who} has {MAX_PASSWORDS} passwords already: drop those before the newest first")
+            raise ConfigurationError(f"{file}: {who} has {MAX_PASSWORDS} passwords already: drop the older ones first")
     if made != there:
         write_credentials(file, made)
     return made
@@ -70,7 +70,7 @@ def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> 
 
 def write_credentials(file: Path, logins: Mapping[str, tuple[str, ...]]) -> None:
     """Exchange a file of logins at once. Raises `ConfigurationError`."""
-    lines = ["# Logins in the registry: role and password. Give a machine the lines of its own roles alone.\n"]
+    lines = ["# Logins in the registry: role and password. Give a machine only the lines of its own roles.\n"]
     lines += [f"{who} {password}\n" for who, passwords in logins.items() for password in passwords]
     new = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -90,7 +90,7 @@ def read_credentials(file: Path) -> dict[str, tuple[str, ...]]:
     found = Login(file).read()
     if missing := [who for who in LOGINS if who not in found]:
         raise ConfigurationError(
-            f"registry credentials {file}: has no line of {', '.join(missing)}: give the operator's file, which has all of them"
+            f"registry credentials {file}: has no line for {', '.join(missing)}: give the operator's file, which has all of them"
         )
     return found
 
@@ -121,7 +121,7 @@ async def guard(
     own = zookeeper.login.read().get(OPERATOR, ()) if zookeeper.login is not None else ()
     if set(own).isdisjoint(credentials[OPERATOR]):
         raise InvalidArgument(
-            "guarding the registry takes an operator's login that is among those given, else nobody could undo it"
+            "include an operator's login in the file; otherwise nobody could change the registry's access lists again"
         )
     view = await read_view(zookeeper, root)
     strangers = [f"{node.role} at {node.address}" for node in view.nodes if not node.login]
@@ -152,7 +152,9 @@ async def guard(
         nodes = await _walk(zookeeper, root, access)
         counted = len(nodes)
     else:
-        raise Unavailable(f"nodes without the right list came below {root} again and again: which process has not logged in?")
+        raise Unavailable(
+            f"nodes without the required access list keep appearing below {root}: find the process that has not logged in"
+        )
     for path in tops(root) if whole else ():
         with contextlib.suppress(NoNode):
             changed, counted = changed + await zookeeper.set_acl(path, access, ""), counted + 1

@@ -63,7 +63,7 @@ def use_key(folder: Path) -> Path:
     """Sign with the next key from now on. Raises ConfigurationError: there is none."""
     found = _found(folder)["next"]
     if not found:
-        raise ConfigurationError(f"{folder} has no key that comes next: `pixiu keys add` makes one")
+        raise ConfigurationError(f"{folder} has no next key: `pixiu keys add` makes one")
     path = folder / f"{found[0]}.key"
     with _changing(folder):
         (folder / f"{found[0]}.next").rename(path)

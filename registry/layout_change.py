@@ -68,7 +68,7 @@ def parse_wanted(words: Sequence[str]) -> dict[str, RoleLayout]:
         match = _WANTED.fullmatch(word)
         if match is None:
             raise InvalidArgument(
-                f"{word!r} is not how a role is laid out: write ROLE=PARTITIONSxREPLICAS, such as broker=2x3, or proxy=2, gateway=2"
+                f"{word!r} is not the layout of a role: write ROLE=PARTITIONSxREPLICAS, such as broker=2x3, or proxy=2, gateway=2"
             )
         role, partitions, replicas = match[1], match[2], int(match[3])
         if role in paths.UNPARTITIONED_ROLES and partitions is not None:

@@ -32,7 +32,8 @@ EXAMPLE: Final = "pixiu layout set router=2x2 broker=2x2 relay=2x2 xiu=1x3 pi=1x
 @layout.command()
 @guarded
 def show(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Show the layout beside what is Running and answers, and how to start what is missing. Exit code 1: there is no layout."""
+    """Show the layout, which of its processes are Running and answer, and how to start those that are missing. Exit code 1: there
+    is no layout."""
     found = asyncio.run(read_status(target))
     view, gone = found.view, frozenset(int(process.node.endpoint) for process in found.processes if process.silent)
     if as_json:
@@ -49,14 +50,14 @@ def set_(
     roles: Annotated[
         list[str], typer.Argument(help="ROLE=PARTITIONSxREPLICAS, such as broker=2x3; proxy=2 and gateway=2.", metavar="ROLE=N")
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Add roles to the layout, or change how many replicas are wanted of those that it has; what is not named stays.
+    """Add roles to the layout, or change how many replicas are wanted of existing ones; roles that are not named stay as they are.
 
-    The number of partitions of a role that is there is changed by `pixiu double` only. Nothing is started or ended, but by a
-    `pixiu up` that runs the cluster: it follows the wanted replicas of its roles.
+    Only `pixiu double` changes the number of partitions of an existing role. Nothing is started or ended, except by a `pixiu up`
+    that runs the cluster: it follows the wanted replicas of its roles.
     """
     before, after = asyncio.run(_set(target, parse_wanted(roles), dry_run=dry_run))
     made = changes(before, after)

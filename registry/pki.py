@@ -129,15 +129,15 @@ def issue(authority: Path, role: str, out: Path, *, hosts: Sequence[str] = (), n
     Raises InvalidArgument, ConfigurationError.
     """
     if role not in (*ROLES, *CALLERS, ZOOKEEPER):
-        raise InvalidArgument(f"{role}: is no role: one of {', '.join((*sorted(ROLES), *CALLERS, ZOOKEEPER))}")
+        raise InvalidArgument(f"{role}: is not a role: must be one of {', '.join((*sorted(ROLES), *CALLERS, ZOOKEEPER))}")
     if role in CALLERS and hosts:
-        raise InvalidArgument(f"--host: a certificate of {role} is for calling only")
+        raise InvalidArgument(f"--host: a certificate of {role} is for calls only, and needs no host")
     if not 0 < days <= AUTHORITY_DAYS:
         raise InvalidArgument(f"--days {days:g}: must be above 0, up to {AUTHORITY_DAYS}")
     name = name or role
     if not NAME.fullmatch(name):
         raise InvalidArgument(
-            f"--name {name}: must be up to 64 letters, digits and the signs . _ - @, with a letter or digit first"
+            f"--name {name}: must be up to 64 letters, digits and the characters . _ - @, with a letter or digit first"
         )
     signing, issuer = _authority(authority)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -170,7 +170,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]{0,252})", host):
-            raise InvalidArgument(f"--host {host}: is no name and no address") from None
+            raise InvalidArgument(f"--host {host}: is neither a name nor an address") from None
         return x509.DNSName(host)
 
 

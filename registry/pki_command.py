@@ -13,11 +13,11 @@ import typer
 from pixiu.cli.output import console, guarded
 from registry.pki import DAYS, issue, make_authority, renew
 
-pki = typer.Typer(help="Certificates for the cluster's doors.", no_args_is_help=True)
+pki = typer.Typer(help="Certificates for the cluster's ports.", no_args_is_help=True)
 
 Authority = Annotated[Path, typer.Option("--ca", help="Folder of the authority.", metavar="DIR")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the certificates: what [cluster] tls_dir names.", metavar="DIR")]
-Days = Annotated[float, typer.Option("--days", help="For so long a certificate is good.")]
+Days = Annotated[float, typer.Option("--days", help="Days for which a certificate is valid.")]
 AUTHORITY = Path("pki")
 OUT = Path("tls")
 
@@ -29,7 +29,7 @@ def _say(path: Path) -> None:
 @pki.command("init")
 @guarded
 def init(
-    ca: Authority = AUTHORITY, name: Annotated[str, typer.Option("--name", help="What it is called.", metavar="NAME")] = "Pixiu"
+    ca: Authority = AUTHORITY, name: Annotated[str, typer.Option("--name", help="Name of the authority.", metavar="NAME")] = "Pixiu"
 ) -> None:
     """Make an authority. Keep its `ca.key` off the machines of the cluster."""
     make_authority(ca, name)
@@ -43,9 +43,10 @@ def issue_command(
     ca: Authority = AUTHORITY,
     out: Out = OUT,
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="A name or address of it for clients; again for each.", metavar="HOST")
+        list[str] | None,
+        typer.Option("--host", help="Name or address at which clients reach the role; may be repeated.", metavar="HOST"),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Whose it is, for audit logs.", metavar="NAME")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of its owner, for audit logs.", metavar="NAME")] = "",
     days: Days = DAYS,
 ) -> None:
     """Issue certificates, each with its private key in one file."""
@@ -59,10 +60,11 @@ def renew_command(
     ca: Authority = AUTHORITY,
     out: Out = OUT,
     before_days: Annotated[
-        float, typer.Option("--before", help="Only what ends within so many days; 0: all.", metavar="DAYS")
+        float,
+        typer.Option("--before", help="Renew only certificates that expire within this number of days; 0: all.", metavar="DAYS"),
     ] = 0.0,
     days: Days = DAYS,
 ) -> None:
-    """Issue the certificates in a folder anew. Processes take them without a restart."""
+    """Renew the certificates in a folder. Processes load them without a restart."""
     for path in renew(ca, out, days=days, before_days=before_days):
         _say(path)

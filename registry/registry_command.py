@@ -26,13 +26,15 @@ registry = typer.Typer(help="Logins in the registry, and who may do what there."
 @registry.command()
 @guarded
 def credentials(
-    file: Annotated[Path, typer.Argument(help="The operator's file; made when missing.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="The operator's file; created if missing.", metavar="FILE")],
     renew: Annotated[bool, typer.Option("--renew", help="Give every role one more password.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Leave every role its newest password only.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Keep only the newest password of every role.")] = False,
 ) -> None:
-    """Make a file with a login for every role. Give each machine the lines of its own roles, in a file of mode 600."""
+    """Create a file with a login for every role. Give each machine the lines of its own roles, in a file of mode 600."""
     if renew and drop:
-        raise ConfigurationError("--renew --drop: first the one, then `pixiu registry secure`, then the other")
+        raise ConfigurationError(
+            "--renew and --drop cannot be given together: first --renew, then `pixiu registry secure`, then --drop"
+        )
     found = make_credentials(file, renew=renew, drop=drop)
     count = sum(map(len, found.values()))
     console().print(f"{file}: {count} passwords of {len(found)} logins", highlight=False, markup=False, soft_wrap=True)
@@ -45,12 +47,14 @@ def secure(
         Path | None, typer.Option("--credentials", help=f"The operator's file; ${CREDENTIALS_FILE} without it.", metavar="FILE")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Shut out processes that have not logged in.")] = False,
-    shared: Annotated[bool, typer.Option("--shared", help="The ZooKeeper has other users: leave what is above the root.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="ZooKeeper has other users: leave the nodes above the root as they are.")
+    ] = False,
     target: Target = DEFAULT_TARGET,
 ) -> None:
-    """Let only those in whose login is in the file, each to what is its own. Again after each change of the file."""
+    """Admit only the logins in the file, each to its own nodes. Run it again after each change of the file."""
     done = asyncio.run(_secure(target, file, force=force, whole=not shared))
-    text = f"{done.nodes} nodes of {target} are guarded; {done.changed} had another list of who may do what"
+    text = f"{done.nodes} nodes of {target} are guarded; {done.changed} had another access list"
     console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -33,7 +33,7 @@ Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that `
 
 @guarded
 def add_replica(role: Role, timeout_s: Timeout = TIMEOUT_S, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Want one more replica of each partition of a role, or one more proxy or gateway.
+    """Add one replica of each partition of a role, or one proxy or gateway.
 
     Where `pixiu up` runs the cluster it starts them, and the command returns when they are Running; elsewhere the command says what
     to start.
@@ -44,12 +44,12 @@ def add_replica(role: Role, timeout_s: Timeout = TIMEOUT_S, target: Target = DEF
 @guarded
 def remove_replica(
     role: Role,
-    force: Annotated[bool, typer.Option("--force", help="Also while the cluster is not healthy.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do it even while the cluster is not healthy.")] = False,
     timeout_s: Timeout = TIMEOUT_S,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Want one replica less of each partition of a role, or one proxy or gateway less.
+    """Remove one replica of each partition of a role, or one proxy or gateway.
 
     Where `pixiu up` runs the cluster it drains and ends the newest ones, whose data stay in its folder; elsewhere the command says
     what to drain.
@@ -60,7 +60,7 @@ def remove_replica(
 async def _remove(target: str, role: str, timeout_s: float, *, force: bool) -> dict[str, Any]:
     if not force and not (status := await read_status(target)).healthy:
         raise Unavailable(
-            f"the cluster is not healthy, and nothing was changed (--force: all the same): {'; '.join(status.problems)}"
+            f"the cluster is not healthy, and nothing was changed (--force: change it anyway): {'; '.join(status.problems)}"
         )
     return await _change(target, role, -1, timeout_s)
 
@@ -81,7 +81,7 @@ async def _wait(zookeeper: ZooKeeper, root: str, role: str, wanted: RoleLayout, 
     while todo := _todo(await read_view(zookeeper, root), role):
         if time.monotonic() >= end:
             raise Unavailable(
-                f"{role}: {role_text(role, wanted)} wanted, but after {timeout_s:g} s `pixiu up` has not got there: look at "
+                f"{role}: {role_text(role, wanted)} wanted, but `pixiu up` has not reached that after {timeout_s:g} s: look at "
                 f"its output and its logs. Still to do: {'; '.join(todo)}"
             )
         await asyncio.sleep(POLL_S)

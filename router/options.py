@@ -16,6 +16,6 @@ class Options(PartitionedOptions):
     store_mb: int = bounded(1024, 1, 1 << 20)
     """MiB that the Router DB may grow to: about 100 bytes for each member of each room."""
     max_entries: int = bounded(4_000_000, 1, 1_000_000_000)
-    """Members of rooms that are kept; further joins are refused and counted."""
+    """Limit of members of rooms; further joins are refused and counted."""
     gone_gateway_s: float = bounded(10.0, 0.1, 1_000_000.0)
-    """Seconds after which the members on a gateway are dropped whose lease is gone and whose heartbeats are silent."""
+    """Seconds after which the members on a gateway are dropped when its lease is gone and its heartbeats have stopped."""

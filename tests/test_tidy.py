@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +34,18 @@ SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""
 SDK_PACKAGES = ("pixiu/client", "pixiu/discovery", "pixiu/wire", "pixiu/mqtt", "pixiu/rpc", "pixiu/placement")
 TOOL_PACKAGES = ("pixiu/cli", "pixiu/tools")
+BANNED_IN_TEXTS: Mapping[str, re.Pattern[str]] = {
+    "characters": re.compile(r"\bsigns\b(?! with)"),
+    "a listener or port": re.compile(r"\bdoors?\b", re.IGNORECASE),
+    "they": re.compile(r"\b(?:he|him|his|himself|she|her)\b"),
+    "the number or time": re.compile(r"\bso (?:long|many|much|often)\b"),
+    "reported, notified or announced": re.compile(r"\btold\b"),
+    "everybody who": re.compile(r"\bwhoever\b", re.IGNORECASE),
+    "again, or rebuilt": re.compile(r"\banew\b"),
+    "requires": re.compile(r"\bwants a (?:login|token|certificate)"),
+    "may be repeated": re.compile(r"\bmay be given again"),
+}
+"""What to write in a text that users read → what it must not say (docs and comments are free to)."""
 FUNCTION_LINES = 70
 FILE_LINES = 900
 LONG_FUNCTIONS: dict[str, int] = {}
@@ -217,6 +229,34 @@ def test_docstrings_say_what_a_thing_is() -> None:
             if first[0].rstrip(":").lower() in PREPOSITIONS or first[:3] == ["See", "the", "module."]:
                 vague.append(f"{source}:{node.lineno} {node.name}")
     assert not vague
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of what users may read: errors, logs, help, docstrings of commands and of the options' fields."""
+    fields = source.endswith(("options.py", "doors.py"))
+    unread: set[int] = set()
+    for node in nodes(source):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        command = not isinstance(node, ast.Module) and any("guarded" in ast.dump(each) for each in node.decorator_list)
+        for number, statement in enumerate(node.body):
+            is_field = fields and number > 0 and isinstance(node, ast.ClassDef)
+            if isinstance(statement, ast.Expr) and not command and not is_field:
+                unread.add(id(statement.value))
+    for found in nodes(source):
+        if isinstance(found, ast.Constant) and isinstance(found.value, str) and " " in found.value and id(found) not in unread:
+            yield found.lineno, found.value
+
+
+def test_users_read_plain_words() -> None:
+    wrong = [
+        f"{source}:{line}: {match[0]!r}: write {better}"
+        for source in sources()
+        for line, text in texts(source)
+        for better, banned in BANNED_IN_TEXTS.items()
+        if (match := banned.search(text))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_ratchets_have_no_slack() -> None:

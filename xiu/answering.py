@@ -77,7 +77,7 @@ def check_question(partition: int, request: AskRequest) -> None:
     if len(request.snowflakes) > MAX_ASKED or any(at >= len(request.snowflakes) for at in request.derived):
         raise InvalidArgument(f"at most {MAX_ASKED} SnowflakeIDs are asked for at once")
     if request.child < 1 or parent_of(request.child) != partition:
-        raise InvalidArgument(f"partition {request.child} did not come from partition {partition}")
+        raise InvalidArgument(f"partition {request.child} was not split from partition {partition}")
 
 
 class Answers:
@@ -99,7 +99,9 @@ class Answers:
             if not doubling:
                 return Look(0, 0, 0, [], [], [])
         if not self.sure(lease):
-            raise Unavailable("whether this replica still leads, or has applied everything, is not sure; try again in a moment")
+            raise Unavailable(
+                "this replica cannot tell yet whether it still leads and has applied everything; try again in a moment"
+            )
         derived = set(request.derived)
         wanted = [(one, at in derived) for at, one in enumerate(request.snowflakes)]
         known = ids.known(wanted)

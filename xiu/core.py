@@ -43,7 +43,7 @@ READ_BYTES: Final = 4 << 20
 SLICE_BYTES: Final = 1 << 20
 """Of the log, that a new leader decides in one turn of the event loop, or `READ_ENTRIES`. Policy: until it is through it refuses
 with OVERLOADED."""
-CATCHING_UP: Final = "the new leader reads what stands in its log; send again in a moment"
+CATCHING_UP: Final = "the new leader still reads its log; send again in a moment"
 RETRY_S: Final = 1.0
 """After a full disk."""
 RETRY_BUSY_S: Final = 0.02
@@ -54,12 +54,12 @@ CODES: Final = {
     Verdict.TOO_OLD: (errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
     Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead; correct the sender's clock"),
     Verdict.MOVED: (errors.WrongPartition.code, "the partition was split while this was on its way; send it again"),
-    Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader takes a new epoch; send again"),
+    Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader is taking a new epoch; send again"),
 }
 REJECTIONS: Final = {
     Rejection.NOT_LEADER: (errors.NotLeader.code, "this replica does not lead its partition"),
     Rejection.DRAINING: (errors.Draining.code, "the replica is draining; send to the next leader"),
-    Rejection.OVERLOADED: (errors.Overloaded.code, "too much waits for its commit; send again later"),
+    Rejection.OVERLOADED: (errors.Overloaded.code, "too many entries wait for their commit; send again later"),
     Rejection.NO_TIME: (errors.Overloaded.code, "the clocks of the other replicas are not known yet; send again in a moment"),
     Rejection.TOO_FEW_IN_SYNC: (errors.Unavailable.code, "fewer replicas are in sync than min_in_sync asks for"),
     Rejection.DISK_FULL: (errors.DiskFull.code, "the disk is full; what is stored can be read"),
@@ -461,7 +461,7 @@ class Core:
         if event.epoch not in (0, self.epoch):
             return errors.StaleStream.code, f"the leader is in epoch {self.epoch}: send again, in order, what is not confirmed"
         if self.stuck:
-            return errors.StoreDamaged.code, "the store is damaged and takes nothing before it is repaired from another replica"
+            return errors.StoreDamaged.code, "the store is damaged and accepts nothing until it is repaired from another replica"
         if self._catches_up:
             return errors.Overloaded.code, CATCHING_UP
         if self.full:

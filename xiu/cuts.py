@@ -234,7 +234,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             part = wanted[len(found) : len(found) + MAX_ASKED]
             said = await self._ask_once(part)
             if not said.doubling or len(said.msg_ids) != len(part) or len(said.crcs) != len(part):
-                raise Unavailable(f"partition {parent_of(self._partition)} says nothing of {len(part)} SnowflakeIDs")
+                raise Unavailable(f"partition {parent_of(self._partition)} does not answer for {len(part)} SnowflakeIDs")
             found += [(msg_id, crc) if msg_id else None for msg_id, crc in zip(said.msg_ids, said.crcs, strict=True)]
             if any(said.msg_ids):
                 on_disks.append(said.copies)
@@ -248,7 +248,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             derived=[at for at, (_, derived) in enumerate(wanted) if derived],
             wait_ms=wait_ms,
         )
-        reason = "nobody of it is running"
+        reason = "no replica of it is running"
         try:
             async with asyncio.timeout(ASK_S):
                 addresses = [node.address for node in self._context.view.replicas("xiu", parent)]

@@ -126,7 +126,7 @@ def problem_of(now: Doubling, change: Change, partition: int) -> str:
     """Why a partition cannot take this step; "" if it can."""
     total, step = change.partitions, change.step
     if not change.doubling or not is_partition_count(total) or total < 2 or partition >= total:
-        return f"doubling {change.doubling:016x} to {total} partitions is none of partition {partition}"
+        return f"doubling {change.doubling:016x} to {total} partitions does not concern partition {partition}"
     child = partition >= total // 2
     under_way = f"doubling {now.id:016x} of this partition is in phase {now.phase.name}"
     if step is Phase.SPLIT and not child:
@@ -147,7 +147,7 @@ def problem_of(now: Doubling, change: Change, partition: int) -> str:
     if step is Phase.CLEANING:
         same = now.id == change.doubling and now.partitions == total and now.phase in (Phase.SPLIT, Phase.OPEN)
         return "" if same else under_way
-    return f"{step.name} is no step of a {'child' if child else 'parent'}: partition {partition} of {total}"
+    return f"{step.name} is not a step of a {'child' if child else 'parent'}: partition {partition} of {total}"
 
 
 def after(now: Doubling, change: Change, partition: int, counter: int, clock_us: int) -> Doubling:

@@ -16,28 +16,28 @@ class Options(ReplicatedOptions):
     table_dir: str = "/dev/shm"  # noqa: S108 (shared memory, not a file of unknown name)
     """Folder on a tmpfs for the table of newest records."""
     table_name: str = ""
-    """Folder of the table in table_dir. Empty: after the registry's root, the partition and data_dir."""
+    """Folder of the table in table_dir. Empty: named after the registry's root, the partition and data_dir."""
     table_mb: int = bounded(64, 8, 1 << 20)
     """MiB of shared memory, all of it taken at the start. Records that are not persisted yet fill at most 60 percent of it."""
     memtable_mb: int = bounded(32, 1, 4096)
     """MiB that RocksDB collects in memory before it writes a file; it may hold four times as much."""
     cache_mb: int = bounded(32, 1, 1 << 20)
-    """MiB for blocks that were read from RocksDB's files."""
+    """MiB of cache for blocks that were read from RocksDB's files."""
     flush_interval_s: float = bounded(10.0, 0.1, 3600.0)
-    """Seconds between two flushes of the store; what stands in the log since the last one is applied again after a crash."""
+    """Seconds between two flushes of the store; after a crash, the log since the last one is applied again."""
     trim_interval_s: float = bounded(600.0, 0.1, 86_400.0)
-    """Seconds between two looks for records and SnowflakeIDs that may go."""
+    """Seconds between two searches for records and SnowflakeIDs that may be deleted."""
     keep_h: float = bounded(768.0, 0.0, 1_000_000.0)
-    """Hours for which messages are kept; 0: for ever. Above the largest age of inboxes by a day."""
+    """Hours for which messages are kept; 0: for ever. Set it a day above the largest age of inboxes."""
     keep_mb: int = bounded(0, 0, 1 << 40)
-    """MiB of the newest messages that are kept, whatever their age; older ones go. 0: no limit but the disk's."""
+    """MiB of the newest messages that are kept, whatever their age; older ones are deleted. 0: no limit but the disk's."""
     reader_hold_h: float = bounded(168.0, 0.0, 100_000.0)
-    """Hours for which retention waits for a named reader (docs/pipeline.md) that says nothing."""
+    """Hours for which retention waits for a named reader (docs/pipeline.md) that does not report."""
     reserve_mb: int = bounded(256, 0, 1 << 30)
-    """MiB of free disk below which writes are refused, so that what was taken can be written out."""
+    """MiB of free disk below which writes are refused, so that accepted records can be written out."""
     await_restore: bool = False
-    """A partition that never stored anything takes no mail until a restore begins (`pixiu pipeline restore`). For the processes
-    that take the place of those whose disks are lost, so that nobody is told of a message that it is gone."""
+    """Whether a partition that never stored anything refuses mail until a restore begins (`pixiu pipeline restore`). For processes
+    that replace those whose disks are lost, so that no message is reported as gone."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

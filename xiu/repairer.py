@@ -268,7 +268,7 @@ def _records(reply: xiu_pb2.FetchReply) -> list[Found | None]:
 def _check(batch: bytes, count: int) -> list[bytes]:
     """The records of a batch. Raises StoreDamaged when they are not whole."""
     if offsets(batch, 0, len(batch), count) is None:
-        raise StoreDamaged("the other replica's answer is no batch of records")
+        raise StoreDamaged("the other replica's answer is not a batch of records")
     records = split_records(batch, count)
     if not all(map(crc_ok, records)):
         raise StoreDamaged("the other replica's records have wrong CRCs")

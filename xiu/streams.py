@@ -378,7 +378,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
             except Overloaded:
                 continue
             return await healer.verify(end)
-        raise Overloaded("this replica repairs itself again and again; look at its log")
+        raise Overloaded("this replica keeps repairing itself; look at its log")
 
     async def Position(
         self, request: xiu_pb2.PositionRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -34,7 +34,7 @@ WAIT_S: Final = 2.0
 UNANSWERED_S: Final = 1.0
 """For how long no answer is a no."""
 Answer = TypeVar("Answer")
-UNREACHABLE: Final = "whoever decides about logins does not answer: try again later"
+UNREACHABLE: Final = "the service that decides about logins does not answer: try again later"
 COME_AGAIN: Final = (408, 425, 429)
 """Statuses below 500 that are no answer to the question."""
 

@@ -78,7 +78,7 @@ def read(der: bytes, revoked: frozenset[int], now: float) -> x509.Certificate:
     if not begins <= now < ends:
         raise NotAuthenticated("the client's certificate has expired, or is not valid yet")
     if set(roles) - {CLIENT}:
-        raise NotAuthenticated("the certificate is of a process or an operator, and no client's")
+        raise NotAuthenticated("the certificate belongs to a process or an operator, not to a client")
     return certificate
 
 

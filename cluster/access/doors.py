@@ -45,13 +45,13 @@ def guard_of(
         return None
     if not proof_keys(cluster):
         raise ConfigurationError(
-            f"access_file = {options.access_file}: needs [cluster] key_dir, by whose keys gateways prove what they are"
+            f"access_file = {options.access_file}: needs [cluster] key_dir, with whose keys gateways prove their role"
         )
     guard = Guard(options.access_file, log, audit)
     guard.called = called
     if guard.settings.certificate is not None and not options.client_ca:
         raise ConfigurationError(
-            f"access_file = {options.access_file}: [certificate] needs client_ca, whose certificates clients are asked for"
+            f"access_file = {options.access_file}: [certificate] needs client_ca, the authorities of the clients' certificates"
         )
     return guard
 
@@ -155,9 +155,9 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
             return Credentials(user, password, client, address, certificate)
     if scheme == SCHEME:
         raise NotAuthenticated(
-            f"this proof of a process is not good: its clock is more than {VALID_S:.0f} s off this one's, or it has other keys"
+            f"the process's proof is refused: its clock is more than {VALID_S:.0f} s off this one's, or it has other keys"
         )
-    raise NotAuthenticated("this door wants a login: metadata `authorization: Bearer TOKEN`")
+    raise NotAuthenticated("this port requires a login: send metadata `authorization: Bearer TOKEN`")
 
 
 def address_of(peer: str) -> str:

@@ -248,7 +248,9 @@ class Guard:
                 if not credentials.secret:
                     return self._accepted(certificates.identity_of(shown, self.settings.certificate), credentials)
             if not credentials.secret:
-                raise NotAuthenticated("this door wants a token or a password: certificates are no logins here ([certificate])")
+                raise NotAuthenticated(
+                    "this port requires a token or a password: certificates are not accepted as logins here ([certificate])"
+                )
             if self._files.keys and tokens.looks_like_token(credentials.secret):
                 return self._accepted(
                     tokens.verify(credentials.secret, self._files.keys, self.settings.tokens, time.time()), credentials
@@ -259,7 +261,7 @@ class Guard:
             if known is not None:
                 return self._accepted(known, credentials)
             if not (self._files.users or self.settings.users or self._callback):
-                raise NotAuthenticated("this cluster takes tokens, and this is none")
+                raise NotAuthenticated("this cluster accepts tokens only, and this is not one")
             return None
 
     async def check(self, credentials: Credentials) -> Identity:
@@ -274,7 +276,7 @@ class Guard:
 
     async def _check_password(self, credentials: Credentials) -> Identity:
         if self._waiting >= MAX_WAITING:
-            raise Overloaded("too many log in with passwords at once", RETRY_MS)
+            raise Overloaded("too many logins with passwords at once", RETRY_MS)
         self._waiting += 1
         try:
             await self._hashing.acquire()

@@ -44,7 +44,7 @@ class Credentials:
     def check(self) -> None:
         """Raises `NotAuthenticated` for what is missing or too long."""
         if not self.secret and not self.certificate:
-            raise NotAuthenticated("this door wants a login: a token, or a user name and a password")
+            raise NotAuthenticated("this port requires a login: a token, or a user name and a password")
         if len(self.secret.encode(errors="replace")) > MAX_SECRET_BYTES:
             raise NotAuthenticated(f"a token or password has at most {MAX_SECRET_BYTES} bytes")
         if len(self.user.encode(errors="replace")) > MAX_USER_BYTES:
@@ -52,7 +52,9 @@ class Credentials:
         for text in (self.user, self.client_id, self.secret):
             # What a service behind a callback may choke on is not its to judge.
             if (not text.isascii() and not _is_unicode(text)) or not _CONTROL.isdisjoint(text):
-                raise NotAuthenticated("a user name, a client's ID and a secret have no control characters and no half characters")
+                raise NotAuthenticated(
+                    "a user name, a client's ID and a secret must not contain control characters or lone surrogates"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Identity:
     def check_uin(self, uin: int) -> None:
         """Raises `NotAuthenticated` when a client asks for another user's UIN. 0: it asks for none."""
         if uin and uin != self.uin:
-            raise NotAuthenticated("the UIN is another user's: the login says who you are, so leave it out or give your own")
+            raise NotAuthenticated("the UIN belongs to another user: leave it out, or give your own")
 
 
 def machine_of(address: str) -> str:
@@ -129,7 +131,7 @@ def user_of(value: object) -> str:
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= MAX_USER_BYTES:
-        raise NotAuthenticated(f"the login's user name is no text of 1 to {MAX_USER_BYTES} bytes")
+        raise NotAuthenticated(f"the login's user name is not a text of 1 to {MAX_USER_BYTES} bytes")
     return user
 
 
@@ -140,7 +142,7 @@ def uin_of(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 19:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
-        raise NotAuthenticated("the login's UIN is no integer from 1 to 2^63-1")
+        raise NotAuthenticated("the login's UIN is not an integer from 1 to 2^63-1")
     return value
 
 
@@ -150,5 +152,5 @@ def groups_of(value: object) -> frozenset[str]:
         return frozenset()
     items = value.split() if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or len(items) > MAX_GROUPS or not all(isinstance(item, str) for item in items):
-        raise NotAuthenticated(f"the login's groups are no list of at most {MAX_GROUPS} texts")
+        raise NotAuthenticated(f"the login's groups are not a list of at most {MAX_GROUPS} texts")
     return frozenset(items)

@@ -56,7 +56,7 @@ def _publish(path: Path, key: ed25519.Ed25519PrivateKey) -> None:
     """Add the public half of a key to a key set, replaced whole. Raises `ConfigurationError`, `OSError`, `ValueError`."""
     found = json.loads(path.read_bytes()) if path.exists() else {"keys": []}
     if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
-        raise ConfigurationError(f"{path}: is no key set (a JWKS), so a new key cannot be added to it")
+        raise ConfigurationError(f"{path}: is not a key set (a JWKS), so a new key cannot be added to it")
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     new.write_text(json.dumps({**found, "keys": [*found["keys"], public_of(key)]}, indent=1) + "\n")

@@ -67,7 +67,7 @@ def read_users(text: str, name: str) -> Mapping[str, Entry]:
         except (ValueError, NotAuthenticated):
             raise ConfigurationError(f"{name}, line {number}: must be USER:UIN:GROUPS:HASH, as `pixiu passwd` writes it") from None
         if user in users or len(users) >= MAX_USERS:
-            raise ConfigurationError(f"{name}, line {number}: a user that is there already, or one too many")
+            raise ConfigurationError(f"{name}, line {number}: the user is in the file already, or the file has too many users")
         users[user] = entry
     return users
 

@@ -215,7 +215,7 @@ class Permissions:
         self._names = {name: names[name] for name in self._choice.names}
         for name, text in self._names.items():
             if not text or not _UNSAFE.isdisjoint(text):
-                raise NotAllowed(f"the {name} of this login has no place in a rule's topic: it is empty or has # + / $ or NUL")
+                raise NotAllowed(f"the {name} of this login cannot stand in a rule's topic: it is empty or contains # + / $ or NUL")
         self.foreseen: dict[tuple[str, str, Target], None] = {}
         """What has to be asked: callback, action, target."""
         self._given: set[tuple[str, str, Target]] = set()

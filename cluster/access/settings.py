@@ -92,7 +92,7 @@ def parse(text: str, name: str) -> Settings:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{name}: no TOML: {error}") from None
+        raise ConfigurationError(f"{name}: not TOML: {error}") from None
     for table in tables:
         if table not in TABLES:
             raise ConfigurationError(f"{name}: {unknown('table', table, TABLES)}")
@@ -117,7 +117,7 @@ def parse(text: str, name: str) -> Settings:
     callbacks = {key: _callback(item, name, f"callbacks.{key}") for key, item in asked.items()}
     certificate = _certificate(_table(tables, "certificate", name), name) if "certificate" in tables else None
     if not (keys or users or callback or certificate):
-        raise ConfigurationError(f"{name}: nobody could log in: it needs a table [jwt], [password], [callback] or [certificate]")
+        raise ConfigurationError(f"{name}: needs a table [jwt], [password], [callback] or [certificate], else nobody could log in")
     quota = _table(tables, "quota", name) if "quota" in tables else {}
     groups = quota.pop("groups", {})
     if not isinstance(groups, dict) or not all(isinstance(item, dict) for item in groups.values()):
@@ -138,7 +138,7 @@ def _callback(found: Mapping[str, Any], name: str, where: str) -> CallbackSettin
         if not getattr(made, key):
             raise _wrong(name, f"[{where}] {key}", getattr(made, key), "above 0")
     if made.failures > WINDOW:
-        raise _wrong(name, f"[{where}] failures", made.failures, f"at most {WINDOW}: so many questions are looked at")
+        raise _wrong(name, f"[{where}] failures", made.failures, f"at most {WINDOW}, the number of latest questions that count")
     return made
 
 
@@ -189,7 +189,7 @@ def _rule(item: Mapping[str, Any], name: str, where: str, callbacks: Mapping[str
         if not topic or not is_filter(topic):
             raise _wrong(name, f"{where}: topics", topic, "a topic or filter; + and # stand alone in their level, # last")
         if not _WITH_NAMES.fullmatch(topic):
-            raise _wrong(name, f"{where}: topics", topic, f"a topic in which braces stand around names alone: {NAMES_OF_RULES}")
+            raise _wrong(name, f"{where}: topics", topic, f"a topic in which braces enclose only names: {NAMES_OF_RULES}")
         if topic.startswith((ROOM_PREFIX, USER_PREFIX)):
             raise _wrong(name, f"{where}: topics", topic, "a free topic; a room or a user is named by rooms or uins")
     claims = item.get("claims", {})

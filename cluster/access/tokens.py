@@ -76,7 +76,7 @@ def read_keys(text: bytes, name: str) -> tuple[Key, ...]:
     try:
         found = _of_pem(text) if b"-----BEGIN" in text else _of_jwks(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
-        raise ConfigurationError(f"{name}: no key set (a JWKS, or public keys as PEM): {type(error).__name__}") from None
+        raise ConfigurationError(f"{name}: not a key set (a JWKS, or public keys as PEM): {type(error).__name__}") from None
     if not 0 < len(found) <= MAX_KEYS:
         raise ConfigurationError(f"{name}: {len(found)} keys; must be 1 to {MAX_KEYS}")
     return tuple(_checked(kid, key, name) for kid, key in found)
@@ -91,7 +91,7 @@ def verify(token: str, keys: Sequence[Key], settings: TokenSettings, now: float)
         raise NotAuthenticated(f"a token has at most {MAX_SECRET_BYTES} bytes")
     algorithm, kid = _header(token)
     if algorithm not in settings.algorithms:
-        raise NotAuthenticated("the token's algorithm is not among those that this cluster takes")
+        raise NotAuthenticated("the token's algorithm is not among those that this cluster accepts")
     fitting = [key for key in keys if algorithm in key.algorithms and (not kid or not key.kid or kid == key.kid)]
     for key in fitting:
         try:
@@ -110,7 +110,7 @@ def _header(token: str) -> tuple[str, str]:
     except (ValueError, binascii.Error, RecursionError):
         raise NotAuthenticated("the token is malformed") from None
     if not isinstance(header, dict) or {"crit", "jku", "jwk", "x5u", "x5c", "b64", "enc", "zip"} & header.keys():
-        raise NotAuthenticated("the token's header has what this cluster does not take")
+        raise NotAuthenticated("the token's header has a field that this cluster does not accept")
     if str(header.get("cty", "")).upper() == "JWT":
         raise NotAuthenticated("the token is nested in another one")
     algorithm, kid = header.get("alg"), header.get("kid", "")
@@ -143,9 +143,9 @@ def _identity(claims: Mapping[str, Any], settings: TokenSettings, now: float) ->
             raise NotAuthenticated("the token is not valid yet")
     audience = claims.get("aud")
     if settings.audience and settings.audience not in (audience if isinstance(audience, list) else (audience,)):
-        raise NotAuthenticated("the token is meant for somebody else (aud)")
+        raise NotAuthenticated("the token is for another audience (aud)")
     if settings.issuer and claims.get("iss") != settings.issuer:
-        raise NotAuthenticated("the token is of another issuer (iss)")
+        raise NotAuthenticated("the token is from another issuer (iss)")
     user = claims.get(settings.user_claim)
     if user in (None, ""):
         raise NotAuthenticated(f"the token does not say who it is for ({settings.user_claim})")
@@ -158,7 +158,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 53:
-        raise NotAuthenticated(f"the token's {name} is no time")
+        raise NotAuthenticated(f"the token's {name} is not a time")
     return float(value)
 
 

@@ -30,7 +30,7 @@ class LinkOptions:
     """The largest datagram between loopback addresses."""
 
     receive_buffer_bytes: int = 8 << 20
-    """What is asked of the kernel for the socket; windows are computed from what it gave."""
+    """Socket buffer requested from the kernel; windows are computed from the size that it granted."""
 
     push_back_ms: int = 200
     """How long a record waits for its peer's window before it is dropped, oldest first."""
@@ -45,16 +45,16 @@ class LinkOptions:
     """Missed heartbeats after which a peer is dead."""
 
     max_queue_bytes: int = 16 << 20
-    """What may wait for one peer, records and control each; above it the oldest records are dropped."""
+    """Limit of what waits for one peer, for records and for control each; above it the oldest records are dropped."""
 
     transport: str = DATAGRAM
-    """What carries records: "datagram", or "stream" (gRPC). Heartbeats are always datagrams."""
+    """Carrier of records: "datagram", or "stream" (gRPC). Heartbeats are always datagrams."""
 
     max_record_bytes: int = MAX_RECORD_BYTES
     """The largest record or control message; above a datagram's size it goes by stream."""
 
     stream_frame_bytes: int = 262_144
-    """How much is joined in one message of a stream."""
+    """Limit of what is joined in one message of a stream."""
 
     def validate(self) -> None:
         """Raises `ConfigurationError` that names the first key at fault and what is allowed."""

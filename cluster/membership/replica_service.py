@@ -68,7 +68,7 @@ class ReplicaService(MemberService):
         """Load the map: from a Running replica, else from the own database. Returns when it is complete."""
         age: float | None = None
         if self._writer is None:
-            text = f"{self._role}.data_dir is not set: what gateways say is kept in memory only"
+            text = f"{self._role}.data_dir is not set: what gateways report is kept in memory only"
             self._context.log.warning(STORE_ABSENT, text=text)
         else:
             try:

@@ -67,7 +67,7 @@ class SnapshotReader:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take(self, source: EndpointID, place: tuple[str, str] | None, request: wire_pb2.SnapshotRequest) -> None:
-        error = "the router is not in the registry any more" if place is None else await self._read(source, *place, request)
+        error = "the router is no longer in the registry" if place is None else await self._read(source, *place, request)
         # A cancelled task does not come here, so that only the newest one of a source reports.
         del self._tasks[source]
         self._on_finished(source, error)

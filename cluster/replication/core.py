@@ -390,7 +390,7 @@ class Core:
         context, last = self.context, self.context.log.last
         if state.leader != context.member or state.incarnation <= context.incarnation:
             return False
-        reason = f"it led as incarnation {state.incarnation} and is {context.incarnation}: its folder went back in time"
+        reason = f"it led as incarnation {state.incarnation} and is {context.incarnation}: its folder was replaced by an older copy"
         self.damage = Damage(last, last, reason)
         context.log.set_unclean(True)
         context.sync(out)

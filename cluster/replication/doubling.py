@@ -87,7 +87,9 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
         self._replica.check_leader()
         status = await self._role.doubling_status()
         if not self._replica.lease_valid():
-            raise Unavailable("whether this replica still leads, or has applied everything, is not sure; try again in a moment")
+            raise Unavailable(
+                "this replica cannot tell yet whether it still leads and has applied everything; try again in a moment"
+            )
         return status
 
     async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:

@@ -30,7 +30,7 @@ def hindrance(core: Core) -> str:
         return "ZooKeeper has no state of the partition"
     if state is not None and context.member not in state.in_sync:
         return "it is not in sync"
-    return "" if context.room else "it has no room: others go first"
+    return "" if context.room else "it lacks disk space: others go first"
 
 
 def left_out(leader: Leader, now: float) -> dict[MemberID, str]:
@@ -51,9 +51,9 @@ def _why_out(leader: Leader, member: MemberID, progress: Progress, now: float) -
     if progress.full:
         return "its disk is full"
     if progress.mode is Mode.SNAPSHOT:
-        return "it takes a snapshot"
+        return "it receives a snapshot"
     if now > progress.heard_at + options.silence_s:
-        return "it answers, and takes nothing"
+        return "it answers, but accepts no entries"
     if progress.late_s > 0:
         return "it is slow"
     if behind > options.join_within:

@@ -258,7 +258,7 @@ class Peers:
                 async with asyncio.timeout(limit_s) as limit:
                     await call(moving(limit), metadata=self.metadata(to))
             except TimeoutError:
-                raise Unavailable(f"{address} took nothing of the snapshot for {limit_s:g} s") from None
+                raise Unavailable(f"{address} accepted nothing of the snapshot for {limit_s:g} s") from None
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(f"{address}: {error.code().name}: {error.details()}") from error
 

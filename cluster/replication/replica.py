@@ -64,7 +64,7 @@ MAX_TURN_PAYLOADS: Final = 4096
 RETRY_AFTER_MS: Final = 100
 FLUSHED_POLL_S: Final = 1.0
 
-COMMIT: Final = "From a leader's writing an entry until it is committed; one entry at a time is timed."
+COMMIT: Final = "Time from a leader's writing an entry until it is committed; one entry at a time is timed."
 
 LEADING: Final = "replica_leading"
 DEPOSED: Final = "replica_deposed"
@@ -149,7 +149,7 @@ class Replica:
         histogram = context.metrics.histogram
         self._batch_entries = histogram("pixiu_log_batch_entries", "Entries that a leader writes to its log together.", SIZES)
         self._committing = OneAtATime(histogram("pixiu_commit_seconds", COMMIT))
-        self._syncer = Syncer(self._synced, histogram("pixiu_log_sync_seconds", "How long the disk took to sync the log.").add)
+        self._syncer = Syncer(self._synced, histogram("pixiu_log_sync_seconds", "Time that the disk took to sync the log.").add)
         self._scrub = Scrub(lambda last: self._step(ev.SegmentRotten(last)))
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._office = 0
@@ -411,7 +411,7 @@ class Replica:
                 "with the most entries by force (`pixiu promote`)"
             )
         if off_s := core.context.clock.off_s:
-            return f"the wall clock is {off_s:+.0f} s off the time that the partition agreed on, and is not followed: set it right"
+            return f"the wall clock is {off_s:+.0f} s off the time that the partition agreed on, and is ignored: correct it"
         ahead_s = (self._machine.clock_us - self.now_us()) / 1e6 if self.now_us() else 0.0
         if ahead_s > MAX_STEP_US / 1e6:
             return (

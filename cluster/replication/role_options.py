@@ -18,7 +18,7 @@ class ReplicatedOptions(PartitionedOptions):
     """What the tables of replicated roles have in common. `data_dir` must be given."""
 
     session_timeout_ms: int = bounded(6_000, 1000, 120_000)
-    """Milliseconds after which ZooKeeper takes a silent process out, and another replica may lead."""
+    """Milliseconds after which ZooKeeper removes a silent process, and another replica may lead."""
     min_in_sync: int = bounded(1, 1, 16)
     """Replicas that must be in sync for writes at level replicated; with fewer they are refused, or not confirmed if under way."""
     max_uncommitted: int = bounded(100_000, 1, 10_000_000)
@@ -26,7 +26,7 @@ class ReplicatedOptions(PartitionedOptions):
     segment_mb: int = bounded(64, 1, 4096)
     """MiB of one file of the log; the log is trimmed by whole files."""
     export_share: float = bounded(0.5, 0.01, 1.0)
-    """Of one core: what all exports (docs/pipeline.md) of this process may take together."""
+    """Share of one core that all exports (docs/pipeline.md) of this process may use together."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

@@ -50,7 +50,7 @@ FRAME_COST: Final = 100
 """Bytes that a frame counts beside its payload."""
 KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 30_000))
 """A peer that vanished is noticed after half a minute; in seconds, the last in milliseconds."""
-OUT_OF_PLACE: Final = "the other side sent a frame that has no place there"
+OUT_OF_PLACE: Final = "the other side sent an unexpected frame"
 LOST: Final = "the connection was lost"
 
 
@@ -328,8 +328,8 @@ class FramedCall(Generic[Out, In]):
             try:
                 message: In = self._parse(payload)
             except DecodeError:
-                connection.fail("what came is no message of this method")
-                raise StreamEnded("what came is no message of this method") from None
+                connection.fail("the other side sent something that is not a message of this method")
+                raise StreamEnded("the other side sent something that is not a message of this method") from None
             return message
         if kind != Kind.LAST:
             connection.fail(OUT_OF_PLACE)
@@ -373,7 +373,7 @@ class FramedCall(Generic[Out, In]):
         except TimeoutError:
             raise StreamEnded("no connection in time") from None
         except ssl.SSLCertVerificationError as error:
-            raise StreamEnded(f"it does not prove to be a {self._role}: {error.verify_message}") from None
+            raise StreamEnded(f"it does not prove that it is a {self._role}: {error.verify_message}") from None
         except ConnectionRefusedError:
             raise StreamEnded("connection refused: no process listens there") from None
         except (OSError, ConfigurationError) as error:

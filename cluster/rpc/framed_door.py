@@ -201,7 +201,7 @@ class FramedDoor:
         except MalformedData as error:
             raise InvalidArgument(str(error)) from None
         if not proven:
-            raise NotAuthenticated(f"the caller does not prove to be a {hello.role}: has it the cluster's keys?")
+            raise NotAuthenticated(f"the caller does not prove that it is a {hello.role}: does it have the cluster's keys?")
         role, name = self._admits(hello, certificate, peer)
         if hello.method not in self._methods:
             raise NotAllowed(f"{hello.method} is not served here")

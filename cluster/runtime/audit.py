@@ -150,7 +150,7 @@ class Audit:
             if self._file >= 0:
                 os.fsync(self._file)
         except OSError as error:
-            raise DiskFailed(f"{self._folder}: this cannot be audited: {error.strerror}") from error
+            raise DiskFailed(f"{self._folder}: this line cannot be written to the audit log: {error.strerror}") from error
 
     def write_limited(self, kind: str, about: str, **fields: object) -> None:
         """Write what anybody can cause, to the chain of refusals: one line a second about the same, the next one says how many were
@@ -355,7 +355,7 @@ def _verify(lines: Iterable[tuple[str, bytes]]) -> Verified:
             fields = json.loads(text)
             said, previous = int(fields["n"]), str(fields["previous"])
         except (ValueError, KeyError, TypeError):
-            raise MalformedData(f"{where}: is no line of an audit log") from None
+            raise MalformedData(f"{where}: is not a line of an audit log") from None
         if count and said != number + 1:
             raise MalformedData(
                 f"{where}: is line {said} of the chain, after line {number}: lines between are missing, or twice there"

@@ -32,7 +32,7 @@ def parse(role: str, options_type: type[RoleOptions], argv: Sequence[str]) -> Co
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {role}",
-        description=f"Runs one {role} of a Pixiu cluster until SIGTERM or Ctrl-C, which drain it; a second one ends it at once.",
+        description=f"Run one {role} of a Pixiu cluster until SIGTERM or Ctrl-C, which drain it; a second one ends it at once.",
         epilog=_options_help(role, options_type),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -133,7 +133,7 @@ class DoorTls:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"{option} = {path}: must be PEM, whole, and a certificate with its own private key: {reason}"
+                f"{option} = {path}: must be a complete PEM file of a certificate and its private key: {reason}"
             ) from None
         if self._stamps() != stamps:
             raise ConfigurationError(f"tls_certificate = {path}: is being written")

@@ -19,14 +19,14 @@ from cluster.runtime.door_tls import DoorTls
 from cluster.runtime.options import ClientDoorOptions, is_loopback
 
 CLOSED: Final = (
-    "a loopback address such as 127.0.0.1: nobody is asked who he is at this door; have clients log in by an access_file, or, to "
-    "open it to everybody who reaches it, say {flag} = true"
+    "a loopback address such as 127.0.0.1: this listener asks nobody for a login; have clients log in by an access_file, "
+    "or set {flag} = true to open it to everybody who reaches it"
 )
 
 
 PLAIN: Final = (
-    "a loopback address such as 127.0.0.1: logins and messages could be read on the way; give a tls_certificate, or, where nobody "
-    "can listen or something in front ends TLS, say {flag} = true"
+    "a loopback address such as 127.0.0.1: logins and messages could be read on the way; give a tls_certificate, or set "
+    "{flag} = true where nobody can eavesdrop or a balancer in front ends TLS"
 )
 
 
@@ -55,14 +55,14 @@ class ClientRoleOptions(ClientDoorOptions):
     """What roles add to which clients connect: gateways and proxies."""
 
     access_file: str = ""
-    """File that says whose logins are taken and what each may do; it is read again when it changes. Empty: nobody has to log in."""
+    """File of the logins that are accepted and what each may do; it is read again when it changes. Empty: nobody has to log in."""
     clients_insecure: bool = False
-    """Whether gRPC clients may connect from other machines although nobody asks them who they are."""
+    """Whether gRPC clients may connect from other machines without a login."""
     clients_plain: bool = False
     """Whether gRPC clients may log in from other machines without TLS."""
     tls_certificate: str = ""
     """PEM file with the certificate and chain that clients are shown, and its private key unless tls_key has it; it is read again
-    when it changes. Clients' doors then speak TLS. Empty: they do not."""
+    when it changes. Clients' ports then speak TLS. Empty: they do not."""
     tls_key: str = ""
     """PEM file with the private key of tls_certificate. Empty: it is in the same file."""
     client_ca: str = ""
@@ -88,7 +88,7 @@ class ClientRoleOptions(ClientDoorOptions):
             if not door.is_outside:
                 continue
             if not self.access_file:
-                found.append(f"{door.flag} = true: whoever reaches {door.host_key} = {door.host} may be any client")
+                found.append(f"{door.flag} = true: everybody who reaches {door.host_key} = {door.host} can act as any client")
             elif not door.tls:
                 flag = door.plain_flag if door.plain else door.flag
                 found.append(f"{flag} = true: logins and messages at {door.host_key} = {door.host} can be read on the way")

@@ -194,7 +194,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._revoked_stamp = stamp
                 self._say(f"{len(wrong)} words are no hexadecimal serial numbers, such as {wrong[0][:40]!r}" if wrong else "")
         except FileNotFoundError:  # between `rm` and the new file nobody comes in again
-            self._say("is gone: what was revoked stays so; write an empty file if nothing is" if self._revoked else "")
+            self._say("is gone: what was revoked stays revoked; write an empty file if nothing is" if self._revoked else "")
         except OSError as error:  # what was revoked before stays so
             self._say(f"cannot be read: {error.strerror}")
         return self._revoked

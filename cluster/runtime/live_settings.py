@@ -85,12 +85,13 @@ def spec_of(name: str, options_types: Mapping[str, type]) -> Spec:
         return specs(options_types[table])[key]
     if table in LIVE and key in specs(options_types[table]):
         raise InvalidArgument(
-            f"{name} is read when a process starts: change its configuration, then restart what has it (docs/operations.md, "
-            f'"Every setting"); of {table} may change while all runs: {", ".join(live_keys(table)) or "nothing"}'
+            f"{name} is read only when a process starts: change its configuration, then restart the processes that have it "
+            f"(docs/operations.md, "
+            f'"Every setting"); of {table} may change at run time: {", ".join(live_keys(table)) or "nothing"}'
         )
     where = [each for each in LIVE if not dot and name in live_keys(each)]
     if where:
-        raise InvalidArgument(f"{name} is a setting of {', '.join(where)}: say which, as in {where[0]}.{name}")
+        raise InvalidArgument(f"{name} is a setting of {', '.join(where)}: name one, as in {where[0]}.{name}")
     raise InvalidArgument(unknown("setting", name, live_names()))
 
 
@@ -128,7 +129,7 @@ def effective(role: str, cluster: ClusterOptions, options: RoleOptions, settings
             if own != table:
                 continue
             if key not in live_keys(table) or key not in known:
-                refused[name] = "this process knows no such setting that may change while it runs"
+                refused[name] = "this process has no such setting that may change at run time"
                 continue
             try:
                 changes[CLUSTER if table == CLUSTER else role][key] = known[key].convert(raw)

@@ -56,12 +56,12 @@ UNREADABLE: Final = "call_unreadable"
 """A caller sent what nobody can read, or went too soon; said once in `UNREADABLE_S` for each kind."""
 UNREADABLE_S: Final = 60.0
 CALLERS_FAULTS: Final = {
-    ("grpc.", "UnicodeDecodeError"): "metadata that is no UTF-8",
+    ("grpc.", "UnicodeDecodeError"): "metadata that is not UTF-8",
     ("grpc.", "DecodeError"): "a message that is not of its method's type",
-    ("grpc.", "ExecuteBatchError"): "gone before it was told that its call failed",
-    ("aiohttp.", "HttpProcessingError"): "a request that is no HTTP",
-    ("aiohttp.", "ConnectionResetError"): "gone before it was answered",
-    ("aiohttp.", "UnicodeEncodeError"): "a header that is no text, which aiohttp would have said back",
+    ("grpc.", "ExecuteBatchError"): "left before its call's failure was reported to it",
+    ("aiohttp.", "HttpProcessingError"): "a request that is not HTTP",
+    ("aiohttp.", "ConnectionResetError"): "left before it was answered",
+    ("aiohttp.", "UnicodeEncodeError"): "a header that is not text, which aiohttp would have sent back",
 }
 """Logger and exception → what its caller did."""
 

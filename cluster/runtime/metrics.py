@@ -48,7 +48,7 @@ MAX_LABEL: Final = 128
 LAG_WINDOW: Final = 120
 """Turns of the event loop's clock over which the highest lag is kept: one minute at two a second."""
 
-LINK_WAIT: Final = "How long what leaves for a peer has waited in its queue, the first of each batch."
+LINK_WAIT: Final = "Time that the first of each batch to a peer has waited in the peer's queue."
 REFUSALS: Final = tuple(reason for name, reason in vars(Refusal).items() if name.isupper())
 DROPS: Final = tuple(reason for name, reason in vars(Drop).items() if name.isupper())
 """Reasons that are shown before anything happened: Prometheus sees no increase in a series that begins with it."""
@@ -98,7 +98,7 @@ class Metrics:
         self._left_out = 0
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
-        self._delays = self.histogram("pixiu_loop_delay_seconds", "How late the event loop came to a timer, twice a second.")
+        self._delays = self.histogram("pixiu_loop_delay_seconds", "Delay of the event loop at a timer, measured twice a second.")
 
     def collect_from(self, source: Source, prefix: str = "") -> None:
         """Ask this callable for its numbers at every scrape; it must be quick and must not wait.
@@ -238,7 +238,7 @@ def _samples(found: Any) -> Iterator[Sample | None]:
     given = _of_mapping(found) if isinstance(found, Mapping) else found
     for sample in given:
         if sample is not None and (not _NAME.match(sample.name) or "{" in sample.name):
-            raise ValueError(f"{sample.name!r} is no name of a metric")
+            raise ValueError(f"{sample.name!r} is not the name of a metric")
         yield sample
 
 
@@ -247,7 +247,7 @@ def _of_mapping(found: Mapping[str, Any]) -> Iterator[Sample]:
     for key, value in list(found.items()):
         match = _NAME.match(key)
         if match is None:
-            raise ValueError(f"{key!r} is no name of a metric")
+            raise ValueError(f"{key!r} is not the name of a metric")
         name, label = match.groups()
         if isinstance(value, Mapping):
             for label_value, number in list(value.items()):
@@ -329,8 +329,8 @@ ALERTS: Final[Mapping[str, str]] = {
         "does (links_kernel_drops_total)."
     ),
     "links_refused_total": (
-        "Datagrams and frames that came in and were not taken, by reason. A wrong tag: somebody has another key_dir, or is "
-        "not of this cluster."
+        "Datagrams and frames that were refused, by reason. A wrong tag: the sender has another key_dir, or does not belong to "
+        "this cluster."
     ),
     "view_nodes": (
         "Processes in this process's view of the registry. A sudden fall on one process only: it is cut off from ZooKeeper."
@@ -340,11 +340,12 @@ ALERTS: Final[Mapping[str, str]] = {
         "Exceptions out of a handler of links, caught and dropped. Any increase is a bug: report the line handler_failed."
     ),
     "metrics_failures_total": "Sources of metrics that failed at a scrape. Any increase is a bug: report the line metrics_failed.",
-    "metrics_left_out_total": "Scrapes at which one source had more than 8192 samples; what was above is not shown.",
-    "loop_errors_total": "Callbacks and tasks that failed unseen. Any increase is a bug: report the line loop_error.",
+    "metrics_left_out_total": "Scrapes at which one source had more than 8192 samples; the rest was left out.",
+    "loop_errors_total": "Callbacks and tasks that failed without anybody handling it. Any increase is a bug: report the line "
+    "loop_error.",
     "grpc_handshakes_failed_total": (
-        "TLS handshakes at a gRPC door that came to nothing. Growing: somebody comes with a wrong certificate, or none, or probes "
-        "the port; look for processes and clients whose certificates have ended."
+        "TLS handshakes at a gRPC port that failed. Growing: somebody connects with a wrong certificate, or none, or probes the "
+        "port; look for processes and clients whose certificates have expired."
     ),
     "registry_connected": (
         "1 while ZooKeeper can be reached. 0 for a minute: nobody can join, leave or be promoted; messages go on. "

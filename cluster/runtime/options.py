@@ -54,8 +54,8 @@ WIRE_DEFAULTS: Mapping[str, Any] = {
 """The cluster settings that must agree on the wire, each with the value that a process has which does not know the key. That is the
 key's default when it came, and stays it: `wire_hash` leaves out what has this value."""
 CLUSTER_CLOSED = (
-    "a loopback address such as 127.0.0.1: no caller proves its role at this port; give [cluster] tls_dir with certificates "
-    "(`pixiu pki`), or, to open it to everybody who reaches it, say cluster_insecure = true"
+    "a loopback address such as 127.0.0.1: callers do not prove their role at this port; give [cluster] tls_dir with "
+    "certificates (`pixiu pki`), or set cluster_insecure = true to open it to everybody who reaches it"
 )
 DEFAULT_REGISTRY = "zk://127.0.0.1:2181/pubsub"
 
@@ -99,11 +99,11 @@ class ClusterOptions(Options):
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
     streams: str = choice("framed", "framed", "grpc")
     """What carries streams between processes (mail, QoS 1, replication): frames over TCP at a port of their own (stream_port)
-    towards processes that say so too, or gRPC alone."""
+    towards processes that use them too, or gRPC alone."""
     fanout: str = choice("gateway", "gateway", "relay")
     """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
     login_policy: str = choice("all", "all", "newest", "newest_of_class")
-    """Which of a user's devices may be online together; the others are told that they were replaced."""
+    """Which of a user's devices may be online together; the others are notified that they were replaced."""
     big_rooms: tuple[int, int] = (0, 0)
     """RoomIDs from the first number to below the second are rooms of 64 VRooms each; the numbers 64 times as high are
     reserved with them. Both 0: there are none."""
@@ -111,7 +111,7 @@ class ClusterOptions(Options):
     """How free topics are spread over rooms: PREFIX=DEPTH or PREFIX=DEPTH:ROOMS, with commas between. With devices=2 the first two
     levels of topics below devices/ choose one of 1,024 rooms. Empty: a topic's first level is its room."""
     weighted_routing: bool = False
-    """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: half, or a
+    """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: a half or a
     quarter."""
     router_root: str = ""
     """Root in the registry of another cluster, whose routers and gateways this one shares: it has brokers and proxies only.
@@ -119,10 +119,11 @@ class ClusterOptions(Options):
     trace_fraction: float = bounded(0.0, 0.0, 1.0)
     """Fraction of real-time messages that collect the time of every hop; gateways with a trace_dir keep these traces."""
     tls_dir: str = ""
-    """Folder of certificates, which every caller at the cluster's door then must have: `ca.pem` and a file of each role's own,
-    such as `xiu.pem` (`pixiu pki`). Empty: callers are not asked who they are."""
+    """Folder of certificates: `ca.pem` and one file for each role, such as `xiu.pem` (`pixiu pki`). Every caller at the cluster's
+    port must then have one. Empty: callers are not asked for one."""
     guests: bool = False
-    """Whether links take what senders say who are not in the registry: for a cluster that is the router_root of another one."""
+    """Whether links accept datagrams of senders that are not in the registry: for a cluster that is the router_root of another
+    one."""
     key_dir: str = ""
     """Folder of the keys that sign every datagram, `1.key` and so on (`pixiu keys`), exchanged while everything runs. Empty:
     datagrams are not signed; all processes of a cluster have keys, or none."""
@@ -196,27 +197,27 @@ class RoleOptions(Options):
     host: str = "127.0.0.1"
     """Address to listen on, a name or a number. Others must reach the process there, or at advertised_host."""
     advertised_host: str = ""
-    """Address that others are told. Empty: host."""
+    """Address announced to other processes. Empty: host."""
     port: int = bounded(0, 0, 65_535)
     """Port of the cluster: gRPC between processes (TCP) and links (UDP). 0: any that is free for both."""
     advertised_udp_host: str = ""
-    """Address that others are told for the datagrams of links, where it is another than for gRPC: behind an address
-    translator or in a container. Empty: advertised_host."""
+    """Address announced for the datagrams of links, where it differs from the one for gRPC: behind an address translator or in a
+    container. Empty: advertised_host."""
     advertised_udp_port: int = bounded(0, 0, 65_535)
-    """Port that others are told for the datagrams of links. 0: port."""
+    """Port announced for the datagrams of links. 0: port."""
     http_port: int = bounded(0, 0, 65_535)
     """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
     stream_port: int = bounded(0, 0, 65_535)
-    """Port of framed streams, of a role that serves some where [cluster] streams says framed. 0: port + 3, or any where that one
+    """Port of framed streams, of a role that serves some where [cluster] streams is framed. 0: port + 3, or any where that one
     is taken."""
     cluster_insecure: bool = False
-    """Whether callers from other machines may come to the cluster's port although they prove no role: without a tls_dir."""
+    """Whether callers from other machines may use the cluster's port without proving a role, where there is no tls_dir."""
     reflection: bool = False
-    """Whether gRPC reflection at `port` names what is served there."""
+    """Whether gRPC reflection at `port` lists the services there."""
     poll_interval_s: float = bounded(60.0, 0.1, 3600.0)
     """Seconds between two readings of the whole registry, beside the watches. Below session_timeout_ms it finds nothing earlier."""
     session_timeout_ms: int = bounded(10_000, 1000, 120_000)
-    """Milliseconds after which ZooKeeper takes a silent process out."""
+    """Milliseconds after which ZooKeeper removes a silent process."""
     connect_timeout_s: float = bounded(15.0, 0.1, 600.0)
     """Seconds to wait for ZooKeeper at the start."""
     drain_timeout_s: float = bounded(30.0, 0.0, 3600.0)
@@ -226,11 +227,12 @@ class RoleOptions(Options):
     link_queue_bytes: int = bounded(16 << 20, MAX_RECORD_BYTES, 1 << 30)
     """Bytes that may wait for one peer; real-time messages above it are dropped, oldest first."""
     data_dir: str = ""
-    """Folder of what the process keeps. Empty: as the role says, and nothing for a role that keeps nothing."""
+    """Folder of the process's data. Empty: the role's default, or none for a role that stores nothing."""
     audit_dir: str = ""
-    """Folder of the process's audit log. Empty: `audit` in data_dir; without that either it is in the process's log only."""
+    """Folder of the process's audit log. Empty: `audit` in data_dir; without data_dir too, audit lines go to the process's log
+    only."""
     log_format: str = choice("console", "console", "json")
-    """How log lines look: for people or for programs."""
+    """Form of log lines: for people or for programs."""
     log_level: str = choice("info", "debug", "info", "warning", "error")
     """The least important lines that are logged."""
 
@@ -292,7 +294,7 @@ class RoleOptions(Options):
         ):
             yield "stream_port", "another port than port and http_port"
         if "port" not in wrong and self.port == 65_535 and self.http_port == 0:
-            yield "http_port", "given, because port + 1 is no port"
+            yield "http_port", "given, because port + 1 is not a port"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +306,7 @@ class ClientDoorOptions(RoleOptions):
     client_port: int = bounded(0, 0, 65_535)
     """Port of clients' gRPC calls. 0: port + 2, or any when port is 0 and that one is taken."""
     advertised_client_host: str = ""
-    """Address that clients are told. Empty: client_host, or advertised_host where that is empty too."""
+    """Address announced to clients. Empty: client_host, or advertised_host where that is empty too."""
 
     @property
     def client_listen_host(self) -> str:
@@ -327,7 +329,7 @@ class ClientDoorOptions(RoleOptions):
             if self.client_port and self.client_port in (self.port, self.http_port or self.port + 1 if self.port else 0):
                 yield "client_port", "another port than port and http_port"
             if self.port >= 65_534 and self.client_port == 0:
-                yield "client_port", "given, because port + 2 is no port"
+                yield "client_port", "given, because port + 2 is not a port"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,8 +337,8 @@ class PacedOptions(RoleOptions):
     """What roles add through which real-time messages go."""
 
     pace_ms: float = bounded(0.0, 0.0, 20.0)
-    """Milliseconds from one wake-up of the event loop to the next one, while messages that nobody waits for wake it more than 600
-    times a second: each finds several then, which costs less CPU, and they take so much longer. 0: there is no pace."""
+    """Milliseconds between two wake-ups of the event loop, while messages that nobody waits for wake it more than 600 times a
+    second. Each wake-up then handles several messages, which costs less CPU and delays them by up to this time. 0: no pacing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,4 +525,4 @@ def _read(path: Path | str | None) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: the configuration file is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: the configuration file is no TOML: {error}") from None
+        raise ConfigurationError(f"{path}: the configuration file is not TOML: {error}") from None

@@ -430,7 +430,9 @@ class Process(Generic[OptionsT]):
         except TimeoutError:
             told = False
         if not told:
-            self._log.warning(log.DRAIN_FAILED, part="registry", error="ZooKeeper did not answer; others are not told")
+            self._log.warning(
+                log.DRAIN_FAILED, part="registry", error="ZooKeeper did not answer; other processes were not notified"
+            )
         if self._error is not None:
             return
         try:
@@ -812,7 +814,9 @@ def run_role(
         logger.warning(log.SETTING_DOUBTFUL, text=text)
 
     if options.cluster_insecure and not cluster.tls_dir and not is_loopback(options.host):
-        logger.warning(log.DOOR_OPEN_TO_ALL, door=f"cluster_insecure = true: whoever reaches {options.host} may be any process")
+        logger.warning(
+            log.DOOR_OPEN_TO_ALL, door=f"cluster_insecure = true: everybody who reaches {options.host} can act as any process"
+        )
 
     async def main() -> int:
         return await Process(role, cluster, options, service_factory, membership).run()

@@ -17,10 +17,10 @@ from pixiu.wire.record import CHAT, ROOM, ROUTE_SIZE, SIGNAL, WALK, Flag
 MAX_AGE_MS: Final = 3_600_000
 """A message that is older by its SnowflakeID was kept by its sender, or the ID holds no time: it is not counted."""
 LATENCY: Final = (
-    "From the time in a message's SnowflakeID to its arrival at this process, by kind; one message of each batch. As true as the "
-    "clocks of the machines are equal."
+    "Time from a message's SnowflakeID to its arrival at this process, by kind, of one message of each batch. As exact as "
+    "the machines' clocks agree."
 )
-HANDLING: Final = "How long the handling of a batch from a peer kept the event loop busy."
+HANDLING: Final = "Time that handling a batch from a peer kept the event loop busy."
 TO_USERS: Final = frozenset((CHAT, SIGNAL))
 _TIME_SHIFT: Final = SNOWFLAKE_WORKER_BITS + SNOWFLAKE_SEQUENCE_BITS
 

@@ -1,4 +1,4 @@
-"""Look into a user's inbox, and tend it: lists, unread counts, devices, dead letters.
+"""Show and manage a user's inbox: lists, unread counts, devices, dead letters.
 
 Looking changes nothing: no device, no session. Everything is read from Pi and Xiu.
 
@@ -63,9 +63,9 @@ class _Inbox(TyperGroup):
 inbox = typer.Typer(cls=_Inbox, help=SUMMARY, no_args_is_help=True)
 Uin = Annotated[int, typer.Argument(help="Whose inbox.", metavar="UIN")]
 AnyLane = Annotated[int, typer.Option("--lane", min=-1, max=1, help="Only this lane: 0 first, 1 normal. Default: both.")]
-OneLane = Annotated[int, typer.Option("--lane", min=0, max=1, help="Of which lane the numbers are: 0 first, 1 normal.")]
-Count = Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_PAGE, help="Entries of each lane.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before something is deleted.")]
+OneLane = Annotated[int, typer.Option("--lane", min=0, max=1, help="Lane of the numbers: 0 first, 1 normal.")]
+Count = Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_PAGE, help="Number of entries to list of each lane.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for confirmation.")]
 
 
 @inbox.command("list")
@@ -78,11 +78,11 @@ def list_entries(
         int, typer.Option("--before", min=0, help="Back in time: entries before this InboxSeq, newest first.", metavar="SEQ")
     ] = 0,
     count: Count = 50,
-    peek: Annotated[bool, typer.Option("--peek/--no-peek", help="Read the messages too, and not only their numbers.")] = True,
+    peek: Annotated[bool, typer.Option("--peek/--no-peek", help="Show the messages too, not only their numbers.")] = True,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """List what lies in the inbox, oldest first. Nothing is acknowledged by it."""
+    """List the inbox's entries, oldest first. Acknowledges nothing."""
     _check(uin)
     pages = _run(target, lambda view: view.page(uin, _lanes(lane), after=after, before=before, count=count, fetch=peek))
     _show(pages, uin, after, before, as_json)
@@ -91,7 +91,7 @@ def list_entries(
 @inbox.command()
 @guarded
 def unread(uin: Uin, lane: AnyLane = -1, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Count what can be read in each lane, and what each device has not acknowledged. No session is opened."""
+    """Count the readable entries of each lane, and those that each device has not acknowledged. Opens no session."""
     _check(uin)
     found = _run(target, lambda view: view.unread(uin, _lanes(lane)))
     if as_json:
@@ -121,13 +121,15 @@ def devices(uin: Uin, target: Target = DEFAULT_TARGET, as_json: AsJson = False) 
 @guarded
 def acknowledge(
     uin: Uin,
-    up_to: Annotated[int, typer.Argument(min=1, help="Everything up to this InboxSeq.", metavar="UP_TO")],
+    up_to: Annotated[int, typer.Argument(min=1, help="Acknowledge everything up to this InboxSeq.", metavar="UP_TO")],
     lane: OneLane,
-    device: Annotated[str, typer.Option("--device", help="Which device: one of its own, made if need be.", metavar="NAME")],
+    device: Annotated[
+        str, typer.Option("--device", help="Name of the device that acknowledges; created if it does not exist.", metavar="NAME")
+    ],
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Acknowledge as a device of that name, for itself alone; other devices still get what they have not acknowledged."""
+    """Acknowledge as a device of that name. Other devices still get what they have not acknowledged."""
     _check(uin)
     found = _run(target, lambda view: view.acknowledge(uin, lane, up_to, device))
     text = f"device {found.number} ({device}) of {uin} has acknowledged lane {lane} up to {found.up_to}, {found.unread} unread"
@@ -138,27 +140,29 @@ def acknowledge(
 @guarded
 def drop_device(
     uin: Uin,
-    number: Annotated[int, typer.Argument(min=0, help="As `pixiu inbox devices` shows it.", metavar="NUMBER")],
+    number: Annotated[
+        int, typer.Argument(min=0, help="Number of the device, as `pixiu inbox devices` shows it.", metavar="NUMBER")
+    ],
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a device: the inbox waits for it no more. If it comes back it is a new one."""
+    """Remove a device: the inbox no longer waits for it. If it comes back, it counts as a new device."""
     _check(uin)
     _run(target, lambda view: view.drop_device(uin, number))
-    _say(as_json, {"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any more")
+    _say(as_json, {"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any longer")
 
 
 @inbox.command()
 @guarded
 def delete(
     uin: Uin,
-    entries: Annotated[str, typer.Argument(help="InboxSeqs like 3-9, or one.", metavar="FROM-TO")],
+    entries: Annotated[str, typer.Argument(help="A range of InboxSeqs such as 3-9, or a single one.", metavar="FROM-TO")],
     lane: OneLane,
     yes: Yes = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Delete entries for all devices. It asks before."""
+    """Delete entries for all devices, after a confirmation."""
     _check(uin)
     _delete(target, uin, lane, entries, yes, as_json)
 
@@ -166,7 +170,7 @@ def delete(
 @inbox.command()
 @guarded
 def dead(uin: Uin, count: Count = 50, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """List dead letters: mail that the receiver's handler gave up, with reason, attempts, sender and time."""
+    """List dead letters: mail that the receiver's handler gave up on, with reason, attempts, sender and time."""
     _check(uin)
     _show_dead(_run(target, lambda view: view.dead_letters(uin, count=count)), uin, as_json)
 
@@ -177,10 +181,11 @@ Letter = Annotated[str, typer.Argument(help="A dead letter's id, as `pixiu inbox
 @inbox.command()
 @guarded
 def resend(uin: Uin, letter: Letter, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Send the mail of dead letters again, at least once, and delete the letters. Exit code 1: some cannot be read, and stay."""
+    """Send the mail of dead letters again, at least once, and delete the letters. Exit code 1: some cannot be read and were
+    kept."""
     _check(uin)
     done, left = _handle_dead(target, uin, letter.lower(), drop=False)
-    rest = f"; {left} cannot be read, and stay" if left else ""
+    rest = f"; {left} cannot be read and were kept" if left else ""
     _say(as_json, {"uin": uin, "sent": done, "unreadable": left}, f"sent again: {done} mail{'' if done == 1 else 's'}{rest}")
     if left:
         raise typer.Exit(1)
@@ -189,7 +194,7 @@ def resend(uin: Uin, letter: Letter, target: Target = DEFAULT_TARGET, as_json: A
 @inbox.command()
 @guarded
 def drop(uin: Uin, letter: Letter, yes: Yes = False, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Delete dead letters. It asks before."""
+    """Delete dead letters, after a confirmation."""
     _check(uin)
     wanted = letter.lower()
     if not yes:
@@ -245,16 +250,16 @@ def _show(lanes: Sequence[Lane], uin: int, after: int, before: int, as_json: boo
             text = f"lane {found.lane}: {found.dropped} were dropped unacknowledged, the newest of them number {found.gap}"
             out.print(f"[yellow]{text}[/]", highlight=False)
     if not entries:
-        out.print(f"the inbox of {uin} holds nothing here", highlight=False)
+        out.print(f"the inbox of {uin} has no entries here", highlight=False)
 
 
 def _delete(target: str, uin: int, lane: int, wanted: str, yes: bool, as_json: bool) -> None:
     first, _, last = wanted.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal()):
-        raise InvalidArgument(f"what to delete is a range of InboxSeqs like 3-9, or one, not {wanted!r}")
+        raise InvalidArgument(f"give a range of InboxSeqs such as 3-9, or a single one, not {wanted!r}")
     begin, end = int(first), int(last or first)
     if not 0 < begin <= end <= MAX_ID:
-        raise InvalidArgument(f"what to delete is a range from 1 on, not {wanted}")
+        raise InvalidArgument(f"a range of InboxSeqs starts at 1 or above, not {wanted}")
     if not yes:
         typer.confirm(f"Delete {begin}-{end} of lane {lane} of {uin}, for all devices?", abort=True, err=True)
     count = _run(target, lambda view: view.delete(uin, lane, begin, end))

@@ -160,7 +160,7 @@ def main() -> None:
         code = app(prog_name="pixiu", standalone_mode=False)
     except typer.Abort:
         asked = sys.stdin is not None and sys.stdin.isatty()
-        why = "" if asked else ": nobody answered; say --yes where nobody can be asked"
+        why = "" if asked else ": the question was not answered; use --yes where there is no terminal"
         sys.stderr.write(f"\npixiu: nothing was done{why}\n")
         sys.exit(EXIT_ABORTED)
     except Exception as error:

@@ -22,22 +22,28 @@ if TYPE_CHECKING:
     from pixiu.client.destination import Destination
     from pixiu.client.mail_options import LevelName
 
-Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be given again.", metavar="ROOM")]
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be given again.", metavar="TOPIC")]
-Uin = Annotated[int, typer.Option("--uin", help="Who you are; 0: a service.", metavar="UIN")]
+Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be repeated.", metavar="ROOM")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be repeated.", metavar="TOPIC")]
+Uin = Annotated[int, typer.Option("--uin", help="Your UIN; 0: a service.", metavar="UIN")]
 
 
 @guarded
 def send(
-    text: Annotated[str, typer.Argument(help="What to send; `-` sends each line of the standard input.")],
+    text: Annotated[str, typer.Argument(help="Text to send; `-` sends each line of the standard input.")],
     room: Annotated[int | None, typer.Option("--room", "-r", help="The RoomID to send to.", metavar="ROOM")] = None,
     topic: Annotated[str | None, typer.Option("--topic", help="The topic to send to.", metavar="TOPIC")] = None,
     user: Annotated[int | None, typer.Option("--user", help="The user to send to.", metavar="UIN")] = None,
-    signal: Annotated[bool, typer.Option("--signal", help="As a signal: three copies, delivered once; to a room or user.")] = False,
+    signal: Annotated[
+        bool, typer.Option("--signal", help="Send as a signal, to a room or user: three copies are sent, one is delivered.")
+    ] = False,
     receipt: Annotated[bool, typer.Option("--receipt", help="With --signal: wait until a gateway has delivered it.")] = False,
-    mail: Annotated[bool, typer.Option("--mail", help="With --user: into the user's inbox, where it is kept.")] = False,
-    level: Annotated[str, typer.Option("--level", help="With --mail: replicated, persisted or accepted.")] = "replicated",
-    to: Annotated[list[int] | None, typer.Option("--to", help="With --mail: one more receiver.", metavar="UIN")] = None,
+    mail: Annotated[bool, typer.Option("--mail", help="With --user: store it in the user's inbox.")] = False,
+    level: Annotated[
+        str, typer.Option("--level", help="With --mail: the level, one of replicated, persisted and accepted.")
+    ] = "replicated",
+    to: Annotated[
+        list[int] | None, typer.Option("--to", help="With --mail: a further receiver; may be repeated.", metavar="UIN")
+    ] = None,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -98,8 +104,8 @@ def listen(
     room: Rooms = None,
     topic: Topics = None,
     user: Annotated[int, typer.Option("--user", help="Listen as this user to what is sent to them.", metavar="UIN")] = 0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many messages; 0: never.")] = 0,
-    seconds: Annotated[float, typer.Option("--for", min=0, help="End after so many seconds; 0: never.")] = 0.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after this number of messages; 0: never.")] = 0,
+    seconds: Annotated[float, typer.Option("--for", min=0, help="End after this number of seconds; 0: never.")] = 0.0,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -108,7 +114,7 @@ def listen(
     if not room and not topic and not user:
         raise InvalidArgument("give at least one --room ROOM or --topic TOPIC or --user UIN")
     if user and uin not in (0, user):
-        raise InvalidArgument(f"--user {user} listens as that user; leave --uin {uin} out")
+        raise InvalidArgument(f"--user {user} listens as that user; leave out --uin {uin}")
     uin = uin or user
 
     async def run() -> None:
@@ -147,11 +153,11 @@ async def _listen(client: pixiu.Client, rooms: list[int], topics: list[str], cou
 
 @guarded
 def presence(
-    uins: Annotated[list[int], typer.Argument(help="Whom to ask for.", metavar="UIN…")],
+    uins: Annotated[list[int], typer.Argument(help="UINs of the users to look up.", metavar="UIN…")],
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Say who of these users is online, and on how many devices."""
+    """Show which of these users are online, and on how many devices."""
 
     async def run() -> list[pixiu.UserPresence]:
         check_reachable(target)

@@ -33,13 +33,14 @@ STORES: Final = ("xiu", "pi")
 def promote(
     role: Annotated[str, typer.Argument(help="xiu or pi.")],
     partition: Annotated[int, typer.Argument(help="Number of the partition.")],
-    member: Annotated[str, typer.Argument(help="The replica that shall lead: its member, as `pixiu status` shows it.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the replica's audit log.")],
+    member: Annotated[str, typer.Argument(help="Replica to promote: its member, as `pixiu status` shows it.")],
+    reason: Annotated[str, typer.Option("--reason", help="Reason, for the replica's audit log.")],
     force: Annotated[bool, typer.Option("--force", help="Required: promotion by hand is always forced.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     target: Target = DEFAULT_TARGET,
 ) -> None:
-    """Make a replica lead with what it has, whatever is missing. Acknowledged messages may be lost: the last resort."""
+    """Force a replica to lead with the entries that it has, even if others are lost. Acknowledged messages may be lost: the last
+    resort."""
     if role not in STORES:
         raise InvalidArgument(f"{role} has no replicas that elect a leader; name {' or '.join(STORES)}")
     if not force:
@@ -82,13 +83,13 @@ def _warning(chosen: ReplicaStatus, others: list[ReplicaStatus]) -> str:
         f"{chosen.committed} of them known to be committed.",
     ]
     if chosen.degraded:
-        lines.append(f"It says: {chosen.degraded}")
+        lines.append(f"It reports: {chosen.degraded}")
     missing = [member for member in chosen.in_sync if member != chosen.member]
     if missing:
-        lines.append(f"In sync, and maybe with more: {', '.join(missing)}.")
+        lines.append(f"In sync, and possibly with more entries: {', '.join(missing)}.")
     lines += [f"{other.member} is live and has entries up to {other.end}." for other in others]
     lines.append(
-        "Everything that was acknowledged and is not on this replica will be lost, also from the others when they follow it."
+        "Acknowledged entries that this replica does not have will be lost, also on the other replicas once they follow it."
     )
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ BACK_S: Final = 120.0
 """How long a replica of Pi has to start again and take its state from another one."""
 BACK_POLL_S: Final = 1.0
 ANSWER_S: Final = 10.0
-"""How long is waited for a registered replica that does not say where it stands."""
+"""How long is waited for a registered replica that does not report its state."""
 ANSWER_POLL_S: Final = 0.5
 
 
@@ -93,28 +93,30 @@ def compare(replicas: Sequence[Checked]) -> None:
 
 @guarded
 def repair(
-    role: Annotated[str, typer.Option("--role", help="Of the replicas: xiu or pi. Default: both.")] = "",
-    partition: Annotated[int, typer.Option("--partition", help="One partition. Default: all.")] = -1,
+    role: Annotated[str, typer.Option("--role", help="Role of the replicas: xiu or pi. Default: both.")] = "",
+    partition: Annotated[int, typer.Option("--partition", help="Partition to check. Default: all.")] = -1,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Give up the values of a partition of Pi that no replica has whole.")
+        bool, typer.Option("--drop", help="Give up the values of a partition of Pi that are damaged on every replica.")
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the leader's audit log. With --drop, --set-clock.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="With --drop and --set-clock: the reason, for the leader's audit log.")
+    ] = "",
     set_clock: Annotated[
-        bool, typer.Option("--set-clock", help="Only this: set a partition's time back that a wrong clock has moved ahead.")
+        bool, typer.Option("--set-clock", help="Do nothing else than set back a partition's time that a wrong clock moved ahead.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. With --drop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --drop: do not ask for confirmation.")] = False,
 ) -> None:
-    """Have every replica read all that it stores, repair what is damaged from its peers, and compare the replicas.
+    """Check everything that every replica stores, repair damage from its peers, and compare the replicas.
     Exit code 0: all is well now, 1: something could not be repaired or differs, 2: there are no replicas."""
     if role and role not in ROLES:
         raise InvalidArgument(f"--role {role}: only {' and '.join(ROLES)} can be checked")
     if drop and (role != "pi" or partition < 0 or not reason):
-        raise InvalidArgument("--drop gives up what is lost in one partition of Pi: say --role pi, --partition P and --reason TEXT")
+        raise InvalidArgument("--drop gives up what is lost in one partition of Pi: add --role pi, --partition P and --reason TEXT")
     if set_clock:
         if not role or partition < 0 or not reason:
-            raise InvalidArgument("--set-clock is for one partition: say --role, --partition P and --reason TEXT")
+            raise InvalidArgument("--set-clock is for one partition: add --role, --partition P and --reason TEXT")
         console().print(asyncio.run(set_back(role, partition, reason, target)), highlight=False, markup=False)
         return
     found = asyncio.run(_repair(role, partition, target))
@@ -160,7 +162,7 @@ async def _repair(role: str, partition: int, target: str) -> list[Checked]:
         if process.replica is not None:
             partitions.setdefault((node.role, node.partition), []).append(process.replica)
         else:
-            text = f"{node.address}: {process.problem or 'does not say where it stands'}; it was not checked"
+            text = f"{node.address}: {process.problem or 'does not report its state'}; it was not checked"
             found.append(Checked(node.role, node.partition, node.replica, "", text=text))
     for _, replicas in sorted(partitions.items()):
         found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica), target)
@@ -172,7 +174,7 @@ def absent(replicas: Sequence[ReplicaStatus]) -> list[Checked]:
     """Members that a partition's leader counts as in sync, and that are not registered: they hold data, and were not checked."""
     here = {replica.member for replica in replicas}
     missing = {member for replica in replicas if replica.member == replica.leader for member in replica.in_sync} - here
-    text = "is in sync by its leader, but not registered: it does not run, and was not checked"
+    text = "counts as in sync with its leader but is not registered: it does not run and was not checked"
     node = replicas[0].node
     return [Checked(node.role, node.partition, -1, member, text=text) for member in sorted(missing)]
 
@@ -250,11 +252,11 @@ async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checke
         return checked
     checked.damaged = checked.left = 1
     if not reply.repairing:
-        checked.text = f"{reply.damage}; no other replica in sync is whole"
+        checked.text = f"{reply.damage}; no other replica in sync is undamaged"
         return checked
     values = await _back(replica, target, applied)
     if values is None:
-        checked.text = f"{reply.damage}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
+        checked.text = f"{reply.damage}; it stopped to restart and is not back after {BACK_S:.0f} s: start it"
     else:
         checked.checked, checked.repaired, checked.left = values, 1, 0
     return checked
@@ -278,7 +280,7 @@ async def set_back(role: str, partition: int, reason: str, target: str) -> str:
             await stub.SetClock(request, timeout=ANSWER_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{leader.node.address}: {error.details()}") from error
-    return f"the time of {role} partition {partition} is that of its replicas' clocks again"
+    return f"the time of {role} partition {partition} follows its replicas' clocks again"
 
 
 async def _until_applied(partition: int, target: str) -> None:
@@ -326,7 +328,7 @@ async def _compare_pi(checked: Checked, target: str) -> None:
     until = time.monotonic() + ANSWER_S
     while (replica := await _now(checked.role, checked.member, target)) is None:
         if time.monotonic() > until:
-            checked.text = "it does not answer any more; it was not compared with its leader"
+            checked.text = "it no longer answers; it was not compared with its leader"
             return
         await asyncio.sleep(ANSWER_POLL_S)
     address = replica.node.address
@@ -340,7 +342,7 @@ async def _compare_pi(checked: Checked, target: str) -> None:
             checked.text = f"{ranges}; no other replica is in sync"
             return
         if await _back(replica, target, replica.applied) is None:
-            checked.text = f"{ranges}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
+            checked.text = f"{ranges}; it stopped to restart and is not back after {BACK_S:.0f} s: start it"
             return
         back = await _now(checked.role, checked.member, target)
         address = back.node.address if back is not None else address

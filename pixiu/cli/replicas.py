@@ -90,7 +90,7 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
         if replica.degraded:
             problems.append(f"{name}: {replica.degraded}")
         if replica.no_room and replica.no_room != replica.degraded:
-            problems.append(f"{name} has no room to lead: {replica.no_room}")
+            problems.append(f"{name} lacks disk space to lead: {replica.no_room}")
     for (role, partition), found in sorted(partitions.items()):
         leaders = [replica for replica in found if replica.state == LEADING]
         if not leaders:
@@ -113,8 +113,8 @@ def _who_may_lead(role: str, partition: int, found: list[ReplicaStatus]) -> str:
     if not known.in_sync or {replica.member for replica in found} & set(known.in_sync):
         return ""
     return (
-        f". Only {', '.join(known.in_sync)} may lead, and none of them is here: start them on their data directories, or give up "
-        f"what they alone have with `pixiu promote {role} {partition} MEMBER --force`"
+        f". Only {', '.join(known.in_sync)} may lead, and none of them is running: start them on their data directories, or give "
+        f"up the entries that only they have with `pixiu promote {role} {partition} MEMBER --force`"
     )
 
 

@@ -109,7 +109,7 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
     processes = [replace(one, problem="") if 0 < one.unheard <= len(silent) else one for one in processes]
     dead = frozenset(int(process.node.endpoint) for process in processes if not process.healthy)
     gone = lost_hosts(processes)
-    problems = [f"{host}: none of its {count} processes answers; is the machine gone?" for host, count in gone.items()]
+    problems = [f"{host}: none of its {count} processes answers; is the machine down?" for host, count in gone.items()]
     problems += [
         f"{process.name} at {process.node.address}: {process.problem}"
         for process in processes
@@ -181,7 +181,9 @@ async def _ask(node: Node) -> ProcessStatus:
         said = json.loads(body)
         _, page = await fetch(node.host, node.http_port, "/metrics")
     except (OSError, ValueError) as error:
-        return ProcessStatus(node, False, f"does not answer ({str(error) or 'no answer in time'}); killed, or hung?", silent=True)
+        return ProcessStatus(
+            node, False, f"does not answer ({str(error) or 'no answer in time'}); was it killed, or does it hang?", silent=True
+        )
     return read_pages(node, status, said if isinstance(said, dict) else {}, page)
 
 
@@ -198,7 +200,7 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         if isinstance(waits := said.get("waits_for"), list) and waits:
             problem += f" and waits for {'; '.join(map(str, waits))}"
     elif dead_peers:
-        problem, unheard = f"does not hear {dead_peers} of its peers", dead_peers
+        problem, unheard = f"gets no heartbeats from {dead_peers} of its peers", dead_peers
     counts = {"links_lost_items": 0, "links_queue_drops_total": 0, "links_refused_total": 0}
     for name, _, value in samples(page):
         short = name.removeprefix(f"pixiu_{node.role}_")
@@ -335,7 +337,10 @@ def status(
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
     prometheus_sd: Annotated[
-        bool, typer.Option("--prometheus-sd", help="Print what Prometheus scrapes, as its file_sd and http_sd want it, and end.")
+        bool,
+        typer.Option(
+            "--prometheus-sd", help="Print the targets that Prometheus scrapes, in the format of its file_sd and http_sd, and exit."
+        ),
     ] = False,
 ) -> None:
     """Show every process of a cluster and whether all is well. Exit code 0: healthy, 1: not, 2: unreachable."""

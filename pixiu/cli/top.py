@@ -145,7 +145,7 @@ def render(screen: Screen) -> RenderableType:
         for name, keys in (("rooms", screen.rooms), ("users", screen.users))
         if keys
     ]
-    wrong = [f"  [red]{escape(text)} does not answer; killed, or hung?[/]" for text in screen.dead]
+    wrong = [f"  [red]{escape(text)} does not answer; was it killed, or does it hang?[/]" for text in screen.dead]
     wrong += [f"  [red]{escape(text)}[/]" for text in screen.problems]
     return Group(f"[dim]{escape(screen.target)}, the last {screen.seconds:.1f} s[/]", table, *hot, *wrong)
 
@@ -194,14 +194,14 @@ async def _run(target: str, interval: float, once: bool, hot: int, as_json: bool
 @guarded
 def top(
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two readings.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Two readings, one table, and the end.")] = False,
-    hot: Annotated[int, typer.Option(min=0, max=MAX_HOT, help="So many of the hottest rooms and users are shown.")] = 5,
+    once: Annotated[bool, typer.Option("--once", help="Print one table after two readings, and exit.")] = False,
+    hot: Annotated[int, typer.Option(min=0, max=MAX_HOT, help="Number of the hottest rooms and users to show.")] = 5,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Show what flows through a whole cluster, live: rates, latency, lags and drops by role and partition, the hottest rooms."""
     if not names_registry(target):
-        raise InvalidArgument(f"--target {target}: where the processes are is in the registry; give zk://HOST:PORT/ROOT")
+        raise InvalidArgument(f"--target {target}: the addresses of the processes are in the registry; give zk://HOST:PORT/ROOT")
     try:
         asyncio.run(_run(target, interval, once, hot, as_json, console()))
     except KeyboardInterrupt:

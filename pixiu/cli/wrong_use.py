@@ -50,7 +50,7 @@ def _with_names(error: Any, context: Any) -> str:
     if said.startswith("No such command") and hasattr(command, "commands"):
         word = said.split("'")[1]
         if word in SERVERS and getattr(context, "parent", None) is None:
-            return f"{word} comes with the servers, and this is the SDK alone: pip install 'pixiu-sdk[server]'"
+            return f"{word} needs the servers' package, and this is the SDK alone: pip install 'pixiu-sdk[server]'"
         return f"there is no command {word}; known: {', '.join(sorted(command.commands))}{_meant(word, command.commands)}"
     return ""
 

@@ -279,7 +279,7 @@ class Client:
         """
         surroundings = self._surroundings()
         if chat and not self._uin:
-            raise InvalidArgument("messages to a user need to know whose: connect(…, uin=UIN)")
+            raise InvalidArgument("messages to a user need the user's UIN: connect(…, uin=UIN)")
         subscription = Subscription(surroundings, rooms, topics, on_gap, on_dropped, room=room, topic=topic, chat=chat)
         self._receivers.add(subscription)
         return subscription
@@ -298,7 +298,9 @@ class Client:
         surroundings = self._surroundings()
         whose = uin or self._uin
         if not is_within(whose, 1, MAX_ID):
-            raise InvalidArgument(f"an inbox is of a user, 1 to 2^63-1, not {whose!r}: inbox(uin=…), or connect(…, uin=…)")
+            raise InvalidArgument(
+                f"an inbox belongs to a user with a UIN from 1 to 2^63-1, not {whose!r}: inbox(uin=…), or connect(…, uin=…)"
+            )
         named = device_of(device, self.options, self._name if self._named else "")
         inbox = Inbox(surroundings, UIN(whose), named, on_gap, self.mails)
         self._receivers.add(inbox)
@@ -327,7 +329,7 @@ class Client:
         """
         if self._publisher is None:
             raise self._not_connected()
-        async with within(timeout_s, lambda: OutcomeUnknown(f"what was sent is not resolved after {timeout_s:g} s; see stats()")):
+        async with within(timeout_s, lambda: OutcomeUnknown(f"messages are still unresolved after {timeout_s:g} s; see stats()")):
             await self._flush(self._publisher)
 
     async def _flush(self, publisher: PublisherShell) -> None:
@@ -471,7 +473,7 @@ class Client:
             raise NotSent(f"the request was not sent: no gateway takes its reply: {error}") from None
         with replies.expect(identity) as reply:
             await to.send(payload, timeout_s=max(deadline - loop.time(), 0.0), **checked)
-            unanswered = OutcomeUnknown(f"the request was accepted, and nobody replied within {seconds:g} s")
+            unanswered = OutcomeUnknown(f"the request was accepted, but nobody replied within {seconds:g} s")
             async with within(deadline - loop.time(), lambda: unanswered):
                 return await reply
 
@@ -491,7 +493,7 @@ class Client:
 
         def late() -> PixiuError:
             if not receipt.tries:
-                return NotSent(f"the signal was not sent within {timeout_s:g} s: no worker number for its ID is held")
+                return NotSent(f"the signal was not sent within {timeout_s:g} s: the client holds no worker number for its ID")
             return OutcomeUnknown(f"the outcome of the signal is not known after {timeout_s:g} s")
 
         async with within(timeout_s, late):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pixiu.discovery.view import View
 
 FETCH_TIMEOUT_S: Final = 2.0
-WANTS_TLS: Final = "this cluster speaks TLS with its clients: give ca, or set PIXIU_CA, to the PEM file of its authority"
+WANTS_TLS: Final = "this cluster requires TLS of its clients: set ca, or PIXIU_CA, to the PEM file of its authority"
 MAX_TRIES: Final = 16
 """Proxies that are asked in one round."""
 MIN_REFRESH_S: Final = 0.5

@@ -153,7 +153,9 @@ class GatewayConnection:
 
         def late() -> OutcomeUnknown:
             why = self._why_late("did not confirm it")
-            text = f"the request did not take effect within {seconds:g} s ({why}); it stays wanted until a gateway confirms it"
+            text = (
+                f"the request did not take effect within {seconds:g} s ({why}); the client repeats it until a gateway confirms it"
+            )
             return OutcomeUnknown(text)
 
         try:
@@ -228,7 +230,7 @@ class GatewayConnection:
             self._around.directory.refresh()
             if not served_once and loop.time() >= give_up:
                 raise Unreachable(
-                    f"no gateway took the {self.what} within {self._around.options.connect_timeout_s:g} s ({self._reason})"
+                    f"no gateway accepted the {self.what} within {self._around.options.connect_timeout_s:g} s ({self._reason})"
                 )
             log.warning("gateway_lost what=%s uin=%d reason=%s", self.what, self._around.uin, self._reason)
             lived_s = loop.time() - self._answered_at if self._answered_at is not None else 0.0
@@ -402,7 +404,7 @@ class GatewayConnection:
         """Deliver what the new gateway sent already, without what came from the old one."""
         self._moved_to, self._last = prepared.stream, prepared.stream.address
         self._moved()
-        self._announce(ConnectionState.MOVED, f"the gateway before it, {old}, is going")
+        self._announce(ConnectionState.MOVED, f"the previous gateway, {old}, is draining")
         if ended:
             self._reason = "the gateway was gone before another one had confirmed"
             self._lost()

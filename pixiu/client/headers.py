@@ -31,10 +31,10 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
         raise InvalidArgument(f"a message has at most {MAX_HEADERS} headers, not {len(headers)}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidArgument(f"headers are texts by their names, not {name!r}: {value!r}")
+            raise InvalidArgument(f"headers map names to texts, not {name!r}: {value!r}")
         if not name or len(name.encode("utf-8", "replace")) > MAX_HEADER_NAME_BYTES:
             raise InvalidArgument(
-                f"a header's name has 1 to {MAX_HEADER_NAME_BYTES} bytes, unlike {name[:MAX_HEADER_NAME_BYTES]!r}"
+                f"a header's name must have 1 to {MAX_HEADER_NAME_BYTES} bytes, not {name[:MAX_HEADER_NAME_BYTES]!r}"
             )
     try:
         made = json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")).encode()

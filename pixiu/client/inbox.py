@@ -129,7 +129,7 @@ class Inbox(GatewayConnection):
         """The next mail, of the first lane that has any. Raises what ended the inbox: a refusal, `LoginReplaced` when the same
         device connected elsewhere, or `Unreachable` when no gateway could be reached at first."""
         if self._running:
-            raise InvalidArgument("`run` takes this inbox's mail: iterate when it has ended, or use another device")
+            raise InvalidArgument("`run` consumes this inbox's mail: iterate after it has ended, or use another device")
         mail = await self.next(ALL_LANES)
         if mail is None:
             raise StopAsyncIteration

@@ -91,7 +91,7 @@ class InboxView:
         """
         _check(uin, *lanes)
         if after and before:
-            raise InvalidArgument("a page is after an entry or before one, not both")
+            raise InvalidArgument("give after or before, not both: a page begins at one entry")
         num = min(count, MAX_PAGE)
         reads = [pi_pb2.PiRead(uin=uin, lane=lane, start=after, num=num, peek=True, before=min(before, NEWEST)) for lane in lanes]
         found = [lane_of(lane, reply) for lane, reply in zip(lanes, await self._stores.read(uin, reads), strict=True)]
@@ -119,7 +119,7 @@ class InboxView:
         _check(uin, lane)
         last = last or first
         if not 0 < first <= last <= MAX_ID:
-            raise InvalidArgument(f"a range of InboxSeqs is from 1 on, not {first}-{last}")
+            raise InvalidArgument(f"a range of InboxSeqs starts at 1 or above, not {first}-{last}")
         return (await self._stores.change(uin, encode_delete(uin, lane, first, last)))[0]
 
     async def acknowledge(self, uin: int, lane: int, up_to: int, device: str) -> DeviceState:
@@ -134,7 +134,7 @@ class InboxView:
         _check(uin, lane)
         _check_device(device)
         if not 0 < up_to <= MAX_ID:
-            raise InvalidArgument(f"an InboxSeq is from 1 on, not {up_to}")
+            raise InvalidArgument(f"an InboxSeq is 1 or above, not {up_to}")
         number = (await self._stores.change(uin, encode_add_device(uin, device_of_name(device), device)))[0]
         session = (await self._stores.change(uin, encode_opens([(uin, number)])))[0]
         await self._stores.change(uin, encode_acknowledges([(uin, number, session, lane, up_to, 0)]))

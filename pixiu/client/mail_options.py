@@ -25,7 +25,7 @@ class MailSendOptions(TypedDict, total=False):
     lane: int
     """0 goes before 1, the default; order holds within a lane."""
     expire: timedelta | None
-    """For how long it is of use, in whole minutes; None, the default: for as long as the cluster keeps mail."""
+    """Lifetime, in whole minutes; None, the default: as long as the cluster keeps mail."""
     to: Iterable[int]
     """Further receivers, at most 1 000 in all: the body is stored once."""
     type: int
@@ -33,10 +33,10 @@ class MailSendOptions(TypedDict, total=False):
     extension: bytes
     """Instead of headers: bytes beside the payload, at most 65 535; none by default."""
     headers: Mapping[str, str] | None
-    """Texts by their names, which receivers have as `mail.headers`: at most 64, of 65 535 bytes; None, the default: none."""
+    """Named texts, which receivers read as `mail.headers`: at most 64, of 65 535 bytes; None, the default: none."""
     derived_id: int | None
-    """An ID made from where the content comes from, instead of one of its own (None, the default): for a day from when it was
-    stored, whoever sends it again stores nothing; with another content it fails with `IdReused`."""
+    """ID derived from the content's origin, instead of a new one (None, the default). For a day after the mail was stored, sending
+    it again stores nothing; other content under the same ID fails with `IdReused`."""
 
 
 def minutes_of(expire: timedelta | None) -> int:

@@ -66,7 +66,7 @@ class Message(NamedTuple):
 
         Raises `InvalidArgument` where the message asks for no reply, and in threads: there it is `px.reply(message, b"…")`.
         """
-        raise InvalidArgument("the message is no request that a subscription received: it asks for no reply")
+        raise InvalidArgument("the message is not a request that a subscription received: it asks for no reply")
 
     @property
     def destination(self) -> str:

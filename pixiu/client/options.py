@@ -54,22 +54,22 @@ class ClientOptions:
     """How long a mail may stay unconfirmed, seconds, while it is sent again; then it fails, its outcome unknown. A change of
     leaders takes about ten seconds."""
     join_timeout_s: float = 10.0
-    """How long `join` and `leave` wait for the cluster's word, seconds."""
+    """How long `join` and `leave` wait for the cluster's confirmation, seconds."""
     queue_bytes: int = 8 << 20
-    """Messages that are not resolved yet, in bytes; a `send` above it waits."""
+    """Limit of unresolved messages, in bytes; a `send` beyond it waits."""
     queue_records: int = 100_000
-    """Messages that are not resolved yet, in number; a `send` above it waits."""
+    """Limit of unresolved messages, in number; a `send` beyond it waits."""
     batch_bytes: int = 256 << 10
-    """A batch has at most so many bytes, or one record."""
+    """Largest batch, in bytes; a larger record is sent alone."""
     batch_records: int = 1_000
-    """A batch has at most so many records."""
+    """Largest batch, in records."""
     window_bytes: int = 1 << 20
-    """What may be under way to one proxy, in bytes, until the proxy says its own figure."""
+    """Limit of what is under way to one proxy, in bytes, until the proxy sends its own limit."""
     window_records: int = 20_000
-    """What may be under way to one proxy, in records."""
+    """Limit of what is under way to one proxy, in records."""
     device: int = 0
     """DeviceID of a subscriber, 1 to 2^47-1: the same number is the same device, wherever it connects. 0: the client's name
-    says which device it is, for a subscription with `chat`; others are no login."""
+    identifies the device of a subscription with `chat`; other subscriptions are no login."""
     device_class: str = ""
     """What kind of device it is, such as "phone", at most 64 bytes; login policies may allow one of each."""
     receive_bytes: int = 8 << 20
@@ -77,13 +77,13 @@ class ClientOptions:
     receive_records: int = 50_000
     """A subscription's buffer, in messages; when it is full the client stops reading."""
     refresh_interval_s: float = 60.0
-    """How often proxies are asked where the cluster's processes are, seconds; failures ask at once."""
+    """Interval at which proxies are asked for the cluster's processes, seconds; after a failure they are asked at once."""
     backoff_s: float = 0.1
     """The first wait after a failed connection, seconds; it doubles, and each is shortened by a random part."""
     max_backoff_s: float = 5.0
     """The longest wait after failed connections, seconds."""
     max_record_bytes: int = MAX_RECORD_BYTES
-    """A larger message is refused before it is sent; the cluster may allow less."""
+    """Largest message, in bytes: a larger one is refused before it is sent. The cluster may allow less."""
 
     def validate(self) -> None:
         """Raises `ConfigurationError` that names the option at fault.

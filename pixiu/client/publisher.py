@@ -44,7 +44,7 @@ MAX_FAILURE_RANGES: Final = 10_000
 """Ranges of failures ahead of `up_to` that a proxy may tell; more is taken for a broken proxy."""
 MAX_WINDOW_BYTES: Final = 64 << 20
 """A larger window than this one is not believed."""
-SEND_AGAIN: Final = "sending it anew may deliver it twice"
+SEND_AGAIN: Final = "sending it again may deliver it twice"
 DRAINED_PAUSE_S: Final = 5.0
 """How long a proxy that said it is going is left alone, should it still be listed."""
 
@@ -534,7 +534,7 @@ class PublisherCore:
         unknown = Failure(
             OutcomeUnknown.code,
             f"no proxy confirmed the message within {seconds}{because}: its outcome is unknown, it may have been delivered; "
-            "sending it anew may deliver it twice",
+            "sending it again may deliver it twice",
         )
         if self._nobody_takes_the_login():
             never = self._login

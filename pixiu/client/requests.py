@@ -55,7 +55,7 @@ def where_to_reply(message: Message) -> tuple[int, str]:
     where, identity = headers.get(REPLY_TO, ""), headers.get(REQUEST_ID, "")
     number = where.removeprefix(ROOM_PREFIX)
     if not identity or number == where or not (number.isascii() and number.isdecimal()):
-        raise InvalidArgument("the message asks for no reply: it is no request")
+        raise InvalidArgument("the message asks for no reply: it is not a request")
     return int(number), identity
 
 

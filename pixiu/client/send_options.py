@@ -12,13 +12,12 @@ class SendOptions(TypedDict, total=False):
     type: int
     """A number for the application, 0 to 63; 0 by default."""
     lifetime_min: int
-    """For how many minutes the message is of use; 0, the default: without limit."""
+    """Lifetime in minutes; 0, the default: no limit."""
     extension: bytes
     """Instead of headers: bytes beside the payload, at most 65 535; none by default."""
     headers: Mapping[str, str] | None
-    """Texts by their names, which receivers have as `message.headers`: at most 64, of 65 535 bytes; None, the default: none."""
+    """Named texts, which receivers read as `message.headers`: at most 64, of 65 535 bytes; None, the default: none."""
     first_lane: bool
     """Whether to overtake messages of the normal lane; False by default."""
     derived_id: int | None
-    """An ID made from where the content comes from, so that who sends it again sends the same message; None, the default: one
-    of its own."""
+    """ID derived from the content's origin, so that a repeat is the same message; None, the default: a new ID."""

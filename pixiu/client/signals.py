@@ -199,7 +199,7 @@ def _undelivered(signal: Signal) -> Failure:
     return Failure(
         Undelivered.code,
         f"no gateway confirmed the signal, sent {signal.tries} times in {signal.tries * REPEAT_AFTER_S * 1000:.0f} ms; {why}. "
-        "Perhaps the room is empty; the outcome is unknown, and sending it anew may deliver it twice",
+        "Perhaps the room is empty; the outcome is unknown, and sending it again may deliver it twice",
     )
 
 

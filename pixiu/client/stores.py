@@ -55,8 +55,8 @@ RETRY_S: Final = 0.2
 NOT_YET_S: Final = 3.0
 """How long a Xiu is asked again for what it does not have yet."""
 NEEDS_CERTIFICATE: Final = (
-    f"inboxes are read at the cluster's doors, which ask for certificates: set {TLS_DIR} to the folder with operator.pem and "
-    "ca.pem; a user reads his own with a token, by px.inbox()"
+    f"inboxes are read at the cluster's ports, which require certificates: set {TLS_DIR} to the folder with operator.pem and "
+    "ca.pem; users read their own inbox with a token, by px.inbox()"
 )
 _AGAIN: Final = frozenset(
     kind.code for kind in (NotLeader, WrongPartition, Unavailable, Draining, Overloaded, OutcomeUnknown, TooFewInSync)
@@ -66,9 +66,9 @@ _CURSOR_BEYOND_END, _INVALID, _TOO_MANY_DELETIONS = 5, 8, 9
 _REFUSALS: Final[dict[int, PixiuError]] = {
     2: InboxFull("the inbox is full"),
     3: UnknownDevice("the user has no such device"),
-    4: OldSession("another session of this device was opened meanwhile; do it again"),
+    4: OldSession("another session of this device was opened meanwhile; try again"),
     _CURSOR_BEYOND_END: InvalidArgument("the inbox has no such entry yet"),
-    6: TooManyDevices("the user has eight devices, and none that was not seen for long; drop one first"),
+    6: TooManyDevices("the user has eight devices, all of them seen recently; drop one first"),
     _INVALID: InvalidArgument("lane or range out of bounds"),
     _TOO_MANY_DELETIONS: LimitError("this inbox has 1,000 separate deletions; delete a larger range, or acknowledge first"),
 }
@@ -92,7 +92,7 @@ class Stores:
 
     def __init__(self, target: str, *, leader_s: float = LEADER_S) -> None:
         if not names_registry(target):
-            raise InvalidArgument(f"--target {target}: inboxes are found by the registry; give zk://HOST:PORT/ROOT")
+            raise InvalidArgument(f"--target {target}: inboxes are found through the registry; give zk://HOST:PORT/ROOT")
         self._address = parse_address(target)
         self._leader_s = leader_s
         self._channels = Channels()

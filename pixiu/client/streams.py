@@ -308,7 +308,7 @@ class PublisherShell:
             self._tell(ConnectionState.CONNECTED, stream.address, "")
         if reply.draining and not stream.draining:
             stream.draining = True
-            self._tell(ConnectionState.MOVED, stream.address, "the proxy is going: others take what comes")
+            self._tell(ConnectionState.MOVED, stream.address, "the proxy is draining: other proxies take new messages")
         self.heard(reply)
         failures = [
             (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms)) for failure in reply.failures

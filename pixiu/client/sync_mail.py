@@ -137,7 +137,7 @@ class SyncInbox(Twin[Inbox]):
 
     def __next__(self) -> Mail:
         if self._running:
-            raise InvalidArgument("`run` takes this inbox's mail: iterate when it has ended, or use another device")
+            raise InvalidArgument("`run` consumes this inbox's mail: iterate after it has ended, or use another device")
         mail = self._background.run_until_end(self._wrapped.next(ALL_LANES))
         if mail is None:
             raise StopIteration

@@ -161,7 +161,7 @@ def parse_credentials(text: str, where: str) -> dict[str, tuple[str, ...]]:
         if parts is None or parts[1] not in LOGINS:
             raise ConfigurationError(f"{where}, line {number}: must be a role ({', '.join(LOGINS)}) and its password")
         if len(parts[2]) < MIN_PASSWORD:
-            raise ConfigurationError(f"{where}, line {number}: the password of {parts[1]} has less than {MIN_PASSWORD} signs")
+            raise ConfigurationError(f"{where}, line {number}: the password of {parts[1]} has fewer than {MIN_PASSWORD} characters")
         found[parts[1]] = (*found.get(parts[1], ()), parts[2])
         if len(found[parts[1]]) > MAX_PASSWORDS:
             raise ConfigurationError(f"{where}: {parts[1]} has more than {MAX_PASSWORDS} passwords")

@@ -50,7 +50,9 @@ class Login:
         if not self.role:
             return found
         if self.role not in found:
-            raise ConfigurationError(f"registry credentials {self.path}: has no line of {self.role}: the operator's file has it")
+            raise ConfigurationError(
+                f"registry credentials {self.path}: has no line for {self.role}: copy it from the operator's file"
+            )
         return {self.role: found[self.role]}
 
 

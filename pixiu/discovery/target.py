@@ -31,7 +31,9 @@ def _addresses(text: str, target: str) -> tuple[str, ...]:
             f"the target {target!r} names no address; write 'host:port', 'host:port,host:port' or 'zk://host:port/root'"
         )
     if len(found) > MAX_ADDRESSES:
-        raise InvalidArgument(f"the target names {len(found)} addresses; {MAX_ADDRESSES} are enough, the cluster tells the rest")
+        raise InvalidArgument(
+            f"the target names {len(found)} addresses; {MAX_ADDRESSES} are enough, because the cluster reports the others"
+        )
     for address in found:
         host, colon, port = address.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -310,10 +310,10 @@ class ViewReducer:
             after = roles.get(role)
             if after is not None and (after.n == before.n or after.grew(before)):
                 continue
-            said = "is not in it any more" if after is None else f"has {after.n} partition(s), and no doublings that led there"
+            said = "is no longer in it" if after is None else f"has {after.n} partition(s), but no doublings that led there"
             self.refused[role] = (
-                f"layout version {layout.version} was edited by hand: {role} {said}; this process goes on with {before.n}, "
-                f"and deletes nothing. Write {before.n} back; a number grows by `pixiu double {role}`"
+                f"layout version {layout.version} was edited by hand: {role} {said}; this process keeps to {before.n} and "
+                f"deletes nothing. Write {before.n} back; only `pixiu double {role}` adds partitions"
             )
             roles[role] = before
         self._layout = replace(layout, roles=roles)

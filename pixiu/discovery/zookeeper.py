@@ -543,7 +543,7 @@ class ZooKeeper:
                     await self._quiet.wait()
                 await self._ask("/", partial(_add_auth, scheme, said))
             except TimeoutError:
-                text = f"ZooKeeper at {self._hosts} did not answer what was asked before within {self._operation_timeout_s:g} s"
+                text = f"ZooKeeper at {self._hosts} did not answer earlier requests within {self._operation_timeout_s:g} s"
                 raise RegistryUnavailable(f"no login: {text}") from None
             finally:
                 self._may_ask.set()
@@ -622,7 +622,7 @@ class ZooKeeper:
             if isinstance(result, KazooException) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise self._translate(result, operation.path)
         if any(isinstance(result, KazooException) for result in results):
-            raise RegistryConflict(f"a transaction on {operations[0].path} was rolled back; read again and try anew")
+            raise RegistryConflict(f"a transaction on {operations[0].path} was rolled back; read and try again")
         return results
 
     def _open(self) -> None:
@@ -661,9 +661,7 @@ class ZooKeeper:
 
         tls = own()
         if tls is None:
-            raise ConfigurationError(
-                f"{self._address}: by TLS certificates are needed: give [cluster] tls_dir, or for commands {TLS_DIR}"
-            )
+            raise ConfigurationError(f"{self._address}: TLS needs certificates: set [cluster] tls_dir, or for commands {TLS_DIR}")
         return tls.client_context()
 
     def _no_tls(self, error: Exception) -> None:
@@ -692,12 +690,12 @@ class ZooKeeper:
     def _not_taken(self) -> str:
         if not self._passwords:
             return (
-                f"the registry at {self._address} wants a login: name its file in [cluster] registry_credentials_file, or for "
+                f"the registry at {self._address} requires a login: name its file in [cluster] registry_credentials_file, or for "
                 f"commands in {CREDENTIALS_FILE} (`pixiu up` keeps it as zookeeper/credentials in its data folder); "
                 "with a proxy's HOST:PORT as the target none is needed"
             )
         return (
-            f"the registry at {self._address} does not take the login of {', '.join(self._passwords)} in "
+            f"the registry at {self._address} refuses the login of {', '.join(self._passwords)} in "
             f"{self.login.path if self.login is not None else 'its file'}: copy the file of the cluster, or have an operator run "
             "`pixiu registry secure`"
         )
@@ -747,7 +745,8 @@ class ZooKeeper:
         if self._refused >= REFUSED_TIMES and away_s >= REFUSED_FOR * self._session_timeout_s:
             if self._client.last_zxid:
                 _log.warning(
-                    "registry_went_back servers=%s zxid=%x: they take connections and end them; if ZooKeeper was restored from an "
+                    "registry_went_back servers=%s zxid=%x: they accept connections and close them; if ZooKeeper was restored "
+                    "from an "
                     "older backup, see docs/operations.md",
                     self._hosts, self._client.last_zxid,
                 )  # fmt: skip
@@ -808,7 +807,7 @@ class ZooKeeper:
             case NoNodeError():
                 return NoNode(f"{path} does not exist in ZooKeeper")
             case NodeExistsError():
-                return NodeExists(f"{path} exists in ZooKeeper")
+                return NodeExists(f"{path} already exists in ZooKeeper")
             case BadVersionError():
                 return VersionConflict(f"{path} was changed by another process; read it again")
             case NotEmptyError():

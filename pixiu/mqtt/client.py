@@ -49,7 +49,7 @@ CACHED_TOPIC_LENGTH: Final = 256
 _REFUSALS: Final = {
     ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL: "it does not speak MQTT 3.1.1",
     ConnackCode.IDENTIFIER_REJECTED: "it rejects the client ID",
-    ConnackCode.SERVER_UNAVAILABLE: "it takes no clients now; try again, or try another server",
+    ConnackCode.SERVER_UNAVAILABLE: "it accepts no clients now; try again, or try another server",
     ConnackCode.BAD_USER_NAME_OR_PASSWORD: "user name or password is wrong",
     ConnackCode.NOT_AUTHORISED: "the client is not authorised",
 }

@@ -179,7 +179,7 @@ def _encode_packet_id(packet_id: int) -> bytes:
 
 def _encode_filter(name: str) -> bytes:
     if not name or not is_filter(name):
-        raise InvalidArgument(f"{name[:80]!r} is no topic filter: wildcards stand alone in their level, # in the last")
+        raise InvalidArgument(f"{name[:80]!r} is not a topic filter: wildcards stand alone in their level, # in the last")
     return _encode_string(name)
 
 

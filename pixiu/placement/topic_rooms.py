@@ -138,7 +138,7 @@ def _parse(text: str) -> list[Rule]:
     for part in text.split(","):
         found = _RULE.fullmatch(part.strip())
         if found is None:
-            raise InvalidArgument(f"{part.strip()[:80]!r} is no rule of topics' rooms, such as devices=2 or devices=2:1024")
+            raise InvalidArgument(f"{part.strip()[:80]!r} is not a rule of topics' rooms, such as devices=2 or devices=2:1024")
         prefix, depth, rooms = tuple(found[1].split("/")), int(found[2]), int(found[3] or DEFAULT_ROOMS)
         if (
             not all(prefix)

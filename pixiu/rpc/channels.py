@@ -51,14 +51,16 @@ AFTER_FORK: Final = (
     "this process was forked from one that had connected, and gRPC does not survive a fork: fork first, then connect"
 )
 TLS_ERRORS: Final = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority that is trusted (PIXIU_CA), or has ended",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not from the trusted authority (PIXIU_CA), or has expired",
     "Hostname Verification Check failed": "its certificate is not for this address (`pixiu pki issue --host` adds it)",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave ca and PIXIU_CA out",
 }
 """What gRPC's words mean in which a handshake fails."""
 BROKEN: Final = ("Socket closed", "Connection reset by peer", "Broken pipe")
 """gRPC's words for a connection that ended without a word of the other side."""
-CLOSED_AT_ONCE: Final = "it closed the connection at once: does it speak TLS, or want a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?"
+CLOSED_AT_ONCE: Final = (
+    "it closed the connection at once: does it speak TLS, or require a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?"
+)
 PROCESS_ENDED: Final = "the process ended, or the connection to it broke"
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Statuses that trying again does not change."""

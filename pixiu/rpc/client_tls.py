@@ -72,7 +72,7 @@ class ClientTls:
                 context.load_cert_chain(path, password=lambda: b"")
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-            raise ConfigurationError(f"{path}: is no PEM file of what TLS needs: {reason}") from None
+            raise ConfigurationError(f"{path}: is not a PEM file that TLS can use: {reason}") from None
         return context
 
     def _look(self) -> None:
@@ -89,9 +89,7 @@ def client_tls(ca: str | None = None, certificate: str | None = None) -> ClientT
     if ca:
         return ClientTls(ca, certificate)
     if certificate:
-        raise ConfigurationError(
-            f"a certificate is shown by TLS only: give ca, or set {CA_VARIABLE}, to the authority of the cluster"
-        )
+        raise ConfigurationError(f"a certificate needs TLS: set ca, or {CA_VARIABLE}, to the authority of the cluster")
     return None
 
 

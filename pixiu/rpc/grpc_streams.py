@@ -31,7 +31,7 @@ ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 MAX_PUSHBACK_MS: Final = 60_000
 """Nobody is left alone for longer."""
-GARBAGE: Final = "the request is no message of this method: the client library is broken, or another program called"
+GARBAGE: Final = "the request is not a message of this method: the client library is broken, or another program called"
 Method = Callable[[grpc.aio.Channel], Any]
 """Opens a call: `lambda channel: PiStub(channel).Exchange()`."""
 

@@ -135,7 +135,7 @@ class Tls:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or error
             raise ConfigurationError(
-                f"[cluster] tls_dir = {self.folder}: {path.name} is damaged, half there, or has another certificate's key: {reason}"
+                f"[cluster] tls_dir = {self.folder}: {path.name} is damaged, incomplete, or has another certificate's key: {reason}"
             ) from None
 
     def channel_credentials(self) -> grpc.ChannelCredentials:

@@ -67,5 +67,5 @@ def split(data: bytes, count: int) -> list[Delivery]:
         found.append(Delivery(msg_id, seq, uin, session, device, lane, flags, data[record:after]))
         position = after
     if position != end:
-        raise MalformedData(f"a batch of deliveries has {end - position} bytes behind its last one")
+        raise MalformedData(f"a batch of deliveries has {end - position} bytes after its last one")
     return found

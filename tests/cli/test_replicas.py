@@ -51,7 +51,7 @@ def test_why_a_replica_may_not_lead_is_shown() -> None:
     found = [read_replica(node(number), {"service": {"replication": said}}) for number, said in enumerate((leader, full))]
     whole = [each for each in found if each is not None]
     assert replica_problems(whole) == [
-        "xiu 0/1 has no room to lead: 3 MiB are free",
+        "xiu 0/1 lacks disk space to lead: 3 MiB are free",
         f"xiu partition 0: 1 of 2 replicas are not in sync: {B} (its disk is full)",
     ]
     out = io.StringIO()
@@ -69,7 +69,9 @@ def test_a_partition_without_a_leader_and_what_a_replica_says_are_problems() -> 
 
 def test_a_partition_whose_replicas_in_sync_are_all_away_says_who_may_lead_and_what_ends_the_wait() -> None:
     [problem] = replica_problems([replica(0, "c" * 16, "Following", A, B)])
-    assert problem.startswith(f"xiu partition 0: no leader; writes are refused. Only {A}, {B} may lead, and none of them is here")
+    assert problem.startswith(
+        f"xiu partition 0: no leader; writes are refused. Only {A}, {B} may lead, and none of them is running"
+    )
     assert "`pixiu promote xiu 0 MEMBER --force`" in problem
     assert replica_problems([replica(1, B, "Following", A, B)]) == ["xiu partition 0: no leader; writes are refused"]
 

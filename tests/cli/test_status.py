@@ -109,7 +109,7 @@ def test_a_process_that_runs_and_answers_is_healthy_and_its_links_counters_are_r
         (503, {"state": "Draining"}, "is Draining"),
         (503, {"state": "Init", "waits_for": ["router: none"]}, "is Init and waits for router: none"),
         (503, {"state": "Init", "waits_for": "nonsense"}, "is Init"),
-        (200, {"peers": {"dead": 2}}, "does not hear 2 of its peers"),
+        (200, {"peers": {"dead": 2}}, "gets no heartbeats from 2 of its peers"),
         (200, {"endpoint": "00000000000000ff"}, "another process answers"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_process_with_a_problem_makes_the_cluster_not_healthy(status: int, cha
 
 
 def silent(of: Node) -> ProcessStatus:
-    return ProcessStatus(of, False, "does not answer (no answer in time); killed, or hung?", silent=True)
+    return ProcessStatus(of, False, "does not answer (no answer in time); was it killed, or does it hang?", silent=True)
 
 
 def test_who_misses_a_process_that_does_not_answer_is_well_and_who_misses_more_is_not() -> None:
@@ -137,14 +137,14 @@ def test_who_misses_a_process_that_does_not_answer_is_well_and_who_misses_more_i
     ]
     assert [process.problem for process in found.processes[1:]] == [""] * len(others)
     more = read_pages(others[0], 200, health(others[0], peers={"dead": 2}), b"")
-    assert any("does not hear 2" in problem for problem in judge(TARGET, view, [silent(whole().nodes[0]), more]).problems)
+    assert any("gets no heartbeats from 2" in problem for problem in judge(TARGET, view, [silent(whole().nodes[0]), more]).problems)
 
 
 def test_a_machine_that_is_gone_is_one_problem_and_not_one_for_each_of_its_processes() -> None:
     nodes = [replace(one, host="127.0.0.2") if one.replica == 1 or one.role == "gateway" else one for one in whole().nodes]
     view = View(layout(), tuple(nodes))
     processes = [silent(one) if one.host == "127.0.0.2" else ProcessStatus(one, True) for one in view.nodes]
-    assert judge(TARGET, view, processes).problems[0] == "127.0.0.2: none of its 3 processes answers; is the machine gone?"
+    assert judge(TARGET, view, processes).problems[0] == "127.0.0.2: none of its 3 processes answers; is the machine down?"
     assert not any("does not answer" in problem for problem in judge(TARGET, view, processes).problems)
     alone = [silent(one) for one in whole().nodes]
     assert not any("machine" in problem for problem in judge(TARGET, whole(), alone).problems), "is it this one that is cut off?"
@@ -228,7 +228,7 @@ def test_which_build_the_processes_run_is_said() -> None:
 def test_doors_that_are_open_to_everybody_are_repeated_and_no_problem() -> None:
     view = whole()
     first, *others = view.nodes
-    door = "mqtt_insecure = true: whoever reaches mqtt_host = [::] may be any client"
+    door = "mqtt_insecure = true: everybody who reaches mqtt_host = [::] can act as any client"
     wrongs: tuple[object, ...] = ([], "x", None)
     processes = [read_pages(first, 200, health(first, insecure_doors=[door]), b"")]
     processes += [read_pages(one, 200, health(one, insecure_doors=wrong), b"") for one, wrong in zip(others, wrongs, strict=False)]

@@ -65,7 +65,7 @@ def test_a_command_of_the_servers_says_beside_the_sdk_alone_what_to_install(
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     code, shown = answer(["doctor", "--machine"], monkeypatch, capsys)
     assert code == 2
-    assert shown.startswith("pixiu: doctor comes with the servers, and this is the SDK alone: pip install 'pixiu-sdk[server]'")
+    assert shown.startswith("pixiu: doctor needs the servers' package, and this is the SDK alone: pip install 'pixiu-sdk[server]'")
 
 
 def test_a_command_of_the_sdk_looks_for_no_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_bytes_that_are_no_log_are_called_so(
     (tmp_path / "log").write_bytes(b'\x8a\x00{"')
     code, shown = answer([*filter(None, ["replay", option]), str(tmp_path / "log")], monkeypatch, capsys)
     assert code == 2
-    assert "is no text" in shown
+    assert "is not text" in shown
     assert "codec" not in shown
 
 
@@ -105,4 +105,4 @@ def test_where_nobody_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     code, shown = answer([], monkeypatch, capsys)
     assert code == 1
-    assert shown.endswith("pixiu: nothing was done: nobody answered; say --yes where nobody can be asked\n")
+    assert shown.endswith("pixiu: nothing was done: the question was not answered; use --yes where there is no terminal\n")

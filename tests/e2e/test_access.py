@@ -543,7 +543,7 @@ async def test_a_client_of_the_sdk_sends_as_who_has_logged_in_whatever_it_says(w
 
 async def test_what_is_no_login_is_said_at_once(world: World) -> None:
     for token in ("", world.tokens["expired"]):
-        with pytest.raises(pixiu.NotAuthenticated, match=r"wants a login|expired"):
+        with pytest.raises(pixiu.NotAuthenticated, match=r"requires a login|expired"):
             async with pixiu.connect(world.cluster.proxies[0], token=token):
                 pass
     said = [world.tokens["alice"]]

@@ -236,7 +236,7 @@ async def test_a_certificate_is_a_login_and_each_wrong_one_is_refused_counted_an
 
     await until(lambda: refused("stranger", "unable to get local issuer certificate"), "the audit log's word of a stranger")
     await until(lambda: refused("late", "certificate has expired"), "the audit log's word of one that has expired")
-    assert "is of a process" in audited()
+    assert "belongs to a process" in audited()
     assert world.counted("gateway", "access_refused_total") >= before + 2
 
 

@@ -122,7 +122,7 @@ async def exchange_everything(machines: GuardedMachines, folder: Path) -> None:
 
 async def old_are_refused(machines: GuardedMachines, nodes: Sequence[Node], certificates: Path, passwords: Path) -> None:
     """What guarded the cluster before lets nobody in."""
-    with pytest.raises(RegistryDenied, match="does not take the login"):
+    with pytest.raises(RegistryDenied, match="refuses the login"):
         await ZooKeeper(machines.registry, login=Login(passwords)).connect()
     now = tls.own()
     tls.use(tls.Tls(certificates, tls.OPERATOR))

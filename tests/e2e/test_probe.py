@@ -163,7 +163,7 @@ def test_a_single_run_names_a_hung_broker_and_exits_with_1(cluster: LocalCluster
     assert result.returncode == 1, result.stderr
     name = f"broker partition {victim['partition']} replica {victim['replica']} at {victim['address']}"
     # Proxies may have noticed before the first round, and send around it.
-    whats = "all 4 probed paths through it fail", "proxies send around it on all 4 probed paths through it"
+    whats = "all 4 probed paths through it fail", "proxies bypass it on all 4 probed paths through it"
     assert any(f"{name} seems stopped: {what}" in result.stdout for what in whats), result.stdout
     cluster.wait_healthy()
 

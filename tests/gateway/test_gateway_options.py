@@ -20,7 +20,7 @@ def test_a_door_beyond_loopback_opens_only_by_its_name(key: str, host: str) -> N
             Options(**where, **wrong).validate()  # type: ignore[arg-type]
     options = Options(**where, **{flag: True})  # type: ignore[arg-type]
     options.validate()
-    assert options.insecure_doors() == [f"{flag} = true: whoever reaches {key} = {host} may be any client"]
+    assert options.insecure_doors() == [f"{flag} = true: everybody who reaches {key} = {host} can act as any client"]
 
 
 PLAIN = {"client_host": "clients_plain", "mqtt_host": "mqtt_plain"}
@@ -42,7 +42,7 @@ def test_logins_go_beyond_loopback_by_tls_or_where_it_is_said_that_they_need_not
 
 
 def test_tls_asks_nobody_who_he_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"nobody is asked who he is.*clients_insecure = true"):
+    with pytest.raises(ConfigurationError, match=r"asks nobody for a login.*clients_insecure = true"):
         Options(client_host="10.0.0.7", tls_certificate="door.pem").validate()
 
 

@@ -147,7 +147,7 @@ def test_another_run_at_the_same_time_is_noticed_and_its_files_stay(cluster: Clu
     cluster.id = HERE
     cluster.put(0, 10)
     files = Files(cluster, meanwhile=[Range(77, 0, 0, 6, -1, HERE), Range(77, 1, 0, 1, -1, HERE)])
-    with pytest.raises(Unavailable, match="another one archives there"):
+    with pytest.raises(Unavailable, match="another run archives there"):
         archive(files)
     assert files.sealed() == {77}
     files.meanwhile = []

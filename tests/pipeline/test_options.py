@@ -33,7 +33,7 @@ TARGET = {"target": "zk://127.0.0.1:2181/pubsub"}
         (TARGET | {"startingOffsets": '{"0": "1"}'}, "startingOffsets is earliest"),
         (TARGET | {"startingOffsets": '{"300": 1}'}, "startingOffsets is earliest"),
         (TARGET | {"startingOffsets": '{"0": -3}'}, "startingOffsets is earliest"),
-        (TARGET | {"startingOffsets": "latest"}, "behind latest there is nothing"),
+        (TARGET | {"startingOffsets": "latest"}, "after latest there is nothing"),
         (TARGET | {"endingOffsets": "earliest"}, "before earliest there is nothing"),
         (TARGET | {"startingOffsets": "earliest", "startingTimestamp": "1"}, "give startingOffsets or startingTimestamp"),
         (TARGET | {"startingTimestamp": "yesterday"}, "option startingTimestamp is a number"),

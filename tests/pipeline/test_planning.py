@@ -200,7 +200,7 @@ def test_an_offset_says_of_which_cluster_it_is(cluster: Cluster) -> None:
     with pytest.raises(InvalidArgument, match=said):  # the last micro-batch once more, before anything else is asked
         stream().partitions({"0": 1, "1": 1}, offset)
     cluster.id = "a" * 16
-    with pytest.raises(InvalidArgument, match="messages that were read are not stored any more: restore the partition"):
+    with pytest.raises(InvalidArgument, match="messages that were read are no longer stored: restore the partition"):
         stream().latestOffset(offset | {"0": 99}, ReadAllAvailable())
 
 

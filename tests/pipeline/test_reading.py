@@ -61,7 +61,7 @@ def test_a_full_disk_is_said(begin: str) -> None:
     problem = problem_of(RuntimeError(begin + FULL))
     assert isinstance(problem, DiskFull)
     assert str(problem) == (
-        "no space is left on the disk of file:/archive/batch=0: make room there, and run it again; it goes on where it was"
+        "no space is left on the disk of file:/archive/batch=0: free some, and run it again; it continues where it was"
     )
 
 

@@ -41,10 +41,10 @@ def test_the_least_limit_counts() -> None:
 def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="holds no archive"):
         read_messages(str(tmp_path), [1])
-    with pytest.raises(InvalidArgument, match="no folder that Arrow knows"):
+    with pytest.raises(InvalidArgument, match="not a folder that Arrow knows"):
         read_messages("what://is/this", [1])
     refused = CliRunner().invoke(pipeline, ["find", str(tmp_path), "first"])
-    assert (refused.exit_code, "'first' is no MsgID" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "'first' is not a MsgID" in refused.stderr) == (2, True)
 
 
 def test_files_of_an_archive_are_read_by_msg_id(tmp_path: Path) -> None:

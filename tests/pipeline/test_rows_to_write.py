@@ -34,7 +34,7 @@ def test_an_id_is_of_the_query_and_the_values() -> None:
         ({"uin": StringType(), "body": BinaryType(), "id": LongType()}, {}, "column 'uin' is a whole number, not string"),
         ({"uin": LongType(), "id": LongType()}, {}, "needs a column 'body'"),
         ({"uin": LongType(), "body": BinaryType()}, {}, "option idColumns is missing"),
-        ({"uin": LongType(), "body": BinaryType()}, {"idColumns": "x"}, "idColumns names 'x', which is no column"),
+        ({"uin": LongType(), "body": BinaryType()}, {"idColumns": "x"}, "idColumns names 'x', which is not a column"),
         ({"uin": LongType(), "body": BinaryType(), "x": DoubleType()}, {"idColumns": "x"}, "'x' is double"),
         ({"uin": LongType(), "body": BinaryType(), "id": LongType(), "lane": StringType()}, {}, "'lane' cannot be string"),
         ({"uin": LongType(), "body": BinaryType(), "id": LongType()}, {"kind": "room"}, "room needs a column 'room'"),

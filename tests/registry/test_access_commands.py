@@ -57,15 +57,15 @@ def command(run: object) -> typer.Typer:
         (
             ["billing", "publish", "room/42", "--group", "players"],
             1,
-            "denied: no rule is about it",
+            "denied: no rule matches",
         ),  # it has no UIN, which rule 2 wants
-        (["alice", "publish", "room/101", "--uin", "7", "--group", "players"], 1, "denied: no rule is about it"),
-        (["alice", "publish", "room/42", "--uin", "7"], 1, "denied: no rule is about it"),
+        (["alice", "publish", "room/101", "--uin", "7", "--group", "players"], 1, "denied: no rule matches"),
+        (["alice", "publish", "room/42", "--uin", "7"], 1, "denied: no rule matches"),
         (["spammer", "publish", "room/42", "--group", "players"], 1, "denied: rule 1"),
         (["alice", "subscribe", "games/7/chess", "--uin", "7", "--group", "players"], 0, "allowed: rule 2"),
-        (["alice", "subscribe", "games/8/chess", "--uin", "7", "--group", "players"], 1, "denied: no rule is about it"),
-        (["alice", "inbox", "user/7", "--uin", "7"], 0, "allowed: everybody's last rule"),
-        (["alice", "inbox", "user/8", "--uin", "7"], 1, "denied: no rule is about it"),
+        (["alice", "subscribe", "games/8/chess", "--uin", "7", "--group", "players"], 1, "denied: no rule matches"),
+        (["alice", "inbox", "user/7", "--uin", "7"], 0, "allowed: the implicit last rule"),
+        (["alice", "inbox", "user/8", "--uin", "7"], 1, "denied: no rule matches"),
     ],
 )
 def test_what_a_login_may_do_is_said_with_the_rule(access: Path, arguments: list[str], code: int, said: str) -> None:

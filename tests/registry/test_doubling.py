@@ -158,7 +158,7 @@ def test_nothing_is_deleted_that_nobody_has_compared() -> None:
     assert decide(stored(FOUR, stores)) == (Phase.CLEAN, Wait(waits))
     stores.partitions[0].digest = 5
     stores.partitions[3].phase = pb.DOUBLING_NONE
-    with pytest.raises(Unavailable, match=r"partition 3 does not know any more .* --force"):
+    with pytest.raises(Unavailable, match=r"partition 3 no longer knows what .* --force"):
         decide(stored(FOUR, stores))
     forced = decide(replace(stored(FOUR, stores), force=True))[1]
     assert isinstance(forced, Advance)

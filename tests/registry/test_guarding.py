@@ -263,10 +263,10 @@ async def test_an_open_registry_is_guarded_while_processes_run_and_passwords_cha
         assert [one.registrations for one in processes] == [1] * len(processes)
         old = tmp_path / "old"
         write_credentials(old, before)
-        with pytest.raises(RegistryDenied, match=f"does not take the login of .* in {old}: copy the file"):
+        with pytest.raises(RegistryDenied, match=f"refuses the login of .* in {old}: copy the file"):
             async with session(zookeeper_server, root, old):
                 pass
-        with pytest.raises(RegistryDenied, match=r"wants a login: name its file in .*PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE"):
+        with pytest.raises(RegistryDenied, match=r"requires a login: name its file in .*PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE"):
             async with session(zookeeper_server, root, None):
                 pass
 
@@ -277,10 +277,10 @@ async def test_an_open_registry_is_guarded_while_processes_run_and_passwords_cha
         ("", 0o600, "has no login"),
         ("broker", 0o600, "line 1: must be a role"),
         ("king " + "x" * 64, 0o600, "line 1: must be a role"),
-        ("broker short", 0o600, "line 1: the password of broker has less than 32"),
+        ("broker short", 0o600, "line 1: the password of broker has fewer than 32 characters"),
         ("broker " + "x" * 64, 0o640, "others may read or change it: chmod 600"),
         ("\n".join(f"broker {n}{'x' * 40}" for n in range(5)), 0o600, "more than 4 passwords"),
-        ("router " + "x" * 64, 0o600, "has no line of broker"),
+        ("router " + "x" * 64, 0o600, "has no line for broker"),
     ],
 )
 def test_a_file_that_does_not_do_says_why(tmp_path: Path, text: str, mode: int, problem: str) -> None:
@@ -300,7 +300,7 @@ def test_credentials_are_made_renewed_and_dropped(tmp_path: Path) -> None:
     assert set(first) == set(LOGINS)
     assert make_credentials(file) == first == read_credentials(file)
     write_credentials(file, {who: found for who, found in first.items() if who != "pi"})
-    with pytest.raises(ConfigurationError, match="has no line of pi"):
+    with pytest.raises(ConfigurationError, match="has no line for pi"):
         read_credentials(file)
     assert make_credentials(file)["broker"] == first["broker"]
     for _ in range(3):

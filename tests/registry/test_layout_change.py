@@ -24,9 +24,9 @@ def test_roles_are_written_with_partitions_and_replicas_or_with_a_number_of_proc
     [
         ([], "no role is given"),
         (["broker"], "ROLE=PARTITIONSxREPLICAS, such as broker=2x3"),
-        (["broker=2x3x4"], "'broker=2x3x4' is not how"),
-        (["broker=-1x3"], "is not how"),
-        (["broker=9999999x1"], "is not how"),
+        (["broker=2x3x4"], "'broker=2x3x4' is not the layout of a role"),
+        (["broker=-1x3"], "is not the layout of a role"),
+        (["broker=9999999x1"], "is not the layout of a role"),
         (["broker=3"], "write broker=PARTITIONSx3"),
         (["proxy=2x3"], "write proxy=3"),
         (["king=1x1"], "role 'king' is unknown; one of proxy"),

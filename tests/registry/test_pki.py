@@ -40,9 +40,9 @@ def test_the_commands_make_what_a_cluster_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "options", "what"),
     [
-        ("king", {}, "is no role"),
-        ("operator", {"hosts": ["a"]}, "for calling only"),
-        ("xiu", {"hosts": ["a b"]}, "is no name and no address"),
+        ("king", {}, "is not a role"),
+        ("operator", {"hosts": ["a"]}, "for calls only"),
+        ("xiu", {"hosts": ["a b"]}, "is neither a name nor an address"),
         ("xiu", {"days": 0}, "--days 0"),
         ("client", {"name": "../x"}, "--name"),
     ],

@@ -86,7 +86,7 @@ async def test_what_cannot_be_changes_nothing(cluster: Cluster) -> None:
 async def test_a_supervisor_that_does_not_get_there_is_named(cluster: Cluster) -> None:
     await cluster.zookeeper.create(paths.supervisor(cluster.root), b"desk (pid 7)")  # no session of it can end meanwhile
     late = await cluster("add-replica", "proxy", "--timeout", "1")
-    assert (late.exit_code, "`pixiu up` has not got there" in late.stderr) == (2, True)
+    assert (late.exit_code, "`pixiu up` has not reached that" in late.stderr) == (2, True)
     assert await cluster.replicas("proxy") == 3
 
 

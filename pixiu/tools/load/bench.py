@@ -72,7 +72,7 @@ class Load:
     window: int = 100
     """Messages that may be under way."""
     keys: int = 10
-    """Rooms, or users, that they go to in turn."""
+    """Number of rooms or users that messages go to in turn."""
     timeout_s: float = 10.0
     """What has not come after so long is lost."""
 
@@ -236,20 +236,22 @@ def _check_options(context: typer.Context, peers: bool) -> None:
 @guarded
 def bench(
     context: typer.Context,
-    kind: Annotated[list[str] | None, typer.Option("--kind", "-k", help="room, signal or mail; may be given again.")] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", "-k", help="room, signal or mail; may be repeated.")] = None,
     rate: Annotated[float, typer.Option(min=0, help="Messages a second; 0: as fast as the window allows.")] = 0.0,
-    size: Annotated[int, typer.Option(min=HEAD_BYTES, max=MAX_BODY_BYTES, help="Bytes of each.")] = 100,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="So many of each kind (default: 1000, without --for).")] = 0,
-    seconds: Annotated[float, typer.Option("--for", min=0, help="Send for so many seconds, each kind.")] = 0.0,
-    window: Annotated[int, typer.Option(min=1, max=100_000, help="So many may be under way.")] = 100,
-    keys: Annotated[int, typer.Option(min=1, max=MAX_KEYS, help="Rooms, or users, that they go to in turn.")] = 10,
-    timeout: Annotated[float, typer.Option(min=0.1, help="What has not come after so many seconds is lost.")] = 10.0,
+    size: Annotated[int, typer.Option(min=HEAD_BYTES, max=MAX_BODY_BYTES, help="Bytes of each message.")] = 100,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Messages of each kind (default: 1000, without --for).")] = 0,
+    seconds: Annotated[float, typer.Option("--for", min=0, help="Send each kind for this number of seconds.")] = 0.0,
+    window: Annotated[int, typer.Option(min=1, max=100_000, help="Messages that may be under way at a time.")] = 100,
+    keys: Annotated[int, typer.Option(min=1, max=MAX_KEYS, help="Number of rooms or users that messages go to in turn.")] = 10,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which a message that has not arrived counts as lost.")
+    ] = 10.0,
     target: Target = DEFAULT_TARGET,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Compare with other servers that are installed here. Every server is started anew.")
+        bool, typer.Option("--peers", help="Compare with other servers that are installed here. Every server is started for this.")
     ] = False,
-    case: Annotated[list[str] | None, typer.Option(help="With --peers: only this case; may be given again.")] = None,
-    server: Annotated[list[str] | None, typer.Option(help="With --peers: only this one beside Pixiu; may be given again.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="With --peers: only this case; may be repeated.")] = None,
+    server: Annotated[list[str] | None, typer.Option(help="With --peers: only this one beside Pixiu; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(help="With --peers: how often each server is measured, in turn.")] = 3,
     as_json: AsJson = False,
 ) -> None:
@@ -266,7 +268,7 @@ def bench(
         if name not in KINDS:
             raise InvalidArgument(f"--kind {name}: one of {', '.join(KINDS)}")
     if "mail" in kinds and not names_registry(target):
-        raise InvalidArgument(f"--target {target}: a load of mail is removed again by the registry; give zk://HOST:PORT/ROOT")
+        raise InvalidArgument(f"--target {target}: a load of mail is removed again through the registry; give zk://HOST:PORT/ROOT")
     load = Load(rate, size, count or (0 if seconds else DEFAULT_COUNT), seconds, window, keys, timeout)
 
     async def run_all() -> list[Result]:

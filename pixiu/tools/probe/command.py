@@ -31,10 +31,10 @@ def probe(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Rounds; in each every path is probed once.")] = 10,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two rounds.")] = 0.5,
     timeout: Annotated[float, typer.Option(min=0.05, help="Seconds after which a probe that has not arrived has failed.")] = 2.0,
-    failures: Annotated[int, typer.Option(min=1, help="So many failed probes of a path in a row raise an alarm.")] = 3,
+    failures: Annotated[int, typer.Option(min=1, help="Failed probes of a path, in a row, that raise an alarm.")] = 3,
     join_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the subscriptions at the start.")] = 12.0,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C; alarms are printed as they come and go.")] = False,
-    seconds: Annotated[float, typer.Option("--for", min=0, help="With --watch: end after so many seconds; 0: never.")] = 0.0,
+    seconds: Annotated[float, typer.Option("--for", min=0, help="With --watch: end after this number of seconds; 0: never.")] = 0.0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +101,7 @@ def render(prober: Prober) -> RenderableType:
         verdict = f"[yellow]no path raises an alarm; {partly} of {len(prober.paths)} lost single probes[/]"
     if failing:
         lost = sum(1 for path in failing if prober.paths[path].failures)
-        parts = [f"{number} {what}" for number, what in ((lost, "fail"), (len(failing) - lost, "are gone around")) if number]
+        parts = [f"{number} {what}" for number, what in ((lost, "fail"), (len(failing) - lost, "are bypassed")) if number]
         verdict = f"[red]✗ of {len(prober.paths)} paths {', '.join(parts)}[/]"
     lines = [f"  [red]{escape(finding.text)}[/]" for finding in prober.findings()]
     lines += [f"  {escape(path.name)}: {escape(prober.paths[path].reason)}" for path in failing[:SHOWN_PATHS]]
@@ -109,7 +109,7 @@ def render(prober: Prober) -> RenderableType:
     lines += [f"  [yellow]{escape(text)}; the missing ones were not probed[/]" for text in prober.missing]
     around = sum(state.around for state in prober.paths.values())
     if around:
-        lines.append(f"  probes that went around the replica that they were meant for, and arrived: {around:,}")
+        lines.append(f"  probes that arrived, but bypassed the replica that they were meant for: {around:,}")
     return Group(hops, "", verdict, *lines)
 
 

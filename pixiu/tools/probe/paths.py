@@ -447,7 +447,7 @@ class Prober:
         if state is not None:
             state.around += 1
             state.arounds += 1
-            state.reason = f"went around it, through {path.middle.role} partition {partition} replica {replica}"
+            state.reason = f"bypassed it, through {path.middle.role} partition {partition} replica {replica}"
 
     def _note(self, stamps: Sequence[Stamp]) -> None:
         for way, time_us in hop_times(stamps):
@@ -490,7 +490,7 @@ def diagnose(
     if not good:
         if reasons and (refused := reasons.most_common(1)[0][0]).startswith(REFUSALS):
             return [Finding((), f"all {len(failing)} paths fail: {refused}; {LOGIN_OF_PROBES}", len(failing))]
-        return [Finding((), f"all {len(failing)} paths fail: is the network cut, or what probes? see `pixiu status`", len(failing))]
+        return [Finding((), f"all {len(failing)} paths fail: is the network cut, or this prober? see `pixiu status`", len(failing))]
     left = set(failing)
     also = relays or {}
     findings = _explain(left, good, around, lambda path: [(m,) for m in (*path, *((also[path],) if path in also else ()))])
@@ -523,10 +523,10 @@ def _text(part: tuple[Member, ...], failing: int, good: int, is_around: bool) ->
     """`is_around`: nothing is lost, since proxies send what is for the part another way."""
     paths = f"{failing} probed paths"
     if len(part) == 1:
-        what = f"proxies send around it on all {paths} through it" if is_around else f"all {paths} through it fail"
+        what = f"proxies bypass it on all {paths} through it" if is_around else f"all {paths} through it fail"
         return f"{part[0].name} seems stopped: {what}, {good} others do not"
     if len(part) == 2:
-        what = f"proxies send around it on {paths}" if is_around else f"{paths} fail"
-        return f"the way from {part[0].name} to {part[1].name} seems cut: {what}, each of the two works otherwise"
-    what = "is gone around" if is_around else "fails"
+        what = f"proxies bypass it on {paths}" if is_around else f"{paths} fail"
+        return f"the way from {part[0].name} to {part[1].name} seems cut: {what}, while each of the two works otherwise"
+    what = "is bypassed" if is_around else "fails"
     return f"the path {' -> '.join(member.name for member in part)} {what}, each part of it works otherwise"

@@ -59,7 +59,7 @@ class ProbeOptions:
     join_timeout_s: float
     """How long to wait for subscriptions before the first round."""
     for_s: float = 0.0
-    """End after so many seconds; 0: never."""
+    """End after this number of seconds; 0: never."""
 
 
 class _ProxyStream:

@@ -38,35 +38,38 @@ def replay(
     file: Annotated[
         str,
         typer.Argument(
-            help="A chat log: JSON lines, plain or gzip; `sample`: the one that ships. With --mail: mentions.", metavar="FILE"
+            help="A chat log: JSON lines, plain or gzip; `sample`: the included one. With --mail: mentions.", metavar="FILE"
         ),
     ],
     target: Target = DEFAULT_TARGET,
-    speed: Annotated[float | None, typer.Option(help="Log time passes so many times faster (default: 1; sample: 200).")] = None,
+    speed: Annotated[float | None, typer.Option(help="Factor by which log time passes faster (default: 1; sample: 200).")] = None,
     align: Annotated[str, typer.Option(help="`rooms`: every room starts at 0, for logs that span years.")] = "",
-    rooms: Annotated[int, typer.Option(min=0, help="Only the first so many rooms; 0: all.")] = 0,
-    limit: Annotated[int, typer.Option(min=0, help="Only so many lines of those; 0: all.")] = 0,
+    rooms: Annotated[int, typer.Option(min=0, help="Number of rooms to replay, the first ones; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Number of lines of those rooms to replay; 0: all.")] = 0,
     mentions: Annotated[
         str, typer.Option(help="CSV ts_ms,line,room,user,to_user, plain or gzip: sent as chat, in the log's time.", metavar="FILE")
     ] = "",
-    idle_minutes: Annotated[float, typer.Option(min=0.1, help="Log out who is silent so long, in logs with joins.")] = 30.0,
+    idle_minutes: Annotated[
+        float, typer.Option(min=0.1, help="Minutes of silence after which a user is logged out, in logs with joins.")
+    ] = 30.0,
     grpc_share: Annotated[
         float, typer.Option(help="Share of the users that subscribe by gRPC; the rest use MQTT.")
     ] = DEFAULTS.grpc_share,
     sdk_share: Annotated[
-        float, typer.Option(help="Share of what is published through the SDK; the rest by MQTT.")
+        float, typer.Option(help="Share of the messages published through the SDK; the rest use MQTT.")
     ] = DEFAULTS.sdk_share,
     settle: Annotated[
-        float | None, typer.Option(help="End when nothing came for so many seconds (default: 5; with --mail 30).")
+        float | None, typer.Option(help="Seconds without a delivery after which the replay ends (default: 5; with --mail 30).")
     ] = None,
-    max_open: Annotated[int, typer.Option(min=1, help="Deliveries on their way at one time.")] = DEFAULTS.max_open_deliveries,
+    max_open: Annotated[int, typer.Option(min=1, help="Limit of deliveries under way at a time.")] = DEFAULTS.max_open_deliveries,
     mail: Annotated[
-        bool, typer.Option("--mail", help="FILE is CSV ts_ms,line,room,user,to_user: each row a mail to one who comes and goes.")
+        bool,
+        typer.Option("--mail", help="FILE is CSV ts_ms,line,room,user,to_user: each row is a mail to a user who comes and goes."),
     ] = False,
-    seconds: Annotated[float, typer.Option(help="With --mail: send all of it in so many seconds.")] = MAIL.seconds,
+    seconds: Annotated[float, typer.Option(help="With --mail: seconds in which all of it is sent.")] = MAIL.seconds,
     online: Annotated[float, typer.Option(help="With --mail: share of the time in which each user is online.")] = MAIL.online,
-    cycle: Annotated[float, typer.Option(help="With --mail: each user comes once in so many seconds.")] = MAIL.cycle_s,
-    seed: Annotated[int, typer.Option(help="With --mail: of the times at which users come.")] = MAIL.seed,
+    cycle: Annotated[float, typer.Option(help="With --mail: seconds between two times at which a user comes.")] = MAIL.cycle_s,
+    seed: Annotated[int, typer.Option(help="With --mail: seed of the times at which users come.")] = MAIL.seed,
     as_json: AsJson = False,
 ) -> None:
     """Play a chat log through a cluster, check every delivery, report. Exit code 1: a promise was broken."""

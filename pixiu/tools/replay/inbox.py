@@ -85,6 +85,6 @@ def load_mentions(
                 found = (mention for mention in read_mentions(iter(lines), path.name) if rooms is None or mention.room in rooms)
                 return [mention for mention in found if first_ms <= mention.ts_ms <= last_ms]
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{path}: is no text: not all of it is UTF-8") from None
+        raise InvalidArgument(f"{path}: is not text: not all of it is UTF-8") from None
     except (OSError, EOFError) as error:
         raise InvalidArgument(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -208,7 +208,9 @@ class Ledger:
                         "had left" if joined_us is None else f"began to join {(joined_us - stamp) / 1e6:.1f} s after it was sent"
                     )
                     age_s = (now_us - stamp) / 1e6
-                    self.examples.append(f"message {number} came to {uin} in {room} {age_s:.1f} s after it was sent; he {since}")
+                    self.examples.append(
+                        f"message {number} came to {uin} in {room} {age_s:.1f} s after it was sent; this user {since}"
+                    )
                 return Outcome.ALIEN, False
             if (number, uin) in place.early:
                 return Outcome.REPEATED, False

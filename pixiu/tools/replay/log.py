@@ -70,7 +70,7 @@ def parse_line(data: bytes, line: int, source: str = "log") -> LogEvent:
     try:
         fields = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{where}: is no text: byte {error.start + 1} is not UTF-8") from None
+        raise InvalidArgument(f"{where}: is not text: byte {error.start + 1} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where}: not JSON: {error}") from None
     if not isinstance(fields, dict):

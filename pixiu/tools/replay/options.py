@@ -15,25 +15,25 @@ class ReplayOptions:
     """
 
     speed: float = 1.0
-    """Log time passes so many times faster."""
+    """Factor by which log time passes faster."""
     grpc_share: float = 0.1
     """Share of the users that subscribe by gRPC; the others use MQTT."""
     sdk_share: float = 0.5
     """Share of the pairs of sender and room whose messages are published through the SDK; the others by MQTT."""
     settle_s: float = 5.0
-    """The replay ends when nothing came for so many seconds, if deliveries are missing then."""
+    """Seconds without a delivery after which the replay ends while deliveries are missing."""
     linger_s: float = 1.0
     """Seconds after the last owed delivery in which repeated and alien ones are still counted."""
     max_open_messages: int = 1_000
-    """Messages on their way at one time; the next one waits."""
+    """Limit of messages under way at a time; the next one waits."""
     max_open_deliveries: int = 20_000
-    """Owed deliveries on their way at one time; the next message waits."""
+    """Limit of owed deliveries under way at a time; the next message waits."""
     overdue_s: float = 5.0
-    """A message that is not complete after so many seconds is no longer waited for; what comes later still counts."""
+    """Seconds after which an incomplete message is no longer waited for; later deliveries still count."""
     join_timeout_s: float = 30.0
-    """A login that is not confirmed after so many seconds, retries included, has failed."""
+    """Seconds after which a login that is not confirmed has failed, retries included."""
     login_slots: int = 64
-    """Connections that are opened at one time."""
+    """Limit of connections that are opened at a time."""
 
     def validate(self) -> None:
         """Raises `ConfigurationError` that names the option at fault."""

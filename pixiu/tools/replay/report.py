@@ -41,7 +41,7 @@ def _numbers(result: Result) -> Table:
     seconds = max(result.seconds, 1e-9)
     rows: list[tuple[str, str, str]] = [
         ("sent", f"{verdict.sent:,}", f"in {len(result.plan.rooms)} rooms by {result.plan.users} users, {result.seconds:.1f} s"),
-        ("expected", f"{verdict.expected:,}", "deliveries to whoever was a member at the time"),
+        ("expected", f"{verdict.expected:,}", "deliveries to those who were members at the time"),
         ("delivered", f"{verdict.delivered:,}", f"{verdict.delivered / seconds:,.0f} a second"),
     ]
     for name, value, text in (
@@ -67,7 +67,7 @@ def _causes(verdict: Verdict) -> Table:
     table.add_column("cause")
     table.add_column("deliveries", justify="right")
     texts = {
-        "refused": "the sender was told",
+        "refused": "reported to the sender",
         "unacknowledged": "unacknowledged at a death",
         "between": "sent between a death and the rejoin",
         "in_flight": "inside a gateway that died",

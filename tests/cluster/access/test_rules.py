@@ -203,7 +203,7 @@ def test_names_as_targets() -> None:
     ("text", "problem"),
     [
         ("", "nobody could log in"),
-        ("x", "no TOML"),
+        ("x", "not TOML"),
         ("[jwt]\n", "[jwt] keys"),
         (HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["private/{usrname}/#"]\n', "{username}"),
         (HEAD + '[[rule]]\ndeny = ["publish"]\ntopics = ["private/{}/#"]\n', "braces"),

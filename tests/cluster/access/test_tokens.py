@@ -65,7 +65,7 @@ def test_a_token_without_a_uin_is_a_services() -> None:
     [
         ({"exp": NOW - 6}, "has expired"),
         ({"exp": None}, "exp"),
-        ({"exp": "soon"}, "no time"),
+        ({"exp": "soon"}, "not a time"),
         ({"exp": NOW + 100_000}, "too long"),
         ({"nbf": NOW + 60}, "not valid yet"),
         ({"iat": NOW + 60}, "not valid yet"),

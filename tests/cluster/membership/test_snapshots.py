@@ -111,7 +111,7 @@ async def test_a_router_that_nobody_reaches_or_that_is_not_in_the_view_fails() -
     await asker.done(2)
     await asker.reader.close()
     assert asker.finished[0] is not None
-    assert asker.finished[1] == "the router is not in the registry any more"
+    assert asker.finished[1] == "the router is no longer in the registry"
 
 
 async def test_a_new_snapshot_from_a_router_ends_the_one_before_without_a_word() -> None:

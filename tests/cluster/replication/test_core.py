@@ -525,7 +525,7 @@ def test_a_leader_whose_folder_went_back_in_time_leaves_the_set_and_takes_what_i
     assert leave.state == state(1, NOBODY, B, incarnation=0)
     replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
     report = only(ev.ReportDamage, replica.read(7, state(2, B, B)))
-    assert "went back in time" in report.damage.reason
+    assert "was replaced by an older copy" in report.damage.reason
     replica.append(2, B, (1, 3), entries(2, 4, 9), end=9)
     states.append(replica.core.state)
     assert states == [State.LEAVING, State.FOLLOWING]

@@ -219,7 +219,7 @@ async def test_a_receiver_that_takes_nothing_of_a_snapshot_any_more_is_given_up(
         await asyncio.Event().wait()
 
     two.machine.check = checks_for_ever  # type: ignore[method-assign, assignment]
-    with pytest.raises(Unavailable, match="took nothing of the snapshot"):
+    with pytest.raises(Unavailable, match="accepted nothing of the snapshot"):
         await one.peers.send_snapshot(B, parts_of(begin(), data(), end()))
     assert two.snapshots == []
 

@@ -296,7 +296,7 @@ async def test_garbage_and_messages_too_long_end_a_stream_and_not_the_door() -> 
     async with serving(parsing) as (door, port):
         async with call_to(port) as carrier:
             end = await client(carrier, [], b"\xff\xff\xff").run()
-            assert "no message of this method" in end.text
+            assert "not a message of this method" in end.text
             assert end.refused
         async with call_to(port) as carrier:
             assert (await client(carrier, [], bytes(MAX_BYTES + 1)).run()).text

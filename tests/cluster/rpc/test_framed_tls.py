@@ -89,11 +89,11 @@ async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, t
         with being(Tls(folders / "tls", "proxy")):
             assert await said(node, cluster) == "hello"
             assert "refused" in await said(node, cluster, method="/x/y")
-            assert "does not prove to be a pi" in await said(Node.from_json(node.to_json().replace(b"xiu", b"pi")), cluster)
+            assert "does not prove that it is a pi" in await said(Node.from_json(node.to_json().replace(b"xiu", b"pi")), cluster)
         with being(Tls(folders / "tls", "broker")):  # whatever it calls itself
             assert "refused: NOT_ALLOWED: broker may not call" in await said(node, cluster)
         with being(Tls(folders / "other", "proxy")):
-            assert "does not prove to be a xiu" in await said(node, cluster)
+            assert "does not prove that it is a xiu" in await said(node, cluster)
         shutil.copy(folders / "tls/ca.pem", tmp_path / "ca.pem")
         shutil.copytree(folders / "other", tmp_path / "mixed")
         shutil.copy(folders / "tls/ca.pem", tmp_path / "mixed/ca.pem")  # trusts the door, and is not trusted

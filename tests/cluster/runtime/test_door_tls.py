@@ -71,7 +71,7 @@ def test_a_new_certificate_is_shown_to_the_next_connection_and_half_a_one_to_nob
     for wrong in (whole[: len(whole) // 2], b"", b"no PEM"):
         door.write_bytes(wrong)
         assert shown(tls, trust) == first
-        assert f"tls_certificate = {door}: must be PEM" in tls.problem
+        assert f"tls_certificate = {door}: must be a complete PEM" in tls.problem
     door.unlink()
     assert shown(tls, trust) == first
     assert "cannot be read" in tls.problem
@@ -88,7 +88,7 @@ def test_a_key_of_its_own_file_must_be_the_certificates(pki: Path, tmp_path: Pat
     (tmp_path / "door.key").write_text((pki / "other-tls/gateway.pem").read_text())
     with pytest.raises(ConfigurationError, match=r"tls_certificate = .*KEY_VALUES_MISMATCH"):
         DoorTls(str(tmp_path / "door.pem"), str(tmp_path / "door.key"))
-    with pytest.raises(ConfigurationError, match=r"client_ca = .*must be PEM"):
+    with pytest.raises(ConfigurationError, match=r"client_ca = .*must be a complete PEM"):
         DoorTls(str(pki / "ca-tls/gateway.pem"), client_ca=str(Path(__file__)))
 
 
@@ -116,7 +116,7 @@ async def test_grpc_takes_new_files_without_a_restart_and_says_what_is_wrong_wit
         at, own = f"127.0.0.1:{port}", str(pki / "ca-tls/ann.pem")
         ours, theirs = str(pki / "ca-tls/ca.pem"), str(pki / "other-tls/ca.pem")
         assert "another role" in await told(at, ClientTls(ours, own))
-        assert "not of the authority" in await told(at, ClientTls(theirs, own))
+        assert "not from the trusted authority" in await told(at, ClientTls(theirs, own))
         assert "does not speak TLS" in await told(f"127.0.0.1:{plain}", ClientTls(ours, own))
         for wrong in ("", str(pki / "other-tls/ann.pem")):
             assert "another role" not in await told(at, ClientTls(ours, wrong))
@@ -134,7 +134,7 @@ def test_a_client_says_which_file_is_wrong(pki: Path, tmp_path: Path, monkeypatc
     with pytest.raises(ConfigurationError, match="cannot be read"):
         client_tls(ca=str(tmp_path / "none.pem"))
     (tmp_path / "no.pem").write_text("no PEM")
-    with pytest.raises(ConfigurationError, match=r"no\.pem: is no PEM"):
+    with pytest.raises(ConfigurationError, match=r"no\.pem: is not a PEM file"):
         client_tls(ca=str(tmp_path / "no.pem"))
     monkeypatch.setenv("PIXIU_CA", str(pki / "ca-tls/ca.pem"))
     found = client_tls()

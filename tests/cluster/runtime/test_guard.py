@@ -203,7 +203,7 @@ async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
             (tmp_path / "revoked").write_text(f"{serial:x}\n")
             assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED
             (tmp_path / "revoked").write_text("no number\n")
-            assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED, "what was revoked stays so"
+            assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED, "what was revoked stays revoked"
             assert len(renew(folders / "ca", tmp_path)) == 2
             channels.append(shared.acquire(address))
             assert channels[0] is not channels[1]

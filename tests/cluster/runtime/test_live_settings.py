@@ -78,9 +78,9 @@ def test_the_registrys_node_is_read_as_it_was_written_and_refused_when_it_cannot
     [
         ("proxy.room_mesages_per_s", "5", "Did you mean proxy.room_messages_per_s"),
         ("prxy.room_messages_per_s", "5", "Did you mean proxy.room_messages_per_s"),
-        ("room_messages_per_s", "5", "a setting of proxy, gateway: say which, as in proxy.room_messages_per_s"),
-        ("cluster.mtu_bytes", "5", "is read when a process starts"),
-        ("broker.partition", "5", "of broker may change while all runs: log_level"),
+        ("room_messages_per_s", "5", "a setting of proxy, gateway: name one, as in proxy.room_messages_per_s"),
+        ("cluster.mtu_bytes", "5", "is read only when a process starts"),
+        ("broker.partition", "5", "of broker may change at run time: log_level"),
         ("all.log_level", "loud", 'all.log_level = "loud": must be one of: debug, info'),
         ("proxy.room_messages_per_s", "-1", "must be an integer from 0"),
         ("cluster.trace_fraction", "1.5", "must be a number from 0.0 to 1.0"),

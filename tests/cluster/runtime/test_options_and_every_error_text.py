@@ -125,7 +125,7 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
         ('[router]\nregistry = "zk://h:70000/x"\n', "has port '70000'; a port is 1 to 65535"),
         ('[router]\nregistry = "zk://h:1/a//b"\n', "the registry's root '/a//b' must look like /pubsub"),
         ("[router]\nport = 5\nhttp_port = 5\n", "FILE: [router] http_port = 5: must be another port than port"),
-        ("[router]\nport = 65535\n", "default: [router] http_port = 0: must be given, because port + 1 is no port"),
+        ("[router]\nport = 65535\n", "default: [router] http_port = 0: must be given, because port + 1 is not a port"),
         ("[cluster]\nbig_rooms = [5]\n", "FILE: [cluster] big_rooms = [5]: must be a list of 2 integers"),
         ("[cluster]\nbig_rooms = [0, 9]\n", "FILE: [cluster] big_rooms = [0, 9]: must be [0, 0] for none, or [low, high]"),
         ("[cluster]\nbig_rooms = [9, 9]\n", "must be [0, 0] for none, or [low, high] with 0 < low < high <= 64 * low"),
@@ -137,7 +137,7 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
             "default: [cluster] loopback_mtu_bytes = 8192: must be at least mtu_bytes, which is 9000",
         ),
         ('[cluster]\nkey_dir = "/nowhere/at/all"\n', "[cluster] key_dir = /nowhere/at/all: cannot be read: No such file"),
-        ("[cluster\n", "FILE: the configuration file is no TOML: Expected ']'"),
+        ("[cluster\n", "FILE: the configuration file is not TOML: Expected ']'"),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_table_key_value_and_what_is_allowed(tmp_path: Path, toml: str, text: str) -> None:
@@ -243,7 +243,7 @@ def test_the_example_file_holds_every_option_with_its_help_and_loads_as_the_defa
     assert list(tables) == ["cluster", "router"]
     assert list(tables["cluster"]) == list(specs(ClusterOptions))
     assert list(tables["router"]) == list(specs(SampleOptions))
-    assert "# Milliseconds after which ZooKeeper takes a silent process out. (an integer from 1000 to 120000)" in text
+    assert "# Milliseconds after which ZooKeeper removes a silent process. (an integer from 1000 to 120000)" in text
     assert load(tmp_path, text) == (ClusterOptions(), SampleOptions())
 
 

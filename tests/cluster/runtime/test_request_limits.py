@@ -386,7 +386,8 @@ async def test_a_method_that_takes_bytes_gets_them_as_they_came() -> None:
     async def echo(data: bytes, _context: Any) -> bytes:
         return data
 
-    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
     generic = grpc.method_handlers_generic_handler("test.Bytes", handlers)
     async with serving(Clock(), lambda server: server.add_generic_rpc_handlers((generic,))) as channel:
-        assert await channel.unary_unary("/test.Bytes/Echo")(b"\xff not protobuf", timeout=30) == b"\xff not protobuf"
+        call: Any = channel.unary_unary("/test.Bytes/Echo")
+        assert await call(b"\xff not protobuf", timeout=30) == b"\xff not protobuf"

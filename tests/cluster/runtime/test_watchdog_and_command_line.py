@@ -101,7 +101,7 @@ def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[
         parse("proxy", RoleOptions, ["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert "  session_timeout_ms = 10000\n      Milliseconds after which ZooKeeper takes a silent process out." in text
+    assert "  session_timeout_ms = 10000\n      Milliseconds after which ZooKeeper removes a silent process." in text
     assert "[cluster]" in text
 
 

@@ -281,8 +281,8 @@ def test_the_tables_and_the_json_say_the_same() -> None:
     (probe,) = prober.begin_round(2.0)
     took = [Stamp(Hop.PROXY, 0, 1, 1, 2), Stamp(Hop.BROKER, 0, 9, 3, 4), Stamp(Hop.SUBSCRIBER, 0, 0, 5, 5)]
     prober.arrived(probe.number, path.gateway.endpoint, took)
-    assert "probes that went around the replica that they were meant for, and arrived: 1" in shown(prober)
-    assert f"{path.name}: went around it, through broker partition 0 replica 9" in shown(prober)
+    assert "probes that arrived, but bypassed the replica that they were meant for: 1" in shown(prober)
+    assert f"{path.name}: bypassed it, through broker partition 0 replica 9" in shown(prober)
     entries = result_json(prober)["paths"]
     assert (entries[0]["failed"], entries[0]["around"], entries[0]["arounds_in_a_row"]) == (2, 1, 1)
     assert findings_json(prober.findings(), prober)["event"] == "alarm"

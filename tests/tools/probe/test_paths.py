@@ -356,11 +356,11 @@ def test_a_probe_that_went_around_arrived_on_the_path_that_it_took(of: int, to: 
     states = {replica: [s for path, s in found.paths.items() if path.middle.replica == replica] for replica in (of, to)}
     assert {(s.sent, s.arrived, s.failed, s.around) for s in states[of]} == {(1, 0, 0, 1)}
     assert {(s.sent, s.arrived, s.failed, s.around) for s in states[to]} == {(1, 2, 0, 0)}
-    assert {s.reason.replace("broker", "relay") for s in states[of]} == {f"went around it, through relay partition 1 replica {to}"}
+    assert {s.reason.replace("broker", "relay") for s in states[of]} == {f"bypassed it, through relay partition 1 replica {to}"}
     divert(found, 1.0, of, to)
     (finding,) = found.findings()
     assert finding.members[0].replica == of
-    assert finding.text.endswith(" seems stopped: proxies send around it on all 4 probed paths through it, 24 others do not")
+    assert finding.text.endswith(" seems stopped: proxies bypass it on all 4 probed paths through it, 24 others do not")
     assert {(s.failed, s.around) for s in states[of]} == {(0, 2)}
     run_round(found, 2.0, set())
     assert found.findings() == []

@@ -54,7 +54,7 @@ def test_every_kind_is_read() -> None:
         (b'{"ts_ms":1,"room":"a","user":"b","text":7}', "text"),
         (b'{"ts_ms":1,"room":"a","user":"b","kind":"quit"}', "msg, action, join, part, nick"),
         (b'{"ts_ms":1,"room":"a","user":"b","kind":"nick"}', "to"),
-        (b"\xff\xfe", "is no text"),
+        (b"\xff\xfe", "is not text"),
         (b"[" * 100_000, "not JSON"),
         (b" " * (MAX_LINE_BYTES + 1), "longer than"),
     ],
