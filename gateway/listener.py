@@ -48,7 +48,9 @@ class Listener:
         """Take the port. Returns its number. Raises `ConfigurationError` or `Unavailable`."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(self._connect, self._host, self._port, start_serving=False)
+            # A port that the kernel chose is nobody else's before it listens. One with SO_REUSEADDR the kernel gives again until then.
+            reuse = None if self._port else False
+            server = await loop.create_server(self._connect, self._host, self._port, start_serving=False, reuse_address=reuse)
         except OSError as error:
             where = f"{self._host}:{self._port}"
             if error.errno == errno.EADDRINUSE:

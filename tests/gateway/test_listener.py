@@ -123,3 +123,15 @@ def test_some_descriptors_are_kept_back() -> None:
     assert options["grpc.max_connection_idle_ms"] <= 10_000
     assert options["grpc.max_allowed_incoming_connections"] > 0
     assert "grpc.max_connection_idle_ms" not in dict(server_options(ClusterOptions()))
+
+
+async def test_a_port_that_the_kernel_chose_is_not_given_to_others_before_it_listens() -> None:
+    listener = Listener(asyncio.Protocol, "127.0.0.1", 0)
+    port = await listener.bind()
+    try:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+    finally:
+        listener.close()

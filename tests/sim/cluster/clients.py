@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ROOMS, USERS = 6, 5
 BIG_ROOM = 40
 """The one big room; its VRooms are 2560 to 2623."""
+MAX_BIG_SIGNALS = 8
+"""In a run: each takes 192 copies."""
 LEFT, GONE = 1, 2
 FIRST_LANE = 0
 NO_PROXY = Failure("UNAVAILABLE", "no proxy")
@@ -392,7 +394,7 @@ class Clients:
         number = self._world.rng.choice(list(self._senders))
         key = self._world.rng.randint(1, USERS) if to_user else self._world.rng.randint(1, ROOMS)
         self._room_signals += not to_user
-        if not to_user and self._room_signals % 5 == 0:
+        if not to_user and self._room_signals % 5 == 0 and self._room_signals <= MAX_BIG_SIGNALS * 5:
             key = BIG_ROOM
         message, record = self._message(Kind.SIGNAL, key, 0, to_user=to_user)
         signal = Signal(record, message.id, FIRST_LANE, receipt)
