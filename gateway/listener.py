@@ -48,7 +48,7 @@ class Listener:
         """Take the port. Returns its number. Raises `ConfigurationError` or `Unavailable`."""
         loop = asyncio.get_running_loop()
         try:
-            # A port that the kernel chose is nobody else's before it listens. One with SO_REUSEADDR the kernel gives again until then.
+            # With SO_REUSEADDR the kernel would give a port that it chose to another process until it is listened on.
             reuse = None if self._port else False
             server = await loop.create_server(self._connect, self._host, self._port, start_serving=False, reuse_address=reuse)
         except OSError as error:

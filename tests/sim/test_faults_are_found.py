@@ -7,6 +7,7 @@ bring.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,7 @@ RESTLESS = Load(
     moves=60, messages=0, big_messages=0, user_messages=0, chat=0, signals=400, user_signals=400, scrambles=0, crashes=30, pauses=20
 )
 """Signals, and gateways that end while copies wait in processes that are stopped."""
+STOPPED = replace(RESTLESS, moves=20, crashes=60, pauses=60)
 HASTY = Load(moves=500, messages=500, scrambles=40, big_messages=0, signals=0, user_messages=0)
 """Feedback under way, and somebody who joins just then."""
 TALK = Load(chat=300)
@@ -54,7 +56,7 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "no digest": (Variant(digests=False), LOAD, "lacks"),
     "feedback removes what is newer": (Variant(membership=faults.HastyFeedback), HASTY, "was removed although its gateway has it"),
     "a broker serves before its snapshot": (Variant(serve_before_snapshot=True), LOAD, "has taken no snapshot"),
-    "signals forgotten at a restart": (Variant(keep_signals=False), RESTLESS, "a signal was delivered twice"),
+    "signals forgotten at a restart": (Variant(keep_signals=False), STOPPED, "a signal was delivered twice"),
     "VRoom copies deduped by SnowflakeID alone": (Variant(gateway=faults.DedupeBySnowflakeID), BIG, "did not deliver"),
     "old layout ignored: records dropped": (Variant(broker=faults.DeafBroker), LOAD, "whose room has moved"),
     "old layout ignored: nobody told": (Variant(broker=faults.SilentBroker), LOAD, "did not answer a stale sender"),
@@ -70,7 +72,7 @@ FOUND_AT = {
     "GatewayMsgIDs compared by gateway": 3,
     "lists of a room's users kept": 12,
     "feedback removes what is newer": 5,
-    "signals forgotten at a restart": 1,
+    "signals forgotten at a restart": 16,
     "old layout ignored: records dropped": 6,
     "old layout ignored: nobody told": 6,
     "old layout ignored: joins dropped": 45,
