@@ -17,6 +17,7 @@ from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.run import NO_FAULT, Load, report, shape_of
 from tests.support.effort import portion
 
+pytestmark = pytest.mark.timeout(900)  # a fault that few seeds show takes minutes on a busy machine
 ROUTERS, BROKERS = "router", "broker"
 SEEDS = 40
 """A fault must show in one of so many runs."""

@@ -14,6 +14,7 @@ from tests.sim.system.faults import SystemVariant
 from tests.sim.system.run import report, shape_of
 from tests.support.effort import portion
 
+pytestmark = pytest.mark.timeout(900)  # a fault that few seeds show takes minutes on a busy machine
 SEEDS = 25
 """A fault must show in one of so many runs."""
 
