@@ -290,7 +290,7 @@ async def test_a_handler_that_fails_is_called_again_and_its_lane_waits(cluster: 
         assert (inbox.counters.retries, inbox.counters.dead_letters) == (2, 0)
         with pytest.raises(InvalidArgument, match="takes this inbox's mail already"):
             await inbox.run(handler)
-        with pytest.raises(InvalidArgument, match="`run` takes this inbox's mail"):
+        with pytest.raises(InvalidArgument, match="`run` consumes this inbox's mail"):
             await anext(inbox)
         await inbox.close()
         await running
@@ -457,7 +457,7 @@ async def test_a_cluster_that_delivers_no_mail_says_so(cluster: Any) -> None:
     await cluster.gateways[0].kill()
     cluster.gateways.clear()
     async with pixiu.connect(cluster.target, connect_timeout_s=0.3) as px:
-        with pytest.raises(Unavailable, match=r"no gateway took the inbox within 0.3 s \(the cluster has no gateway"):
+        with pytest.raises(Unavailable, match=r"no gateway accepted the inbox within 0.3 s \(the cluster has no gateway"):
             await anext(px.inbox(uin=7, device="phone"))
 
 

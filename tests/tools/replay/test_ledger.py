@@ -81,7 +81,7 @@ def test_after_a_leave_nothing_is_owed_and_what_comes_is_alien() -> None:
     assert ledger.send(0, ROOM, A, b"t", 100) == 1
     assert deliver(ledger, 0, B, 100, 110) is Outcome.ALIEN
     (example,) = ledger.examples
-    assert "he had left" in example
+    assert "this user had left" in example
 
 
 def test_a_message_on_its_way_at_a_join_is_neither_owed_nor_alien_but_only_once() -> None:
