@@ -48,7 +48,7 @@ def _halted(replica: Replica) -> None:
 
 @pytest.mark.parametrize(
     ("happens", "said"),
-    [(_unregistered, "registry"), (_without_room, "no room"), (_drained, "drains"), (_halted, "halted")],
+    [(_unregistered, "registry"), (_without_room, "disk space"), (_drained, "drains"), (_halted, "halted")],
 )
 def test_what_happened_to_a_follower_is_why_it_may_not_lead(happens: Callable[[Replica], None], said: str) -> None:
     replica = following(A, B)
