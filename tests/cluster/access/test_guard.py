@@ -751,6 +751,7 @@ async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_
     for session in sessions:
         session.rules_changed = changed
     carol = guard.open(await guard.check(login("carols-password", "carol")), "x", "", ended.append)
+    carol.rules_changed = changed  # or the clock would stand still where hers is the first visit
     passwords.put_user(tmp_path / "users", "dora", passwords.line_of("dora", "password-1", 11))
     await take(guard)
     assert (await guard.check(login("password-1", "dora"))).uin == 11
