@@ -1,14 +1,14 @@
-"""What does one attacker with an ordinary token do to everybody else, at every gRPC method that he can reach?
+"""Attack every gRPC method that an ordinary token can reach, and measure what an innocent client notices.
 
-A whole cluster that is guarded (`pixiu up --secure`). Every method of every service that the descriptors name is tried at the
-clients' listeners of a proxy and a gateway, so that a new one is attacked by itself; at each that is there, in turn, for a third
-of `--seconds`: the largest legal request on 50 streams or calls at a time, then malformed ones, then 50 that never read. Methods
-that only processes may call are tried at every listener of the cluster, and must refuse. An innocent pair says 40 messages
-to a room and 5 mails a second; its p99 is measured before each method and during each attack.
+It starts a cluster with `pixiu up --secure`. The methods come from the service descriptors, so a new method is attacked without a
+change here. Each method that a proxy or a gateway offers to clients is attacked for `--seconds`, a third of them each with the
+largest legal requests on 50 streams or calls, with malformed requests, and with 50 clients that never read. Methods for processes
+alone are tried at every listener, and must refuse. An innocent pair sends 40 messages to a room and 5 mails a second. Its p99 is
+measured before each method and during each attack.
 
-Bounds: p99 within twice, what is below 10 ms never counts, since that is what the scheduler of two cores does; a role's own memory
-(RssAnon) within its budget; no turn of an event loop above 50 ms of CPU time; no process leaves the registry, none of the
-innocent's messages is lost, and nobody disconnects it.
+Bounds: p99 within twice (below 10 ms it counts as 10 ms, because of the scheduler of two cores); a role's own memory (RssAnon)
+within its budget; no turn of an event loop above 50 ms of CPU time. No process leaves the registry, none of the innocent's messages
+is lost, and its connection stays.
 
 Estimate: quotas (20,000 messages a second of a login) let the attacker have a core of the servers, and attackers take what these
 leave: p99 rises from 5 to 15 ms where the machine has two cores. Memory: windows of 4 MiB a stream, 200 MiB of a proxy. Turns: 2 ms
@@ -16,8 +16,8 @@ and one piece, 10 ms.
 
     python -m benchmarks.attackers [--seconds 60] [--method Subscribe ...] [--stacks]     # exit code 1: a bound is broken
 
-The attackers have nice 19, and still a part of what the servers have. Where other programs have the machine they get nothing at
-all: look at the load that is printed, and give `--nice 0`.
+The attackers run at nice 19. On a machine that is busy with other work they get no CPU at all then: look at the load that is
+printed, and use `--nice 0`.
 """
 
 from __future__ import annotations

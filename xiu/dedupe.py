@@ -120,7 +120,7 @@ class Run:
 
 
 class WrittenRun:
-    """A run as it was written, searched without being unpacked: IDs that go back and forth name another one with each record."""
+    """A run in the form of its row, searched without unpacking: each record of a batch may need another run."""
 
     __slots__ = ("_count", "_end", "_msg_id", "_value", "first", "last")
 
@@ -128,6 +128,8 @@ class WrittenRun:
         self._value = value
         self._msg_id, self._count = _RUN.unpack_from(value)
         self._end = _RUN.size + 8 * self._count
+        well_formed = bool(self._count) and len(value) in (self._end, self._end + 2 * self._count)
+        assert well_formed, "a row that can be read is as it was written"
         self.first, self.last = self._word(0), self._word(self._count - 1)
 
     def _word(self, index: int) -> int:

@@ -1,7 +1,7 @@
-"""gRPC's health service, which everybody may ask.
+"""gRPC's health service, which needs no login.
 
-The library's holds the name that a watcher asks for as long as the watcher likes, however long the name is; and where two watch one
-name, the first that leaves has the other never hear of a change.
+The library's service keeps the name that a watcher asks for, of any length, as long as the watcher stays. When two watch one name
+and one leaves, the other gets no more changes.
 
 Source: docs/security.md, "What one request may ask for".
 """
@@ -25,7 +25,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._changed = asyncio.Event()
-        """Set, and exchanged, when a service says something else."""
+        """Set and replaced when the status of a service changes."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         """What a service says now."""

@@ -63,18 +63,18 @@ class AskReply(_message.Message):
     SPLIT_US_FIELD_NUMBER: _builtins.int
     MSG_IDS_FIELD_NUMBER: _builtins.int
     CRCS_FIELD_NUMBER: _builtins.int
-    COPIES_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     doubling: _builtins.int
     """that split the two; 0: they are not split, or that is not committed, and nothing else is said"""
     split_at: _builtins.int
     """counter of its entry in the parent's log"""
     split_us: _builtins.int
     """when that was, in the time of the parent's state, Unix µs"""
-    copies: _builtins.int
-    """disks that each known one is on; 0: fewer than `min_in_sync`"""
     holds: _builtins.bytes
     """without SnowflakeIDs: readers that retention waits for, as the child's log shall have them"""
+    copies: _builtins.int
+    """disks that each known one is on; 0: fewer than `min_in_sync`"""
     @_builtins.property
     def msg_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each SnowflakeID; 0: not known"""
@@ -91,8 +91,8 @@ class AskReply(_message.Message):
         split_us: _builtins.int = ...,
         msg_ids: _abc.Iterable[_builtins.int] | None = ...,
         crcs: _abc.Iterable[_builtins.int] | None = ...,
-        copies: _builtins.int = ...,
         holds: _builtins.bytes = ...,
+        copies: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
