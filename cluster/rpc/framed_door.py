@@ -91,10 +91,13 @@ class FramedDoor:
         """Whether anything is served."""
         return bool(self._methods)
 
-    async def bind(self, host: str, port: int, *, fallback: bool) -> int:
-        """Take the port, or with `fallback` any where it is taken; returns it. Raises ConfigurationError."""
+    async def bind(self, host: str, port: int, *, fallback: bool, reuse: bool = False) -> int:
+        """Take the port, or with `fallback` any where it is taken; returns it. Raises ConfigurationError.
+
+        reuse: also take a port on which connections of an earlier process end. Only for ports that the kernel gives to nobody.
+        """
         try:
-            self._server = await self._listen(host, port)
+            self._server = await self._listen(host, port, reuse)
         except OSError as error:
             if not fallback or error.errno != errno.EADDRINUSE:
                 raise ConfigurationError(
@@ -102,17 +105,18 @@ class FramedDoor:
                     "free it, or set stream_port to another one"
                 ) from None
             try:
-                self._server = await self._listen(host, 0)
+                self._server = await self._listen(host, 0, reuse=False)
             except OSError as further:
                 raise ConfigurationError(
                     f"no port on {host} can be used for framed streams: {further.strerror or further}: set stream_port"
                 ) from None
         return int(self._server.sockets[0].getsockname()[1])
 
-    async def _listen(self, host: str, port: int) -> asyncio.Server:
+    async def _listen(self, host: str, port: int, reuse: bool) -> asyncio.Server:
+        # It listens later (`start`). Until then the kernel would give a port with SO_REUSEADDR to another process.
         loop = asyncio.get_running_loop()
         return await loop.create_server(
-            lambda: _Arrival(self._arrived), host, port, backlog=BACKLOG, reuse_address=True, start_serving=False
+            lambda: _Arrival(self._arrived), host, port, backlog=BACKLOG, reuse_address=reuse, start_serving=False
         )
 
     async def start(self) -> None:

@@ -358,7 +358,10 @@ class Process(Generic[OptionsT]):
         if self._cluster.streams == FRAMED and self._streams.wanted:
             options = self._options
             wanted = options.stream_port or min(port + 3, 65_535)
-            self._stream_port = await self._streams.bind(options.host, wanted, fallback=not options.stream_port)
+            chosen = bool(options.stream_port)
+            self._stream_port = await self._streams.bind(
+                options.host, wanted, fallback=not chosen, reuse=chosen or bool(options.port)
+            )
             self._metrics.collect_from(self._streams.samples)
 
     def _context(self, endpoint: Endpoint, membership: Membership) -> Context[OptionsT]:

@@ -418,3 +418,19 @@ async def test_a_connection_of_either_side_has_keep_alive() -> None:
         assert carrier._connection is not None
         sock: socket.socket = carrier._connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+async def test_a_port_that_nobody_chose_is_not_given_to_others_before_it_listens(guessed: bool) -> None:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        wanted = free.getsockname()[1] if guessed else 0
+    door = framed_door.FramedDoor()
+    port = await door.bind(HOST, wanted, fallback=True)
+    try:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind((HOST, port))
+    finally:
+        await door.close()
