@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cluster.links.head import Refusal
 from pixiu.ids import EndpointID
 
 MAX_FRAGMENTS: Final = 16
@@ -58,22 +59,22 @@ class Reassembly:
         self._given_up: dict[tuple[EndpointID, int, int], float] = {}
         """When each was, in that order."""
 
-    def take(self, sender: EndpointID, type_: int, sequence: int, count: int, body: bytes, now: float) -> bytes | None:
+    def take(self, sender: EndpointID, type_: int, sequence: int, count: int, body: bytes, now: float) -> bytes | str | None:
         """A fragment came, for the first time. Returns the whole item when it was the last one that was missing, None when more are
-        missing, and nothing (`b""`) when it is malformed, does not go with the others, or these were given up."""
+        missing, and a `Refusal` when it is malformed, does not go with the others, or these were given up."""
         index = int.from_bytes(body[:INDEX_SIZE], "little")
         if not 2 <= count <= MAX_FRAGMENTS or index >= count or len(body) <= INDEX_SIZE or sequence <= index:
-            return b""
+            return Refusal.MALFORMED_FRAGMENT
         key = sender, type_, sequence - index
         found = self._items.get(key)
         if found is None:
             if now - self._given_up.get(key, -HELD_S) < HELD_S:
-                return b""
+                return Refusal.LATE_FRAGMENT
             self._bound(now)
             found = self._items[key] = _Unfinished(count, now)
             self._held += HELD_COST_BYTES
         elif len(found.parts) != count:
-            return b""
+            return Refusal.MALFORMED_FRAGMENT
         found.parts[index] = body[INDEX_SIZE:]
         found.missing -= 1
         found.cost += len(body)

@@ -99,6 +99,8 @@ class Refusal:
     MALFORMED_RECORDS: Final = "malformed_records"
     MALFORMED_CONTROL: Final = "malformed_control"
     MALFORMED_FRAGMENT: Final = "malformed_fragment"
+    LATE_FRAGMENT: Final = "late_fragment"
+    """Its item was given up: the other fragments did not come in time."""
     MALFORMED_HEARTBEAT: Final = "malformed_heartbeat"
     MALFORMED_ACKNOWLEDGEMENT: Final = "malformed_acknowledgement"
     HANDLER_RAISED: Final = "handler_raised"

@@ -431,8 +431,8 @@ class LinkCore:
             whole = self._reassembly.take(link.id, type_, sequence, count, data[start:end], now)
             if whole is None:
                 return
-            if not whole:
-                self._reject(link, receiver, tracker, head, Refusal.MALFORMED_FRAGMENT, address, now)
+            if isinstance(whole, str):
+                self._reject(link, receiver, tracker, head, whole, address, now)
                 return
             data, start, end, count = whole, 0, len(whole), 1
         try:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tests.sim.cluster.process import Process
     from tests.sim.cluster.world import World
 
-HARMLESS = {"duplicate", "old_counter", "unknown_sender", "destination", "sender"}
-"""Why links refuse datagrams on a network that repeats and reorders, and where processes follow each other at a port."""
+HARMLESS = {"duplicate", "old_counter", "unknown_sender", "destination", "sender", Refusal.LATE_FRAGMENT}
+"""Why links refuse datagrams on a network that repeats, reorders and delays, and where processes follow each other at a port."""
 
 
 def split(data: bytes) -> Iterator[bytes]:
@@ -441,6 +441,7 @@ class Watch:
                     lost = self._world.wire.missing[other.endpoint, process.endpoint, type_]
                     self.checked["gaps"] += lost
                     untaken = process.untaken[other.endpoint] if type_ == CONTROL else 0
+                    untaken += process.links.refusals.counts.get(Refusal.LATE_FRAGMENT, 0)
                     if not lost <= tracker.lost <= lost + untaken:
                         text = f"counts {tracker.lost} lost items of type {type_} from {other.place.name}, it was {lost}"
                         found.append(f"{process.place.name} {text}")
