@@ -304,6 +304,8 @@ class Publishing:
 
     def _done(self, message: Confirmable) -> None:
         self.unacknowledged.pop(message.packet_id, None)
+        if not self.unacknowledged:
+            self._accepted.clear()  # there is nothing older that could be sent again
         self._client.published(message.packet_id)
 
     def _is_late(self, message: Confirmable) -> bool:

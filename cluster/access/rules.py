@@ -43,8 +43,10 @@ Decision = bool | str
 """Yes, no, or the name of the callback that is asked."""
 HELD: Final = (SUBSCRIBE, INBOX)
 """What a session does not only do, but has from then on."""
-MAX_REMEMBERED: Final = 4096
-"""Answers that one session remembers; beyond it all are forgotten."""
+MAX_REMEMBERED: Final = 64
+"""Answers that one session remembers, about 25 KB at most; beyond it all are forgotten. A new answer costs 1 µs more."""
+MAX_GIVEN: Final = 4096
+"""Of each session: what it has by callbacks' answers, and what it has to ask them."""
 MAX_REMEMBERED_TOPIC: Final = 128
 """Characters of a topic for which the answer is remembered."""
 MAX_RULES: Final = 1000
@@ -240,7 +242,7 @@ class Permissions:
         decision = self._known.get((action, target))
         if decision is None:
             decision = self._first(action, target)
-        if isinstance(decision, str) and len(self.foreseen) < MAX_REMEMBERED and self._answers(decision, action, target) is None:
+        if isinstance(decision, str) and len(self.foreseen) < MAX_GIVEN and self._answers(decision, action, target) is None:
             self.foreseen[decision, action, target] = None
 
     def keep(self, older: Permissions) -> None:
@@ -253,7 +255,7 @@ class Permissions:
             return question in self._given
         if not answer:
             self._given.discard(question)
-        elif action in HELD and len(self._given) < MAX_REMEMBERED:
+        elif action in HELD and len(self._given) < MAX_GIVEN:
             self._given.add(question)
         return answer
 

@@ -1,0 +1,62 @@
+"""What a gateway remembers of a client's confirmed messages, so that no older one is sent after a newer one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.mqtt_publishing import Publishing
+from gateway.publishing import Confirmable
+from pixiu.errors import Dropped
+from pixiu.ids import SnowflakeID
+
+ROOM = 42
+
+
+class Client:
+    """An MQTT client whose messages are on their way."""
+
+    id, uin, client_id, access, is_open = 1, 7, "c", None, True
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+
+    def published(self, packet_id: int) -> None:
+        self.acknowledged.append(packet_id)
+
+    def stop_reading(self, wanted: bool) -> None:
+        pass
+
+
+def sending(client: Client, *keys: int) -> tuple[Publishing, list[Confirmable]]:
+    """Its messages, by rooms, all under way."""
+    clients: Any = SimpleNamespace(hurry=lambda: None, counters=SimpleNamespace(unroutable=0, chat_offline=0))
+    publishing, messages = Publishing(client, clients), []  # type: ignore[arg-type]
+    for number, key in enumerate(keys, 1):
+        message = Confirmable(publishing._resolved, number, key, b"x", SnowflakeID(number))
+        message.number = number
+        publishing.unacknowledged[number] = SnowflakeID(number)
+        count, _ = publishing._sent.get(key, (0, 0))
+        publishing._sent[key] = count + 1, number
+        publishing._under_way += 1
+        messages.append(message)
+    return publishing, messages
+
+
+def test_a_message_is_not_sent_again_after_a_later_one_was_accepted() -> None:
+    client = Client()
+    publishing, (older, newer) = sending(client, ROOM, ROOM)
+    publishing._resolved(newer, None)
+    publishing._resolved(older, Dropped("lost"))
+    assert client.acknowledged == [2, 1]
+    assert not publishing._again
+
+
+def test_a_client_whose_messages_are_all_acknowledged_costs_nothing() -> None:
+    client = Client()
+    publishing, messages = sending(client, *range(1, 1001))
+    for message in messages[1:]:
+        publishing._resolved(message, None)
+    assert len(publishing._accepted) == 999, "the first may be sent again"
+    publishing._resolved(messages[0], None)
+    assert not publishing._accepted
