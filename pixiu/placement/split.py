@@ -26,9 +26,13 @@ class SplitPartitions:
             self._split.clear()
 
     def learn(self, refused_by: int, partitions: int) -> bool:
-        """A partition refused a key as one of another partition, among so many. Whether that is news: the partition was split."""
-        if partitions != 2 * self.count or not is_partition_count(partitions) or refused_by >= self.count:
+        """A partition refused a key as one of another partition, among so many. Whether that is news: the partition was split.
+
+        With more than twice as many, doublings were finished of which the layout here does not tell yet.
+        """
+        if partitions < 2 * self.count or not is_partition_count(partitions) or refused_by >= self.count:
             return False
+        self.set_count(partitions // 2)
         if refused_by in self._split:
             return False
         self._split.add(refused_by)

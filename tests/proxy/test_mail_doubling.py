@@ -117,15 +117,15 @@ def test_a_mail_to_many_moves_with_its_first_receiver_and_nothing_overtakes_it()
     assert not pipeline.take(ev.SendAppend), "user 5 waits for the mail to 7 and 4 of the same channel"
 
 
-def test_a_layout_that_is_two_doublings_ahead_is_waited_for() -> None:
+def test_a_partition_that_is_two_doublings_ahead_is_believed_and_others_mail_goes_on() -> None:
     pipeline = Pipeline(xius=1)
-    pipeline.mail(record(1, 5), position=1)
+    pipeline.mail(record(1, 4), record(2, 5), position=1)
     (sent,) = pipeline.take(ev.SendStore)
     refuse(pipeline, sent, 4, moved=1)
-    assert pipeline.take(ev.Disconnect)
-    pipeline.now += 1
-    pipeline.turn()
-    assert [each.partition for each in pipeline.take(ev.SendStore)] == [0]
+    assert not pipeline.take(ev.Disconnect)
+    assert [(each.partition, *keys(each)) for each in pipeline.take(ev.SendStore)] == [(0, 4), (1, 5)]
+    pipeline.mail(record(3, 4), record(4, 5), position=3)
+    assert {each.partition: keys(each) for each in pipeline.take(ev.SendStore)} == {0: [4], 1: [5]}
 
 
 def test_links_to_children_are_open_before_the_cut_where_their_parents_links_are() -> None:
