@@ -66,18 +66,21 @@ DOUBLED = {
 FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
 """Seeds to begin with, because a fault that is rare elsewhere has shown there."""
 FOUND_AT = {
+    "Pi forgets whose appends it refused": 19,
+    "a parent of Pi takes what moved beside its child": 7,
+    "a child of Pi opens before it has learned everything": 13,
     "a split of Pi overtakes what came in the same turn": 79,
-    "Pi forgets whose appends it refused": 61,
-    "a relay does not send again what a stream lost": 8,
-    "a child of Pi begins without cursors": 61,
-    "a child of Pi does not follow what is acknowledged": 43,
-    "the layout of Xiu flips before its children are open": 8,
-    "the layout of routers flips before the new ones run": 156,
-    "a broker drops what moved at the flip": 15,
-    "a relay drops what moved at the flip": 267,
+    "a child of Pi begins without cursors": 73,
+    "a child of Pi does not follow what is acknowledged": 7,
+    "the layout of Xiu flips before its children are open": 17,
+    "the layout of brokers flips before the new ones run": 15,
+    "the layout of routers flips before the new ones run": 21,
+    "the layout of relays flips before the new ones run": 114,
+    "a broker drops what moved at the flip": 30,
+    "a relay drops what moved at the flip": 42,
     "a router confirms what it does not pass on": 261,
 }
-"""A seed that found a fault which few find; it is played before all others."""
+"""A seed that found a fault which seed 1 does not find; it is played before all others."""
 
 
 def shows(seed: int, doubled: str) -> bool:
