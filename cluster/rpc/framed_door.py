@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -122,6 +123,9 @@ class FramedDoor:
     async def start(self) -> None:
         """Take connections from now on."""
         if self._server is not None:
+            for listener in self._server.sockets:
+                # Connections inherit this. Without it those that end would keep a process that restarts from its port for a minute.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await self._server.start_serving()
 
     async def close(self) -> None:

@@ -145,6 +145,7 @@ async def test_the_users_of_a_killed_gateway_are_offline(cluster: LocalCluster) 
             await until_devices(px, 760, 0)
             assert await offline(px, 760)
     await asyncio.to_thread(cluster.wait_healthy)
+    assert port in cluster.mqtt_ports(), "clients find the gateway that was started again at its port"
 
 
 async def test_a_cluster_of_rooms_alone_says_what_is_missing(tmp_path: Path) -> None:

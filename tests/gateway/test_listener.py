@@ -135,3 +135,19 @@ async def test_a_port_that_the_kernel_chose_is_not_given_to_others_before_it_lis
                 other.bind(("127.0.0.1", port))
     finally:
         listener.close()
+
+
+async def test_a_gateway_that_restarts_has_its_port_again_while_old_connections_end() -> None:
+    """The kernel keeps what the gateway closed for a minute (TIME_WAIT)."""
+    made = list[asyncio.BaseTransport]()
+    listener = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await listener.bind()
+    await listener.start()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        await until(lambda: bool(made))
+        made[0].close()
+        assert await asyncio.to_thread(client.recv, 1) == b""
+    listener.close()
+    again = Listener(lambda: Noted(made), "127.0.0.1", port)
+    assert await again.bind() == port
+    again.close()

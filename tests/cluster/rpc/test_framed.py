@@ -434,3 +434,18 @@ async def test_a_port_that_nobody_chose_is_not_given_to_others_before_it_listens
                 other.bind((HOST, port))
     finally:
         await door.close()
+
+
+async def test_a_process_that_restarts_has_its_port_again_while_old_connections_end() -> None:
+    """The kernel keeps what the process closed for a minute (TIME_WAIT)."""
+    door = framed_door.FramedDoor()
+    port = await door.bind(HOST, 0, fallback=True)
+    await door.start()
+    with socket.create_connection((HOST, port)) as client:
+        await asyncio.to_thread(client.sendall, frame(Kind.MESSAGE, b"no hello"))
+        while await asyncio.to_thread(client.recv, 4096):
+            pass
+    await door.close()
+    again = framed_door.FramedDoor()
+    assert await again.bind(HOST, port, fallback=False, reuse=True) == port
+    await again.close()
