@@ -28,7 +28,7 @@ class Admission:
         rate_per_s, burst: new connections; a rate of 0 is no limit.
         max_pending: connections that are not identified yet.
         max_connections: identified connections.
-        address_percent: share of these that one address may have.
+        address_percent: per cent of these that one address may have.
         now: monotonic seconds.
     """
 

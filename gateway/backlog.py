@@ -73,8 +73,7 @@ class Backlog:
         return self.patient(now)
 
     def take(self, max_bytes: int) -> tuple[list[bytes], int]:
-        """Take chunks of up to `max_bytes` (at least one). Returns them and their number of messages. They count as waiting until
-        `left`."""
+        """Take chunks of up to `max_bytes`, at least one. Returns them and their number of messages. They count until `left`."""
         taken: list[bytes] = []
         size = messages = 0
         if self._chunks and self._leaving_since is None:

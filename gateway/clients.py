@@ -44,8 +44,7 @@ gateways drop repeats; after that an old ID is worth no more than a new one."""
 MAX_REMEMBERED_CLIENTS: Final = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
 MOVES_WITHIN_S: Final = 10.0
-"""Time that a client asked to move may take, seconds: the SDK waits for up to a second, joins elsewhere, and reads on for one
-more."""
+"""Time that a client asked to move may take, seconds: the SDK waits for up to 1 s, joins elsewhere, and reads on for 1 s."""
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
@@ -68,8 +67,7 @@ class Connection(Protocol):
         """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
 
     def answer(self, answer: ev.Answer) -> None:
-        """Report the result of a join: it took effect, except for the refused part. `known` is False if it was not confirmed in
-        time."""
+        """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
@@ -255,8 +253,7 @@ class Clients:
         )
 
     def arrived(self, connection: Pending, address: str) -> int:
-        """Number a new connection, which is pending. An older pending one may be evicted. `address`: of its machine, empty if
-        unknown."""
+        """Number a new, pending connection; an older one may be evicted. `address`: of its machine, empty if unknown."""
         number = next(self._numbers)
         self._pending[number] = connection
         oldest = self._admission.arrived(number, address)
@@ -297,8 +294,7 @@ class Clients:
             self.step(ev.Closed(connection.id, reason))
 
     def take_over(self, client_id: str, connection: Named) -> dict[int, SnowflakeID]:
-        """Register the connection of a client ID and end an older one. Returns the IDs of its unacknowledged messages by packet
-        ID."""
+        """Register the connection of a client ID and end an older one. Returns its unacknowledged messages: packet ID → ID."""
         older = self._by_client.pop(client_id, None)
         if older is not None:
             older.end(CloseReason.TAKEN_OVER, "the same client connected again")
@@ -323,8 +319,7 @@ class Clients:
                 self._remembered.popitem(last=False)
 
     def hold_memory(self, connection: Holder, address: str, held: int) -> None:
-        """Note how many untaken bytes a connection holds. If the total is too high, the connections that hold the most are
-        ended."""
+        """Note the untaken bytes of a connection. If the total is too high, the connections that hold the most are ended."""
         if held < SMALL_BYTES and connection.id not in self._holders:
             return
         self._holders[connection.id] = connection

@@ -205,7 +205,7 @@ class Core:
         return min(self.rooms.next_deadline(), self.users.next_deadline(), NEVER if routes is None else routes)
 
     def samples(self) -> dict[str, object]:
-        """Samples for metrics, beside `counters` and those of `mail`."""
+        """Samples for metrics, besides `counters` and those of `mail`."""
         return {
             "presences": self.index.presences,
             "presences_unconfirmed": self.rooms.unconfirmed,
@@ -403,8 +403,7 @@ class Core:
     def _leave_refused(
         self, connection: int, asked: _Asked, now: float, out: list[ev.Effect]
     ) -> frozenset[tuple[int, bytes | None]]:
-        """Take a client out of the refused channels; for a client that speaks records a request is refused whole. Returns these
-        channels."""
+        """Take a client out of the refused channels, or of all if the request must be refused whole. Returns these channels."""
         if not asked.rooms_refused and not asked.user_refused:
             return frozenset()
         client, event = self.index.clients[connection], asked.event

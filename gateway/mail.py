@@ -33,8 +33,7 @@ SPARE_DEVICES: Final = 1024
 """A relay may name this number of devices beyond twice the connections that take mail here. Policy: departed ones are forgotten; if
 that is not enough, the stream ends."""
 MAX_LAST_WORDS: Final = 10_000
-"""Acknowledgements of ended connections that wait for a relay's stream. Policy: the oldest is forgotten, and its mail is sent
-again."""
+"""Acknowledgements of ended connections that wait for a relay's stream. Policy: the oldest is forgotten, its mail sent again."""
 
 
 class Acknowledgement(NamedTuple):
@@ -143,8 +142,7 @@ class MailBook:
     # --- relays
 
     def opened(self, event: ev.MailStreamOpened, now: float, out: list[ev.Effect]) -> None:
-        """Add the stream of a relay that identified itself. An older stream of it ends: if that were alive, the relay would not
-        open another."""
+        """Add the stream of a relay that identified itself. An older stream of it ends: the relay has evidently lost that."""
         older = [number for number, stream in self._streams.items() if stream.relay == event.relay]
         for number in older:
             del self._streams[number]

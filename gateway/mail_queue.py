@@ -16,8 +16,7 @@ from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
 MAX_WAITING: Final = INBOX_LANES * MAP_BITS
-"""Entries. The core lets no more unacknowledged ones be written; a client that acknowledges what it has not read is
-disconnected."""
+"""Entries. The core writes no more unacknowledged ones; a client that acknowledges what it has not read is disconnected."""
 OVERRUN: Final = f"more than {MAX_WAITING} mails wait for this client: it acknowledges what it has not read"
 
 MAX_RANGES: Final = 10_000

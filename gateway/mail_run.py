@@ -86,8 +86,7 @@ class MailRun:
         return MailRun(self.place, self.first + begin, self.data[start : start + ends[-1]], ends, self.bodies[begin:end])
 
     def without_expired(self, now_ms: int) -> tuple[list[MailRun], list[int]]:
-        """Split off expired mails. Returns the remaining runs and the InboxSeqs of the expired ones. `now_ms`: Unix
-        milliseconds."""
+        """Split off expired mails. Returns the remaining runs and the expired InboxSeqs. `now_ms`: Unix milliseconds."""
         over = []
         start = 0
         for index, end in enumerate(self.ends):

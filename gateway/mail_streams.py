@@ -174,8 +174,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
     # --- what its streams call
 
     def take(self, stream: _Stream, batch: delivery_pb2.DeliveryBatch, relay: int = 0) -> None:
-        """Take a batch; `relay`: the relay's endpoint, with the first batch. Raises `MalformedData`: then nothing of it was
-        taken."""
+        """Take a batch; `relay`: the relay's endpoint, with the first batch. Raises `MalformedData` before anything was taken."""
         devices, deliveries = read_batch(batch)
         if relay:
             self._step(ev.MailStreamOpened(stream.number, EndpointID(relay)))

@@ -55,8 +55,7 @@ FEW_MEMBERS = 3
 REPEAT_S = 0.01
 """Delay of the second copy, seconds."""
 CROWD_PAUSE_S = 0.01
-"""Interval between reports to a partition while a crowd connects, seconds: a datagram with one change costs as much as one with
-dozens."""
+"""Interval between reports to a partition in a crowd of joins, seconds: a datagram costs as much with one change as with dozens."""
 MAX_REPEATS = 50_000
 """Changes that wait for their second copy. Policy: further ones are sent once, and again if they are lost."""
 MAX_PRESENCES = 1 << 40
@@ -301,8 +300,7 @@ class MembershipReporter:
         return effects
 
     def _told_next(self, window: _Window) -> float:
-        """Time of the next report to a partition. If more waits than fits in one turn, it is not delayed to collect further
-        changes."""
+        """Time of the next report to a partition. If a whole turn's worth waits, it is not delayed to collect more."""
         if len(window.new) < MAX_A_TURN and self._is_crowd():
             return max(window.not_before, window.told_at + CROWD_PAUSE_S)
         return window.not_before

@@ -144,8 +144,7 @@ class MQTTConnection(asyncio.Protocol):
         self._mail = MailQueue()
         self._takes_mail = False
         self._asking: asyncio.Task[None] | None = None
-        """Set while callbacks are asked what the client may do, or while it waits for its turn to join; later effects wait, and it
-        is not read from."""
+        """Set while callbacks are asked, or while the client waits to join; it is not read from, and its later effects wait."""
         self._in_line = False
         """True while it waits for its turn to join."""
         self._behind: list[Effect] = []
@@ -465,8 +464,7 @@ class MQTTConnection(asyncio.Protocol):
         self._perform(effects)
 
     def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
-        """Carry out effects. `soon`: answers leave at the end of the turn, with others. `asked`: callbacks were asked for the
-        first."""
+        """Carry out effects. `soon`: answers leave at the turn's end, with others. `asked`: callbacks were asked for the first."""
         for effect in effects:
             if asked:
                 asked = False

@@ -27,8 +27,7 @@ from pixiu.wire.record import Flag, Kind, encode, with_topic
 MAX_RETRIES: Final = 3
 """Retries of a QoS 1 message that a broker did not confirm."""
 MAX_CLIENT_BYTES: Final = 1 << 20
-"""Bytes of one client's messages in flight to the brokers, of QoS 0 and of QoS 1. With more it is not read from; one message may
-always be sent."""
+"""Bytes of one client's messages in flight, of any QoS. With more it is not read from; one message may always leave."""
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 5.0
 """First and last pause before a message that was lost, or refused for now, is sent again, seconds; it doubles, less jitter."""

@@ -98,8 +98,7 @@ class _Publisher:
         return framed_or_grpc(self._framed, proxy, PUBLISH, parse, lambda: publish_call(self._channels, address))
 
     def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: no capacity now; `when_room` is called when there may be
-        some."""
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
         shell = self._shell
         if shell is None or not shell.try_admit(len(message.record)):
             self._waiting[when_room] = None

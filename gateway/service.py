@@ -226,8 +226,7 @@ class Service(RoleShell):
         return self._runner.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Take control messages: confirmations, queries, newer layouts, or refusals of this generation; a relay also ends
-        logins."""
+        """Take control messages: confirmations, queries, newer layouts, refusals of this generation, logins ended by relays."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -317,8 +316,7 @@ class Service(RoleShell):
         return problem or (self._traces.problem if self._traces is not None else "")
 
     def _digests(self, role: str) -> dict[str, str]:
-        """Partition of routers or relays → digest that their maps, and brokers', show for this gateway when they are equal to its
-        own."""
+        """Partition of routers or relays → digest that their maps, and brokers', show for this gateway if they equal its own."""
         partitions = self._context.view.layout.partitions(role)
         core = self._core
         sums = (core.rooms if role == "router" else core.users).own.digest if core is not None else Digest()
