@@ -29,11 +29,11 @@ from pixiu.placement.partition import rendezvous_order, share_rooms
 from pixiu.wire.trace import UNTRACED, Tracer
 
 WAITING_LOG_S: Final = 10.0
-"""A broker that waits for routers says so this often."""
+"""Interval between two logs of a broker that waits for routers, seconds."""
 
 
 class State(Enum):
-    """A broker replica's state. Draining is the shell's matter: the core keeps working."""
+    """State of a broker replica. Draining is the shell's matter: the core keeps working."""
 
     INIT = "Init"
     """The first snapshots are not all merged yet."""
@@ -42,15 +42,15 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Counters(MemberCounters):
-    """What the broker has done since its start; records are counted by `broker.fanout`."""
+    """Counts since the start of the broker; records are counted by `broker.fanout`."""
 
     messages_in: int = 0
     messages_foreign: int = 0
-    """For rooms of another partition."""
+    """Messages for rooms of another partition."""
     subscriptions_lost: int = 0
-    """A router died, vanished, or said that it does not know us."""
+    """Subscriptions whose router died, vanished, or replied that it does not know us."""
     gateways_unknown: int = 0
-    """Look-ups of a room's gateway whose instance is not in the registry; it gets nothing."""
+    """Look-ups of a gateway whose instance is not in the registry; it gets nothing."""
 
 
 class Core(MemberCore):
@@ -94,18 +94,18 @@ class Core(MemberCore):
             self.table.on(Settled, self._on_settled)
         self.feeds: dict[int, Feed] = {}
         self._retry_at = NEVER
-        """When a feed may look for a router again."""
+        """Time at which a feed may look for a router again."""
         self._waiting_since: float | None = None
         self._said_waiting_at = 0.0
         self.table.on(RecordsReceived, self._on_records)
 
     @property
     def counters(self) -> Counters:
-        """What it has done since its start."""
+        """Counts since the start."""
         return self._counters
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds."""
+        """Time at which `Tick` is due, monotonic seconds."""
         return min(super().next_deadline(), self._retry_at)
 
     # --- records
@@ -130,8 +130,8 @@ class Core(MemberCore):
         found: list[Target] = []
         for instance in self.membership.gateways(room):
             gateway = self._gateways.get(instance)
-            # A generation below the registry's was purged by its floor; one above is a gateway that the view
-            # does not show yet. What is sent to the one before it does no harm: it is gone.
+            # A generation below the registry's was purged by its floor; one above is a gateway that the view does not show yet.
+            # Records for the generation before it do no harm: it is gone.
             if gateway is None:
                 self.counters.gateways_unknown += 1
             else:
@@ -159,10 +159,10 @@ class Core(MemberCore):
     # --- feeds
 
     def _go_on(self, now: float, out: list[Effect]) -> None:
-        """Have a feed from every router partition that shares rooms; leave routers that are gone; seek others.
+        """Keep a feed from every router partition that shares rooms; leave routers that are gone; look for others.
 
-        The partitions that a doubling is making are fed from as soon as they run, so that nothing is missed when the
-        number changes; only the present ones are needed to run.
+        The new partitions of a doubling feed the broker as soon as they run, so that nothing is missed when the number changes;
+        only the present ones are needed to become Running.
         """
         view = self._view
         if view is None:
@@ -208,7 +208,7 @@ class Core(MemberCore):
         self._ask_for_snapshot(source, out)
 
     def _can_pause(self) -> bool:
-        """Of the partition's replicas the lowest serves on, since all may have been out of contact together."""
+        """True unless this is its partition's lowest replica, which keeps serving because all may have lost contact together."""
         view = self._view
         others = [] if view is None else [b.endpoint for b in view.replicas.values() if b.partition == self.partition]
         return bool(others) and self.endpoint > min(others)
@@ -228,7 +228,7 @@ class Core(MemberCore):
             if event.digest is not None and not event.digest.as_of:
                 self._repair(event.peer, Repair(self.puller.on_digest(event.peer, event.digest, now)), out)
             return
-        # A reply that was under way while the snapshot was taken is no news.
+        # A reply that was in flight while the snapshot was taken is no news.
         if now - feed.finished_at > 2 * self._heartbeat_s:
             self.counters.subscriptions_lost += 1
             feed.lose(now)
@@ -285,10 +285,10 @@ class Core(MemberCore):
         self._changed(purged)
 
     def _expired(self, keys: list[Key], out: list[Effect]) -> None:
-        """Nothing goes by tombstones."""
+        """Do nothing: nothing depends on tombstones."""
 
     def _on_absence(self, event: ev.AbsenceReceived, now: float, out: list[Effect]) -> None:
-        """Negative feedback: drop what is not newer."""
+        """Drop entries that are not newer than a report of absence (negative feedback)."""
         if 0 < event.as_of <= MAX_ID:
             self._changed(self.membership.absent(event.as_of, event.rooms, now))
 
@@ -309,12 +309,12 @@ class Core(MemberCore):
         own = [message for message in messages if self._serves(message.group)]
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
-        # Also what was known: another router may have said it before the snapshot of this one was asked for.
+        # Including known ones: another router may have reported them before this one's snapshot was requested.
         self._note_seen(own)
         self._changed(applied)
 
     def _changed(self, outcome: Applied | Purged) -> None:
-        """What is cached for rooms is over: where gateways are sent to, when those changed; else when any member did."""
+        """Drop the cached targets of rooms: with gateways as targets if those changed, with relays if any member did."""
         if self.relays is None:
             self.fanout.forget(outcome.groups)
         else:

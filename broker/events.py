@@ -1,4 +1,4 @@
-"""What happens to a broker's core, and what it asks its shell to do: as with all members of the shared map."""
+"""Events of a broker's core, and the effects that it requests: those of all members of the shared map."""
 
 from __future__ import annotations
 

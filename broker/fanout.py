@@ -1,6 +1,6 @@
-"""From a record's room to the gateways that have members: the broker's hot path. Pure.
+"""Look-up from a record's room to the gateways that have members: the broker's hot path. Pure.
 
-A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
+A batch is walked once, in place; each record is cut out once and added to the list of every gateway that gets it.
 
 Source: PiXiu §2.3 step 10, §5.3 step 12; docs/protocol.md, "Record", docs/architecture.md, "A message to a room".
 """
@@ -18,19 +18,19 @@ from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, PLAIN_ROO
 from pixiu.wire.trace import UNTRACED, Tracer
 
 MAX_CACHED_ROOMS: Final = 1_000_000
-"""Policy: the cache starts anew."""
+"""Rooms in the cache. Policy: at the bound it is emptied."""
 
 
 class Routed(Enum):
-    """What became of a batch."""
+    """Outcome of a batch."""
 
     TAKEN = "taken"
     PASSED_ON = "passed on"
     """Some records were for another partition, and go there: the sender's layout is old."""
     UNROUTABLE = "unroutable"
-    """Some were, and could not be passed on."""
+    """Some records were for another partition, and could not be passed on."""
     MALFORMED = "malformed"
-    """Nothing of it is sent."""
+    """None of it is sent."""
 
 
 @dataclass(slots=True)
@@ -41,22 +41,22 @@ class FanoutCounters:
     copies_out: int = 0
     records_without_members: int = 0
     records_wrong_kind: int = 0
-    """Neither to a room nor a signal to a room."""
+    """Records that are neither to a room nor a signal to a room."""
     records_unroutable: int = 0
-    """For a room of another partition, too late after a doubling or without a replica there."""
+    """Records for a room of another partition, too late after a doubling or without a replica there."""
     records_passed_on: int = 0
-    """For a room of another partition: the sender's layout is old."""
+    """Records for a room of another partition: the sender's layout is old."""
     batches_malformed: int = 0
 
     def add(self, records: int, copies: int, empty: int, wrong: int) -> None:
-        """A batch was routed."""
+        """Count a routed batch."""
         self.records_in += records
         self.copies_out += copies
         self.records_without_members += empty
         self.records_wrong_kind += wrong
 
     def passed_on(self, stale: int, lost: int) -> Routed:
-        """So many of its records were for another partition, and so many of these could not be passed on."""
+        """Count `stale` records for another partition, `lost` of them not passed on. Returns the outcome of their batch."""
         self.records_passed_on += stale - lost
         self.records_unroutable += lost
         return Routed.UNROUTABLE if lost else Routed.PASSED_ON
@@ -66,9 +66,9 @@ class Fanout:
     """Routes records to the gateways with members in their rooms.
 
     Args:
-        gateways: the targets of a room that this partition serves; () where it has no members.
-        serves: whether this partition serves a room.
-        elsewhere: where to pass on the records of a room that it does not serve; None: nowhere.
+        gateways: gives the targets of a room that this partition serves; () if it has no members.
+        serves: True if this partition serves a room.
+        elsewhere: gives the target for records of a room that it does not serve; None: nowhere.
         tracer: stamps traced records.
     """
 
@@ -87,13 +87,13 @@ class Fanout:
         self.counters = FanoutCounters()
 
     def forget(self, rooms: Iterable[int]) -> None:
-        """The gateways of these rooms changed."""
+        """Forget rooms whose gateways changed."""
         cache = self._cache
         for room in rooms:
             cache.pop(room, None)
 
     def forget_all(self) -> None:
-        """The gateways themselves, or the partition rule, changed."""
+        """Forget all rooms: the gateways themselves, or the partition rule, changed."""
         self._cache.clear()
 
     def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
@@ -149,9 +149,9 @@ class Fanout:
         return Routed.MALFORMED
 
     def _look_up(self, room: int) -> tuple[tuple[Target, ...], bool]:
-        """The targets of a room that is not cached, and whether this partition serves it.
+        """Look up a room that is not cached. Returns its targets, and whether this partition serves it.
 
-        Only rooms with members are cached: what anybody may invent cannot fill the cache.
+        Only rooms with members are cached, so that invented rooms cannot fill the cache.
         """
         if self._serves(room):
             targets = self._gateways(room)

@@ -1,4 +1,4 @@
-"""From which router replica a broker gets each router partition's membership. Pure.
+"""Feeds: the router replicas from which a broker gets each router partition's membership. Pure.
 
 A feed is one router partition that shares rooms with the broker's:
 
@@ -23,7 +23,7 @@ from cluster.membership.member_state import retry_pause_s
 from pixiu.ids import EndpointID
 
 MAX_QUEUED_MESSAGES: Final = 200_000
-"""Gateway messages that wait for one feed's snapshot. Policy: what exceeds it is taken at once."""
+"""Gateway messages that wait for one feed's snapshot. Policy: further ones are taken at once."""
 
 
 class FeedState(Enum):
@@ -36,49 +36,49 @@ class FeedState(Enum):
 
 @dataclass(slots=True)
 class Feed:
-    """One router partition's membership."""
+    """Membership of one router partition."""
 
     partition: int
     state: FeedState = FeedState.SEEKING
     source: EndpointID | None = None
     complete: bool = False
-    """A snapshot was merged at least once."""
+    """True once a snapshot was merged."""
     attempts: int = 0
     retry_at: float = 0.0
     finished_at: float = -1e9
-    """When the last snapshot was merged."""
+    """Time when the last snapshot was merged."""
     lost_at: float | None = None
-    """Since when no router is known to send us everything; None before the first snapshot, and while LIVE."""
+    """Time since which no router is known to send us everything; None before the first snapshot, and while LIVE."""
     queue: deque[list[Update]] = field(default_factory=deque)
     queued: int = 0
     seen: set[Key] | None = None
-    """Keys of the snapshot that is being taken and of live messages since, when others will be dropped."""
+    """Keys of the present snapshot and of live messages since, if all others will be dropped."""
 
     def begin(self, source: EndpointID, now: float) -> None:
-        """Take a snapshot from a router. After long without one, what it does not have is dropped: tombstones may be over."""
+        """Take a snapshot from a router. After a long time without one, entries not in it are dropped: tombstones may be gone."""
         self.state, self.source = FeedState.SNAPSHOT, source
         out = self.lost_at is not None and now - self.lost_at > OUT_OF_CONTACT_S
         self.seen = set() if out else None
 
     def lose(self, now: float) -> None:
-        """The router is gone, or has not sent everything."""
+        """Look for another router: this one is gone, or has not sent everything."""
         if self.state is FeedState.LIVE:
             self.lost_at = now
         self.state, self.source, self.seen = FeedState.SEEKING, None, None
 
     def fail(self, endpoint: EndpointID, now: float) -> None:
-        """The snapshot failed: try again after a pause."""
+        """Note that the snapshot failed: try again after a pause."""
         self.lose(now)
         self.attempts += 1
         self.retry_at = now + retry_pause_s(endpoint, self.attempts)
 
     def succeed(self, now: float) -> None:
-        """The snapshot is merged."""
+        """Note that the snapshot is merged."""
         self.state, self.complete, self.attempts = FeedState.LIVE, True, 0
         self.finished_at, self.lost_at, self.seen = now, None, None
 
     def enqueue(self, messages: list[Update]) -> bool:
-        """Keep messages for the end of the snapshot; False when there is no room for them."""
+        """Keep messages for the end of the snapshot. Returns False if there is no space for them."""
         if self.queued + len(messages) > MAX_QUEUED_MESSAGES:
             return False
         self.queue.append(messages)
@@ -86,7 +86,7 @@ class Feed:
         return True
 
     def replay(self) -> list[Update]:
-        """What was kept, in order; the queue is empty then."""
+        """Take the kept messages, in order."""
         found = [change for messages in self.queue for change in messages]
         self.queue.clear()
         self.queued = 0

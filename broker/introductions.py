@@ -1,7 +1,8 @@
 """Gateways that a broker knows from a router before it knows them from the registry. Pure.
 
-A client's SUBACK says that what is sent from now on arrives. A broker that has its membership, and not its gateway's address,
-would drop that; so routers say where the gateways of memberships are. The registry, once it shows a gateway, is right.
+A client's SUBACK promises that messages sent from now on arrive. A broker that has its membership, but not its gateway's address,
+would drop them; so routers report the addresses of the gateways of memberships. Once the registry shows a gateway, the registry is
+right.
 
 Source: docs/memberships.md, "Confirmation".
 """
@@ -18,29 +19,29 @@ from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID
 from pixiu.wire.v1 import control_pb2
 
 MAX_INTRODUCED: Final = 4_096
-"""What exceeds it waits for the registry."""
+"""Limit of introduced gateways; further ones wait for the registry."""
 MAX_HOST: Final = 256
 MAX_PORT: Final = 65_535
 
 
 class Introductions:
-    """What routers said of gateways that the registry does not show."""
+    """Gateways reported by routers that the registry does not show."""
 
     def __init__(self) -> None:
         self._known: dict[EndpointID, tuple[Gateway, Peer]] = {}
 
     @property
     def gateways(self) -> tuple[Gateway, ...]:
-        """Those introduced, as `gateways_of` gives those of the registry."""
+        """Introduced gateways, in the form that `gateways_of` gives for the registry."""
         return tuple(gateway for gateway, _ in self._known.values())
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Links to those introduced."""
+        """Links to the introduced gateways."""
         return tuple(peer for _, peer in self._known.values())
 
     def take(self, gateways: Iterable[control_pb2.GatewayAddress], view: View) -> bool:
-        """Note those that are new. Whether any was."""
+        """Note new gateways. Returns True if there were any."""
         before = len(self._known)
         for one in gateways:
             endpoint = EndpointID(one.endpoint)
@@ -52,13 +53,13 @@ class Introductions:
         return len(self._known) > before
 
     def view_changed(self, view: View) -> None:
-        """Forget those that the registry shows, or a later run of."""
+        """Forget gateways that the registry shows, or a later run of them."""
         for endpoint, (gateway, _) in list(self._known.items()):
             if view.by_endpoint(endpoint) is not None or _is_older(gateway.instance, gateway.generation, view):
                 del self._known[endpoint]
 
     def died(self, endpoint: EndpointID) -> bool:
-        """Heartbeats say that one is dead. Whether it was known from here."""
+        """Forget a gateway that heartbeats report dead. Returns True if it was known from here."""
         return self._known.pop(endpoint, None) is not None
 
 

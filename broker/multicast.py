@@ -1,7 +1,7 @@
-"""From a record's room to its members' relays, each with the list of its users. Pure.
+"""Look-up from a record's room to its members' relays, each with the list of its users. Pure.
 
-It costs per member, where the way by gateways costs per gateway; gateways need then not be known to brokers, and relays
-decide where a user is.
+The cost is per member, while the path by gateways costs per gateway; brokers need not know gateways then, and relays decide where a
+user is.
 
 Source: PiXiu §7.4; docs/architecture.md, "Through relays".
 """
@@ -22,14 +22,14 @@ from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import MAX_UINS, address, uin_list
 
 MAX_CACHED_MEMBERS: Final = 4_000_000
-"""Members in the lists that are kept ready. Policy: all are made anew."""
+"""Members in the cached lists. Policy: at the bound all are built again."""
 
 Way = tuple[Target, bytes]
-"""A relay and the list of users before the record; an empty list: a broker that the record is passed on to as it is."""
+"""A relay and the list of users before the record; an empty list: a broker that gets the record unchanged."""
 
 
 class Relays:
-    """The relays that rooms' messages go to."""
+    """Relays that get rooms' messages."""
 
     def __init__(self) -> None:
         self.partitions = 0
@@ -39,7 +39,7 @@ class Relays:
         """Lists of users whose partition had no relay when they were made."""
 
     def change(self, partitions: int, replicas: Iterable[tuple[EndpointID, int]]) -> None:
-        """Use these: endpoint and partition."""
+        """Use these replicas: endpoint and partition."""
         self.partitions = partitions
         self._by_partition = {}
         for endpoint, partition in replicas:
@@ -64,12 +64,12 @@ class Relays:
 
 
 class AddressedFanout:
-    """See the module; the interface is that of `broker.fanout.Fanout`.
+    """Routes records through relays; the interface is that of `broker.fanout.Fanout`.
 
     Args:
-        ways: where the records of a room that this partition serves go.
-        serves: whether this partition serves a room.
-        elsewhere: where to pass on the records of a room that it does not serve; None: nowhere.
+        ways: gives the destinations for records of a room that this partition serves.
+        serves: True if this partition serves a room.
+        elsewhere: gives the target for records of a room that it does not serve; None: nowhere.
         tracer: stamps traced records.
     """
 
@@ -90,7 +90,7 @@ class AddressedFanout:
         self.counters = FanoutCounters()
 
     def forget(self, rooms: Iterable[int]) -> None:
-        """The members of these rooms changed."""
+        """Forget rooms whose members changed."""
         for room in rooms:
             ways = self._cache.pop(room, ())
             if ways:
@@ -98,7 +98,7 @@ class AddressedFanout:
                 self._barriers.changed(room)
 
     def forget_all(self) -> None:
-        """The relays, or the partition rule, changed."""
+        """Forget all rooms: the relays, or the partition rule, changed."""
         self._clear()
         self._barriers.all_changed()
 
@@ -116,11 +116,11 @@ class AddressedFanout:
         return routed
 
     def settled(self, parcels: Iterable[tuple[int, bool]], out: list[Effect]) -> None:
-        """Parcels were handled or lost: (token, whether handled). What waited for them is sent."""
+        """Note parcels that were handled or lost: (token, whether handled). Records that waited for them are sent."""
         self._go_on(self._barriers.settled(parcels), out)
 
     def waits(self, room: int) -> bool:
-        """Whether what comes for a room now would wait."""
+        """True if a record for a room would wait now."""
         return self._barriers.holds(room)
 
     def _go_on(self, records: list[bytes], out: list[Effect]) -> None:
@@ -158,7 +158,7 @@ class AddressedFanout:
                     lost += not ways
             record = data[position:after]
             if flags & Flag.TRACED:
-                # Stamped before it is put behind a list: what is traced is the record inside.
+                # Stamped before the list is put in front: the traced record is the one inside.
                 now_us = self._tracer.now_us()
                 record = self._tracer.stamp(record, now_us, now_us)
             for target, listed in ways:

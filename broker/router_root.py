@@ -23,11 +23,11 @@ from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
 
 ROLES: Final = ("router", "relay", "gateway")
-"""What is seen below the other root."""
+"""Roles seen below the other root."""
 
 
 def merged(own: View, other: View) -> View:
-    """The brokers and proxies of one cluster with the routers and gateways of another. The layout's version is the own one's."""
+    """Join brokers and proxies of one cluster with routers and gateways of another. The layout's version is that of `own`."""
     roles = {role: layout for role, layout in own.layout.roles.items() if role not in ROLES}
     roles |= {role: layout for role, layout in other.layout.roles.items() if role in ROLES}
     nodes = [node for node in own.nodes if node.role not in ROLES]
@@ -48,15 +48,15 @@ class RouterRoot:
         self._on_view = on_view
         self._own: View | None = None
         self._node: Node | None = None
-        """The broker's, as it would be in the other cluster."""
+        """The broker's node, as it would be in the other cluster."""
         self._discovery = Discovery(
             context.zookeeper, context.router_root, self._changed, context.options.poll_interval_s, roles=ROLES
         )
 
     async def start(self, node: Node) -> None:
-        """Read the other root. `node`: what the broker will register.
+        """Read the other root. `node`: the broker's future registration.
 
-        Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`.
+        Raises `ConfigurationError` if its processes have other settings, `RegistryUnavailable`.
         """
         there = replace(self._context.cluster, router_root="")
         self._node = replace(node, wire_hash=there.wire_hash())
@@ -64,7 +64,7 @@ class RouterRoot:
         self._check()
 
     def _check(self) -> None:
-        """Raises `ConfigurationError`. Also for processes that come later."""
+        """Raises `ConfigurationError` if settings differ, also those of processes that come later."""
         assert self._node is not None
         for node in self._discovery.view.nodes:
             if node.role in ROLES and (problem := disagreement(self._node, node)):
@@ -78,7 +78,7 @@ class RouterRoot:
         await self._discovery.close()
 
     def set_own(self, view: View) -> None:
-        """The broker's own root has changed."""
+        """Take a new view of the broker's own root."""
         self._own = view
         self._changed(self._discovery.view)
 
@@ -87,7 +87,7 @@ class RouterRoot:
         return merged(self._own or View(), self._discovery.view)
 
     def mark(self, peer: EndpointID, *, dead: bool) -> None:
-        """Heartbeats say so: what vanished from the registry is dropped from the view, or held."""
+        """Mark a peer dead or alive, by its heartbeats: if it vanished from the registry, it is dropped from the view, or kept."""
         (self._discovery.mark_dead if dead else self._discovery.mark_alive)(peer)
 
     def _changed(self, _view: View) -> None:

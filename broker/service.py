@@ -54,20 +54,20 @@ class Service(MemberService):
     # What the runtime calls.
 
     async def prepare(self, node: Node) -> Node:
-        """Read where the routers are, when that is another root."""
+        """Read the other root, if the routers are there."""
         if self._router_root is not None:
             await self._router_root.start(node)
         return node
 
     async def start(self) -> None:
-        """Returns when the snapshots of all router partitions that share rooms are merged; waits for routers for ever."""
+        """Wait until the snapshots of all router partitions that share rooms are merged; waits for routers for ever."""
         self._runner.step(TICK)
         await self._ready.wait()
         membership = self._core.membership
         self._context.log.info(MEMBERSHIP_READY, members=len(membership), rooms=membership.groups)
 
     async def drain(self) -> None:
-        """Serve on until proxies use another replica."""
+        """Serve until proxies use another replica."""
         await self._quiet(lambda: self._core.fanout.counters.records_in, lambda: True)
 
     async def stop(self) -> None:
@@ -77,7 +77,7 @@ class Service(MemberService):
         await super().stop()
 
     def health(self) -> dict[str, object]:
-        """The membership's size and where it comes from. `degraded` is a text while something needs an operator."""
+        """Size and sources of the membership. `degraded` is a text while something needs an operator."""
         core = self._core
         lost = sorted(partition for partition, feed in core.feeds.items() if feed.state is FeedState.SEEKING)
         degraded = f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None
@@ -93,14 +93,14 @@ class Service(MemberService):
         }
 
     def on_view(self, view: View) -> None:
-        """The own root's; with another root's routers, relays and gateways in it, where they are there."""
+        """Take a view of the own root; routers, relays and gateways come from the other root if they are there."""
         if self._router_root is not None:
             self._router_root.set_own(view)
         else:
             self._take_view(view)
 
     def _take_view(self, view: View) -> None:
-        """Heartbeat and reach routers, gateways and the other brokers; relays where records go through them."""
+        """Heartbeat and reach routers, gateways and the other brokers; relays if records go through them."""
         me = self._context.endpoint_id
         relays = view.running("relay") if self._context.cluster.fanout == "relay" else ()
         others = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
@@ -124,15 +124,15 @@ class Service(MemberService):
     # What the links call.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """A proxy's batch; or another broker's, whose partition the room has left."""
+        """Take a proxy's batch, or another broker's, whose partition the room has left."""
         return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """What was sent to relays was handled, or lost."""
+        """Note parcels that relays handled, or lost."""
         self._runner.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A router, gateway or broker died or came back."""
+        """Note that a router, gateway or broker died or came back."""
         if self._router_root is not None and state in (PeerState.DEAD, PeerState.ALIVE):
             self._router_root.mark(peer, dead=state is PeerState.DEAD)
         super().on_peer_state(peer, state)

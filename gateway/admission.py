@@ -1,11 +1,12 @@
-"""Who may connect: the limits that keep a storm of connections, or a crowd of half-open ones, from hurting the others. Pure.
+"""Admission of connections: limits that keep a storm of connections, or a crowd of half-open ones, from hurting the others. Pure.
 
-        accept ──▶ pending ──(says who it is)──▶ connected
-                     │  too many: the oldest goes      └─ too many, or too fast: refused, and told when to come again
+        accept ──▶ pending ──(is identified)───▶ connected
+                     │  too many: the oldest goes      └─ too many, or too fast: refused with a retry-after
 
-A pending connection costs a socket and nothing else. The oldest of the address that has the most goes first, because an honest
-client says who it is within a round trip, and whoever only holds connections open has the oldest ones. One address can take a
-share of the places, never all. New connections beyond a rate are refused: what costs is the joining of rooms that follows.
+A pending connection costs only a socket. When there are too many, the oldest one of the address that has the most is closed: an
+honest client identifies itself within a round trip, so the oldest ones belong to clients that only hold connections open. One
+address can take a share of the places, never all. New connections beyond a rate are refused, because the joining of rooms that
+follows is what costs.
 
 Source: docs/promises.md, "Failure rules" 2 and 4; PiXiu §2.5.
 """
@@ -17,7 +18,7 @@ from typing import Final
 from cluster.runtime.token_bucket import TokenBucket
 
 FULL_RETRY_S: Final = 1.0
-"""When a client may come again that met a full gateway."""
+"""Retry-after for a client that met a full gateway, seconds."""
 
 
 class Admission:
@@ -25,9 +26,9 @@ class Admission:
 
     Args:
         rate_per_s, burst: new connections; a rate of 0 is no limit.
-        max_pending: connections that have not said who they are.
-        max_connections: those that have.
-        address_percent: how many of these one address may have.
+        max_pending: connections that are not identified yet.
+        max_connections: identified connections.
+        address_percent: per cent of these that one address may have.
         now: monotonic seconds.
     """
 
@@ -48,13 +49,13 @@ class Admission:
         self.refused = 0
 
     def set_limits(self, *, rate_per_s: float, burst: float, max_connections: int, now: float) -> None:
-        """Admit by these from now on; who is connected stays."""
+        """Use these limits from now on; connected clients stay."""
         self._bucket = TokenBucket(rate_per_s, burst, now) if rate_per_s else None
         self._max_connections = max_connections
 
     @property
     def pending(self) -> int:
-        """Connections that have not said who they are."""
+        """Connections that are not identified yet."""
         return len(self._pending)
 
     @property
@@ -63,7 +64,7 @@ class Admission:
         return len(self._connected)
 
     def arrived(self, number: int, address: str = "") -> int | None:
-        """A connection was accepted. Returns the pending one that must go for it. `address`: empty where it is not known."""
+        """Add an accepted connection. Returns the pending one to close in its place. `address`: empty if unknown."""
         self._pending[number] = address
         self._pending_of.setdefault(address, {})[number] = None
         if len(self._pending) <= self._max_pending:
@@ -75,7 +76,7 @@ class Admission:
         return oldest
 
     def connect(self, number: int, now: float) -> float:
-        """A pending connection said who it is. 0 when it may stay; else the seconds after which it may come again."""
+        """Identify a pending connection. Returns 0 if it may stay, else the seconds after which it may retry."""
         wait_s = 0.0
         address = self._pending.get(number, "")
         if len(self._connected) >= self._max_connections or self._is_full(address):

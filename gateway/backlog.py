@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Grade(Enum):
-    """How far a connection is behind: the time for which its oldest message has waited."""
+    """Lag of a connection: the time for which its oldest message has waited."""
 
     PROMPT = "prompt"
     """Below 100 ms: what waits is written as soon as the client takes it."""
@@ -28,15 +28,15 @@ BATCHED_FROM_S: Final = 0.1
 STALLED_FROM_S: Final = 1.0
 BATCH_S: Final = 0.01
 CHUNK_BYTES: Final = 128
-"""What a chunk counts beside its bytes: the objects that hold it."""
+"""Bytes counted per chunk beyond its data, for the objects that hold it."""
 
 
 class Backlog:
-    """Messages that wait for a slow connection: at most `limit_bytes`, the oldest go first.
+    """Messages that wait for a slow connection: at most `limit_bytes`; the oldest are dropped first.
 
     Args:
         limit_bytes: the bound. Times are those of `SlowConsumers.now`.
-        patience_s: how long a connection may stay over the bound, or stalled, before it is to be disconnected.
+        patience_s: time for which a connection may be over the bound, or stalled, before it should be disconnected.
 
     Source: docs/promises.md, "Failure rules" 3; the grades follow the article's author (2022): the further behind, the rarer the
     writes.
@@ -48,7 +48,7 @@ class Backlog:
         self._limit = limit_bytes
         self._patience_s = patience_s
         self._chunks: deque[tuple[bytes, int, float]] | None = None
-        """Made when something waits: an empty one has 600 bytes, and most connections never need it."""
+        """Created when a message waits: an empty one takes 600 bytes, and most connections never need it."""
         self._bytes = 0
         self._leaving_since: float | None = None
         self._over = False
@@ -73,7 +73,7 @@ class Backlog:
         return self.patient(now)
 
     def take(self, max_bytes: int) -> tuple[list[bytes], int]:
-        """Chunks of up to `max_bytes` (at least one), and how many messages they hold. They wait until `left`."""
+        """Take chunks of up to `max_bytes`, at least one. Returns them and their number of messages. They count until `left`."""
         taken: list[bytes] = []
         size = messages = 0
         if self._chunks and self._leaving_since is None:
@@ -87,26 +87,26 @@ class Backlog:
         return taken, messages
 
     def leaving(self, now: float) -> None:
-        """What was written just now has not left yet."""
+        """Note that data was written directly and has not left yet."""
         if self._leaving_since is None:
             self._leaving_since = now
 
     def left(self) -> None:
-        """What was taken has left."""
+        """Note that everything taken has left."""
         self._leaving_since = None
         if not self._chunks:
-            # It has caught up: a break, wherever it stands when it is looked at again.
+            # It has caught up, which counts as a break, whatever its state at the next check.
             self._over = False
             self._late_since = None
 
     def behind_s(self, now: float) -> float:
-        """How long the oldest message has waited, seconds."""
+        """Time that the oldest message has waited, seconds."""
         if self._leaving_since is not None:
             return now - self._leaving_since
         return now - self._chunks[0][2] if self._chunks else 0.0
 
     def grade(self, now: float) -> Grade:
-        """How far the connection is behind."""
+        """Grade of the connection's present lag."""
         behind_s = self.behind_s(now)
         if behind_s < BATCHED_FROM_S:
             return Grade.PROMPT

@@ -39,12 +39,12 @@ from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.wire.v1 import control_pb2
 
 REMEMBERED_S: Final = 60.0
-"""For how long the IDs of a departed client's messages are kept, in case it sends these again with DUP: above the time for which
-gateways drop repeats, after which an old ID is worth no more than a new one."""
+"""Time for which the IDs of a departed client's messages are kept, seconds, in case it sends these again with DUP. Longer than
+gateways drop repeats; after that an old ID is worth no more than a new one."""
 MAX_REMEMBERED_CLIENTS: Final = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
 MOVES_WITHIN_S: Final = 10.0
-"""What a client that was told to move may take: the SDK waits for up to a second, joins elsewhere, and reads on for one more."""
+"""Time that a client asked to move may take, seconds: the SDK waits for up to 1 s, joins elsewhere, and reads on for 1 s."""
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
@@ -55,7 +55,7 @@ class Connection(Protocol):
 
     id: int
     packets: bool
-    """It gets PUBLISH packets of MQTT, else records."""
+    """True if it gets PUBLISH packets of MQTT; otherwise it gets records."""
 
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
@@ -64,32 +64,32 @@ class Connection(Protocol):
         """Write what was delivered in this turn."""
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
-        """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
+        """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
 
     def answer(self, answer: ev.Answer) -> None:
-        """A join has taken effect, or what of it was refused has not; `known` is False when it was not confirmed in time."""
+        """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
 
     def passed(self, size: int) -> None:
-        """So many bytes of QoS 0 that it published are no longer under way."""
+        """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
 
     def announce(self) -> bool:
-        """Tell the client that the gateway is going. Whether its protocol has a word for it."""
+        """Notify the client that the gateway is going away. Returns False if its protocol has no message for that."""
 
     def close(self, reason: str) -> None:
         """End the connection to the client."""
 
     def replaced(self, moved: bool) -> None:
-        """End the connection, and tell the client, if its protocol can, that a newer login took its place: of the same device
+        """End the connection and, if the protocol can, notify the client that a newer login took its place: of the same device
         (`moved`) or of another one."""
 
 
 class Pending(Protocol):
-    """A connection that may not have said who it is."""
+    """A connection that may not be identified yet."""
 
     id: int
 
     def evict(self) -> None:
-        """End it: too many have not said who they are."""
+        """End it: too many connections are not identified."""
 
 
 class Named(Protocol):
@@ -109,24 +109,24 @@ class Publishers(Protocol):
     """Sends messages of QoS 1; see `gateway.publishing.ConfirmedPublishers`."""
 
     def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: `when_room` is called when there may be room for it."""
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
 
     def forget(self, when_room: Callable[[], None]) -> None:
-        """A client that waits for room is gone."""
+        """Forget a client that waits for capacity."""
 
 
 @dataclass(slots=True)
 class ClientCounters:
-    """What clients were not given, or did not get through."""
+    """Counts of what clients lost, were refused, or could not do."""
 
     slow_consumer_dropped: int = 0
     """Messages dropped for slow clients."""
     unroutable: int = 0
     """Published messages that could not be passed on."""
     subscriptions_unconfirmed: int = 0
-    """Answered although no router or relay had confirmed them in time."""
+    """Subscriptions answered although no router or relay had confirmed them in time."""
     subscriptions_refused: int = 0
-    """A router or relay had no room for them."""
+    """Subscriptions for which a router or relay had no capacity."""
     denied: int = 0
     """Published messages of QoS 0 that their clients may not publish."""
     tls_failures: int = 0
@@ -154,8 +154,8 @@ class Clients:
         next_snowflake: a new message's ID. Raises `LeaseExpired`.
         publishers: send messages of QoS 1.
         roles: those of the cluster's layout.
-        through_relays: rooms' messages come through relays, to which every connection is told.
-        guard: asks clients who they are; None: nobody has to log in.
+        through_relays: room messages come through relays, which are informed of every connection.
+        guard: authenticates clients; None: nobody has to log in.
         turn: of the process; None: one of its own.
     """
 
@@ -216,7 +216,7 @@ class Clients:
         self._draining = False
 
     def set_options(self, options: Options) -> None:
-        """Go by other rates and limits of connections from now on."""
+        """Use the rates and connection limits of new options."""
         before, self.options = self.options, options
         self.rates.set_rates(_rates(options))
         if options.joins_per_s != before.joins_per_s:
@@ -230,31 +230,30 @@ class Clients:
         )
 
     def __len__(self) -> int:
-        """Connections that have said who they are."""
+        """Number of identified connections."""
         return len(self._connections)
 
     # --- what the protocols call
 
     @property
     def serves_users(self) -> bool:
-        """Whether the cluster has relays, so that messages to users can come."""
+        """True if the cluster has relays, so that messages to users can arrive."""
         return "relay" in self._roles()
 
     @property
     def serves_mail(self) -> bool:
-        """Whether mail can come: the cluster keeps inboxes, too."""
+        """True if the cluster keeps inboxes as well, so that mail can arrive."""
         return self.serves_users and "pi" in self._roles()
 
     def join_rate(self) -> JoinRate:
-        """What a new connection may join and leave."""
+        """Join and leave rate of a new connection."""
         options = self.options
         return JoinRate(
             self.join_share, options.client_joins_per_s, options.client_joins_burst, options.client_joins_free, self.now()
         )
 
     def arrived(self, connection: Pending, address: str) -> int:
-        """A number for a new connection, which has not said who it is yet. An older one may have to go for it. `address`: of its
-        machine, empty where it is not known."""
+        """Number a new, pending connection; an older one may be evicted. `address`: of its machine, empty if unknown."""
         number = next(self._numbers)
         self._pending[number] = connection
         oldest = self._admission.arrived(number, address)
@@ -263,12 +262,12 @@ class Clients:
         return number
 
     def admit(self, connection: Pending) -> None:
-        """A client says who it is. Raises `Overloaded` or `Draining`."""
+        """Admit a client that identified itself. Raises `Overloaded` or `Draining`."""
         if self._draining:
             raise Draining("this gateway is draining; connect to another one")
         wait_s = self._admission.connect(connection.id, self.now())
         if wait_s:
-            # Those that are refused together must not come back together.
+            # Clients that are refused together must not come back together.
             retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
             text = (
                 "too many clients connect or are connected, in all or from one address (gateway.connect_rate_per_s, "
@@ -280,7 +279,7 @@ class Clients:
     def opened(
         self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
     ) -> None:
-        """A client said who it is. `login`: it counts as a login of the user. `name`: of the device."""
+        """Register an identified client. `login`: it counts as a login of the user. `name`: of the device."""
         if not login and not self._through_relays:
             device = 0
         self._connections[connection.id] = connection
@@ -288,14 +287,14 @@ class Clients:
         self.step(ev.Opened(connection.id, uin, connection.packets, device, device_class, wall_ms, login, name))
 
     def closed(self, connection: Pending, reason: int) -> None:
-        """A connection is gone. `reason`: of control.proto."""
+        """Remove a connection that ended. `reason`: of control.proto."""
         self._admission.gone(connection.id)
         self._pending.pop(connection.id, None)
         if self._connections.pop(connection.id, None) is not None:
             self.step(ev.Closed(connection.id, reason))
 
     def take_over(self, client_id: str, connection: Named) -> dict[int, SnowflakeID]:
-        """An older connection of the client ID ends. Returns the IDs of its unacknowledged messages by packet ID."""
+        """Register the connection of a client ID and end an older one. Returns its unacknowledged messages: packet ID → ID."""
         older = self._by_client.pop(client_id, None)
         if older is not None:
             older.end(CloseReason.TAKEN_OVER, "the same client connected again")
@@ -309,7 +308,7 @@ class Clients:
             self._remembered.popitem(last=False)
 
     def gone(self, client_id: str, connection: Named, unacknowledged: dict[int, SnowflakeID]) -> None:
-        """The connection of a client ID ended."""
+        """Remove the connection of a client ID, and keep the IDs of its unacknowledged messages for a while."""
         if self._by_client.get(client_id) is connection:
             del self._by_client[client_id]
         if unacknowledged:
@@ -320,7 +319,7 @@ class Clients:
                 self._remembered.popitem(last=False)
 
     def hold_memory(self, connection: Holder, address: str, held: int) -> None:
-        """A connection holds so many bytes that nobody has taken. Those that hold the most end when it is too much in all."""
+        """Note the untaken bytes of a connection. If the total is too high, the connections that hold the most are ended."""
         if held < SMALL_BYTES and connection.id not in self._holders:
             return
         self._holders[connection.id] = connection
@@ -330,12 +329,12 @@ class Clients:
             self._holders.pop(connection.id, None)
 
     def forget_memory(self, connection: Holder) -> None:
-        """A connection is gone."""
+        """Forget a connection that ended."""
         self._holders.pop(connection.id, None)
         self.memory.forget(connection.id)
 
     def hurry(self) -> None:
-        """A client waits for an answer, or got it and may go on: a loop that is paced does not rest now."""
+        """Keep a paced loop from resting now: a client waits for an answer, or got it and may go on."""
         if self.pacer is not None:
             self.pacer.hurry(self.now())
 
@@ -377,7 +376,7 @@ class Clients:
             connection.deliver_mail(effect.runs, effect.anew)
 
     def answer(self, effect: ev.Answer) -> None:
-        """Tell a client that its subscription has taken effect."""
+        """Report the result of a subscription to its client."""
         self.counters.subscriptions_unconfirmed += not effect.known
         self.counters.subscriptions_refused += len(effect.refused) + effect.user_refused
         connection = self._connections.get(effect.connection)
@@ -385,7 +384,7 @@ class Clients:
             connection.answer(effect)
 
     def passed(self, effect: ev.Passed) -> None:
-        """What a client published is no longer under way."""
+        """Report that published bytes of a client are no longer in flight."""
         connection = self._connections.get(effect.connection)
         if connection is not None:
             connection.passed(effect.size)
@@ -394,17 +393,17 @@ class Clients:
         """End a connection that a newer login replaces."""
         moved = effect.reason == control_pb2.REASON_MOVED
         connection = self._connections.get(effect.connection)
-        # Who leaves a gateway that drains is there twice for a moment.
+        # A client that leaves a draining gateway is connected twice for a moment.
         if connection is not None and not (moved and self._draining):
             connection.replaced(moved)
 
     # --- the end
 
     def drain(self, spread_s: float, last_s: float) -> None:
-        """Admit nobody more, and move the clients elsewhere, spread over `spread_s` seconds.
+        """Admit no more clients, and move the connected ones elsewhere, spread over `spread_s` seconds.
 
-        Who can be told is told in the first half, and leaves when it has found another gateway; it is closed after
-        `MOVES_WITHIN_S`, and by `last_s` seconds from now. The others are closed in the second half.
+        Clients that can be notified are notified in the first half, and leave when they have found another gateway; they are closed
+        after `MOVES_WITHIN_S`, and by `last_s` seconds from now. The others are closed in the second half.
         """
         self._draining = True
         loop = asyncio.get_running_loop()
@@ -421,11 +420,11 @@ class Clients:
 
     @property
     def draining(self) -> bool:
-        """Whether `drain` was called."""
+        """True after `drain` was called."""
         return self._draining
 
     def stop(self) -> None:
-        """End what is left."""
+        """Close the remaining connections."""
         self.slow_consumers.close()
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")

@@ -1,4 +1,4 @@
-"""What routers and relays say to a gateway's core in control messages. Pure."""
+"""Conversion of control messages between routers or relays and a gateway's core. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pixiu.wire.v1 import control_pb2
 
 
 def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None) -> ev.Event | None:
-    """The event that a control message is; None where it is none for a core.
+    """Convert a control message to an event; None if it is not for a core.
 
-    relay: whether the peer is one; None: the gateway's view does not have it yet.
+    relay: True if the peer is a relay; None: the gateway's view does not have the peer yet.
     """
     if control.HasField("gateway_confirm"):
         confirm = control.gateway_confirm
@@ -28,6 +28,6 @@ def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None)
 
 
 def signals_delivered(effect: ev.SendDelivered) -> bytes:
-    """The control message of an effect."""
+    """Control message of a `SendDelivered` effect."""
     delivered = control_pb2.SignalsDelivered(ids=effect.signals)
     return control_pb2.Control(signals_delivered=delivered).SerializeToString()

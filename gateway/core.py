@@ -1,4 +1,4 @@
-"""The gateway's core: its clients' rooms, what it tells routers and relays, and the fan-out of what it is sent.
+"""The gateway's core: its clients' rooms, its reports to routers and relays, and the fan-out of messages.
 
 The fan-out joins writes: packets of one channel are made once per message and joined once per turn of the event
 loop; a connection gets one write for all of them.
@@ -40,9 +40,9 @@ NO_BIG_ROOMS = VRooms()
 MOVING = EndpointID(0)
 """In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
-"""One look at a record's flags tells whether it is to no topic and untraced, as nearly all are."""
+"""One test of a record's flags: nearly all records have no topic and no trace."""
 LEAVES_A_TURN = 128
-"""Channels that clients who are gone leave in one turn of the event loop, about 15 µs each; the rest follows in the next ones."""
+"""Channels that departed clients leave in one turn of the event loop, about 15 µs each; the rest follows in later turns."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 IDENTITY_END = IDENTITY_AT + IDENTITY.size
@@ -53,7 +53,7 @@ MALFORMED: Final = Settle(Outcome.MALFORMED)
 
 @dataclass(slots=True)
 class Counters:
-    """What the gateway has done since its start."""
+    """Counts since the start of the gateway."""
 
     records_in: int = 0
     deliveries: int = 0
@@ -67,7 +67,7 @@ class Counters:
     publish_dropped: int = 0
     signals_delivered: int = 0
     signals_repeated: int = 0
-    """Copies and repeats of what was delivered: dropped, and answered."""
+    """Copies and repeats of delivered signals: dropped, and answered."""
 
 
 _Published = tuple[int, bytes, int]
@@ -80,9 +80,9 @@ class _Asked:
 
     event: ev.Join
     channels: list[tuple[int, bytes | None]]
-    """Of the event, as the index calls them."""
+    """Of the event, in the form that the index uses."""
     waits_for: int
-    """Routers, and where it matters relays, that have not answered."""
+    """Number of answers still missing: of the routers and, where needed, of the relays."""
     known: bool = True
     rooms_refused: frozenset[int] = frozenset()
     user_refused: bool = False
@@ -94,12 +94,12 @@ class Core:
     Args:
         instance: this gateway's leased number.
         generation: of that number, grown with this start.
-        signals: remembers delivered signals; None: as long as this core lives.
+        signals: remembers delivered signals; None: only while this core lives.
         vrooms: the cluster's big rooms.
-        through_relays: rooms' messages come through relays, so that a join has taken effect when those know the user.
+        through_relays: room messages come through relays, so a join takes effect only when they know the user.
         tracer: stamps traced records.
         jitter, is_crowd: see `MembershipReporter`.
-        unix_ms: the time by which lifetimes are over, Unix milliseconds; it may be that of the senders' IDs only about.
+        unix_ms: clock for lifetimes, Unix milliseconds; it agrees only roughly with that of the senders' IDs.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Core:
         self._proxies: tuple[ev.Replica, ...] = ()
         self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy, MOVING)
         self._held: list[_Published] = []
-        """What clients published in this turn."""
+        """Records that clients published in this turn."""
         self._moving: list[_Published] = []
-        """What waits because its key moves to another proxy."""
+        """Published records that wait because their key moves to another proxy."""
         self._from: dict[int, dict[int, int]] = {}
-        """Token of a parcel to a proxy → the connections that it is from, and how many bytes of each."""
+        """Token of a parcel to a proxy → the connections that it came from, with the bytes of each."""
         reporter = partial(MembershipReporter, instance, self._as_of, self._next_token, jitter=jitter, is_crowd=is_crowd)
         self.rooms = reporter()
         self.users = reporter(few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
@@ -141,9 +141,9 @@ class Core:
         devices = self.devices
         self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt, unix_ms)
         self._asked: dict[int, dict[int, _Asked]] = {}
-        """Connection → request that is not answered yet."""
+        """Connection → requests that are not answered yet."""
         self._leaving: deque[ev.Closed] = deque()
-        """Clients that are gone and still in rooms."""
+        """Departed clients that are still in rooms."""
         self._table = self._event_table()
 
     def _event_table(self) -> EventTable[ev.Effect]:
@@ -173,9 +173,9 @@ class Core:
         return table
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order.
+        """Take one event; `now` is monotonic seconds. Returns the effects, in order.
 
-        What must leave (deliveries, gateway messages) leaves at `EndOfTurn`.
+        Deliveries and gateway messages leave at `EndOfTurn`.
         """
         return self._table.step(event, now)
 
@@ -186,10 +186,10 @@ class Core:
     def heartbeat(
         self, partition: int, partitions: int, *, relay: bool | None = False, key: int = 0
     ) -> control_pb2.SubscriptionState:
-        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps, by the
-        key for digests that it names.
+        """Answer a router's or relay's heartbeat with the state of the rooms or users that it keeps, as they are on this gateway,
+        by the digest key that it names.
 
-        `relay` None: it may be either; of what the other keeps it would believe that it is all there is.
+        `relay` None: it may be either. No digest is sent, because it would take one of the other role for a complete list.
         """
         if relay is None:
             return control_pb2.SubscriptionState(subscribed=True)
@@ -198,14 +198,14 @@ class Core:
         )
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
+        """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
         if self._leaving:
             return 0.0
         routes = self._proxy_routes.deadline
         return min(self.rooms.next_deadline(), self.users.next_deadline(), NEVER if routes is None else routes)
 
     def samples(self) -> dict[str, object]:
-        """Samples for metrics, beside `counters` and those of `mail`."""
+        """Samples for metrics, besides `counters` and those of `mail`."""
         return {
             "presences": self.index.presences,
             "presences_unconfirmed": self.rooms.unconfirmed,
@@ -223,7 +223,7 @@ class Core:
 
     @property
     def unconfirmed(self) -> int:
-        """What was said and some partition has not confirmed."""
+        """Number of reports that some partition has not confirmed."""
         return self.rooms.unconfirmed + self.users.unconfirmed + len(self._leaving)
 
     def _next_id(self) -> int:
@@ -242,7 +242,7 @@ class Core:
         return _proxy_of(key, self._proxies)
 
     def _on_records(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> None:
-        """A batch from a broker or a relay; of a malformed one nothing is delivered."""
+        """Take a batch from a broker or a relay; of a malformed one nothing is delivered."""
         records = _split(event.data, event.start, event.end, event.count)
         if records is None:
             self.counters.batches_malformed += 1
@@ -288,7 +288,8 @@ class Core:
             if (record[10] or record[11]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
                 continue
-            # Only what is whole and delivered: a damaged copy, or one that nobody was there for, is no reason to drop the next.
+            # Only whole and delivered records count: a damaged copy, or one that nobody was there for, is no reason to drop the
+            # next.
             seen.add(identity)
             self._dirty[channel] = None
             if channel.packets:
@@ -341,7 +342,7 @@ class Core:
         return client if client is not None and not client.gone else None
 
     def _leave_some(self, now: float) -> None:
-        """Take clients that are gone out of their rooms. Until then these get what no connection takes."""
+        """Take departed clients out of their rooms. Until then they get messages that no connection takes."""
         left = LEAVES_A_TURN
         while self._leaving and left > 0:
             gone = self._leaving[0]
@@ -369,7 +370,7 @@ class Core:
         if event.chat:
             self.index.join_user(event.connection)
         if to_user:
-            # A device has one inbox: the older one is told, as it is by a relay where it is at another gateway.
+            # A device has one inbox: the older connection is notified, as a relay does if it is at another gateway.
             older = self.devices.older(event.connection) if event.mail and not self.devices.takes_mail(event.connection) else []
             out += [ev.Disconnect(connection, control_pb2.REASON_MOVED) for connection in older]
             self.users.announce(self.devices.join(event.connection, chat=event.chat, mail=event.mail), now)
@@ -378,7 +379,7 @@ class Core:
         self._answered(self.users.request(event.connection, event.request, devices, now), now, out, users=True)
 
     def _answered(self, answers: list[Answered], now: float, out: list[ev.Effect], *, users: bool = False) -> None:
-        """Answer the clients; one that needs both routers and relays is answered with the second."""
+        """Answer the clients; a request that needs both routers and relays is answered after the second."""
         for answer in answers:
             asked = self._asked.get(answer.connection, {}).get(answer.request)
             if asked is None:
@@ -402,7 +403,7 @@ class Core:
     def _leave_refused(
         self, connection: int, asked: _Asked, now: float, out: list[ev.Effect]
     ) -> frozenset[tuple[int, bytes | None]]:
-        """Take a client out of what it was refused; of who speaks records a request is refused whole. Returns these channels."""
+        """Take a client out of the refused channels, or of all if the request must be refused whole. Returns these channels."""
         if not asked.rooms_refused and not asked.user_refused:
             return frozenset()
         client, event = self.index.clients[connection], asked.event
@@ -442,7 +443,7 @@ class Core:
     def _on_confirmed(self, event: ev.Confirmed, now: float, out: list[ev.Effect]) -> None:
         said = [reports for reports in (self.rooms, self.users) if reports.reports_to(event.peer)]
         if any(reports.message(number) is not None for reports in said for number in event.stale):
-            # The newest that this run said of somebody is not the newest that is known: no client may go by it.
+            # The newest state that this run reported of a member is not the newest known: no client may rely on it.
             out.append(ev.Fenced())
         if not self.users.reports_to(event.peer):
             self._answered(self.rooms.confirmed(event.peer, event.ids), now, out)
@@ -455,7 +456,7 @@ class Core:
         told = [change for number in event.ids if (change := self.users.message(number)) is not None]
         answers = self.users.confirmed(event.peer, event.ids)
         for change in told:
-            # While relays double two partitions are told, of which one may not know the user's other devices.
+            # While relays double, two partitions are informed, one of which may not know the user's other devices.
             if self.users.message(change.id) is None:
                 self.devices.confirmed(change)
         self._answered(answers, now, out, users=True)
@@ -486,7 +487,7 @@ class Core:
         self._answered(self.users.expire(now), now, out, users=True)
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
-        """Membership first, so that routers know of it before a message that a client sends after it."""
+        """Send membership first, so that routers know it before a message that the client sends after it."""
         if self._leaving:
             self._leave_some(now)
         out += self.rooms.flush(now)
@@ -503,7 +504,7 @@ class Core:
         out += answers
 
     def _end_signals(self) -> list[ev.SendDelivered]:
-        """Queue the turn's new signals for their clients. Returns the answers, for after the deliveries."""
+        """Queue the turn's new signals for their clients. Returns the answers to send after the deliveries."""
         turn = self.signals.end_turn(self._channel_of)
         for channel, record, body in turn.deliver:
             self._dirty[channel] = None
@@ -578,7 +579,7 @@ def _proxy_of(key: int, proxies: tuple[ev.Replica, ...]) -> EndpointID | None:
 
 
 def _bytes_of(published: list[_Published]) -> dict[int, int]:
-    """Connection → the bytes that it published of these."""
+    """Connection → bytes of these records that it published."""
     found: dict[int, int] = {}
     for _, record, connection in published:
         found[connection] = found.get(connection, 0) + len(record)
@@ -595,7 +596,7 @@ def _delivery(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) 
 
 
 def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
-    """The records of a batch; None when it is malformed."""
+    """Split a batch into records; None if it is malformed."""
     records: list[bytes] = []
     for _ in range(count):
         if start + HEADER_SIZE > end:
@@ -609,7 +610,7 @@ def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
 
 
 def _publish_packet(head: bytes, body: bytes) -> bytes:
-    """A QoS 0 PUBLISH: `head` (topic length and name; empty where the body begins with them) and the body."""
+    """Encode a QoS 0 PUBLISH. `head`: topic length and name; empty if the body begins with them."""
     size = len(head) + len(body)
     if size < 128:
         return b"0" + bytes((size,)) + head + body

@@ -1,8 +1,8 @@
-"""Which messages were delivered lately, so that a repeat of one is dropped. Pure.
+"""Identities of recently delivered messages, by which repeats are dropped. Pure.
 
-Repeats come three to ten seconds late: when a broker was silent, a publisher's stream was stalled, or a proxy died. Two
-generations are kept, each for `WINDOW_S`, so that everything is remembered for at least that long, whatever the rate; only at the
-bound of messages is it less, and counted.
+Repeats come three to ten seconds late: after a broker was silent, a publisher's stream stalled, or a proxy died. Two generations
+are kept, each for `WINDOW_S`, so everything is remembered for at least that long at any rate. Only at the bound of messages is the
+time shorter, and that is counted.
 
         before │ current        at `turn`, when current is WINDOW_S old or full:   before := current, current := {}
 
@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW_S: Final = 15.0
-"""Longer than any sender repeats a message on its own."""
+"""Longer than any sender repeats a message on its own, seconds."""
 MAX_MESSAGES: Final = 1_000_000
-"""Messages in one generation, about 100 bytes each. Policy: the older generation is forgotten early."""
+"""Messages in one generation, about 100 bytes each. Policy: at the bound the older generation is forgotten early."""
 
 
 class Dedupe:
     """Identities of messages: SnowflakeID and key, as 16 bytes.
 
-    A loop over a batch asks `current` and `before` itself, and adds to `current` what it delivers.
+    A loop over a batch checks `current` and `before` itself, and adds to `current` what it delivers.
     """
 
     __slots__ = ("_begun", "_max", "before", "current", "forgotten_early")
@@ -33,13 +33,13 @@ class Dedupe:
         self.current: set[bytes] = set()
         self.before: set[bytes] = set()
         self.forgotten_early = 0
-        """Messages that were remembered for less than the window."""
+        """Messages remembered for less than the window."""
 
     def __len__(self) -> int:
         return len(self.current) + len(self.before)
 
     def turn(self, now: float) -> None:
-        """A batch came at this time, monotonic seconds."""
+        """Note the time of a batch, monotonic seconds, and change generations if due."""
         if now - self._begun < WINDOW_S and len(self.current) < self._max:
             return
         if now - self._begun < WINDOW_S:

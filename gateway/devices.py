@@ -1,9 +1,9 @@
-"""Which devices of which users are connected to this gateway, and what the relays must be told of it. Pure.
+"""Devices that are connected to this gateway, and the reports of them to the relays. Pure.
 
-The first connection of a device connects it, the last one to go disconnects it; one that opens in between gives it a
-new connect time, because the user may have been elsewhere meanwhile. Whether a connection takes the user's own messages, or
-mail, is said with the old connect time. But mail goes to one connection of a device, the newest that takes it: when that
-becomes another one, or begins again, the connect time is a new one, so that relays begin a new session with it.
+The first connection of a device connects it, the last one to close disconnects it. A connection that opens in between gives it a
+new connect time, because the user may have been elsewhere meanwhile. Whether a connection takes the user's own messages, or mail,
+is reported with the old connect time. But mail goes to one connection of a device, the newest that takes it: when that changes, or
+starts over, the device gets a new connect time, so that relays begin a new session with it.
 
 Source: PiXiu §7.2; docs/architecture.md, docs/memberships.md; docs/delivery.md, "Rules for gateways".
 """
@@ -26,21 +26,21 @@ class _Device:
     connect_time: int
     login: bool
     fresh: bool = True
-    """It connected, and no relay has confirmed that yet."""
+    """True from a connect until a relay has confirmed it."""
     connections: frozenset[int] = frozenset()
-    """Frozen: the empty ones are all the same, and a set of each device's own has 216 bytes."""
+    """Frozen, so that empty sets are shared; a mutable set per device takes 216 bytes."""
     chat: frozenset[int] = frozenset()
-    """Those of its connections that take the user's own messages."""
+    """Its connections that take the user's own messages."""
     mail: frozenset[int] = frozenset()
-    """Those that take mail."""
+    """Its connections that take mail."""
     name: str = ""
-    """What its user calls it."""
+    """Name that its user gave it."""
     mail_told: bool = False
-    """Relays were told of mail with this connect time: they may have a session that goes by it."""
+    """True if mail was reported to relays with this connect time: they may have a session based on it."""
 
     @property
     def target(self) -> int:
-        """The connection that gets its mail; 0: none."""
+        """Connection that gets the device's mail; 0: none."""
         return max(self.mail, default=0)
 
 
@@ -57,21 +57,21 @@ class DeviceIndex:
         self._devices: dict[tuple[int, int], _Device] = {}
         self._of: dict[int, tuple[int, int]] = {}
         self.mail_connections = 0
-        """Connections that take mail."""
+        """Number of connections that take mail."""
 
     def __len__(self) -> int:
-        """Devices that are connected here."""
+        """Number of devices that are connected here."""
         return len(self._devices)
 
     def pairs(self, connection: int) -> list[tuple[int, int]]:
-        """The (UIN, device) of a connection that is a device, the device as `cluster.membership.devices.device_key` has it."""
+        """(UIN, device) of a connection that is a device, with the device as in `cluster.membership.devices.device_key`."""
         return [self._of[connection]] if connection in self._of else []
 
     def opened(
         self, connection: int, uin: int, device: int, device_class: int, wall_ms: int, *, login: bool = True, name: str = ""
     ) -> list[Update]:
-        """A connection of a device is there. `wall_ms`: Unix milliseconds. `login`: it counts as a login of the user. `name`: of
-        the device, which relays are told when it takes mail."""
+        """Add a connection of a device. `wall_ms`: Unix milliseconds. `login`: it counts as a login of the user. `name`: of the
+        device, reported to relays when it takes mail."""
         pair, time = (uin, device_key(device, device_class)), self._clock.next(wall_ms)
         found = self._devices.get(pair)
         if found is None:
@@ -84,7 +84,7 @@ class DeviceIndex:
         return [self._say(pair, found)]
 
     def closed(self, connection: int, reason: int) -> list[Update]:
-        """A connection is gone. `reason` is a `Reason` of control.proto."""
+        """Remove a connection that ended. `reason`: a `Reason` of control.proto."""
         pair = self._of.pop(connection, None)
         if pair is None:
             return []
@@ -97,7 +97,7 @@ class DeviceIndex:
         return self._leave(pair, connection, chat=True, mail=True)
 
     def join(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Update]:
-        """A connection takes the user's own messages from now on, or mail, or both."""
+        """Let a connection take the user's own messages, or mail, or both."""
         pair = self._of.get(connection)
         if pair is None:
             return []
@@ -111,22 +111,22 @@ class DeviceIndex:
         return self._changed(pair, found, before)
 
     def leave(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Update]:
-        """A connection takes them no longer."""
+        """Let a connection take them no longer."""
         pair = self._of.get(connection)
         return [] if pair is None else self._leave(pair, connection, chat=chat, mail=mail)
 
     def mail_target(self, uin: int, key: int, connect_time: int) -> int:
-        """The connection that gets the mail of a device which connected at that time; 0: there is none."""
+        """Connection that gets the mail of a device with this connect time; 0: none."""
         found = self._devices.get((uin, key))
         return found.target if found is not None and found.connect_time == connect_time else 0
 
     def older(self, connection: int) -> list[int]:
-        """The other connections of its device that take mail: it replaces them."""
+        """Other connections of the same device that take mail, which this one replaces."""
         pair = self._of.get(connection)
         return sorted(self._devices[pair].mail - {connection}) if pair is not None else []
 
     def takes_mail(self, connection: int) -> bool:
-        """Whether a connection does."""
+        """True if a connection takes mail."""
         pair = self._of.get(connection)
         return pair is not None and connection in self._devices[pair].mail
 
@@ -151,9 +151,9 @@ class DeviceIndex:
         return [self._say(pair, found)]
 
     def overtaken(self, change: Update, time: int) -> list[Update]:
-        """A relay knows a higher connect time of the device on another gateway than the one that `change` told.
+        """Handle a relay's report that it knows a higher connect time of the device on another gateway than `change` has.
 
-        If the connection is new here, this gateway's clock was behind: say it once more, above.
+        If the connection is new here, this gateway's clock was late: report it again with a higher time.
         """
         pair = change.group, change.member
         found = self._devices.get(pair)
@@ -165,12 +165,12 @@ class DeviceIndex:
         return [self._say(pair, found)]
 
     def replaced(self, uin: int, key: int, connect_time: int) -> list[int]:
-        """The connections of a device that connected no later than a time, which a newer login replaces."""
+        """Connections of a device that connected no later than a time, and that a newer login replaces."""
         found = self._devices.get((uin, key))
         return sorted(found.connections) if found is not None and found.connect_time <= connect_time else []
 
     def confirmed(self, change: Update) -> None:
-        """A relay knows a change; what is said of the device from now on repeats its connect time."""
+        """Note that a relay knows a change; later reports of the device repeat its connect time."""
         found = self._devices.get((change.group, change.member))
         if found is not None and found.connect_time == connection_of(change).connect_time:
             found.fresh = False

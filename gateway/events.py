@@ -1,8 +1,7 @@
-"""What happens to a gateway's core, and what it asks its shell to do, beside what all cores share
-(`cluster.runtime.contract`).
+"""Events of a gateway's core, and the effects that it requests, besides those that all cores share (`cluster.runtime.contract`).
 
-A connection is a number that the shell gives. A channel is what can be subscribed: a room (`topic` is None) or a
-free topic inside its room.
+A connection is a number assigned by the shell. A channel is a target of subscriptions: a room (`topic` is None) or a free topic
+inside its room.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class Replica:
     endpoint: EndpointID
     partition: int
     usable: bool = True
-    """False while heartbeats doubt it: chosen only when there is no other."""
+    """False while its heartbeats are in doubt: chosen only if there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutersChanged:
-    """The Running router replicas that are not dead, the number of partitions and the next one while it doubles."""
+    """Router replicas that have started and are not dead, and the number of partitions."""
 
     partitions: int
     replicas: tuple[Replica, ...]
@@ -47,32 +46,32 @@ class RelaysChanged:
 
 @dataclass(frozen=True, slots=True)
 class ProxiesChanged:
-    """The Running proxies that are not dead, in the order of their registration."""
+    """Proxies that have started and are not dead, in the order of their registration."""
 
     proxies: tuple[Replica, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A client is there. `packets`: it speaks MQTT and gets PUBLISH packets, else records."""
+    """A client connected. `packets`: it speaks MQTT and gets PUBLISH packets; otherwise it gets records."""
 
     connection: int
     uin: int
     packets: bool
     device: int = 0
-    """DeviceID; 0: nobody is told of the connection."""
+    """DeviceID; 0: the connection is not reported."""
     device_class: int = 0
     wall_ms: int = 0
     """Unix milliseconds."""
     login: bool = True
-    """Whether it counts as a login of the user; see `cluster.membership.devices`."""
+    """True if it counts as a login of the user; see `cluster.membership.devices`."""
     name: str = ""
-    """Of the device, as its user calls it."""
+    """Name of the device, given by its user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A client is gone; it leaves everything. `reason` is a `Reason` of control.proto."""
+    """A client disconnected; it leaves everything. `reason` is a `Reason` of control.proto."""
 
     connection: int
     reason: int
@@ -86,9 +85,9 @@ class Join:
     request: int
     channels: list[tuple[int, bytes | None]]
     chat: bool = False
-    """It wants the messages to its user as well."""
+    """True if it also takes the messages to its user."""
     mail: bool = False
-    """It wants the user's mail."""
+    """True if it takes the user's mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A local client published: (key, record) of each, in order. `Passed` follows when they are no longer under way."""
+    """A local client published: (key, record) of each, in order. `Passed` follows when they are no longer in flight."""
 
     records: list[tuple[int, bytes]]
     connection: int = 0
@@ -111,7 +110,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A router or relay says that these gateway messages are known to its partition, and a router's to its brokers.
+    """A router or relay confirms that its partition, and a router's brokers, know these gateway messages.
 
     `newer`: (ID, connect time) of those whose device has a newer connection on another gateway.
     """
@@ -120,53 +119,53 @@ class Confirmed:
     ids: list[int]
     newer: list[tuple[int, int]] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
-    """Logins for which it has no room."""
+    """Logins for which it has no capacity."""
     stale: list[int] = field(default_factory=list)
-    """What something newer in this gateway's name hides there."""
+    """Messages hidden there by something newer in this gateway's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A relay says that the connections of a device up to a connect time were replaced. `reason`: of control.proto."""
+    """A relay reports that the connections of a device up to a connect time were replaced. `reason`: of control.proto."""
 
     uin: int
     key: int
-    """As `cluster.membership.devices.device_key` has it."""
+    """As in `cluster.membership.devices.device_key`."""
     connect_time: int
     reason: int
 
 
 @dataclass(frozen=True, slots=True)
 class HealingReceived:
-    """A router, or a relay, asks what is on this gateway: one of the messages of `cluster.membership.anti_entropy`."""
+    """A router or relay asks for the state of this gateway, with one of the messages of `cluster.membership.anti_entropy`."""
 
     peer: EndpointID
     control: control_pb2.Control
     relay: bool | None = False
-    """None: this gateway's view of the registry does not have it yet, so that it may be either."""
+    """None: this gateway's view of the registry does not have the peer yet, so it may be either."""
 
 
 @dataclass(frozen=True, slots=True)
 class FenceReceived:
-    """A router or relay refuses what has a lower GatewayMsgID: it takes this gateway's generation for dead."""
+    """A router or relay refuses lower GatewayMsgIDs: it takes this gateway's generation for dead."""
 
     peer: EndpointID
     floor: int
 
 
 class MailDevice(NamedTuple):
-    """Which connection Pi's number for a device means."""
+    """The connection that Pi's number for a device stands for."""
 
     uin: int
     key: int
-    """As `cluster.membership.devices.device_key` has it."""
+    """As in `cluster.membership.devices.device_key`."""
     connect_time: int
     device: int
 
 
 @dataclass(frozen=True, slots=True)
 class MailStreamOpened:
-    """A relay began to deliver mail. `stream`: a number that the shell gives."""
+    """A relay opened a stream to deliver mail. `stream`: a number assigned by the shell."""
 
     stream: int
     relay: EndpointID
@@ -174,13 +173,13 @@ class MailStreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class MailStreamClosed:
-    """A relay's stream is gone."""
+    """A relay's stream ended."""
 
     stream: int
 
 
 class DeviceLane(Protocol):
-    """A lane of what a relay sends to a device under a session, as `DeliveryBatch` has it."""
+    """A lane of a device under a session, as in `DeliveryBatch` from a relay."""
 
     @property
     def uin(self) -> int:
@@ -196,7 +195,7 @@ class DeviceLane(Protocol):
 
     @property
     def lane(self) -> int:
-        """The lane, as it came: it may be none."""
+        """The lane as received; it may be invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +206,12 @@ class MailArrived:
     devices: Sequence[MailDevice]
     runs: Sequence[MailRun]
     asked: Sequence[DeviceLane] = ()
-    """Which lanes the relay wants to be told of."""
+    """Lanes whose state the relay asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class MailAcknowledged:
-    """A client has got mail: (lane, first, last) InboxSeq, both included."""
+    """A client acknowledged mail: (lane, first, last) InboxSeq, both included."""
 
     connection: int
     ranges: Sequence[tuple[int, int, int]]
@@ -254,7 +253,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendMembership:
-    """Send gateway messages to a router or a relay. A token of 0: nobody waits for what becomes of them."""
+    """Send gateway messages to a router or a relay. A token of 0: nobody waits for the outcome."""
 
     peer: EndpointID
     messages: list[Update]
@@ -263,7 +262,7 @@ class SendMembership:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close a connection: a newer login took its place. `reason`: of control.proto, what its departure is reported as."""
+    """Close a connection: a newer login took its place. `reason`: of control.proto, reported with its departure."""
 
     connection: int
     reason: int
@@ -271,14 +270,14 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """This generation is over: the process must end, and start again with another."""
+    """This generation is over: the process must end, and start again with a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """Write `data` to every connection: `count` PUBLISH packets, or records end to end.
 
-    `paced`: of a big room; others' deliveries go first.
+    `paced`: for a big room; other deliveries go first.
     """
 
     connections: tuple[int, ...]
@@ -289,7 +288,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class SendDelivered:
-    """Tell proxies that these signals were delivered, by SnowflakeID: whoever of them has a publisher that waits passes it on."""
+    """Notify proxies of delivered signals, by SnowflakeID; a proxy whose publisher waits for one passes it on."""
 
     peers: tuple[EndpointID, ...]
     signals: list[int]
@@ -297,17 +296,17 @@ class SendDelivered:
 
 @dataclass(frozen=True, slots=True)
 class KeepTraces:
-    """These traced records have left, with this gateway's stamp: their traces are finished."""
+    """Finish the traces of these records, which have left with this gateway's stamp."""
 
     records: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long, and goes on.
+    """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long and continues.
 
-    `refused`: the channels of the request that a router or relay has no room for, as the client calls them; it is not in them.
-    `user_refused`: nor does it get the messages to its user that it asked for.
+    `refused`: channels of the request for which a router or relay has no capacity, as the client names them; it is not in them.
+    `user_refused`: it does not get the messages to its user either.
     """
 
     connection: int
@@ -319,7 +318,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """So many bytes of what a client published by `Publish` are with the proxies, or lost."""
+    """`size` bytes that a client published by `Publish` are with the proxies, or lost."""
 
     connection: int
     size: int
@@ -327,7 +326,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class WriteMail:
-    """Write mail to a connection. `anew`: of a new session; what of an older one has not left yet is not to leave any more."""
+    """Write mail to a connection. `anew`: of a new session; what has not left of an older one must not leave."""
 
     connection: int
     runs: list[MailRun]
@@ -343,12 +342,12 @@ class AcknowledgementsDue:
 
 @dataclass(frozen=True, slots=True)
 class EndMailStream:
-    """End a relay's stream; of this core it is gone already. `text` says why."""
+    """End a relay's stream, which this core has dropped already. `text`: the reason."""
 
     stream: int
     text: str
     at_fault: bool = False
-    """The relay sent what it may not."""
+    """True if the relay broke the protocol."""
 
 
 Effect = (

@@ -1,7 +1,7 @@
-"""Saying that a room has no member here, when a record for it came all the same. Pure.
+"""Negative feedback: reports that a room has no member here, sent when a record for it came anyway. Pure.
 
-At most once a second for each room, with the last GatewayMsgID that this gateway made: routers and brokers drop what is
-not newer. A leave whose message is still under way says the same; to say it twice does no harm.
+A room is reported at most once a second, with the last GatewayMsgID that this gateway made: routers and brokers drop what is not
+newer. A leave that is still in flight reports the same; reporting it twice does no harm.
 
 Source: docs/architecture.md, docs/memberships.md, "Negative feedback".
 """
@@ -14,30 +14,30 @@ from cluster.membership.anti_entropy import encode_absence
 from pixiu.ids import EndpointID
 
 INTERVAL_S: Final = 1.0
-"""A room is named at most once in so long."""
+"""Least time between two reports of a room, seconds."""
 MAX_ROOMS: Final = 10_000
-"""Rooms that were named within the last interval, or wait to be. Policy: a further one is not named; its next record will."""
+"""Rooms reported within the last interval, or about to be. Policy: a further one is not reported; its next record will cause it."""
 ROOMS_A_MESSAGE: Final = 128
 """8 bytes each, so that they fit one datagram."""
 
 
 class Feedback:
-    """The rooms that got a record and have no member."""
+    """Rooms that got a record and have no member."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, None] = {}
         self._said: dict[int, float] = {}
-        """Room → when it was named, oldest first."""
+        """Room → time of its report, oldest first."""
         self.said = 0
         self.left_out = 0
-        """Not named because `MAX_ROOMS` were."""
+        """Rooms not reported because of `MAX_ROOMS`."""
 
     def __bool__(self) -> bool:
-        """Whether a room waits to be named, or was named within the last interval."""
+        """True if a room waits for its report, or had it within the last interval."""
         return bool(self._waiting or self._said)
 
     def note(self, room: int) -> None:
-        """A record came for a room without a member."""
+        """Note a record for a room without a member."""
         if room in self._said or room in self._waiting:
             return
         if len(self._said) + len(self._waiting) >= MAX_ROOMS:
@@ -46,7 +46,7 @@ class Feedback:
         self._waiting[room] = None
 
     def due(self, now: float) -> list[int]:
-        """The rooms to name now."""
+        """Take the rooms to report now."""
         while self._said:
             room, at = next(iter(self._said.items()))
             if now - at < INTERVAL_S:
@@ -60,7 +60,7 @@ class Feedback:
 
 
 def absences(by_router: dict[EndpointID, list[int]], as_of: int) -> list[tuple[EndpointID, list[bytes]]]:
-    """The messages for each router."""
+    """Feedback messages for each router."""
     found: list[tuple[EndpointID, list[bytes]]] = []
     for router, rooms in by_router.items():
         parts = [rooms[start : start + ROOMS_A_MESSAGE] for start in range(0, len(rooms), ROOMS_A_MESSAGE)]

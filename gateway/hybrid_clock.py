@@ -1,4 +1,4 @@
-"""A hybrid clock: wall time where it goes forward, a count where it does not; never twice the same, never back. Pure.
+"""A hybrid clock: wall time while it advances, a count otherwise; never the same twice, never back. Pure.
 
     45 bits Unix ms | 16 bits count
 
@@ -14,17 +14,17 @@ MAX_TIME: Final = (1 << 61) - 1
 
 
 class HybridClock:
-    """Gives times; learns the ones that others gave."""
+    """Gives times, and learns those of other clocks."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def next(self, wall_ms: int) -> int:
-        """A time above every one that was given or seen. `wall_ms`: Unix milliseconds."""
+        """Return a time above all that were given or seen. `wall_ms`: Unix milliseconds."""
         self._last = max(self._last + 1, wall_ms << COUNT_BITS)
         return self._last
 
     def see(self, time: int) -> None:
-        """Another clock gave this time; what `next` gives is above it."""
+        """Learn a time of another clock; `next` stays above it."""
         if self._last < time < MAX_TIME:
             self._last = time

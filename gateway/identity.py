@@ -1,4 +1,4 @@
-"""What a gateway leases: its instance number, and the worker number of the SnowflakeIDs that it makes.
+"""Leases of a gateway: its instance number, and the worker number of the SnowflakeIDs that it makes.
 
 Source: docs/identifiers.md.
 """
@@ -22,10 +22,10 @@ WORKER_NUMBER_BACK: Final = "worker_number_back"
 
 
 class Log(Protocol):
-    """What of a structlog logger is used."""
+    """The part of a structlog logger that is used."""
 
     def warning(self, event: str, **fields: object) -> object:
-        """What an operator should know."""
+        """Log something that an operator should know."""
 
 
 class Identity:
@@ -33,7 +33,7 @@ class Identity:
 
     Args:
         on_lost: called when another process took the instance while this one had no session.
-        log: gets what becomes of the worker number.
+        log: gets the events of the worker number.
         clock_ms: Unix milliseconds.
     """
 
@@ -54,7 +54,7 @@ class Identity:
         )  # fmt: skip
         self._worker: WorkerLease | None = None
         self._over = False
-        """Whether messages were refused since the number's time was over, or it was lost."""
+        """True if messages were refused because the number's time was over, or it was lost."""
         self._acquiring: asyncio.Task[None] | None = None
 
     async def acquire(self) -> Instance:
@@ -75,7 +75,7 @@ class Identity:
         await self._instances.release()
 
     def next_snowflake(self) -> SnowflakeID:
-        """A new message's ID. Raises `LeaseExpired`: the number is extended within a second, if the registry answers."""
+        """Make a new message's ID. Raises `LeaseExpired`: the number is extended within a second, if the registry answers."""
         try:
             return self._snowflakes.next()
         except LeaseExpired as error:
@@ -86,7 +86,7 @@ class Identity:
 
     @property
     def problem(self) -> str:
-        """Why MQTT clients cannot publish now; empty while they can."""
+        """Reason why MQTT clients cannot publish now; empty while they can."""
         if self._worker is None and self._acquiring is not None:
             return "MQTT clients cannot publish: another process took the gateway's worker number, and no other one is leased yet"
         why = self._snowflakes.why_not() if self._worker is not None else ""
@@ -100,7 +100,7 @@ class Identity:
             self._log.warning(WORKER_NUMBER_BACK, worker=lease.worker)
 
     def _worker_lost(self, lease: WorkerLease) -> None:
-        """The number's time was over, and another process has it: take another one."""
+        """Lease another worker number: the time of this one was over, and another process has it."""
         self._log.warning(WORKER_NUMBER_LOST, worker=lease.worker)
         self._worker, self._over = None, True
         self._snowflakes.lease(lease.worker, lease.from_ms, 0)

@@ -1,6 +1,6 @@
 """The socket on which MQTT clients connect.
 
-It is bound before the gateway registers, because its node says on which port, and listens when the gateway is Running.
+It is bound before the gateway registers, because the gateway's node names the port; it listens when the gateway is Running.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cluster.runtime.server import files_for_mqtt
 from pixiu.errors import ConfigurationError, Unavailable
 
 ACCEPTS: Final = 8
-"""Connections that are accepted at once: about a millisecond, in which nobody else is served."""
+"""Connections accepted at once: about a millisecond, in which nobody else is served."""
 REST_S: Final = 0.004
-"""After so many, until the next ones."""
+"""Pause after these until the next ones, seconds."""
 RETRY_S: Final = 1.0
-"""When a process that may not open more files, or has no memory, tries again."""
+"""Retry interval, seconds, of a process that cannot open more files or has no memory."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted."""
 
@@ -30,18 +30,18 @@ LISTEN_BACKLOG: Final = 1024
 class Listener:
     """Listens for MQTT clients.
 
-    Of those who come together a few are accepted at a time, and the kernel keeps the others: nobody else is served meanwhile.
+    Of clients that connect together a few are accepted at a time, and the kernel keeps the others: nobody else is served meanwhile.
 
     Args:
         connect: makes the protocol of a new connection.
-        option: which one says the port.
+        option: name of the option for the port.
     """
 
     def __init__(self, connect: Callable[[], asyncio.Protocol], host: str, port: int, option: str = "mqtt_port") -> None:
         self._connect, self._host, self._port, self._option = connect, host, port, option
         self._sockets: list[socket.socket] = []
         self.refused = 0
-        """Connections closed at once, because the descriptors that are left are not for clients."""
+        """Connections closed at once, because the remaining descriptors are not for clients."""
         self._opening: set[asyncio.Task[object]] = set()
 
     async def bind(self) -> int:
@@ -71,7 +71,7 @@ class Listener:
             self._listen(listener)
 
     def close(self) -> None:
-        """Accept no more; those that are open stay."""
+        """Stop accepting; open connections stay."""
         for listener in self._sockets:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
@@ -112,5 +112,5 @@ class Listener:
 
 
 def _files() -> int:
-    """The descriptors of clients are below this number."""
+    """Upper bound of clients' descriptors; theirs are below it."""
     return files_for_mqtt(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -1,14 +1,14 @@
-"""Mail on a gateway: what was written to which connection, and what its client has acknowledged. Pure.
+"""Mail on a gateway: what was written to each connection, and what its client has acknowledged. Pure.
 
     relay ── MailArrived ──▶ runs: bound to a connection? session? above what was written? ── WriteMail ──▶ client
           ◀── one batch of {UpTo, map} a turn, on the stream of the session's relay ── acknowledgements, any order
 
-A relay's envelopes and records are passed on as they came; only the flag for what was sent before may change.
+A relay's envelopes and records are passed on as they came; only the flag of mail that was sent before may change.
 
 For each connection it keeps the newest session, and for each lane two numbers and a map (`gateway.mail_lane`). Lower sessions are
-refused, a higher one starts anew, what is not above what was written is dropped and answered with what is acknowledged.
+refused, a higher one starts over. Mail that is not above what was written is dropped and answered with the acknowledged state.
 
-Nothing behind what could not be written goes out before that has come again: an acknowledgement speaks of everything up to a
+If an entry could not be written, nothing after it goes out before it has come again: an acknowledgement covers everything up to a
 number, so a lane may have no holes.
 
 Source: docs/delivery.md; docs/delivery.md, "Rules for gateways".
@@ -30,15 +30,14 @@ from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024
-"""A relay may name twice as many devices as connections take mail here, and so many more. Policy: those that are gone are
-forgotten; when that is not enough, the stream ends."""
+"""A relay may name this number of devices beyond twice the connections that take mail here. Policy: departed ones are forgotten; if
+that is not enough, the stream ends."""
 MAX_LAST_WORDS: Final = 10_000
-"""Acknowledgements of connections that have ended which wait for a relay's stream. Policy: the oldest is forgotten; what it
-spoke of is sent again."""
+"""Acknowledgements of ended connections that wait for a relay's stream. Policy: the oldest is forgotten, its mail sent again."""
 
 
 class Acknowledgement(NamedTuple):
-    """What a device has got of a lane, as `DeviceAcknowledgement` has it."""
+    """State of a device in a lane, as in `DeviceAcknowledgement`."""
 
     uin: int
     device: int
@@ -52,27 +51,27 @@ class Acknowledgement(NamedTuple):
 
 @dataclass(slots=True)
 class MailCounters:
-    """What was done with mail since the start."""
+    """Counts of mail since the start."""
 
     delivered: int = 0
     repeats_dropped: int = 0
     again: int = 0
     """Marked as sent before, because this gateway wrote it to the connection under an earlier session."""
     gaps: int = 0
-    """Gap markers, which tell that something is gone."""
+    """Gap markers, which report lost mail."""
     gaps_untold: int = 0
-    """Of them those for MQTT clients, which have no word for it."""
+    """Gap markers for MQTT clients, which cannot be notified of them."""
     sessions_refused: int = 0
     without_connection: int = 0
     """For a device that is not here, or no longer takes mail."""
     held_back: int = 0
-    """Beyond the window, or behind what could not be written: it comes again."""
+    """Beyond the window, or after something that could not be written: it comes again."""
     expired: int = 0
-    """Mails for MQTT clients whose own lifetime was over: acknowledged in their place. The SDK tells its application of each."""
+    """Expired mails for MQTT clients: acknowledged in their place. The SDK reports each to its application."""
     damaged: int = 0
     acknowledged: int = 0
     acknowledgements_unknown: int = 0
-    """Of what was not written to the connection in its session."""
+    """Acknowledgements of mail that was not written to the connection in its session."""
 
 
 @dataclass(slots=True)
@@ -85,10 +84,10 @@ class _Recipient:
     device: int = 0
     session: int = 0
     stream: int = 0
-    """Of the relay whose session it is."""
+    """Of the relay that has the session."""
     lanes: list[MailLane] = field(default_factory=lambda: [MailLane() for _ in range(INBOX_LANES)])
     marked: list[int] = field(default_factory=lambda: [0] * INBOX_LANES)
-    """Lane → written up to here under earlier sessions."""
+    """Lane → highest InboxSeq written under earlier sessions."""
 
 
 @dataclass(slots=True)
@@ -99,12 +98,12 @@ class _Stream:
     devices: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(UIN, Pi's number) → (key, connect time)."""
     due: dict[tuple[int, int], None] = field(default_factory=dict)
-    """(connection, lane) whose acknowledgement is to leave; at most four for each connection."""
+    """(connection, lane) whose acknowledgement is to be sent; at most four for each connection."""
     last_words: deque[Acknowledgement] = field(default_factory=lambda: deque(maxlen=MAX_LAST_WORDS))
 
 
 def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[ev.MailDevice], list[MailRun]]:
-    """What a relay sent. Raises `MalformedData`: then nothing of it is to be believed."""
+    """Decode a relay's batch. Raises `MalformedData`: then none of it may be used."""
     if len(batch.deliveries) and not batch.count:
         raise MalformedData("a batch of deliveries says that there are none")
     devices = [ev.MailDevice(one.uin, one.key, one.connect_time, one.device) for one in batch.devices]
@@ -115,10 +114,10 @@ class MailBook:
     """The mail of all connections. Methods that take an event are handlers of the gateway's core.
 
     Args:
-        target: (UIN, key, connect time) → the connection that gets the mail of the device; 0: there is none.
-        takers: how many connections take mail.
-        packets: whether a connection speaks MQTT.
-        unix_ms: the time by which lifetimes are over, Unix milliseconds.
+        target: (UIN, key, connect time) → the connection that gets the mail of the device; 0: none.
+        takers: gives the number of connections that take mail.
+        packets: True if a connection speaks MQTT.
+        unix_ms: clock for lifetimes, Unix milliseconds.
     """
 
     def __init__(
@@ -133,17 +132,17 @@ class MailBook:
         self._streams: dict[int, _Stream] = {}
         self.counters = MailCounters()
         self.unacknowledged = 0
-        """Written, and neither acknowledged nor given up."""
+        """Entries written, and neither acknowledged nor given up."""
 
     @property
     def streams(self) -> int:
-        """How many relays have a stream."""
+        """Number of relays that have a stream."""
         return len(self._streams)
 
     # --- relays
 
     def opened(self, event: ev.MailStreamOpened, now: float, out: list[ev.Effect]) -> None:
-        """A relay has said who it is. An older stream of it ends: it would not open another one if it still had that."""
+        """Add the stream of a relay that identified itself. An older stream of it ends: the relay has evidently lost that."""
         older = [number for number, stream in self._streams.items() if stream.relay == event.relay]
         for number in older:
             del self._streams[number]
@@ -151,11 +150,11 @@ class MailBook:
         out += [ev.EndMailStream(number, "this relay opened another stream") for number in older]
 
     def ended(self, event: ev.MailStreamClosed, now: float, out: list[ev.Effect]) -> None:
-        """A relay's stream is gone, with all that it said of devices. What was written stays written."""
+        """Remove a relay's stream and the devices that it named. What was written stays written."""
         self._streams.pop(event.stream, None)
 
     def arrived(self, event: ev.MailArrived, now: float, out: list[ev.Effect]) -> None:
-        """A batch of a relay."""
+        """Take a relay's batch."""
         stream = self._streams.get(event.stream)
         if stream is None:
             return
@@ -184,7 +183,7 @@ class MailBook:
         out += self._due(event.stream)
 
     def take_acknowledgements(self, number: int, most: int) -> list[Acknowledgement]:
-        """What is to leave on a stream now."""
+        """Take the acknowledgements to send on a stream now."""
         stream = self._streams.get(number)
         if stream is None:
             return []
@@ -200,7 +199,7 @@ class MailBook:
     # --- clients
 
     def acknowledged(self, event: ev.MailAcknowledged, now: float, out: list[ev.Effect]) -> None:
-        """A client has got these: (lane, first, last), in any order."""
+        """Take a client's acknowledgements: (lane, first, last), in any order."""
         recipient = self._recipients.get(event.connection)
         if recipient is None:
             self.counters.acknowledgements_unknown += len(event.ranges)
@@ -210,7 +209,7 @@ class MailBook:
         out += self._due(recipient.stream)
 
     def packets_acknowledged(self, event: ev.PacketsAcknowledged, now: float, out: list[ev.Effect]) -> None:
-        """A client answered these packets of QoS 1."""
+        """Take a client's PUBACKs of these packets of QoS 1."""
         recipient = self._recipients.get(event.connection)
         if recipient is None:
             self.counters.acknowledgements_unknown += len(event.packet_ids)
@@ -226,7 +225,7 @@ class MailBook:
         out += self._due(recipient.stream)
 
     def closed(self, connection: int) -> list[ev.AcknowledgementsDue]:
-        """A connection is gone, or takes no mail any more. What its client acknowledged last is still told."""
+        """Remove a connection that ended or takes no more mail. Its client's last acknowledgements are still reported."""
         recipient = self._recipients.pop(connection, None)
         if recipient is None:
             return []
@@ -243,7 +242,7 @@ class MailBook:
     # --- inside
 
     def _bind(self, stream: _Stream, devices: Sequence[ev.MailDevice]) -> bool:
-        """Note which connections a relay means. False when it names too many."""
+        """Bind a stream's devices to connections. Returns False if the relay names too many."""
         for uin, key, connect_time, device in devices:
             stream.devices.pop((uin, device), None)
             if self._target(uin, key, connect_time):
@@ -314,7 +313,7 @@ class MailBook:
             write.runs.extend(self._mark(recipient, part))
 
     def _mark(self, recipient: _Recipient, run: MailRun) -> list[MailRun]:
-        """The same, where what was written under an earlier session is marked as sent before."""
+        """Split a run so that the part written under an earlier session is marked as sent before."""
         marked = recipient.marked[run.lane]
         if run.first > marked or run.gap or run.redelivered:
             return [run]
@@ -324,7 +323,7 @@ class MailBook:
         return [first] if again == run.count else [first, run.part(again, run.count)]
 
     def _start(self, recipient: _Recipient, run: MailRun) -> None:
-        """A higher session: begin anew."""
+        """Start over with a higher session."""
         self.unacknowledged -= sum(lane.unacknowledged for lane in recipient.lanes)
         recipient.marked = [max(pair) for pair in zip(recipient.marked, (lane.highest for lane in recipient.lanes), strict=True)]
         recipient.lanes = [MailLane() for _ in range(INBOX_LANES)]
@@ -340,7 +339,7 @@ class MailBook:
 
     def _soon(self, recipient: _Recipient, lane: int) -> None:
         stream = self._streams.get(recipient.stream)
-        if stream is not None:  # else the relay opens another one, and sends again what it does not know of
+        if stream is not None:  # otherwise the relay opens another one, and sends again what it does not know of
             stream.due[recipient.connection, lane] = None
 
     def _due(self, number: int) -> list[ev.AcknowledgementsDue]:
@@ -354,7 +353,7 @@ def _acknowledgement(recipient: _Recipient, number: int) -> Acknowledgement:
 
 
 def consecutive(packet_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(First, how many) of identifiers of one lane that follow each other."""
+    """(first, count) of consecutive identifiers in one lane."""
     found: list[tuple[int, int]] = []
     first = count = 0
     for packet_id in packet_ids:

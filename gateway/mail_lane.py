@@ -1,9 +1,9 @@
-"""One lane of the mail of a connection, under one session: what was written, and what of it is acknowledged. Pure.
+"""One lane of a connection's mail, under one session: what was written, and what of it is acknowledged. Pure.
 
     ─── up_to ───┬── written, some of it acknowledged: `bits` ──┬── highest
      acknowledged                  at most 64                   nothing written above
 
-What lies between two entries that were written was acknowledged before this session, or never was: it counts as acknowledged.
+Numbers between two written entries were acknowledged before this session, or never existed: they count as acknowledged.
 
 Source: docs/delivery.md, docs/operations.md.
 """
@@ -15,7 +15,7 @@ from pixiu.wire.cursor import MAP_BITS, Cursor
 
 
 class MailLane:
-    """What was written and acknowledged in one lane of a connection."""
+    """Written and acknowledged entries in one lane of a connection."""
 
     __slots__ = ("_cursor", "_missing", "highest")
 
@@ -24,7 +24,7 @@ class MailLane:
         """The highest InboxSeq that was written."""
         self._cursor = Cursor()
         self._missing = 0
-        """An InboxSeq that came and was not written: nothing above it is before it has come again."""
+        """Lowest InboxSeq that came and was not written; nothing above it is written before it has come again."""
 
     @property
     def up_to(self) -> int:
@@ -33,19 +33,19 @@ class MailLane:
 
     @property
     def bits(self) -> int:
-        """Bit i: `up_to` + 1 + i, too."""
+        """Bit i: `up_to` + 1 + i is acknowledged too."""
         return self._cursor.bits
 
     @property
     def unacknowledged(self) -> int:
-        """How many entries wait for the client."""
+        """Number of written entries that are not acknowledged."""
         return self.highest - self._cursor.up_to - self._cursor.bits.bit_count()
 
     def write(self, first: int, count: int = 1, *, releases: bool = False) -> int:
-        """Note so many entries from one above `highest` on as written. How many of them may be: none behind what is missing, or
-        beyond the window.
+        """Note `count` entries from `first` on, which is above `highest`, as written. Returns how many may be written: none after a
+        missing one, or beyond the window.
 
-        releases: everything below the first is gone, and waits no longer.
+        releases: everything below the first is gone, and is not waited for.
         """
         if not releases and 0 < self._missing < first:
             return 0
@@ -66,11 +66,11 @@ class MailLane:
         return written
 
     def hold_back(self, seq: int) -> None:
-        """An entry above `highest` is not written: it must come again first."""
+        """Note that an entry above `highest` is not written: it must come again first."""
         self._missing = min(self._missing or seq, seq)
 
     def acknowledge(self, first: int, last: int) -> tuple[int, bool]:
-        """The client has got these. How many it had not acknowledged before, and whether all were written."""
+        """Acknowledge a range. Returns the number of entries that were not acknowledged before, and whether all were written."""
         known = last <= self.highest
         up_to = self._cursor.up_to
         low, high = max(first, up_to + 1), min(last, self.highest)
@@ -81,6 +81,6 @@ class MailLane:
         return before - self.unacknowledged, known
 
     def seq_of(self, packet_id: int) -> int:
-        """The InboxSeq that waits, or may wait, under an MQTT packet identifier of this lane; 0: none."""
+        """InboxSeq that waits, or may wait, under an MQTT packet identifier of this lane; 0: none."""
         seq = seq_from(packet_id, self._cursor.up_to + 1)
         return seq if seq <= self.highest else 0

@@ -1,7 +1,7 @@
-"""Mail that waits for one connection to take it. Pure.
+"""Queue of mail for one connection. Pure.
 
-Nothing of it is dropped: a slow connection stops at its windows, which are all that may wait here. A new session begins anew, and
-what an older one has left here goes, because it comes again.
+Nothing is dropped: a slow connection stops at its windows, which bound the queue. A new session starts over and discards what an
+older one has left here, because it comes again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
 MAX_WAITING: Final = INBOX_LANES * MAP_BITS
-"""Entries. The core lets no more be written that are not acknowledged; a client that acknowledges what it did not read yet ends."""
+"""Entries. The core writes no more unacknowledged ones; a client that acknowledges what it has not read is disconnected."""
 OVERRUN: Final = f"more than {MAX_WAITING} mails wait for this client: it acknowledges what it has not read"
 
 MAX_RANGES: Final = 10_000
-"""Of acknowledgements in one request."""
+"""Acknowledged ranges in one request."""
 
 
 class MailQueue:
@@ -30,16 +30,15 @@ class MailQueue:
 
     def __init__(self) -> None:
         self._chunks: deque[tuple[bytes, int]] | None = None
-        """Bytes, and how many entries they are. Made at the first mail: an empty one has 600 bytes, and most connections never
-        need it."""
+        """(bytes, entries). Created at the first mail: an empty one takes 600 bytes, and most connections never need it."""
         self._count = 0
 
     def __len__(self) -> int:
-        """Entries that wait."""
+        """Number of entries that wait."""
         return self._count
 
     def put(self, chunks: Iterable[tuple[bytes, int]], *, anew: bool) -> bool:
-        """Add bytes of so many entries each. False when there are too many, and the connection is to end."""
+        """Add chunks of (bytes, entries). Returns False if there are too many: the connection must end."""
         if self._chunks is None:
             self._chunks = deque()
         if anew:
@@ -51,7 +50,7 @@ class MailQueue:
         return self._count <= MAX_WAITING
 
     def take(self, max_bytes: int) -> tuple[bytes, int]:
-        """Bytes of up to so many together, but at least one chunk, and of how many entries; nothing where none waits."""
+        """Take up to `max_bytes`, but at least one chunk. Returns the bytes and their number of entries; empty if none waits."""
         taken: list[bytes] = []
         size = count = 0
         while self._chunks and (not taken or size + len(self._chunks[0][0]) <= max_bytes):
@@ -64,7 +63,7 @@ class MailQueue:
 
 
 def acknowledged_ranges(said: Sequence[wire_pb2.MailAcknowledgement]) -> list[tuple[int, int, int]]:
-    """What a client says that it has got: (lane, first, last). Raises `InvalidArgument`: then nothing of it is believed."""
+    """Ranges that a client acknowledges: (lane, first, last). Raises `InvalidArgument`: then none of them may be used."""
     if len(said) > MAX_RANGES:
         raise InvalidArgument(f"a request may acknowledge {MAX_RANGES} ranges; send several")
     for one in said:

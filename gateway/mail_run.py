@@ -1,10 +1,10 @@
-"""Mails that go together: of one lane of a device, under consecutive InboxSeqs. What is done once for each of them costs a tenth of
-what it costs for each mail, when ten come together. Pure.
+"""Runs of mail: mails for one lane of a device, under consecutive InboxSeqs. Work done once for each run costs a tenth of the same
+work for each mail when ten come together. Pure.
 
     a relay's batch   envelope record  envelope record  envelope record │ envelope record │ envelope
                       └─ a run: InboxSeqs 5, 6, 7 ─────────────────────┘   another user     a gap
 
-Envelopes and records stay as they came, end to end, so that they are passed on in one piece.
+Envelopes and records stay as they came, end to end, so they are passed on in one piece.
 
 Source: docs/delivery.md; docs/decisions/0285-mail-goes-in-runs.md.
 """
@@ -20,7 +20,7 @@ from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, has_expired, intact
 
 
 class Place(NamedTuple):
-    """What mails that go together have in common."""
+    """Properties that the mails of a run share."""
 
     uin: int
     device: int
@@ -46,15 +46,15 @@ class MailRun:
         self.data = data
         """Envelopes with their records, end to end."""
         self.ends = ends
-        """Where in `data` each mail ends."""
+        """End of each mail in `data`."""
         self.bodies = bodies
-        """Of the records: none in a gap marker, and none of a record whose CRC does not fit it."""
+        """Bodies of the records: none in a gap marker, and none if a record's CRC does not match."""
         self.dropped = dropped
-        """A marker of what the inbox dropped: nothing below it will come again."""
+        """True for a marker of what the inbox dropped: nothing below it will come again."""
 
     @property
     def count(self) -> int:
-        """How many mails; 1 for a marker."""
+        """Number of mails; 1 for a marker."""
         return len(self.ends)
 
     @property
@@ -64,21 +64,21 @@ class MailRun:
 
     @property
     def gap(self) -> bool:
-        """Whether it is a gap marker."""
+        """True for a gap marker."""
         return bool(self.flags & GAP)
 
     @property
     def damaged(self) -> bool:
-        """Whether it is a mail that is not as it was sent."""
+        """True for a mail that is not as it was sent."""
         return not self.bodies and not self.flags & GAP
 
     @property
     def redelivered(self) -> bool:
-        """Whether all of them were sent before."""
+        """True if all of them were sent before."""
         return bool(self.flags & REDELIVERED)
 
     def part(self, begin: int, end: int) -> MailRun:
-        """Those from the index `begin` to below `end`; itself when these are all."""
+        """Mails from index `begin` to below `end`; the run itself if these are all."""
         if begin == 0 and end == len(self.ends):
             return self
         start = self.ends[begin - 1] if begin else 0
@@ -86,7 +86,7 @@ class MailRun:
         return MailRun(self.place, self.first + begin, self.data[start : start + ends[-1]], ends, self.bodies[begin:end])
 
     def without_expired(self, now_ms: int) -> tuple[list[MailRun], list[int]]:
-        """What is left without mails whose lifetime is over, and the InboxSeqs of these. `now_ms`: Unix milliseconds."""
+        """Split off expired mails. Returns the remaining runs and the expired InboxSeqs. `now_ms`: Unix milliseconds."""
         over = []
         start = 0
         for index, end in enumerate(self.ends):
@@ -104,7 +104,7 @@ class MailRun:
         return parts, [self.first + index for index in over]
 
     def marked(self) -> MailRun:
-        """The same, marked as sent before."""
+        """Copy of the run, marked as sent before."""
         data = bytearray(self.data)
         start = 0
         for end in self.ends:
@@ -114,10 +114,10 @@ class MailRun:
 
 
 def read_runs(data: bytes, count: int) -> list[MailRun]:
-    """What a relay sent, in order. Raises `MalformedData`: then nothing of it is to be believed."""
+    """Decode a relay's mails, in order. Raises `MalformedData`: then none of them may be used."""
     runs: list[MailRun] = []
     open_place: Place | None = None
-    """Of the run that the next mail may belong to."""
+    """Place of the run that the next mail may belong to."""
     first = start = position = 0
     ends: list[int] = []
     bodies: list[bytes] = []

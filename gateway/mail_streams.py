@@ -1,4 +1,4 @@
-"""The `MailDelivery` service: relays' streams of mail, and the acknowledgements that go back on them.
+"""The `MailDelivery` service: relays' streams of mail, and the acknowledgements returned on them.
 
 Source: docs/delivery.md; docs/delivery.md.
 """
@@ -24,13 +24,13 @@ from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 
 MAX_STREAMS: Final = 1024
-"""Relays at a time; a further one is refused."""
+"""Relays connected at one time; a further one is refused."""
 MAX_ACKNOWLEDGEMENTS: Final = 1000
-"""In one reply; more go in several."""
+"""Acknowledgements in one reply; more go in several."""
 HELLO_TIMEOUT_S: Final = 30.0
-"""How long a relay has for its first batch."""
+"""Time limit for a relay's first batch, seconds."""
 WARN_S: Final = 60.0
-"""What one relay sends is logged once in so long."""
+"""Interval between two logs of one relay's faults, seconds."""
 MAIL_STREAM_REFUSED: Final = "mail_stream_refused"
 
 Call = grpc.aio.ServicerContext[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
@@ -50,24 +50,24 @@ class _Stream:
     def __init__(self, number: int, handler: Handler, owner: MailDeliveryService) -> None:
         self.number, self._owner = number, owner
         self.relay = 0
-        """Its endpoint; 0 until its first batch."""
+        """The relay's endpoint; 0 until its first batch."""
         self.error: PixiuError | None = None
-        """Why the gateway ends it."""
+        """Reason why the gateway ends the stream."""
         self._greeted = False
         self._duplex = Duplex(handler, self._take, self._give, over=lambda: owner.over(self))
         self._late = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._hello_is_late)
 
     def wake(self) -> None:
-        """There may be something to write."""
+        """Note that there may be something to write."""
         self._duplex.wake()
 
     def end(self, error: PixiuError) -> None:
-        """End it with an error."""
+        """End the stream with an error."""
         self.error = self.error or error
         self._duplex.end(str(error))
 
     async def run(self) -> None:
-        """Until it has ended."""
+        """Run the stream until it has ended."""
         try:
             await self._duplex.run()
         finally:
@@ -93,7 +93,7 @@ class _Stream:
             self.end(error)
 
     def _give(self) -> delivery_pb2.DeliveryReply | None:
-        """What a turn of the loop, or the time of the last write, has brought."""
+        """Next reply: what this turn of the loop, or the time of the last write, has brought."""
         if not self.relay or self.error is not None:
             return None
         if not self._greeted:
@@ -120,10 +120,10 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         self._streams: dict[int, _Stream] = {}
         self._stopped = False
         self.refused = 0
-        """Streams that ended because a relay sent what it may not."""
+        """Streams that ended because a relay broke the protocol."""
 
     def acknowledgements_due(self, effect: ev.AcknowledgementsDue) -> None:
-        """There are acknowledgements to write on a stream."""
+        """Wake a stream that has acknowledgements to write."""
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.wake()
@@ -136,7 +136,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
             stream.wake()
 
     def stop(self) -> None:
-        """End all streams, and take no more."""
+        """End all streams, and accept no more."""
         self._stopped = True
         for stream in self._streams.values():
             stream.end(Draining("the gateway has stopped"))
@@ -152,7 +152,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         await self.deliver(GrpcHandler(context))
 
     async def deliver(self, handler: Handler) -> None:
-        """Serve one relay's stream, whatever carries it."""
+        """Serve one relay's stream, over any carrier."""
         if self._core() is None or self._stopped:
             await handler.refuse(Unavailable("this gateway does not accept mail now; try again soon"))
         if len(self._streams) >= MAX_STREAMS:
@@ -174,7 +174,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
     # --- what its streams call
 
     def take(self, stream: _Stream, batch: delivery_pb2.DeliveryBatch, relay: int = 0) -> None:
-        """One batch; of the first one the relay's endpoint. Raises `MalformedData`: then nothing of it was taken."""
+        """Take a batch; `relay`: the relay's endpoint, with the first batch. Raises `MalformedData` before anything was taken."""
         devices, deliveries = read_batch(batch)
         if relay:
             self._step(ev.MailStreamOpened(stream.number, EndpointID(relay)))
@@ -182,12 +182,12 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
             self._step(ev.MailArrived(stream.number, devices, deliveries, batch.asked))
 
     def acknowledgements(self, number: int) -> list[Acknowledgement]:
-        """The next ones for a relay; at most `MAX_ACKNOWLEDGEMENTS`."""
+        """Take the next acknowledgements for a relay, at most `MAX_ACKNOWLEDGEMENTS`."""
         core = self._core()
         assert core is not None
         return core.mail.take_acknowledgements(number, MAX_ACKNOWLEDGEMENTS)
 
     def over(self, stream: _Stream) -> None:
-        """A stream has ended."""
+        """Remove a stream that has ended."""
         del self._streams[stream.number]
         self._step(ev.MailStreamClosed(stream.number))

@@ -1,17 +1,17 @@
-"""What a gateway reports to one role: to routers who is in which room, to relays which devices are here. Pure.
+"""A gateway's reports to one role: to routers who is in which room, to relays which devices are here. Pure.
 
-Every change of a pair (room and user, or user and device) has a GatewayMsgID and goes to one replica of each partition
-that serves its room or user, until that confirms it. The same message is sent again when its datagram is lost, its replica
-dies, or no confirmation comes; a newer change of the pair replaces it. For a room with few local members it goes twice in any
-case, a little later: where one lost datagram would matter most, nobody waits for the loss to be noticed.
+Every change of a pair (room and user, or user and device) has a GatewayMsgID and goes to one replica of each partition that serves
+its room or user, until that confirms it. The same message is sent again if its datagram is lost, its replica dies, or no
+confirmation comes; a newer change of the pair replaces it. For a room with few local members it is always sent twice, the second
+time a little later: one lost datagram matters most there, and so nobody waits until the loss is noticed.
 
-Each partition has a window: so many messages are under way to it, and the rest waits. What is lost or not confirmed is sent
-again later and later, until the partition confirms anything; while it has no replica nothing is tried at all. A login that a
-replica has no room for is refused to the clients that wait for it.
+Each partition has a window, which bounds the messages in flight to it; the rest waits. Lost or unconfirmed messages are repeated at
+growing intervals, until the partition confirms anything; while it has no replica nothing is tried. A login for which a replica has
+no capacity is refused to the clients that wait for it.
 
 `own` is the map of what is on this gateway as of its last GatewayMsgID. Replicas compare theirs with it by their heartbeats, and
-ask for what they lack; what is sent here for somebody who is not in it is answered with an absence. What is said here of rooms
-holds for users, and of users for devices, where the replicas are relays.
+ask for what they lack. A record for somebody who is not in it is answered with an absence. Where the replicas are relays, read
+users for rooms, and devices for users.
 
 Source: PiXiu §5.1 step 6, §5.1.1 and §5.3; docs/memberships.md, "Joins and leaves", and docs/memberships.md.
 """
@@ -36,45 +36,45 @@ from pixiu.placement.partition import rendezvous, serves
 from pixiu.wire.v1 import control_pb2
 
 CONFIRM_TIMEOUT_S = 1.0
-"""A message that no replica confirmed for so long is sent again; after twice, four times, … as long, as long as its partition
-confirms nothing."""
+"""A message that no replica confirmed within this time, seconds, is sent again; after twice, four times, … this time, while its
+partition confirms nothing."""
 LOSS_PAUSE_S = 0.1
-"""The pause of a partition to which a datagram was lost; it doubles likewise."""
+"""Pause of a partition after a lost datagram, seconds; it doubles likewise."""
 MAX_PAUSE_S = 16.0
-"""The longest of both, before jitter of up to a half."""
+"""Upper bound of both, seconds, before jitter of up to a half."""
 WINDOW = 2_048
-"""Messages under way to one partition that it has not confirmed. Policy: further ones wait."""
+"""Unconfirmed messages in flight to one partition. Policy: further ones wait."""
 MAX_A_TURN = 256
-"""Messages to one partition in one turn of the event loop, about 6 µs each; the rest follows in the next ones."""
+"""Messages to one partition in one turn of the event loop, about 6 µs each; the rest follows in later turns."""
 REFUSED_PAUSE_S = 10.0
-"""A login that was refused, and that some client was told already, is tried again after so long."""
+"""Seconds after which a refused login is tried again, if a client was already informed that it is in."""
 ANSWER_TIMEOUT_S = 10.0
-"""A client's request is answered after so long even when no replica confirmed it; the message is still repeated."""
+"""Seconds after which a client's request is answered even if no replica confirmed it; the message is still repeated."""
 FEW_MEMBERS = 3
-"""A change of a room with fewer local members is sent twice; of devices none is."""
+"""A change of a room with fewer local members is sent twice; changes of devices are not."""
 REPEAT_S = 0.01
-"""How long after the first time."""
+"""Delay of the second copy, seconds."""
 CROWD_PAUSE_S = 0.01
-"""While a crowd connects a partition is told so often what is new: a datagram with one change costs as much as one with dozens."""
+"""Interval between reports to a partition in a crowd of joins, seconds: a datagram costs as much with one change as with dozens."""
 MAX_REPEATS = 50_000
-"""Changes that wait to be sent a second time. Policy: further ones are sent once, and again when they are lost."""
+"""Changes that wait for their second copy. Policy: further ones are sent once, and again if they are lost."""
 MAX_PRESENCES = 1 << 40
-"""Of the map of what is here, which connections and their subscriptions bound already."""
+"""Entries in the map of what is here, which the limits of connections and subscriptions bound already."""
 
 
 class Answered(NamedTuple):
-    """What a client waited for is known everywhere, or took too long (`known` is False), or has no room somewhere."""
+    """Outcome of a client's request: known everywhere, late (`known` is False), or partly refused for lack of capacity."""
 
     connection: int
     request: int
     known: bool
     refused: frozenset[int] = frozenset()
-    """The rooms, or users, of which a login was refused."""
+    """Rooms, or users, whose login was refused."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """The newest change of a (room, user) pair that is not confirmed by every partition."""
+    """The newest change of a (room, user) pair, while some partition has not confirmed it."""
 
     message: Update
     waiting: set[int] = field(default_factory=set)
@@ -82,44 +82,44 @@ class _Change:
     requests: dict[tuple[int, int], None] = field(default_factory=dict)
     """(connection, request) of the clients that wait for it."""
     twice: set[int] = field(default_factory=set)
-    """Partitions that get it twice and have not got it yet."""
+    """Partitions that must get it twice and have not got it yet."""
 
 
 @dataclass(slots=True)
 class _Window:
-    """What one partition is told. By GatewayMsgID, each in one of the maps."""
+    """Reports to one partition, by GatewayMsgID, each in one of the maps."""
 
     new: dict[int, None] = field(default_factory=dict)
     again: dict[int, None] = field(default_factory=dict)
-    """To be sent again, before what is new."""
+    """Messages to repeat, before new ones."""
     under_way: dict[int, float] = field(default_factory=dict)
-    """When each was sent, in that order."""
+    """GatewayMsgID → time of sending, oldest first."""
     refused: deque[tuple[float, int]] = field(default_factory=deque)
-    """(when to send it again, GatewayMsgID), in order."""
+    """(time to send it again, GatewayMsgID), in order."""
     failures: int = 0
     """Losses and time-outs in a row."""
     not_before: float = 0.0
     told_at: float = -math.inf
-    """When it was last told anything."""
+    """Time of the last report to it."""
 
     def forget(self, number: int) -> None:
-        """A message need not be sent any more."""
+        """Drop a message that need not be sent any more."""
         self.new.pop(number, None)
         self.again.pop(number, None)
         self.under_way.pop(number, None)
 
     def start_again(self) -> None:
-        """Another replica has to be told all that was under way, at once."""
+        """Repeat everything in flight, at once, because another replica must be informed."""
         self.again.update(dict.fromkeys(self.under_way))
         self.under_way.clear()
         self.failures, self.not_before, self.told_at = 0, 0.0, -math.inf
 
     def timeout_s(self) -> float:
-        """How long a confirmation may take, before jitter."""
+        """Time limit of a confirmation, seconds, before jitter."""
         return float(min(CONFIRM_TIMEOUT_S * 2 ** min(self.failures, 10), MAX_PAUSE_S))
 
     def pause_s(self) -> float:
-        """How long to send nothing after a loss, before jitter."""
+        """Pause after a loss, seconds, before jitter."""
         return float(min(LOSS_PAUSE_S * 2 ** min(self.failures, 10), MAX_PAUSE_S))
 
 
@@ -131,9 +131,9 @@ class MembershipReporter:
         as_of: gives the last GatewayMsgID that the gateway made: `own` is complete up to it.
         next_token: gives a token for a parcel.
         few_members: a change of a key with fewer local entries is sent twice.
-        parcel: most messages in one, so that it fits a datagram.
-        jitter: gives a number from 0 to 1, by which gateways that lost the same replica do not try together.
-        is_crowd: whether many clients come together now.
+        parcel: most messages in a parcel, so that it fits a datagram.
+        jitter: gives a number from 0 to 1, so that gateways that lost the same replica do not retry together.
+        is_crowd: True while many clients connect at once.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class MembershipReporter:
         self._jitter = jitter
         self._is_crowd = is_crowd
         self._has_replicas = False
-        """The cluster has this role."""
+        """True if the cluster has this role."""
         self._partitions = 1
         self._partition_of: dict[EndpointID, int] = {}
         self._replicas: dict[int, list[ev.Replica]] = {}
@@ -163,36 +163,36 @@ class MembershipReporter:
         self._sent: dict[int, tuple[int, list[int]]] = {}
         self._requests: dict[int, dict[int, set[tuple[int, int]]]] = {}
         self._refusals: dict[tuple[int, int], set[int]] = {}
-        """(connection, request) → the rooms or users of it that were refused."""
+        """(connection, request) → its rooms or users that were refused."""
         self._windows: dict[int, _Window] = {}
         self._answer_timers: list[tuple[float, int, int]] = []
         self._repeats: deque[tuple[float, int, Update]] = deque()
-        """(when, partition, message), in order."""
+        """(time, partition, message), in order."""
         self.own = LwwMap(max_entries=MAX_PRESENCES, tombstone_s=0.0)
         self.feedback = Feedback()
         self.source = Source(self.own, lambda asked, _: as_of() if asked == instance else 0)
         self.resent = 0
         self.refusals = 0
-        """Logins for which a replica had no room."""
+        """Logins for which a replica had no capacity."""
         self.sent_twice = 0
 
     @property
     def unconfirmed(self) -> int:
-        """Changes that some partition has not confirmed."""
+        """Number of changes that some partition has not confirmed."""
         return len(self._changes)
 
     @property
     def stranded(self) -> list[int]:
-        """Partitions without a known replica, for which something waits."""
+        """Partitions with waiting changes but no known replica."""
         return [
             partition for partition, window in self._windows.items()
             if not self._replicas.get(partition) and (window.new or window.again or window.under_way)
         ]  # fmt: skip
 
     def set_replicas(self, partitions: int, replicas: tuple[ev.Replica, ...], now: float) -> None:
-        """Report to these replicas. What waits for one that is gone is sent to another at once.
+        """Report to these replicas. What was in flight to one that is gone is sent to another at once.
 
-        partitions: 0 where the cluster has none; what is here is noted, and reported when they come.
+        partitions: 0 if the cluster has none; changes are noted, and reported when replicas come.
         """
         known = self._partition_of = {replica.endpoint: replica.partition for replica in replicas}
         self._has_replicas = partitions > 0
@@ -209,17 +209,17 @@ class MembershipReporter:
                 window.start_again()
 
     def message(self, number: int) -> Update | None:
-        """The message of a GatewayMsgID, while it is not confirmed."""
+        """Message of a GatewayMsgID, while it is not confirmed."""
         change = self._by_id.get(number)
         return change.message if change is not None else None
 
     def announce(self, messages: Iterable[Update], now: float) -> None:
-        """Report these, each in place of what was reported of its pair before. Their IDs are new, and rise."""
+        """Report changes, each replacing the previous report of its pair. Their IDs are new, and ascend."""
         for message in messages:
             room, uin = message.group, message.member
             self.own.apply([message], now)
             if not self._has_replicas:
-                # Replicas that come find by their first heartbeats what they lack.
+                # Replicas that come later find by their first heartbeats what they lack.
                 continue
             old = self._changes.get((room, uin))
             if old is not None:
@@ -232,33 +232,33 @@ class MembershipReporter:
                 change.twice.update(serving)
             for partition in serving:
                 self._windows.setdefault(partition, _Window()).new[message.id] = None
-        self.own.expire(now)  # its own map needs no memory of who left
+        self.own.expire(now)  # its own map need not remember who left
 
     def reports_to(self, peer: EndpointID) -> bool:
-        """Whether a process is one of the replicas."""
+        """True if a process is one of the replicas."""
         return peer in self._partition_of
 
     def digest(self, partition: int, partitions: int, key: int = 0) -> control_pb2.Digest | None:
-        """The digest for the answer to a replica's heartbeat; None when its rule makes no sense, and for a key without sums.
+        """Digest for the answer to a replica's heartbeat; None if its rule makes no sense, and for a key without sums.
 
-        Those of a new key are made in slices, one at each heartbeat."""
+        The sums of a new key are computed in slices, one at each heartbeat."""
         if self.own.digest.building:
             self.own.build_digest()
         rule = rule_of(partition, partitions)
         return self.source.digest(rule, self._as_of(), key) if rule is not None else None
 
     def answer(self, peer: EndpointID, control: control_pb2.Control) -> list[SendControl]:
-        """A replica asks what is here."""
+        """Answer a replica that asks for the state of this gateway."""
         messages = self.source.answer(control)
         return [SendControl(peer, messages)] if messages else []
 
     def missing(self, key: int) -> None:
-        """A record came for a room or user that nobody here is in, or is. Without an entry its sender is told."""
+        """Note a record for a room or user that has nobody here. If `own` has no entry, the sender will be notified."""
         if not self.own.gateways(key):
             self.feedback.note(key)
 
     def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[Answered]:
-        """A client asks to be answered when what was said of these pairs is known. Answers at once if it is."""
+        """Answer a client once the changes of these pairs are known; at once if they are."""
         pairs = {pair for pair in wanted if pair in self._changes}
         if not pairs:
             return [Answered(connection, number, True)]
@@ -269,12 +269,12 @@ class MembershipReporter:
         return []
 
     def forget(self, connection: int) -> None:
-        """A client is gone; nobody waits for its answers."""
+        """Drop the requests of a client that is gone."""
         for number in list(self._requests.get(connection, ())):
             self._answer(connection, number, False)
 
     def flush(self, now: float) -> list[ev.Effect]:
-        """Send what is due."""
+        """Build everything that is due."""
         effects: list[ev.Effect] = []
         if self._changes or self._repeats or any(window.refused for window in self._windows.values()):
             effects += self._changes_due(now)
@@ -283,7 +283,7 @@ class MembershipReporter:
         return effects
 
     def _changes_due(self, now: float) -> list[ev.SendMembership]:
-        """Parcels for each replica, as far as the windows of their partitions allow."""
+        """Build parcels for each replica, as far as the windows of their partitions allow."""
         parcels: dict[EndpointID, list[tuple[int, _Change]]] = {}
         for partition, window in self._windows.items():
             if self._replicas.get(partition):
@@ -300,13 +300,13 @@ class MembershipReporter:
         return effects
 
     def _told_next(self, window: _Window) -> float:
-        """When a partition may be told more. More than one turn has room for never waits for what else may come."""
+        """Time of the next report to a partition. If a whole turn's worth waits, it is not delayed to collect more."""
         if len(window.new) < MAX_A_TURN and self._is_crowd():
             return max(window.not_before, window.told_at + CROWD_PAUSE_S)
         return window.not_before
 
     def _expire_window(self, partition: int, window: _Window, now: float) -> None:
-        """What was not confirmed in time is to be sent again, and what was refused long ago."""
+        """Queue again what was not confirmed in time, and what was refused a while ago."""
         oldest = now - window.timeout_s()
         late: list[int] = []
         for number, sent_at in window.under_way.items():
@@ -327,7 +327,7 @@ class MembershipReporter:
                 window.again[number] = None
 
     def _fill(self, partition: int, window: _Window, now: float, parcels: dict[EndpointID, list[tuple[int, _Change]]]) -> None:
-        # All at once: to find the first key of a dict takes as many steps as were deleted before it.
+        # All at once: finding the first key of a dict takes as many steps as keys were deleted before it.
         room = max(0, min(MAX_A_TURN, WINDOW - len(window.under_way)))
         again = list(islice(window.again, room))
         new = list(islice(window.new, room - len(again)))
@@ -349,7 +349,7 @@ class MembershipReporter:
                     self._repeats.append((now + REPEAT_S, partition, change.message))
 
     def settled(self, token: int, handled: bool, now: float) -> bool:
-        """What became of a parcel. Returns whether it was one of these."""
+        """Note the outcome of a parcel. Returns True if it was one of these."""
         found = self._sent.pop(token, None)
         if found is None:
             return False
@@ -367,7 +367,7 @@ class MembershipReporter:
         return True
 
     def confirmed(self, peer: EndpointID, ids: list[int]) -> list[Answered]:
-        """A replica confirmed messages. Returns the answers that this allows."""
+        """Note a replica's confirmations. Returns the answers that this allows."""
         partition = self._partition_of.get(peer)
         if partition is None:
             return []
@@ -388,9 +388,9 @@ class MembershipReporter:
         return effects
 
     def refused(self, peer: EndpointID, ids: list[int], now: float) -> list[Answered]:
-        """A replica has no room for logins. Returns the answers that this allows.
+        """Note that a replica has no capacity for logins. Returns the answers that this allows.
 
-        Who waits is refused, and is to leave; a login that somebody was told of already is tried again after a while.
+        Waiting clients are refused, and must leave; a login already reported to a client is tried again after a while.
         """
         partition = self._partition_of.get(peer)
         effects: list[Answered] = []
@@ -407,7 +407,7 @@ class MembershipReporter:
         return effects
 
     def _decided(self, change: _Change, *, refused: bool) -> list[Answered]:
-        """A change is known everywhere, or has no room. Returns the answers for which nothing else is missing."""
+        """Decide a change: it is known everywhere, or refused. Returns the answers for which nothing else is missing."""
         answers: list[Answered] = []
         room = change.message.group
         requests, change.requests = change.requests, {}
@@ -432,7 +432,7 @@ class MembershipReporter:
         return effects
 
     def next_deadline(self) -> float:
-        """When something is due again, monotonic seconds; `NEVER` when nothing waits."""
+        """Time at which something is due again, monotonic seconds; `NEVER` when nothing waits."""
         due = [timers[0][0] for timers in (self._answer_timers, self._repeats) if timers]
         for partition, window in self._windows.items():
             if self._replicas.get(partition):
@@ -445,7 +445,7 @@ class MembershipReporter:
         return min(due, default=NEVER)
 
     def samples(self, prefix: str) -> dict[str, object]:
-        """Samples for metrics, each name behind `prefix`."""
+        """Samples for metrics, each name with `prefix` before it."""
         return {
             f"{prefix}gateway_messages_resent_total": self.resent,
             f"{prefix}gateway_messages_sent_twice_total": self.sent_twice,
@@ -458,7 +458,7 @@ class MembershipReporter:
     def _absences_due(self, now: float) -> list[SendControl]:
         by_replica: dict[EndpointID, list[int]] = {}
         for key in self.feedback.due(now):
-            # Who came since the record did has a GatewayMsgID that is higher than what would be said to be absent.
+            # Anybody who came after the record has a higher GatewayMsgID than the absence that would be reported.
             if self.own.gateways(key):
                 continue
             for partition in self._serving(key):
@@ -468,7 +468,7 @@ class MembershipReporter:
         return [SendControl(replica, messages) for replica, messages in absences(by_replica, self._as_of())]
 
     def _second_times(self, now: float) -> list[ev.SendMembership]:
-        """Without a token: whether these arrive is not waited for."""
+        """Build the second copies that are due, without tokens, because nobody waits for their arrival."""
         parcels: dict[EndpointID, list[Update]] = {}
         while self._repeats and self._repeats[0][0] <= now:
             _, partition, message = self._repeats.popleft()
@@ -483,7 +483,7 @@ class MembershipReporter:
         ]
 
     def _drop(self, change: _Change) -> None:
-        """A change is confirmed everywhere, or another one takes its place."""
+        """Remove a change that is confirmed everywhere, or replaced by another one."""
         del self._by_id[change.message.id]
         del self._changes[change.message.group, change.message.member]
         for partition in change.waiting:
@@ -498,7 +498,7 @@ class MembershipReporter:
         return Answered(connection, request, known, frozenset(self._refusals.pop((connection, request), ())))
 
     def _serving(self, room: int) -> list[int]:
-        """The partitions that serve a room; two while they double."""
+        """Partitions that serve a room; two during a doubling."""
         known = [p for p in self._replicas if serves(p, room, self._partitions)]
         return known or [room % self._partitions]
 
@@ -509,5 +509,5 @@ class MembershipReporter:
 
 
 def _still_usable(replica: ev.Replica, replicas: tuple[ev.Replica, ...]) -> bool:
-    """Whether a replica that was usable still is."""
+    """True unless the replica was usable and is not any more."""
     return not replica.usable or any(other.endpoint == replica.endpoint and other.usable for other in replicas)

@@ -1,11 +1,11 @@
-"""The memory that what clients sent and the gateway has not taken yet may need: unfinished packets, and messages that wait. Pure.
+"""Memory budget for client input that is not processed yet: unfinished packets, and messages that wait. Pure.
 
         connection ── holds n bytes ──▶ its address: at most `per_address` ──▶ all: at most `total`
-                                              └─ over: who holds the most of them goes, until it fits ─┘
+                                              └─ over: the one that holds the most is closed, until it fits ─┘
 
-What one connection may hold is bounded by the size of a packet, and because it is not read from while its messages wait. The bound
-of an address keeps one machine from having others thrown out; machines behind one address share it. Who is thrown out may come back
-and fill its place again: where there is little room left (`is_crowded`) packets are read slowly.
+The size of a packet bounds what one connection may hold, and it is not read from while its messages wait. The bound of an address
+keeps one machine from having others disconnected; machines behind one address share it. A disconnected client may come back and
+fill its place again, so packets are read slowly while little capacity is left (`is_crowded`).
 
 Source: docs/promises.md, "Failure rules" 4; docs/architecture.md, "The gateway's edge";
 docs/decisions/0287-a-crowded-address-is-read-slowly.md.
@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import Final
 
 SMALL_BYTES: Final = 4096
-"""A connection that holds less is not counted: most hold nothing, and one more would not matter."""
+"""A connection that holds less is not counted: most hold nothing, and one more does not matter."""
 CROWDED: Final = 0.75
-"""An address, or all, that hold this part of what they may are about to have connections thrown out."""
+"""Share of its bound from which an address, or the total, counts as crowded: connections will soon be disconnected."""
 
 
 class MemoryBudget:
-    """Who holds how much.
+    """Bytes held by each connection, by address and in total.
 
     Args:
         per_address, total: bytes.
@@ -36,10 +36,10 @@ class MemoryBudget:
         self._bytes_of: dict[str, int] = {}
         self.bytes = 0
         self.evicted = 0
-        """Connections that had to go."""
+        """Connections that had to be closed."""
 
     def hold(self, connection: int, address: str, held: int) -> list[int]:
-        """A connection holds so many bytes now. Returns the connections that must go, this one perhaps among them."""
+        """Set the bytes that a connection holds. Returns the connections to close, which may include this one."""
         before = self._held.get(connection, 0)
         if held < SMALL_BYTES:
             if before:
@@ -58,11 +58,11 @@ class MemoryBudget:
         return gone
 
     def is_crowded(self, address: str) -> bool:
-        """Whether there is little room left, at this address or at all."""
+        """True if little capacity is left, at this address or in total."""
         return self._bytes_of.get(address, 0) > CROWDED * self._per_address or self.bytes > CROWDED * self._total
 
     def forget(self, connection: int) -> None:
-        """A connection holds nothing any more, or is gone."""
+        """Forget a connection that holds nothing any more, or is gone."""
         held = self._held.pop(connection, 0)
         if not held:
             return

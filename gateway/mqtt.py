@@ -36,28 +36,28 @@ from pixiu.mqtt.server import ServerSession
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
 
 WRITE_BYTES = 64 << 10
-"""A client that catches up is written so much at a time. What it does not take at once waits in asyncio's buffer; as long
-as something is there, messages wait in our own bounded backlog."""
+"""Bytes written at a time to a client that catches up. What it does not take at once waits in asyncio's buffer; while that is not
+empty, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
-"""Bytes of answers that may wait behind what a client does not read; with more it is closed."""
+"""Bytes of answers that may wait for a client that does not read; beyond it the client is closed."""
 READ_BYTES = 64 << 10
-"""Of one client in a turn: asyncio reads 256 KiB, before anybody has asked whether the turn has time for it."""
+"""Bytes read from one client in a turn: asyncio would read 256 KiB without asking whether the turn has time for it."""
 LONG_BYTES = 4096
 SLOW_READ_BYTES_PER_S = 64 << 10
-"""Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate; and who has not finished a packet of as
-much, where there is little room for such packets."""
+"""Read rate for a client that publishes `LONG_BYTES` or more to topics that no room carries; and, while little packet memory is
+left, for a client with an unfinished packet of that size."""
 JOINS_A_STEP = 32
-"""So many filters of a SUBSCRIBE are joined at a time."""
+"""Filters of a SUBSCRIBE that are joined at a time."""
 CONNECT_SPREAD_S = 1.0
-"""Connections without a CONNECT are closed up to so much late, at random: those that came together would else be closed in
-one turn of the loop, while nobody is served, and come back together."""
+"""Connections without a CONNECT are closed late by a random time up to this, seconds: those that came together would otherwise be
+closed in one turn of the loop, while nobody is served, and come back together."""
 CLOSE_TIMEOUT_S = 5.0
-"""How long a client that is closed may take to read what was written before."""
+"""Time that a client being closed has to read what was written before, seconds."""
 REFUSAL_DELAY_S = 1.0
-"""A client that is refused because too many connect is told after half of this to all of it, at random: it has no other
-way to learn when to come again, and many try at once."""
+"""A client that is refused because too many connect gets the refusal after half of this to all of it, seconds, at random: MQTT
+cannot give it a retry-after, and many try at once."""
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-"""Linger for no time at all."""
+"""SO_LINGER of zero seconds."""
 
 
 @dataclass(slots=True)
@@ -116,9 +116,9 @@ class MQTTConnection(asyncio.Protocol):
         self.id = 0
         self.uin = 0
         self.client_id: str | None = None
-        """Once it is connected: its name among the gateway's clients."""
+        """The name among the gateway's clients, once it is connected."""
         self.access: Session | None = None
-        """Of a client that has logged in; None: nobody has to."""
+        """Session of a client that has logged in; None: nobody has to."""
         self._logging_in: asyncio.Task[None] | None = None
         self._clients = clients
         self._loop = asyncio.get_running_loop()
@@ -128,15 +128,15 @@ class MQTTConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._out_count = 0
         self._answers: list[bytes] = []
-        """Written before anything else, at the end of what the gateway is doing, or of its turn."""
+        """Answers, written before anything else: when the gateway has finished its present work, or at the end of its turn."""
         self._answer_bytes = 0
-        """Of answers that were written since the client has taken everything."""
+        """Bytes of answers written since the client last took everything."""
         self._may_read, self._reads, self._working = True, True, False
-        """The session wants to read; the transport does; packets of one read are still being worked off."""
+        """The session wants to read; the transport reads; packets of one read are still being processed."""
         self._unread = b""
-        """Read in a turn that had no time for it."""
+        """Bytes read in a turn that had no time for them."""
         self._new_until = 0.0
-        """When it is no newcomer any more."""
+        """Until when the connection counts as new."""
         self._paused = False
         self._refusing = False
         self._refusal: list[Effect] = []
@@ -144,21 +144,20 @@ class MQTTConnection(asyncio.Protocol):
         self._mail = MailQueue()
         self._takes_mail = False
         self._asking: asyncio.Task[None] | None = None
-        """Callbacks are asked what the client may do, or it waits until it may join; what it said from then on waits, and it is not
-        read from."""
+        """Set while callbacks are asked, or while the client waits to join; it is not read from, and its later effects wait."""
         self._in_line = False
-        """It waits until it may join."""
+        """True while it waits for its turn to join."""
         self._behind: list[Effect] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._publishing = Publishing(self, clients)
         self._published: list[int] | None = None
-        """Packet IDs of what is acknowledged at the end of the turn."""
+        """Packet IDs to acknowledge at the end of the turn."""
         self._joins = clients.join_rate()
         self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
-        """Packet ID of a SUBSCRIBE → of each filter what its SUBACK says, and its channel; as many as the session lets wait."""
+        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code and its channel; as many as the session lets wait."""
         self._steps: dict[int, _Steps] = {}
-        """Packet ID of a SUBSCRIBE that is joined in several turns → what is known of it."""
+        """Packet ID of a SUBSCRIBE that is joined in several turns → its state."""
 
     # What asyncio calls.
 
@@ -169,13 +168,13 @@ class MQTTConnection(asyncio.Protocol):
         self.id = self._clients.arrived(self, host_of(transport))
         self._new_until = self._clients.newcomers.arrived()
         transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own; of TLS it is another one
+        transport.max_size = READ_BYTES  # asyncio's own; with TLS it is another one
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
         if self._clients.pacer is not None:
             self._clients.pacer.be_patient(sock)
         self._address = _keep_alive(sock, self._clients.options.tcp_keep_alive_s)
-        # Unlike that of every other client of the cluster: two with one ID would take each other's place.
+        # Unlike every other client's in the cluster: two clients with one ID would replace each other.
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
         self._session = ServerSession(
@@ -184,7 +183,7 @@ class MQTTConnection(asyncio.Protocol):
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a client: so many packets at once, the rest in the next turns of the loop, before more is read."""
+        """Process a client's bytes: some packets at once, the rest in later turns of the loop, before more is read."""
         turn = self._clients.turn
         small = self.client_id is not None and len(data) <= SMALL_READ_BYTES
         if self._working or not (small or (turn.has_time and not self._is_in_a_crowd())):
@@ -217,7 +216,7 @@ class MQTTConnection(asyncio.Protocol):
             self._work_later()
 
     def _work_later(self) -> None:
-        """Go on in one of the next turns; nothing more is read meanwhile."""
+        """Continue in a later turn; nothing more is read meanwhile."""
         if not self._working:
             self._working = True
             self._set_reading()
@@ -228,7 +227,7 @@ class MQTTConnection(asyncio.Protocol):
         return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
 
     def _work_on(self) -> None:
-        """The next packets of what was read."""
+        """Process the next packets that were read."""
         self._working = False
         if self._may_read and self._asking is None:
             turn = self._clients.turn
@@ -244,7 +243,7 @@ class MQTTConnection(asyncio.Protocol):
         self._clients.hold_memory(self, self._address, held)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         self._transport = None
         self._clients.slow_consumers.discard(self)
         self._refuse()
@@ -252,13 +251,13 @@ class MQTTConnection(asyncio.Protocol):
             self._perform(self._session.connection_lost(self._clients.now()))
 
     def pause_writing(self) -> None:
-        """The client did not take all: messages wait in the backlog."""
+        """Let messages wait in the backlog, because the client did not take everything."""
         self._paused = True
         self._backlog.leaving(self._clients.slow_consumers.now())
         self._clients.slow_consumers.add(self)
 
     def resume_writing(self) -> None:
-        """The client took what was written: write what waits, at once or, when it is behind, in a while."""
+        """Write what waits, because the client took what was written: at once or, if it lags, after a while."""
         self._paused = False
         self._answer_bytes = 0
         now = self._clients.slow_consumers.now()
@@ -284,7 +283,7 @@ class MQTTConnection(asyncio.Protocol):
             self._clients.slow_consumers.discard(self)
 
     def check(self, now: float) -> Grade:
-        """How far the client is behind; ends the connection when that has lasted too long."""
+        """Grade of the client's lag; ends the connection if it has lasted too long."""
         if not self._backlog.patient(now):
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
         return self._backlog.grade(now)
@@ -297,7 +296,7 @@ class MQTTConnection(asyncio.Protocol):
         self._out_count += count
 
     def flush(self) -> None:
-        """Write what was answered and delivered in this turn."""
+        """Write the answers and deliveries of this turn."""
         if self._published is not None:
             packet_ids, self._published = self._published, None
             if self._session is not None:
@@ -325,7 +324,7 @@ class MQTTConnection(asyncio.Protocol):
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
 
     def answer(self, answer: ev.Answer) -> None:
-        """A subscription has taken effect, but for what of it was refused."""
+        """Report the result of a subscription, including what of it was refused."""
         packet_id = answer.request & 0xFFFF
         steps = self._steps.get(packet_id)
         if steps is not None:
@@ -350,26 +349,26 @@ class MQTTConnection(asyncio.Protocol):
         self._perform(self._session.subscription_confirmed(answer.request, self._clients.now(), codes), soon=True)
 
     def passed(self, size: int) -> None:
-        """So many bytes of QoS 0 that it published are no longer under way."""
+        """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
         self._publishing.passed(size)
 
     def announce(self) -> bool:
-        """MQTT 3.1.1 has no word for it."""
+        """Return False: MQTT 3.1.1 has no message for it."""
         return False
 
     def close(self, reason: str) -> None:
-        """The gateway is going."""
+        """End the connection because the gateway drains or stops."""
         self.end(CloseReason.DRAINING, reason)
 
     def replaced(self, moved: bool) -> None:
-        """A newer login took the place of this one. MQTT 3.1.1 has no word for it."""
+        """End the connection because a newer login took its place. MQTT 3.1.1 has no message for it."""
         if moved:
             self.end(CloseReason.TAKEN_OVER, "the same client connected to another gateway")
         else:
             self.end(CloseReason.REPLACED, "another device of the user connected, and the login policy allows one")
 
     def evict(self) -> None:
-        """Too many connections have not said who they are, and this is the oldest."""
+        """End the connection: too many are not identified, and this is the oldest."""
         self._refuse()
         self.end(CloseReason.EVICTED, "no CONNECT yet, and others needed the place")
 
@@ -380,24 +379,24 @@ class MQTTConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the session goes on."""
+        """True while the session continues."""
         return self._session is not None
 
     def hold_reading(self, seconds: float) -> None:
-        """Read nothing from the client for so long."""
+        """Stop reading from the client for a time."""
         if self._session is not None and seconds:
             now = self._clients.now()
             self._perform(self._session.hold_reading(now + seconds, now))
 
     def published(self, packet_id: int) -> None:
-        """A message of QoS 1 is done: acknowledge it, with all others of this turn."""
+        """Acknowledge a message of QoS 1, together with all others of this turn."""
         if self._published is None:
             self._published = []
             self._clients.flush_soon(self)
         self._published.append(packet_id)
 
     def stop_reading(self, wanted: bool) -> None:
-        """Read nothing from the client until it is said again."""
+        """Stop reading from the client, or read again."""
         if self._session is not None:
             self._perform(self._session.stop_reading(wanted, self._clients.now()))
 
@@ -412,7 +411,7 @@ class MQTTConnection(asyncio.Protocol):
         return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
 
     def _log_in(self, guard: Guard, connect: Connect) -> ConnackCode | None:
-        """What the guard says at once; None: later."""
+        """Ask the guard. Returns None if it answers later."""
         assert self._transport is not None
         address = host_of(self._transport)
         encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
@@ -445,7 +444,7 @@ class MQTTConnection(asyncio.Protocol):
         self.end(CloseReason.LOGIN_OVER, text)
 
     def _rules_changed(self) -> None:
-        """What the client may not have any more ends the connection: MQTT 3.1.1 cannot take a subscription back."""
+        """End the connection if the client lost a right that it uses: MQTT 3.1.1 cannot revoke a subscription."""
         if self._session is None:
             return
         subscribes = all(may_subscribe(self.access, number, name) for name, number in self._session.subscriptions.items())
@@ -453,7 +452,7 @@ class MQTTConnection(asyncio.Protocol):
             self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
 
     def _refuse_later(self, effects: list[Effect]) -> None:
-        """Keep the refusal for a while. Until it is told the connection counts among those that are not connected."""
+        """Delay a refusal. Until it is sent the connection counts as not connected."""
         if effects:
             self._refusal = effects
             self._may_read = False
@@ -465,7 +464,7 @@ class MQTTConnection(asyncio.Protocol):
         self._perform(effects)
 
     def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
-        """Carry these out. `soon`: answers leave at the end of the turn, with others. `asked`: callbacks were, for the first."""
+        """Carry out effects. `soon`: answers leave at the turn's end, with others. `asked`: callbacks were asked for the first."""
         for effect in effects:
             if asked:
                 asked = False
@@ -523,7 +522,7 @@ class MQTTConnection(asyncio.Protocol):
         return isinstance(effect, session_events.PublishMessages) and foresee_publish(access, effect.messages)
 
     def _join_in_turn(self, effect: session_events.SubscribeFilters) -> None:
-        """Subscribe, when callbacks were asked and it is the client's turn among those that join much."""
+        """Subscribe once callbacks were asked and it is the client's turn among those that join much."""
         wait_s = self._joins.wait_s(len(effect.filters), self._clients.now())
         if wait_s is None:
             self._refuse_filters(effect)
@@ -533,7 +532,7 @@ class MQTTConnection(asyncio.Protocol):
             self._carry_out(effect)
 
     def _ask_first(self, effect: Effect, wait_s: float) -> None:
-        """Carry this out later: after a time, and when callbacks were asked; what the client says next waits behind it."""
+        """Carry out an effect later: after a time, and after callbacks were asked; the client's next effects wait."""
         self._behind.append(effect)
         self._asking = self._loop.create_task(self._ask(wait_s))
         if wait_s:
@@ -555,7 +554,7 @@ class MQTTConnection(asyncio.Protocol):
             self._work_on()
 
     def _wait_or_close(self, effect: Effect) -> None:
-        """Something else comes while `_ask` is under way. Who goes does not keep its place in the line."""
+        """Queue an effect that comes while `_ask` is running. A client that leaves loses its place in the queue."""
         if not isinstance(effect, _IN_TURN):
             self._carry_out(effect)
             return
@@ -573,13 +572,13 @@ class MQTTConnection(asyncio.Protocol):
         return self._joins.is_vain(filters, self._clients.now())
 
     def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
-        """Too many wait already: none of these is subscribed, and the client may try again later."""
+        """Refuse these filters because too many wait already; the client may retry later."""
         self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
         self.hold_reading(self._joins.refusal_hold_s(random.random()))
         self.answer(ev.Answer(self.id, effect.packet_id, True))
 
     def _asks(self) -> bool:
-        """Asked by a call, because performing changes it: mypyc takes an attribute that was looked at for what it was."""
+        """Return the state by a call, because performing changes it: mypyc assumes that a tested attribute keeps its value."""
         return self._asking is not None
 
     def _write_answers(self) -> None:
@@ -594,7 +593,7 @@ class MQTTConnection(asyncio.Protocol):
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
     def _write(self, data: bytes) -> None:
-        # To a peer that is gone asyncio would log every write.
+        # asyncio would log every write to a peer that is gone.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -605,7 +604,7 @@ class MQTTConnection(asyncio.Protocol):
         else:
             self.uin = self.access.identity.uin
             self.access.rules_changed = self._rules_changed
-            # Two users may have clients of one name, and neither ends the other's.
+            # Two users may have clients of the same name, and neither must end the other's.
             self.client_id = f"{self.uin} {effect.client_id}"
         self._publishing.earlier = self._clients.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
@@ -613,7 +612,7 @@ class MQTTConnection(asyncio.Protocol):
         self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
 
     def _subscribe(self, effect: session_events.SubscribeFilters) -> None:
-        """Join them; where they are so many that one turn has no time for them some now, the others in the paced line."""
+        """Join filters; if one turn has no time for all, some now and the others in the paced queue."""
         self._codes[effect.packet_id] = {}
         steps = (len(effect.filters) - 1) // JOINS_A_STEP + 1
         if steps > 1:
@@ -621,7 +620,7 @@ class MQTTConnection(asyncio.Protocol):
         self._join_step(effect, 0)
 
     def _join_step(self, effect: session_events.SubscribeFilters, step: int) -> None:
-        """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""
+        """Join rooms and topics as they are; of users only the client's own, and only if messages to users can arrive."""
         if self._session is None:
             return
         there, codes, first = self._session.subscriptions, self._codes[effect.packet_id], step * JOINS_A_STEP
@@ -635,7 +634,7 @@ class MQTTConnection(asyncio.Protocol):
             elif not name.startswith(USER_PREFIX):
                 channel = _channel(name, number)
                 codes[name] = (0, channel)
-                if name in there:  # what the client has left since is not joined any more, and is no less answered
+                if name in there:  # a channel that the client has left since is not joined, but still answered
                     channels.append(channel)
             elif number == self.uin and self._clients.serves_users:
                 chat = True
@@ -653,7 +652,7 @@ class MQTTConnection(asyncio.Protocol):
             self.answer(ev.Answer(self.id, request, True))
 
     def _pace(self, changes: int, *, joined: bool = False) -> None:
-        """So much was joined, left, or said in vain: read on when its rate allows it."""
+        """Charge joins, leaves or vain requests, and read on when the rate allows it."""
         if self._session is not None:
             self._joins.has_now(len(self._session.subscriptions))
             self.hold_reading(self._joins.hold_s(changes, self._clients.now(), joined=joined))
@@ -699,7 +698,7 @@ class MQTTConnection(asyncio.Protocol):
                 self._loop.call_later(CLOSE_TIMEOUT_S, self._reset)
 
     def _reset(self) -> None:
-        """Drop the connection with all that it has not taken: who does not read would keep it in our memory, and, after an
+        """Drop the connection with everything untaken: a client that does not read would keep it in our memory and, after an
         ordinary close, for minutes in the kernel's."""
         if self._transport is not None:
             sock: socket.socket = self._transport.get_extra_info("socket")
@@ -717,7 +716,7 @@ class MQTTConnection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def _arm(self) -> None:
-        """One timer a connection: it is set anew when it has to ring earlier, and otherwise looks again when it rings."""
+        """Keep one timer per connection: it is set again only to ring earlier; otherwise it checks again when it rings."""
         if self._session is None:
             return
         deadline = self._session.next_deadline()
@@ -741,7 +740,7 @@ class MQTTConnection(asyncio.Protocol):
 
 
 def _keep_alive(sock: socket.socket, seconds: int) -> str:
-    """Have the kernel notice a peer that is gone without a word. Returns the peer's address, empty when it has gone already."""
+    """Let the kernel detect a peer that vanished. Returns the peer's address, empty if it has gone already."""
     if seconds:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", max(seconds // 3, 1)), ("TCP_KEEPCNT", 3)):
@@ -762,7 +761,7 @@ _IN_TURN = (
     session_events.UnsubscribeFilters,
     session_events.Close,
 )
-"""What must not overtake what waits for a callback: who publishes and leaves has published."""
+"""Effects that must not overtake those waiting for a callback: a client that publishes and leaves has published."""
 SLOW = "the client does not read its messages fast enough"
 _LOGOUT_REASONS = {
     CloseReason.KEEP_ALIVE: 2,
@@ -772,7 +771,7 @@ _LOGOUT_REASONS = {
     CloseReason.TAKEN_OVER: 5,
     CloseReason.REPLACED: 5,
 }
-"""Why a user left, as `Reason` of control.proto has it; 1 (left) otherwise."""
+"""Reason of a user's departure, as `Reason` of control.proto; 1 (left) otherwise."""
 
 
 def _channel(name: str, room: int) -> tuple[int, bytes | None]:

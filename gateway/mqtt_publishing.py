@@ -1,4 +1,4 @@
-"""What one MQTT client publishes: IDs and records, rates, and messages of QoS 1 until the brokers have them.
+"""Publishing of one MQTT client: IDs and records, rates, and messages of QoS 1 until the brokers have them.
 
 Source: docs/operations.md.
 """
@@ -25,15 +25,14 @@ from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 MAX_RETRIES: Final = 3
-"""How often a QoS 1 message that a broker did not confirm is sent again."""
+"""Retries of a QoS 1 message that a broker did not confirm."""
 MAX_CLIENT_BYTES: Final = 1 << 20
-"""Bytes of one client's messages on their way to the brokers, of QoS 0 and of QoS 1. With more (one message may always go) it is
-not read from."""
+"""Bytes of one client's messages in flight, of any QoS. With more it is not read from; one message may always leave."""
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 5.0
-"""What was refused for now, or lost, is sent again after a pause that doubles from the first to the last value, less jitter."""
+"""First and last pause before a message that was lost, or refused for now, is sent again, seconds; it doubles, less jitter."""
 MAX_ROOMS: Final = 4096
-"""Rooms for which it is known what of a client was accepted last; beyond it nothing older is sent again."""
+"""Rooms for which the last accepted message of a client is known; beyond it nothing older is sent again."""
 
 
 class PublishingClient(Protocol):
@@ -46,23 +45,23 @@ class PublishingClient(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether its session goes on."""
+        """True while its session continues."""
 
     def hold_reading(self, seconds: float) -> None:
-        """Read nothing from the client for so long."""
+        """Stop reading from the client for a time."""
 
     def published(self, packet_id: int) -> None:
-        """A message of QoS 1 is done: acknowledge it."""
+        """Acknowledge a message of QoS 1 that is done."""
 
     def stop_reading(self, wanted: bool) -> None:
-        """Read nothing from the client until it is said again."""
+        """Stop reading from the client, or read again."""
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
 
 
 class Publishing:
-    """Publishes what one MQTT client sends, within its rate."""
+    """Publishes one MQTT client's messages, within its rate."""
 
     __slots__ = (
         "_accepted",
@@ -86,31 +85,31 @@ class Publishing:
         self._client, self._clients = client, clients
         self._number = 0
         self._queue: deque[Confirmable] | None = None
-        """Messages of QoS 1 that are not on their way yet, in order; made at the first one."""
+        """Messages of QoS 1 that are not in flight yet, in order; created at the first one."""
         self._waiting_bytes = 0
-        """Of these, and of those that are sent again."""
+        """Bytes of these, and of those that are sent again."""
         self._plain = 0
-        """Bytes of QoS 0 under way to the proxies."""
+        """Bytes of QoS 0 in flight to the proxies."""
         self._plain_full = False
         self._stopped = False
-        """What the client was told last."""
+        """Last value given to the client's `stop_reading`."""
         self._under_way = 0
-        """Bytes of those that are."""
+        """Bytes of QoS 1 in flight."""
         self._again: list[Confirmable] = []
-        """Those that are sent again, in order, before all others, when their pause is over."""
+        """Messages to send again after their pause, in order, before all others."""
         self._accepted: dict[int, int] = {}
         """Room or user → the number of the last message that was accepted."""
         self._sent: dict[int, tuple[int, int]] = {}
-        """Room or user → how many messages are under way, and the highest number of them (or of one that is sent again)."""
+        """Room or user → number of messages in flight, and the highest message number among them (or of one that is sent again)."""
         self._never_again = 0
         """Messages up to this number are not sent again."""
         self.unacknowledged: dict[int, SnowflakeID] = {}
-        """Packet ID → the message's ID, of messages of QoS 1 that wait for the brokers."""
+        """Packet ID → message ID, of messages of QoS 1 that wait for the brokers."""
         self.earlier: dict[int, SnowflakeID] = {}
-        """The same, as the client's last connection left it."""
+        """The same, left by the client's last connection."""
 
     def publish(self, messages: Sequence[tuple[int, Publish]]) -> None:
-        """Send these on: (room or UIN, packet) of each."""
+        """Send messages on: (room or UIN, packet) of each."""
         client, clients = self._client, self._clients
         plain: list[tuple[int, bytes]] = []
         refusal = ""
@@ -123,7 +122,8 @@ class Publishing:
                 snowflake = self._snowflake(message)
                 record = self._encode(key, message, snowflake)
             except PixiuError as error:
-                # No worker number now, or too large: a "yes" would be a lie, and MQTT 3.1.1 has no "no" [MQTT-3.3.5-2].
+                # No worker number now, or too large: an acknowledgement would be false, and MQTT 3.1.1 cannot refuse
+                # [MQTT-3.3.5-2].
                 clients.counters.unroutable += 1
                 if message.qos:
                     refusal = str(error)
@@ -147,27 +147,27 @@ class Publishing:
             self._plain_full = self._plain_full or self._plain > MAX_CLIENT_BYTES
             clients.step(ev.Publish(plain, client.id))
             self._set_reading()
-        if refusal:  # last: what came before it is on its way
+        if refusal:  # last: earlier messages are in flight
             client.end(CloseReason.PUBLISH_REFUSED, refusal)
 
     def passed(self, size: int) -> None:
-        """So many bytes of QoS 0 are with the proxies, or lost."""
+        """Note that `size` bytes of QoS 0 are with the proxies, or lost."""
         self._plain -= size
         if self._plain_full and self._plain <= MAX_CLIENT_BYTES // 2:
             self._plain_full = False
             self._set_reading()
 
     def _set_reading(self) -> None:
-        """Read from the client only while nothing of QoS 1 waits, and not too much of QoS 0 is under way: else what it fills are
-        the links to the proxies, and these drop what is others' as well."""
+        """Read from the client only while no QoS 1 message waits, and not too much of QoS 0 is in flight: otherwise it fills the
+        links to the proxies, and these drop others' messages as well."""
         stopped = bool(self._queue or self._again) or self._plain_full
         if stopped is not self._stopped and self._client.is_open:
             self._stopped = stopped
             self._client.stop_reading(stopped)
 
     def _allowed(self, messages: Sequence[tuple[int, Publish]], access: Session) -> list[tuple[int, Publish]]:
-        """Those that the client may publish. What it may not is dropped; at QoS 1 it ends the session, for want of a "no". It pays
-        for all."""
+        """Return the messages that the client may publish. The others are dropped; at QoS 1 that ends the session, because MQTT
+        cannot refuse. The client is charged for all."""
         self._client.hold_reading(pay(access, messages))
         passed: list[tuple[int, Publish]] = []
         for key, message in messages:
@@ -181,7 +181,7 @@ class Publishing:
         return passed
 
     def _within_rates(self, messages: Sequence[tuple[int, Publish]]) -> list[tuple[int, Publish]]:
-        """Those that may pass: all of QoS 1, for which the client then waits."""
+        """Return the messages that may pass: all of QoS 1, for which the client then waits."""
         rates, name, now = self._clients.rates, self._client.client_id or "", self._clients.now()
         passed: list[tuple[int, Publish]] = []
         hold_s = 0.0
@@ -205,7 +205,7 @@ class Publishing:
         return encode(Kind.ROOM, key, body, snowflake, sender=sender, flags=flags, limit=limit)
 
     def _snowflake(self, message: Publish) -> SnowflakeID:
-        """A message's ID; one that is sent again after a reconnect, with DUP, keeps the one that it had."""
+        """Return a message's ID; one that is sent again after a reconnect, with DUP, keeps its ID."""
         if message.dup:
             earlier = self.earlier.pop(message.packet_id, None)
             if earlier is not None:
@@ -214,17 +214,17 @@ class Publishing:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of messages of QoS 1 that are not on their way."""
+        """Bytes of messages of QoS 1 that are not in flight."""
         return self._waiting_bytes
 
     def closed(self) -> None:
-        """The connection has ended: nothing more is sent."""
+        """Send nothing more, because the connection has ended."""
         self._queue = None
         self._again.clear()
         self._clients.publishers.forget(self._send_on)
 
     def _send_on(self) -> None:
-        """Send what may go, and read from the client only while nothing waits."""
+        """Send what may leave, and read from the client only while nothing waits."""
         while self._queue and not self._again and self._client.is_open:
             message = self._queue[0]
             size = len(message.record)
@@ -236,7 +236,7 @@ class Publishing:
                 continue
             count, latest = self._sent.get(message.key, (0, 0))
             if message.number < latest:
-                # A later one is under way: if it is accepted this one is too late, if not they go again in order.
+                # A later one is in flight: if it is accepted this one is too late, otherwise both are sent again in order.
                 break
             if self._under_way and self._under_way + size > MAX_CLIENT_BYTES:
                 break
@@ -259,16 +259,16 @@ class Publishing:
 
     def _pause_is_over(self) -> None:
         again, self._again = self._again, []
-        # What was sent again before and found no room is in the queue, and may be older.
+        # Messages that were sent again before and met no capacity are in the queue, and may be older.
         self._queue = deque(sorted([*again, *(self._queue or ())], key=lambda message: message.number))
         if self._client.is_open:
             self._send_on()
 
     def _resolved(self, message: Confirmable, error: PixiuError | None) -> None:
-        """A message of QoS 1 is accepted, lost, or refused.
+        """Handle the outcome of a QoS 1 message: accepted, lost, or refused.
 
-        What was lost, or refused for now, is sent again with the same ID as long as no later message of this client to the room
-        was accepted; an older one is acknowledged and counted, because sending it again would break the order.
+        A lost message, or one refused for now, is sent again with the same ID while no later message of this client to the room was
+        accepted; an older one is acknowledged and counted, because sending it again would break the order.
         """
         self._under_way -= len(message.record)
         count, latest = self._sent.pop(message.key)
@@ -284,7 +284,7 @@ class Publishing:
                 self._never_again = message.number
             self._accepted[message.key] = max(message.number, self._accepted.get(message.key, 0))
         elif isinstance(error, Offline):
-            # MQTT has no word for it, and closing the connection would make the client send it again.
+            # MQTT has no message for it, and closing the connection would make the client send it again.
             counters.chat_offline += 1
         elif self._may_go_again(message, error):
             pause_s = min(RETRY_S * 2**message.attempts, MAX_RETRY_S) * random.uniform(0.5, 1.0)
@@ -305,11 +305,11 @@ class Publishing:
     def _done(self, message: Confirmable) -> None:
         self.unacknowledged.pop(message.packet_id, None)
         if not self.unacknowledged:
-            self._accepted.clear()  # there is nothing older that could be sent again
+            self._accepted.clear()  # nothing older remains that could be sent again
         self._client.published(message.packet_id)
 
     def _is_late(self, message: Confirmable) -> bool:
-        """Whether a later message of this client to the room was accepted."""
+        """True if a later message of this client to the room was accepted."""
         return message.number <= max(self._accepted.get(message.key, 0), self._never_again)
 
     def _may_go_again(self, message: Confirmable, error: PixiuError) -> bool:

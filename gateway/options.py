@@ -111,8 +111,8 @@ class Options(ClientRoleOptions, PacedOptions):
     """Seconds after which a file of traces is complete at the latest, and can be read."""
 
     def drain_spread_s(self, clients: int) -> float:
-        """Seconds over which so many clients are moved when the gateway drains: half of them is for each kind of client, those that
-        can be told and those that are closed, so that neither kind alone is faster than the rate."""
+        """Seconds over which the clients are moved when the gateway drains. Half of them is for the clients that can be notified,
+        half for those that are closed, so that neither kind alone exceeds the rate."""
         at_the_rate = 2 * clients / self.drain_clients_per_s if self.drain_clients_per_s else 0.0
         return max(self.drain_jitter_s, min(at_the_rate, self.drain_last_s))
 
@@ -122,7 +122,7 @@ class Options(ClientRoleOptions, PacedOptions):
         return DRAIN_SHARE * self.drain_timeout_s
 
     def doors(self) -> tuple[Door, ...]:
-        """Where clients connect."""
+        """Listeners on which clients connect."""
         tls = bool(self.tls_certificate) and not self.mqtt_plain_port
         mqtt = Door("mqtt_host", self.mqtt_host, "mqtt_insecure", self.mqtt_insecure, "mqtt_plain", self.mqtt_plain, tls)
         return (*super().doors(), mqtt)

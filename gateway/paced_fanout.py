@@ -1,8 +1,8 @@
-"""Deliveries that may wait: a big room's, a few connections every millisecond.
+"""Deliveries that may wait, those of big rooms: a few connections every millisecond.
 
-A copy for a VRoom is hundreds of writes. Done at once they would hold up whatever came meanwhile for other rooms, in this
-process and, where cores are scarce, in others; done a few at a time with a pause between, nobody waits for more than a
-few. The more waits, the more is written at a time, so that all of it leaves within some ten milliseconds.
+A copy for a VRoom is hundreds of writes. Done at once they would delay everything that comes meanwhile for other rooms, in this
+process and, if cores are scarce, in others; done a few at a time with a pause between, they delay nobody by more than a few writes.
+The more waits, the more is written at a time, so that all of it leaves within some ten milliseconds.
 
 Source: PiXiu §2.2.2; docs/routing.md.
 """
@@ -15,21 +15,21 @@ from collections.abc import Callable
 from gateway import events as ev
 
 MIN_WRITES = 16
-"""Connections that are written to at a time, at least: some 0.2 ms."""
+"""Least number of connections written to at a time: some 0.2 ms."""
 SHARE = 10
-"""One of so many connections that wait is written to at a time, when that is more."""
+"""Part of the waiting connections written to at a time, one in this number, when that is more."""
 PAUSE_S = 0.001
 MAX_WAITING = 4_096
 """Deliveries that may wait. Policy: the oldest is dropped, and its messages are counted."""
 
 
 class PacedFanout:
-    """A queue of deliveries, worked off in order.
+    """A queue of deliveries, processed in order.
 
     Args:
-        write: writes a delivery's data to a connection, by its number; nothing where it is gone.
-        later: calls a function after so many seconds.
-        dropped: told how many messages of how many connections are dropped, multiplied.
+        write: writes a delivery's data to a connection, by its number; does nothing if that is gone.
+        later: calls a function after a number of seconds.
+        dropped: called with the number of dropped messages, each counted once per connection.
     """
 
     def __init__(

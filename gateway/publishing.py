@@ -1,4 +1,4 @@
-"""QoS 1 messages of a gateway's clients: through the publisher of the SDK, which a proxy answers.
+"""QoS 1 messages of a gateway's clients, sent through the SDK's publisher, which proxies answer.
 
 Source: docs/operations.md.
 """
@@ -25,10 +25,10 @@ from pixiu.wire.v1 import wire_pb2
 
 
 class Confirmable:
-    """A message of QoS 1 on its way to the brokers.
+    """A message of QoS 1 in flight to the brokers.
 
     Args:
-        resolved: called once with the message: the brokers have it, or the error says why not.
+        resolved: called once with the message: the brokers have it, or the error is the reason.
     """
 
     __slots__ = ("_resolved", "attempts", "key", "number", "packet_id", "record", "snowflake")
@@ -47,16 +47,16 @@ class Confirmable:
         self.record = record
         self.snowflake = snowflake
         self.number = 0
-        """Its place among those of its client."""
+        """Place of the message among those of its client."""
         self.attempts = 0
 
     def resolved(self, error: PixiuError | None) -> None:
-        """The brokers have it, or `error` says why not."""
+        """Report that the brokers have it, or the reason why not."""
         self._resolved(self, error)
 
 
 class _Awaited(Receipt):
-    """A receipt that tells a connection instead of a coroutine."""
+    """A receipt that notifies a connection instead of a coroutine."""
 
     __slots__ = ("_done", "message")
 
@@ -71,7 +71,7 @@ class _Awaited(Receipt):
 
 
 class _Publisher:
-    """One stream of messages to each proxy. Those that have no room wait with their clients, which are let in by turns."""
+    """One stream of messages to each proxy. Clients that meet no capacity wait and get it in turn."""
 
     def __init__(self, name: str, proof: Callable[[], str], view: Callable[[], View], framed: Framed | None) -> None:
         self._name = name
@@ -80,11 +80,11 @@ class _Publisher:
         self._channels = Channels("proxy", proof)
         self._shell: PublisherShell | None = None
         self._waiting: dict[Callable[[], None], None] = {}
-        """Whom to call when there is room, in that order. At most one for each client."""
+        """Callbacks for when there is capacity, in that order; at most one for each client."""
         self._letting_in = False
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
-        """The Running proxies, in the order of their registration."""
+        """Set the Running proxies, in the order of their registration."""
         if self._shell is not None:
             self._shell.set_proxies(addresses)
         elif addresses:
@@ -98,8 +98,7 @@ class _Publisher:
         return framed_or_grpc(self._framed, proxy, PUBLISH, parse, lambda: publish_call(self._channels, address))
 
     def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: there is no room now, and `when_room` is called when there may
-        be."""
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
         shell = self._shell
         if shell is None or not shell.try_admit(len(message.record)):
             self._waiting[when_room] = None
@@ -108,7 +107,7 @@ class _Publisher:
         return True
 
     def forget(self, when_room: Callable[[], None]) -> None:
-        """A client that waits for room is gone."""
+        """Forget a client that waits for capacity."""
         self._waiting.pop(when_room, None)
 
     def _room(self) -> None:
@@ -117,17 +116,17 @@ class _Publisher:
             asyncio.get_running_loop().call_soon(self._let_in)
 
     def _let_in(self) -> None:
-        """Each of those that waited once: who finds no room stands at the end."""
+        """Call each waiting client once; one that meets no capacity goes to the end."""
         self._letting_in = False
         for when_room in list(self._waiting):
             if self._waiting.pop(when_room, False) is None:
                 before = len(self._waiting)
                 when_room()
                 if len(self._waiting) > before:
-                    return  # it found no room again: nor would those behind it
+                    return  # it met no capacity again: nor would those after it
 
     async def close(self) -> None:
-        """End the streams; what is unresolved fails."""
+        """End the streams; unresolved messages fail."""
         if self._shell is not None:
             await self._shell.close(grace_s=1.0)
         await self._channels.close()
@@ -139,7 +138,7 @@ class ConfirmedPublishers:
     Acceptance in a big room takes long, and a stream's answers keep their order: big rooms have a stream of their own.
 
     Args:
-        proof: makes what tells proxies that this is a gateway.
+        proof: makes the proof for proxies that this is a gateway.
         view: gives the newest view of the cluster.
         framed: opens framed streams to proxies that offer them; None: gRPC carries all.
     """
@@ -151,7 +150,7 @@ class ConfirmedPublishers:
         self._ordinary, self._big = _Publisher(name, proof, view, framed), _Publisher(name, proof, view, framed)
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
-        """The Running proxies, in the order of their registration."""
+        """Set the Running proxies, in the order of their registration."""
         self._ordinary.set_proxies(addresses)
         self._big.set_proxies(addresses)
 
@@ -161,10 +160,10 @@ class ConfirmedPublishers:
         return (self._big if self._vrooms.is_big(message.key) else self._ordinary).publish(message, when_room)
 
     def forget(self, when_room: Callable[[], None]) -> None:
-        """A client that waits for room is gone."""
+        """Forget a client that waits for capacity."""
         self._ordinary.forget(when_room)
         self._big.forget(when_room)
 
     async def close(self) -> None:
-        """End the streams; what is unresolved fails."""
+        """End the streams; unresolved messages fail."""
         await asyncio.gather(self._ordinary.close(), self._big.close())

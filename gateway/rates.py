@@ -1,7 +1,7 @@
-"""What MQTT clients may publish through one gateway: token buckets for each client and each room. Pure.
+"""Rate limits of MQTT publishing through one gateway: token buckets for each client and each room. Pure.
 
-A message of QoS 0 that is over the rate is dropped and counted. One of QoS 1 is taken in any case, and the client is not
-read from until the debt is paid: MQTT 3.1.1 has no "no", and a client that waits loses nothing.
+A message of QoS 0 over the rate is dropped and counted. One of QoS 1 is always taken, and the client is not read from until the
+debt is paid: MQTT 3.1.1 cannot refuse a message, and a client that waits loses nothing.
 
 Source: docs/promises.md, "Failure rules" 4.
 """
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from cluster.runtime.token_bucket import Meter, Meters
 
 MAX_METERED_CLIENTS = 100_000
-"""Clients whose rate is known at one time, also after they are gone: coming again brings no new burst."""
+"""Clients whose rate is remembered at one time, departed ones included: reconnecting brings no new burst."""
 MAX_METERED_ROOMS = 100_000
 MAX_HOLD_S = 10.0
-"""A client is not read from for at most so long at a time."""
+"""Longest time at once for which a client is not read from, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The limits; 0 is none."""
+    """Limits; 0 is none."""
 
     client_messages_per_s: float = 0
     client_bytes_per_s: float = 0
@@ -41,7 +41,7 @@ class PublishRates:
         self.held = 0
 
     def set_rates(self, rates: Rates) -> None:
-        """Allow so much from now on; everybody begins with a full burst."""
+        """Use these rates from now on; everybody begins with a full burst."""
         self._clients = self._rooms = None
         if rates.client_messages_per_s or rates.client_bytes_per_s:
             self._clients = Meters(rates.client_messages_per_s, rates.client_bytes_per_s, rates.burst_s, MAX_METERED_CLIENTS)
@@ -50,11 +50,11 @@ class PublishRates:
 
     @property
     def any(self) -> bool:
-        """Whether there is any limit."""
+        """True if there is any limit."""
         return self._clients is not None or self._rooms is not None
 
     def take(self, client: str, room: int, size: int, now: float) -> bool:
-        """Whether a message of QoS 0 may pass; else it is counted."""
+        """Charge a message of QoS 0. Returns True if it may pass; otherwise it is counted as dropped."""
         meters = self._meters(client, room, now)
         if any(meter.wait_s(now) for meter in meters):
             self.dropped += 1
@@ -64,7 +64,7 @@ class PublishRates:
         return True
 
     def spend(self, client: str, room: int, size: int, now: float) -> float:
-        """A message of QoS 1 passes. Returns the seconds for which the client is not to be read from."""
+        """Charge a message of QoS 1, which always passes. Returns the seconds for which not to read from the client."""
         wait_s = max((meter.spend(1, size, now) for meter in self._meters(client, room, now)), default=0.0)
         self.held += bool(wait_s)
         return min(wait_s, MAX_HOLD_S)

@@ -1,4 +1,4 @@
-"""The gateway's index of its own clients: channels, who is in them, and each user's presence in rooms. Pure."""
+"""The gateway's index of its own clients: channels, their members, and each user's presence in rooms. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pixiu.placement.big_rooms import VRooms
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """What can be subscribed: a room, a free topic inside a room, or what is sent to a user.
+    """A target of subscriptions: a room, a free topic inside a room, or the messages to a user.
 
-    `head` is what begins a PUBLISH packet's variable part for a room or user: u16 length and topic name. A free topic's
-    records carry it in their bodies.
+    `head` begins the variable part of a PUBLISH packet for a room or user: u16 length and topic name. A free topic's records carry
+    it in their bodies.
     """
 
     room: int
-    """Of a user's own messages the UIN."""
+    """RoomID; for a user's own messages the UIN."""
     topic: bytes | None
     head: bytes
     shown: int
-    """The number that clients know: the RoomID, where `room` is a VRoom."""
+    """The number that clients know: the RoomID, if `room` is a VRoom."""
     packets: dict[int, None] = field(default_factory=dict)
     """Connections that get PUBLISH packets."""
     records: dict[int, None] = field(default_factory=dict)
@@ -39,16 +39,16 @@ class Client:
     packets: bool
     channels: dict[tuple[int, bytes | None], Channel] = field(default_factory=dict)
     chat: bool = False
-    """It takes the messages to its user."""
+    """True if it takes the messages to its user."""
     gone: bool = False
-    """Its connection has ended; it is leaving its rooms."""
+    """True if its connection has ended and it is leaving its rooms."""
 
 
 class RoomIndex:
     """Clients, channels and presence.
 
-    `join` and `leave` return the rooms that the user has just come to, or left for good, on this gateway: a user
-    is in a room while any connection of theirs is subscribed to any channel of it.
+    `join` and `leave` return the rooms that the user has just entered, or left for good, on this gateway: a user is in a room while
+    any connection of theirs is subscribed to any channel of it.
     """
 
     def __init__(self, vrooms: VRooms) -> None:
@@ -59,20 +59,20 @@ class RoomIndex:
         self.topics: dict[int, dict[bytes, Channel]] = {}
         """RoomID → topic name → channel."""
         self.users: dict[int, Channel] = {}
-        """UIN → the channel of what is sent to the user."""
+        """UIN → channel of the messages to the user."""
         self._presence: dict[tuple[int, int], int] = {}
 
     @property
     def presences(self) -> int:
-        """How many (room, user) pairs are on this gateway."""
+        """Number of (room, user) pairs on this gateway."""
         return len(self._presence)
 
     def present(self, room: int, uin: int) -> bool:
-        """Whether a user is in a room on this gateway."""
+        """True if a user is in a room on this gateway."""
         return (room, uin) in self._presence
 
     def channels(self, connection: int, wanted: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
-        """What a connection subscribes to when its user names these: in a big room, the user's VRoom."""
+        """Channels that a connection subscribes to when its user names these: in a big room, the user's VRoom."""
         uin = self.clients[connection].uin
         return [(self._vrooms.room_of_user(room, uin), topic) for room, topic in wanted]
 
@@ -122,7 +122,7 @@ class RoomIndex:
         return left
 
     def join_user(self, connection: int) -> None:
-        """Give a connection the messages that are sent to its user."""
+        """Subscribe a connection to the messages to its user."""
         client = self.clients[connection]
         if client.chat:
             return
@@ -135,7 +135,7 @@ class RoomIndex:
         channel.packet_targets = channel.record_targets = None
 
     def leave_user(self, connection: int) -> None:
-        """Give a connection none of them any more."""
+        """Unsubscribe a connection from the messages to its user."""
         client = self.clients[connection]
         if not client.chat:
             return

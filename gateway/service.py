@@ -1,4 +1,4 @@
-"""The gateway's shell: its listener and streams, its links, and what is around the core.
+"""The gateway's shell: its listener and streams, its links, and everything else around the core.
 
 Source: PiXiu §2.5, §5.1.
 """
@@ -107,7 +107,7 @@ class Service(RoleShell):
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
     def _doors(self, options: Options, tls: DoorTls | None) -> list[Listener]:
-        """Where MQTT clients connect; the first is the one that the registry knows."""
+        """Listeners for MQTT clients; the registry knows the first one's port."""
         clients = self._clients
 
         def plain() -> asyncio.Protocol:
@@ -138,7 +138,7 @@ class Service(RoleShell):
     # What the runtime calls.
 
     async def prepare(self, node: Node) -> Node:
-        """Lease the numbers, and listen for MQTT clients, so that the node can say where."""
+        """Lease the numbers and bind the MQTT listeners, so that the node can name the port."""
         found = await self._identity.acquire()
         port, *_ = [await listener.bind() for listener in self._listeners]
         table = self._open_signal_table(port)
@@ -172,7 +172,7 @@ class Service(RoleShell):
         self.every(KEYS_S, self._look_at_digest_keys)
 
     async def drain(self) -> None:
-        """Move the clients elsewhere, at a rate, and tell the routers that they left."""
+        """Move the clients elsewhere, at a rate, and report to the routers that they left."""
         for listener in self._listeners:
             listener.close()
         self._clients.drain(self._options.drain_spread_s(len(self._clients)), self._options.drain_last_s)
@@ -180,7 +180,7 @@ class Service(RoleShell):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
-        """Close what is left."""
+        """Close everything that remains."""
         for listener in self._listeners:
             listener.close()
         self._mail.stop()
@@ -198,7 +198,7 @@ class Service(RoleShell):
         await self._identity.release()
 
     def health(self) -> dict[str, object]:
-        """Clients and what is not confirmed yet."""
+        """Numbers of clients and of unconfirmed reports."""
         core = self._core
         return {
             "connections": len(self._clients),
@@ -222,11 +222,11 @@ class Service(RoleShell):
     # What the links call.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """A broker or a relay sent messages."""
+        """Take messages from a broker or a relay."""
         return self._runner.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """A router or relay confirms, asks what is here, knows a newer layout, or refuses this generation; a relay ends a login."""
+        """Take control messages: confirmations, queries, newer layouts, refusals of this generation, logins ended by relays."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -241,15 +241,15 @@ class Service(RoleShell):
         return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Routers and proxies handled parcels, or lost them."""
+        """Note parcels that routers and proxies handled, or lost."""
         self._runner.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A router, relay or proxy is doubted, dead, or back."""
+        """Note that a router, relay or proxy is doubted, dead, or back."""
         self._peers_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """A router or relay asks what is on this gateway."""
+        """Answer a router's or relay's heartbeat with the state of this gateway."""
         if reply or not attachment or self._core is None:
             return b""
         try:
@@ -291,7 +291,7 @@ class Service(RoleShell):
             self._guard.kick(request)
 
     def _proof(self) -> str:
-        """What tells proxies that this is a gateway."""
+        """Proof for proxies that this is a gateway."""
         keys = proof_keys(self._context.cluster)
         return prove(keys[0], "gateway", self._context.endpoint_id, time.time()) if keys else ""
 
@@ -316,14 +316,14 @@ class Service(RoleShell):
         return problem or (self._traces.problem if self._traces is not None else "")
 
     def _digests(self, role: str) -> dict[str, str]:
-        """By partition of routers or relays: what their maps, and brokers', say of this gateway when they are equal to it."""
+        """Partition of routers or relays → digest that their maps, and brokers', show for this gateway if they equal its own."""
         partitions = self._context.view.layout.partitions(role)
         core = self._core
         sums = (core.rooms if role == "router" else core.users).own.digest if core is not None else Digest()
         return {str(partition): sums.first.shown(Rule(partition, partitions)) for partition in range(partitions)}
 
     def _is_relay(self, peer: EndpointID) -> bool | None:
-        """None: it is not in the view, or not yet."""
+        """True if a peer is a relay; None: the view does not have it, or not yet."""
         node = self._context.view.by_endpoint(peer)
         return node.role == "relay" if node is not None else None
 
@@ -335,7 +335,7 @@ class Service(RoleShell):
         step(ev.ProxiesChanged(tuple(replace(proxy, partition=0) for proxy in self._replicas(view, "proxy"))))
 
     def _replicas(self, view: View, role: str) -> tuple[ev.Replica, ...]:
-        """Those to send to, in the order of their registration; one that drains, or is doubted, only for want of another."""
+        """Replicas to send to, in the order of their registration; those that drain, or are doubted, only if there is no other."""
         found: list[ev.Replica] = []
         for node in view.of_role(role):
             state = self._context.links.state(node.endpoint)

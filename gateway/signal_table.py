@@ -1,4 +1,4 @@
-"""The table of delivered signals in shared memory: it survives the gateway, so that a restart delivers nothing twice.
+"""Table of delivered signals in shared memory: it survives the gateway, so that a restart delivers nothing twice.
 
     key    SnowflakeID u64 | RoomID u64          big-endian, in the database of a generation: b"0" or b"1"
     key    b"current" → b"0" or b"1"             in the main database
@@ -25,15 +25,15 @@ KEY: Final = struct.Struct(">QQ")
 CURRENT: Final = b"current"
 GENERATIONS: Final = (b"0", b"1")
 BYTES_A_SIGNAL: Final = 128
-"""Room that a generation is given for each signal: measured 45, and as much for pages that are copied or wait to be free."""
+"""Space that a generation is given per signal: measured 45, and as much again for pages that are copied or not yet free."""
 MAX_A_TRANSACTION: Final = 1_000
-"""More signals of one turn are written in several transactions, each of which copies the pages that it touches."""
+"""Signals written in one transaction; more of one turn take several, each of which copies the pages that it touches."""
 OPEN_TRIES: Final = 2
-"""A damaged table is removed, and a new one made."""
+"""Tries to open it: a damaged table is removed, and a new one made."""
 
 
 def folder_name(root: str, host: str, mqtt_port: int) -> str:
-    """The table's folder: the same for a gateway that starts again on its address."""
+    """Name of the table's folder: the same for a gateway that starts again on its address."""
     return shared_memory.folder_name("signals", f"{root}-{host}-{mqtt_port}")
 
 
@@ -41,12 +41,12 @@ class SharedTable:
     """A `SignalTable` in shared memory.
 
     Args:
-        folder: made when it is missing.
+        folder: created if missing.
         size_bytes: of the whole table.
         generation: signals in a generation; 0: as many as fit.
 
-    Raises `ConfigurationError` when another process has the table, and OSError or lmdb.Error when it cannot be had.
-    What fails later ends its use: signals are then remembered in the process's memory, and `problem` says why.
+    Raises `ConfigurationError` if another process has the table, and OSError or lmdb.Error if it cannot be opened.
+    A later failure ends its use: signals are then remembered in the process's memory, and `problem` is the reason.
     """
 
     def __init__(self, folder: Path, size_bytes: int, generation: int = 0) -> None:
@@ -76,7 +76,7 @@ class SharedTable:
         return db
 
     def add(self, identities: Sequence[Identity]) -> list[bool]:
-        """Add identities, as `SignalTable` says: one transaction for up to `MAX_A_TRANSACTION`."""
+        """Add identities, as in `SignalTable`: one transaction for up to `MAX_A_TRANSACTION`."""
         if not self.problem:
             try:
                 new: list[bool] = []
@@ -112,14 +112,14 @@ class SharedTable:
         return new
 
     def count(self) -> int:
-        """Signals in the table."""
+        """Number of signals in the table."""
         if self.problem:
             return len(self._memory)
         with self._db.begin() as transaction:
             return sum(int(transaction.stat(database)["entries"]) for database in self._databases)
 
     def close(self, remove: bool) -> None:
-        """Close the table; with `remove` nothing is left of it."""
+        """Close the table; with `remove` delete it."""
         self._db.close()
         if remove:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -127,9 +127,9 @@ class SharedTable:
 
 
 def open_table(base: Path, name: str, size_bytes: int) -> tuple[SharedTable | MemoryTable, str]:
-    """The gateway's table and, when it had to be in the process's memory, why and what to do.
+    """Open the gateway's table. If it must be in the process's memory, the text is the reason and the remedy.
 
-    Raises `ConfigurationError` when another process has the table.
+    Raises `ConfigurationError` if another process has the table.
     """
     folder = base / name
     advice = "signals are delivered again after a restart; set gateway.signal_table_dir to a folder on a tmpfs"

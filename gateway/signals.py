@@ -1,8 +1,8 @@
-"""Signals in a gateway: the first copy is delivered, the rest are dropped, across the gateway's own restart. Pure.
+"""Signals in a gateway: the first copy is delivered, further ones are dropped, even across a restart of the gateway. Pure.
 
-What comes in one turn of the event loop is looked up and written down in one transaction of the table at the turn's end,
-just before it is written to the clients. Each copy of what was delivered, then or earlier, is answered, because the
-answer to the copy before may have been lost.
+Signals of one turn of the event loop are looked up and recorded in one transaction of the table at the turn's end, just before they
+are written to the clients. Each copy of a delivered signal, now or earlier, is answered, because the answer to the copy before may
+have been lost.
 
 Source: PiXiu §4 step 4; docs/architecture.md, "A signal to a room", and benchmarks/README.md.
 """
@@ -19,25 +19,25 @@ SIGNAL: Final = int(Kind.SIGNAL)
 MAX_SIGNALS_A_TURN: Final = 10_000
 """Copies that may wait for the end of a turn; those beyond it are dropped and counted."""
 MEMORY_GENERATION: Final = 131_072
-"""Signals in a generation of the table that a gateway has without shared memory."""
+"""Signals in a generation of the table of a gateway without shared memory."""
 DERIVED_ID_SHIFT: Final = 58
 """Moves the flag for derived IDs to the top bit, which no ID uses: they are a key space of their own."""
 
 assert Flag.DERIVED_ID << DERIVED_ID_SHIFT == 1 << 63
 
 Identity = tuple[int, int]
-"""What makes a signal the same: its ID, and its key."""
+"""Identity of a signal: its ID, and its key."""
 
 
 class SignalTable(Protocol):
-    """Remembers which signals were delivered, in two generations: the oldest are forgotten together."""
+    """Remembers delivered signals, in two generations: the oldest are forgotten together."""
 
     def add(self, identities: Sequence[Identity]) -> list[bool]:
-        """Write signals down, all at once. Returns for each whether it is new; never raises."""
+        """Record signals, all at once. Returns for each whether it is new; never raises."""
 
 
 class MemoryTable:
-    """A table in the memory of the process: forgotten with it."""
+    """A table in the memory of the process, lost with it."""
 
     def __init__(self, generation: int = MEMORY_GENERATION) -> None:
         self._generation = generation
@@ -48,7 +48,7 @@ class MemoryTable:
         return len(self._seen) + len(self._before)
 
     def add(self, identities: Sequence[Identity]) -> list[bool]:
-        """Add identities, as `SignalTable` says."""
+        """Add identities, as in `SignalTable`."""
         new: list[bool] = []
         for identity in identities:
             if identity in self._seen or identity in self._before:
@@ -62,10 +62,10 @@ class MemoryTable:
 
 
 class Turn(NamedTuple):
-    """What became of a turn's signals."""
+    """Outcome of a turn's signals."""
 
     deliver: list[tuple[Channel, bytes, bytes]]
-    """Channel, record and body of each that is new."""
+    """Channel, record and body of each new one."""
     answer: list[int]
     """SnowflakeIDs of all that were delivered, now or before, each once."""
     repeated: int
@@ -74,7 +74,7 @@ class Turn(NamedTuple):
 
 
 class Signals:
-    """A turn's signals, and the table."""
+    """Signals of a turn, and the table."""
 
     def __init__(self, table: SignalTable) -> None:
         self.table = table
@@ -85,16 +85,16 @@ class Signals:
         return len(self._waiting)
 
     def take(self, record: bytes) -> None:
-        """A copy came: one whole record."""
+        """Take a copy: one whole record."""
         if len(self._waiting) >= MAX_SIGNALS_A_TURN:
             self.overflows += 1
         else:
             self._waiting.append(record)
 
     def end_turn(self, channel_of: Callable[[bytes, bytes], Channel | None]) -> Turn:
-        """Decide on the turn's signals. `channel_of(record, body)` finds who of this gateway's clients gets one.
+        """Decide on the turn's signals. `channel_of(record, body)` finds the clients of this gateway that get one.
 
-        A signal that nobody here gets is not written down: a later copy may find a client that has joined meanwhile.
+        A signal that nobody here gets is not recorded: a later copy may find a client that has joined meanwhile.
         """
         waiting, self._waiting = self._waiting, []
         found: list[tuple[Channel, bytes, bytes]] = []

@@ -1,7 +1,7 @@
-"""The slow clients of a gateway: a timer for those that catch up in batches, and one that finds those that do not at all.
+"""Slow clients of a gateway: a timer for those that catch up in batches, and one that finds those that never catch up.
 
-Only clients that are behind are here, so that the others cost nothing. How far they are behind is told by a clock that stands
-still while the event loop is late: a gateway that gets no CPU writes nothing, and must not hold that against its clients.
+Only clients that lag are here, so that the others cost nothing. The clock that measures their lag stands still while the event loop
+is late: a gateway that gets no CPU writes nothing, and its clients must not be blamed for it.
 
 Source: docs/promises.md, "Failure rules" 3; the grades are those of `gateway.backlog`.
 """
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from gateway.backlog import BATCH_S, Grade
 
 CHECK_S: Final = 0.25
-"""How often every slow client is looked at."""
+"""Interval between two checks of every slow client, seconds."""
 
 
 def _ignore(_seconds: float) -> None:
@@ -23,7 +23,7 @@ def _ignore(_seconds: float) -> None:
 
 
 class Slow(Protocol):
-    """A connection that is behind."""
+    """A connection that lags."""
 
     id: int
 
@@ -31,11 +31,11 @@ class Slow(Protocol):
         """Write what waits, as far as the client takes it."""
 
     def check(self, now: float) -> Grade:
-        """How far it is behind; ends the connection when that has lasted too long."""
+        """Grade of its lag; ends the connection if that has lasted too long."""
 
 
 class SlowConsumers:
-    """Watches slow clients: batches their writes, cuts those that never catch up.
+    """Watches slow clients: batches their writes, ends those that never catch up.
 
     Args:
         monotonic: seconds.
@@ -44,9 +44,9 @@ class SlowConsumers:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._due: float | None = None
-        """When the next look should come."""
+        """Time at which the next check is due."""
         self._late_s = 0.0
-        """By how much all looks came late, together."""
+        """Sum of the delays of all checks, seconds."""
         self._loop = asyncio.get_running_loop()
         self._behind: dict[int, Slow] = {}
         self._grades: dict[int, Grade] = {}
@@ -54,17 +54,17 @@ class SlowConsumers:
         self._check: asyncio.TimerHandle | None = None
         self._batch: asyncio.TimerHandle | None = None
         self.entered = dict.fromkeys(Grade, 0)
-        """How often a connection came to be of a grade."""
+        """Grade → number of times that a connection entered it."""
         self.waited: Callable[[float], None] = _ignore
-        """Told how long the oldest message had waited when a slow client took what was written, seconds."""
+        """Called when a slow client takes what was written, with the time that the oldest message had waited, seconds."""
 
     def now(self) -> float:
-        """Seconds without those in which the loop was late, as far as somebody is behind. Never goes back."""
+        """Seconds without those in which the loop was late while a client lagged. Never goes back."""
         at = self._monotonic()
         return (at if self._due is None else min(at, self._due)) - self._late_s
 
     def add(self, connection: Slow) -> None:
-        """A connection does not take all that it gets."""
+        """Watch a connection that does not take everything."""
         if connection.id not in self._behind:
             self._behind[connection.id] = connection
             self._note(connection.id, Grade.PROMPT)
@@ -72,19 +72,19 @@ class SlowConsumers:
             self._look_later()
 
     def discard(self, connection: Slow) -> None:
-        """A connection has caught up, or is gone."""
+        """Forget a connection that has caught up, or is gone."""
         self._behind.pop(connection.id, None)
         self._grades.pop(connection.id, None)
         self._batched.pop(connection.id, None)
 
     def catch_up_in_a_batch(self, connection: Slow) -> None:
-        """Let a connection write at the next turn for those that are behind."""
+        """Let a connection write at the next batch turn."""
         self._batched[connection.id] = connection
         if self._batch is None:
             self._batch = self._loop.call_later(BATCH_S, self._catch_up)
 
     def counts(self) -> dict[str, float]:
-        """How many connections of each grade there are."""
+        """Number of connections of each grade."""
         found = dict.fromkeys((grade.value for grade in Grade), 0.0)
         for grade in self._grades.values():
             found[grade.value] += 1

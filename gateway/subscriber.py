@@ -1,7 +1,6 @@
 """The gRPC side of a gateway: the `Subscriber` service, for SDKs and services in any language.
 
-One stream is one connection of one user. Records go out as they are, a batch for everything that came while the last
-write was under way.
+One stream is one connection of one user. Records go out unchanged, in one batch with everything that came during the last write.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ MAX_CLASS_BYTES = 64
 MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
 MAX_FILTER_BYTES = SessionLimits().max_filter_bytes
-"""As of an MQTT client."""
+"""The limit for MQTT clients."""
 HELLO_TIMEOUT_S = 5.0
 LATE_S = 0.5
-"""A time-out that comes so late says that this process got no CPU: what came meanwhile is not read yet, and gets this time."""
+"""A time-out this late means that the process got no CPU: input that came meanwhile is not read yet, and gets this time."""
 REASON_LEFT, REASON_SEND_FAILED, REASON_MOVED, REASON_KICKED = 1, 3, 4, 5
 """`Reason` of control.proto."""
 LAST_WORDS_S = 5.0
-"""What a client has to read why its login is over; then the stream is cut."""
+"""Time that a client has to read why its login is over, seconds; then the stream is cut."""
 MAX_WAITING_REPLIES = 10_000
 """Answers that wait to be written; a client with more is not reading."""
 MAX_UNREAD_REPLIES = 100
-"""Answers that wait for a client that does not read them. Policy: nothing more is read from it before it does."""
+"""Answers that wait for a client that does not read them. Policy: no more is read from it until it does."""
 FEW_NAMES = 32
-"""A request with no more is worked off at once, whatever the turn has had. One with more is worked off in pieces of so many, each
-of which waits for its turn: a join costs some 25 µs, and a request may have two thousand."""
+"""A request with at most this number of names is processed at once, however long the turn has lasted. A larger one is processed in
+pieces of this size, each of which waits for its turn: a join costs some 25 µs, and a request may have two thousand."""
 PIECE_BYTES = SMALL_READ_BYTES + 1
-"""What a piece is to its turn: not small."""
+"""Size of a piece for its turn: not small."""
 FIRST_STEP = 1 << 64
-"""Steps of one request have numbers that no request has."""
+"""First number of a step; no request has such a number."""
 
 SLOW = "the client does not read its messages fast enough"
 NO_ROOM = (
@@ -96,39 +95,39 @@ class _Stream:
         self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._told_dropped = 0
         self.mail = False
-        """It takes mail."""
+        """True if it takes mail."""
         self._mail = MailQueue()
         self._replies: deque[wire_pb2.SubscribeReply] = deque()
         self._steps: dict[int, _Steps] = {}
-        """Those that are not answered yet."""
+        """Steps that are not answered yet."""
         self._next_step = FIRST_STEP
         self._mail_next = False
         self._leaving = False
-        """A batch of the backlog is being written."""
+        """True while a batch of the backlog is being written."""
         self._rest: asyncio.TimerHandle | None = None
-        """Until it has rung nothing of the backlog leaves."""
+        """Timer before which nothing of the backlog leaves."""
         self._rested = False
         self.work = asyncio.Event()
-        """`give` has something."""
+        """Set when `give` has something."""
         self.finish: Callable[[], None] = lambda: None
-        """Ends the stream when all is written."""
+        """Ends the stream once everything is written."""
         self.cut: Callable[[str], None] = lambda _reason: None
-        """Ends it now."""
+        """Ends the stream now."""
         self.closing: str | None = None
         self.uin = 0
         self.chat = False
-        """It takes messages to its user."""
+        """True if it takes messages to its user."""
         self.access: Session | None = None
-        """Of a client that has logged in; None: nobody has to."""
+        """Session of a client that has logged in; None: nobody has to."""
         self.reason = REASON_SEND_FAILED
-        """Of a logout by the gateway, as `Reason` of control.proto has it."""
+        """`Reason` of control.proto for a logout by the gateway."""
 
     def evict(self) -> None:
         if self.hello is not None:
             self.hello.cancel()
 
     def catch_up(self) -> None:
-        """Nothing: the writer of the stream takes what is there."""
+        """Do nothing: the writer of the stream takes what is there."""
 
     def check(self, now: float) -> Grade:
         if not self._backlog.patient(now):
@@ -146,7 +145,7 @@ class _Stream:
         self.work.set()
 
     def flush(self) -> None:
-        """Nothing: the writer of the stream takes what is there."""
+        """Do nothing: the writer of the stream takes what is there."""
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         if not self._mail.put([(run.data, run.count) for run in runs], anew=anew):
@@ -154,7 +153,7 @@ class _Stream:
         self.work.set()
 
     def in_steps(self, request: int, steps: int) -> list[int]:
-        """The numbers by which the steps of a request are answered; where it is one step its own."""
+        """Numbers by which the steps of a request are answered; a single step has the request's own."""
         if steps == 1:
             return [request]
         numbers = list(range(self._next_step, self._next_step + steps))
@@ -187,11 +186,11 @@ class _Stream:
         self.work.set()
 
     def reads_on(self) -> bool:
-        """Whether answers that wait leave room for more."""
+        """True while there is space for more answers."""
         return len(self._replies) < MAX_UNREAD_REPLIES
 
     def passed(self, size: int) -> None:
-        """Nothing: it publishes nothing here."""
+        """Do nothing: it publishes nothing here."""
 
     def announce(self) -> bool:
         self.reply(wire_pb2.SubscribeReply(draining=True))
@@ -202,19 +201,19 @@ class _Stream:
         self.work.set()
 
     def login_over(self, reason: str) -> None:
-        """The login has expired, or may not have what it has any more."""
+        """End the stream: the login has expired, or lost a right that it uses."""
         self.close(reason)
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self.cut, reason)
 
     def rules_changed(self) -> None:
-        """What the client may not have any more ends the stream."""
+        """End the stream if the client lost a right that it uses."""
         try:
             check_stream(self.access, self.uin, self.channels, chat=self.chat, mail=self.mail)
         except NotAllowed as error:
             self.login_over(str(error))
 
     def replaced(self, moved: bool) -> None:
-        """Tell the client, and end the stream."""
+        """Notify the client, and end the stream."""
         who = "the same device connected elsewhere" if moved else "another device of the user connected (login_policy)"
         text = f"a newer login took the place of this one: {who}"
         self.reply(wire_pb2.SubscribeReply(error_code=LoginReplaced.code, error_text=text))
@@ -224,7 +223,7 @@ class _Stream:
         self._clients.closed(self, self.reason)
 
     def give(self) -> wire_pb2.SubscribeReply | None:
-        """The next reply: what carries no messages first, then mail and batches in turn, each with all that waits."""
+        """Next reply: first those without messages, then mail and batches in turn, each with everything that waits."""
         if self._leaving:
             self._leaving = False
             self._clients.slow_consumers.waited(self._backlog.behind_s(self._clients.slow_consumers.now()))
@@ -248,7 +247,7 @@ class _Stream:
         self.work.set()
 
     def _batch(self) -> wire_pb2.SubscribeReply | None:
-        """A client that is behind gets larger batches, and fewer."""
+        """Take a batch from the backlog; a client that lags gets larger batches, and fewer."""
         if not self._rested and self._backlog.grade(self._clients.slow_consumers.now()) is not Grade.PROMPT:
             if self._rest is None:
                 self._rest = asyncio.get_running_loop().call_later(BATCH_S, self._end_rest)
@@ -273,7 +272,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         request_iterator: AsyncIterator[wire_pb2.SubscribeRequest],
         context: Context,
     ) -> None:
-        """One connection of one user."""
+        """Serve one connection of one user."""
         handler: GrpcHandler[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = GrpcHandler(context)
         stream = _Stream(self._clients, address_of(str(context.peer())))
 
@@ -308,7 +307,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
                 await pause
             await duplex.run()
         except Overloaded as error:
-            # Known to gRPC: when a client may try again.
+            # gRPC's own field for the retry-after.
             context.set_trailing_metadata(((PUSHBACK, str(error.retry_after_ms)),))
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except PixiuError as error:
@@ -342,8 +341,8 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         return first
 
     def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
-        """Take a request. Returns what to wait for before the next one is read: the turn has no time, a callback is asked, or the
-        client joins and leaves faster than it may."""
+        """Take a request. Returns what to wait for before the next one is read, if the turn has no time, a callback is asked, or
+        the client joins and leaves faster than it may."""
         names, turn = _names(request), self._clients.turn
         if names > MAX_NAMES:
             error = InvalidArgument(f"a request has at most {MAX_NAMES} rooms, topics and acknowledgements; send several")
@@ -367,8 +366,8 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         return self._ask_first(stream, access, request) if access.must_ask else self._take_now(stream, request)
 
     def _foresee(self, stream: _Stream, access: Session, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
-        """Note what a callback has to be asked, a piece between two yields."""
-        with contextlib.suppress(PixiuError):  # what is wrong with it is said when it is carried out
+        """Note what callbacks must be asked, one piece between two yields."""
+        with contextlib.suppress(PixiuError):  # its faults are reported when it is carried out
             for joins in _pieces(request.join_rooms, request.join_topics, self._clients):
                 foresee_stream(access, stream.uin, joins, chat=False, mail=False)
                 yield
@@ -386,7 +385,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             await pause
 
     async def _in_pieces(self, work: Iterator[None]) -> None:
-        """Do work, each of its pieces in its turn."""
+        """Run work, each of its pieces in its turn."""
         while not await self._clients.turn.run(lambda: _is_over(work), PIECE_BYTES):
             pass
 
@@ -433,7 +432,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         return asyncio.sleep(hold_s) if hold_s else None
 
     def _carry_out(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
-        """Check all of a request, then do it; a piece between two yields."""
+        """Check a whole request, then carry it out; one piece between two yields."""
         chat, mail = request.hello.chat, request.hello.mail
         leaves: list[Channels] = []
         joins: list[Channels] = []
@@ -451,7 +450,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
-        # What it has from now on, so that rules that change meanwhile are about it; without a piece between this and the checks.
+        # Recorded in the same piece as the checks, so that rules that change meanwhile apply to these channels.
         stream.channels.difference_update(*leaves)
         stream.channels.update(*joins)
         stream.mail, stream.chat = stream.mail or mail, stream.chat or chat
@@ -479,7 +478,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
 
     def _check_allowed(self, stream: _Stream, joins: list[Channels], *, chat: bool, mail: bool) -> Iterator[None]:
-        """By the rules of one moment: where these change between two pieces, all anew."""
+        """Check by the rules of one moment: if they change between two pieces, check everything again."""
         access = stream.access
         check_stream(access, stream.uin, (), chat=chat, mail=mail)
         while access is not None:
@@ -513,7 +512,7 @@ async def _log_in(guard: Guard, context: Context, stream: _Stream, first: wire_p
 
 
 def _uin(request: wire_pb2.SubscribeRequest, *, anonymous: bool) -> int:
-    """Whose stream it is, as it says itself; `anonymous`: nobody else says it."""
+    """UIN of a stream, as its hello claims; `anonymous`: nothing else proves it."""
     if not request.HasField("hello"):
         raise InvalidArgument("the first request of a Subscribe stream must carry `hello`")
     hello = request.hello
@@ -529,14 +528,14 @@ def _uin(request: wire_pb2.SubscribeRequest, *, anonymous: bool) -> int:
 
 
 def _is_over(work: Iterator[None]) -> bool:
-    """Do one piece of it. Whether there was none."""
+    """Run one piece of the work. Returns True if none was left."""
     for _ in work:
         return False
     return True
 
 
 def _pieces(rooms: Sequence[int], topics: Sequence[str], clients: Clients) -> Iterator[Channels]:
-    """Names as channels, a few at a time. Raises `InvalidArgument`."""
+    """Split names into channels, a few at a time. Raises `InvalidArgument`."""
     for first in range(0, len(rooms) + len(topics), FEW_NAMES):
         after, begin = first + FEW_NAMES, max(first - len(rooms), 0)
         yield _channels(rooms[first:after], topics[begin : max(after - len(rooms), 0)], clients)

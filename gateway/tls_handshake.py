@@ -1,6 +1,6 @@
-"""A connection of an MQTT client until its TLS handshake is over; then an ordinary one takes its place.
+"""The connection of an MQTT client until its TLS handshake is over; then an ordinary one takes its place.
 
-A connection that is shaking hands counts among those that have not said who they are: the oldest go when there are too many.
+A connection in its handshake counts as not identified: the oldest are closed when there are too many.
 
 Source: docs/security.md, "TLS for clients".
 """
@@ -18,13 +18,13 @@ from gateway.clients import Clients
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
-"""How long a client that is closed may take to say that it has heard it."""
+"""Time for a client that is being closed to confirm it, seconds."""
 LEFT: Final = 1
 CERTIFICATE_ERRORS: Final = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 
 
 class _Early(asyncio.Protocol):
-    """Keeps what a client says right behind its handshake, until somebody listens."""
+    """Keeps what a client sends right after its handshake, until somebody listens."""
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
@@ -32,19 +32,19 @@ class _Early(asyncio.Protocol):
         self.error: Exception | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a client."""
+        """Keep a client's bytes."""
         self.data.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone already."""
+        """Note that the client has gone already."""
         self.lost, self.error = True, exc
 
 
 class TlsHandshake(asyncio.Protocol):
-    """A new connection to the MQTT door that speaks TLS.
+    """A new connection to the MQTT port that speaks TLS.
 
     Args:
-        tls: whose newest files are used.
+        tls: its newest files are used.
         connect: makes the protocol that takes over.
     """
 
@@ -64,7 +64,7 @@ class TlsHandshake(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
 
     def evict(self) -> None:
-        """Too many connections have not said who they are, and this is the oldest."""
+        """Close the connection: too many are not identified, and this is the oldest."""
         if self._task is not None:
             self._task.cancel()
         if self._transport is not None:

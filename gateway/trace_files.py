@@ -3,10 +3,10 @@
     trace_dir/.traces-1764000000000-0123456789abcdef-000002.jsonl     being written
     trace_dir/traces-1764000000000-0123456789abcdef-000001.jsonl      complete: never changes again
 
-A reader takes the complete files; one that is being written begins with a dot, which Spark and shells leave out. Several
-gateways may write to one folder. What a killed gateway left is completed by the next one that starts or begins a file.
+A reader takes the complete files; the name of an unfinished one begins with a dot, which Spark and shells leave out. Several
+gateways may write to one folder. A file left by a killed gateway is completed by the next one that starts or begins a file.
 
-Source: docs/architecture.md, "Probes and traces", docs/promises.md, "Failure rules" 5 (a full disk is said, serving goes on).
+Source: docs/architecture.md, "Probes and traces", docs/promises.md, "Failure rules" 5 (a full disk is reported, serving goes on).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ MAX_WAITING: Final = 10_000
 """Traces that wait for the disk; those beyond it are dropped and counted."""
 MAX_A_WRITE: Final = 1_000
 BLOCK: Final = 65_536
-"""Bytes of a file that are read at once when its last whole line is looked for."""
+"""Bytes of a file read at once in the search for its last whole line."""
 LOOK_S: Final = 1.0
-"""How often a file's age is looked at."""
+"""Interval between two checks of a file's age, seconds."""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the end waits for the disk."""
+"""Time limit for the last write at the end, seconds."""
 
 
 class TraceFiles:
     """The files of one gateway. Synchronous: for one thread.
 
     Args:
-        folder: made when it is missing.
+        folder: created if missing.
         name: of this gateway, in the names of its files.
-        file_bytes: a file has at most so many.
+        file_bytes: most bytes in a file.
         max_files: complete files in the folder, of all gateways; the oldest are removed.
-        file_s: a file is complete after so many seconds at the latest.
+        file_s: a file is complete after this number of seconds at the latest.
         clock_ms: Unix milliseconds.
 
-    Raises `ConfigurationError` when the folder cannot be used.
+    Raises `ConfigurationError` if the folder cannot be used.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TraceFiles:
             raise ConfigurationError(text) from None
 
     def write(self, records: list[bytes]) -> None:
-        """Write finished records down. Raises OSError; then the files are whole, and nothing or a part of it is written."""
+        """Write finished records. Raises OSError; then the files are whole, and nothing or a part of it is written."""
         chunk: list[bytes] = []
         size = 0
         for record in records:
@@ -95,7 +95,7 @@ class TraceFiles:
             self.complete()
 
     def complete(self) -> None:
-        """End the file that is being written, and remove the oldest. Raises OSError."""
+        """End the unfinished file, and remove the oldest ones. Raises OSError."""
         file, self._file = self._file, None
         if file is not None:
             with file:
@@ -125,7 +125,7 @@ class TraceFiles:
             while data:
                 data = data[file.write(data) :]
         except OSError:
-            # A full disk: leave no torn line behind.
+            # A full disk: leave no torn line.
             with contextlib.suppress(OSError):
                 file.truncate(self._size)
                 file.seek(self._size)
@@ -134,7 +134,7 @@ class TraceFiles:
         self.lines += len(lines)
 
     def _adopt(self) -> None:
-        """Complete what gateways left that were killed: nobody holds the lock of their files."""
+        """Complete the files of killed gateways: nobody holds their lock."""
         for path in sorted(self._folder.glob(".traces-*.jsonl")):
             with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +142,7 @@ class TraceFiles:
 
 
 def _publish(file: BinaryIO, path: Path) -> None:
-    """Give a file its name for readers, without a torn last line; an empty one is removed."""
+    """Give a file its name for readers, without a torn last line; remove an empty one."""
     size = _end_of_lines(file)
     file.truncate(size)
     if size:
@@ -152,7 +152,7 @@ def _publish(file: BinaryIO, path: Path) -> None:
 
 
 def _end_of_lines(file: BinaryIO) -> int:
-    """How many bytes of a file are whole lines."""
+    """Length of the whole lines of a file, bytes."""
     end = file.seek(0, os.SEEK_END)
     while end:
         begin = max(end - BLOCK, 0)
@@ -165,7 +165,7 @@ def _end_of_lines(file: BinaryIO) -> int:
 
 
 class TraceWriter:
-    """Writes traces behind the deliveries, in a thread of its own. Use it from the event loop."""
+    """Writes traces after the deliveries, in a thread of its own. Use it from the event loop."""
 
     def __init__(self, files: TraceFiles) -> None:
         self._files = files
@@ -174,11 +174,11 @@ class TraceWriter:
         self._wake = asyncio.Event()
         self._closing = False
         self.dropped = 0
-        """Traces that came while too many waited."""
+        """Traces dropped because too many waited."""
         self.failed = 0
         """Traces that could not be written."""
         self.problem = ""
-        """Why the last ones could not be written; empty when they were."""
+        """Reason why the last ones could not be written; empty if they were."""
         self._task = asyncio.create_task(self._run(), name="traces")
 
     def put(self, records: list[bytes]) -> None:
@@ -189,7 +189,7 @@ class TraceWriter:
         self._wake.set()
 
     async def close(self) -> None:
-        """Write what waits, and complete the file."""
+        """Write everything that waits, and complete the file."""
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S)
@@ -228,7 +228,7 @@ class TraceWriter:
 
 
 def open_traces(folder: str, name: str, file_mb: int, max_files: int, file_s: float) -> TraceWriter | None:
-    """The writer that a gateway's options ask for; None: no traces are kept. Raises `ConfigurationError`."""
+    """Open the writer for a gateway's options; None: no traces are kept. Raises `ConfigurationError`."""
     if not folder:
         return None
     return TraceWriter(

@@ -1,7 +1,7 @@
 """Traced records in a gateway: stamped where they leave, and finished there. Pure.
 
-A record is known to be traced when it arrives, and leaves at the end of the turn: until then it stands among what waits
-for its channel, and here.
+A traced record is recognised when it arrives, and leaves at the end of the turn: until then it is both in its channel's queue and
+here.
 
 Source: docs/architecture.md, "Probes and traces"; PiXiu §3.1.
 """
@@ -14,19 +14,19 @@ from gateway.rooms import Channel
 from pixiu.wire.trace import Tracer
 
 MAX_TRACES_A_TURN: Final = 1_000
-"""Traced records that are stamped in one turn; those beyond it are delivered without this gateway's stamp, and counted."""
+"""Traced records stamped in one turn; further ones are delivered without this gateway's stamp, and counted."""
 
 
 class _Waiting(NamedTuple):
     channel: Channel
     place: int
-    """Its place in `channel.pending_records`; -1 where no connection of the channel gets records."""
+    """Index in `channel.pending_records`; -1 if no connection of the channel gets records."""
     record: bytes
     in_us: int
 
 
 class Traces:
-    """A turn's traced records."""
+    """Traced records of a turn."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.left_out = 0
@@ -38,12 +38,12 @@ class Traces:
         return len(self._waiting)
 
     def arrived(self, record: bytes) -> None:
-        """A copy of a traced signal came, which is taken up at the end of the turn."""
+        """Note the arrival of a traced signal's copy, which is processed at the end of the turn."""
         if len(self._arrived) < MAX_TRACES_A_TURN:
             self._arrived.setdefault(record[16:32], self._tracer.now_us())
 
     def take(self, channel: Channel, record: bytes) -> None:
-        """A traced record is about to be put among what waits for a channel."""
+        """Note a traced record that is about to be queued for a channel."""
         if len(self._waiting) >= MAX_TRACES_A_TURN:
             self.left_out += 1
             return
@@ -52,7 +52,7 @@ class Traces:
         self._waiting.append(_Waiting(channel, place, record, in_us))
 
     def finish(self) -> list[bytes]:
-        """The turn ends: stamp what waits, where it waits. Returns the finished records."""
+        """Stamp the turn's records in their queues. Returns the finished records."""
         out_us = self._tracer.now_us()
         finished: list[bytes] = []
         for channel, place, record, in_us in self._waiting:

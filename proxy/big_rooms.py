@@ -1,17 +1,16 @@
-"""Messages to big rooms: 64 copies each, let out slowly so that nobody else waits for them. Pure.
+"""Messages to big rooms: 64 copies each, released slowly so that nobody else waits for them. Pure.
 
-A copy to one VRoom is hundreds of writes in every gateway. Sent at once, the 64 copies would stand before everybody
-else's messages in the sockets of brokers and gateways. So a big room's messages wait here and leave in *sweeps*: a sweep
-takes what waits for the room and serves one VRoom after the other, `vrooms_per_s` of them a second; all messages of a
-sweep go to a VRoom in one parcel, which a gateway joins into one write for each client. The busier the room, the more
-messages share a sweep. Big rooms take turns.
+A copy to one VRoom is hundreds of writes in every gateway. Sent at once, the 64 copies would be ahead of everybody else's messages
+in the sockets of brokers and gateways. So a big room's messages wait here and leave in *sweeps*: a sweep takes what waits for the
+room and serves one VRoom after the other, `vrooms_per_s` of them a second; all messages of a sweep go to a VRoom in one parcel,
+which a gateway joins into one write for each client. The busier the room, the more messages share a sweep. Big rooms take turns.
 
     room 1000:  m1 m2 m3 │ VRoom 64000 ▮▮▮  64001 ▮▮▮  64002 ▮▮▮ …  64063 ▮▮▮ │ next sweep: m4 m5
     time        ─────────┴──────┴─ 4 ms ──┴─────┴──────────────────────────────▶
 
 Ordinary messages do not come here. A message is finished when all its copies are settled.
 
-Each of a signal's copies is a message here: to every VRoom it goes to the replica that `proxy.signals` names for that copy.
+Each of a signal's copies is a message here: for every VRoom it goes to the replica that `proxy.signals` names for that copy.
 
 Source: PiXiu §2.2.2; docs/routing.md.
 """
@@ -33,19 +32,19 @@ Owner = TypeVar("Owner")
 MAX_SWEEP_BYTES: Final = 64 << 10
 """Bytes of the messages in one sweep, and so of the largest message to a big room."""
 STEP_BYTES: Final = 8 << 10
-"""A parcel counts as one VRoom for each so many bytes that it begins: beyond it the bytes cost more than the writes."""
+"""Bytes for which a parcel counts as one more VRoom: beyond them the bytes cost more than the writes."""
 MAX_WAIT_S: Final = 3.0
-"""What would leave later than this is refused with a retry-after: publishers leave a silent proxy after 5 s."""
+"""Longest wait, seconds; beyond it a message is refused with a retry-after: publishers leave a silent proxy after 5 s."""
 MAX_WAITING_BYTES: Final = 8 << 20
 """Bytes that wait for all big rooms. Policy: as above."""
 MAX_BURST_S: Final = 0.002
 """VRooms that may be served at once after a late timer, as seconds of the rate."""
 MIN_WAIT_S: Final = 0.001
-"""A timer is not set for less."""
+"""Shortest time of a timer, seconds."""
 
 
 class _Message(Generic[Owner]):
-    """A message to a big room, on its way."""
+    """A message to a big room, in flight."""
 
     __slots__ = ("lost", "owner", "record", "unsettled")
 
@@ -57,7 +56,7 @@ class _Message(Generic[Owner]):
 
 
 class Finished(Generic[Owner]):
-    """A message whose copies are all settled. `lost`: some may be."""
+    """A message whose copies are all settled. `lost`: some copies may be."""
 
     __slots__ = ("lost", "owner", "record")
 
@@ -77,18 +76,18 @@ class _Room(Generic[Owner]):
         self.first: deque[_Message[Owner]] = deque()
         self.normal: deque[_Message[Owner]] = deque()
         self.sweep: list[tuple[int, list[_Message[Owner]]]] = []
-        """(lane, messages) of the sweep under way."""
+        """(lane, messages) of the present sweep."""
         self.next = 0
-        """The VRoom that the sweep serves next, 0 to 63; 0 also where none is under way."""
+        """VRoom that the sweep serves next, 0 to 63; 0 also if there is no sweep."""
 
 
 class BigRooms(Generic[Owner]):
-    """The queue of messages to big rooms. `Owner` is whom a message belongs to, and is notified when it is finished.
+    """The queue of messages to big rooms. `Owner` is the type of a message's owner, which is notified when the message is finished.
 
     Args:
         vrooms_per_s: VRooms served in a second, by all big rooms together.
-        broker: the broker of a VRoom; None where there is none.
-        signal_broker: the same for a signal to it, of this owner.
+        broker: the broker of a VRoom; None if there is none.
+        signal_broker: the same for a signal to the VRoom, of this owner.
         next_token: gives a token for a parcel.
     """
 
@@ -111,24 +110,24 @@ class BigRooms(Generic[Owner]):
         self.copies = 0
 
     def set_pace(self, vrooms_per_s: float, now: float) -> None:
-        """Serve so many VRooms a second from now on."""
+        """Serve `vrooms_per_s` VRooms a second from now on."""
         if vrooms_per_s != self._rate:
             self._rate, self._pace = vrooms_per_s, TokenBucket(vrooms_per_s, vrooms_per_s * MAX_BURST_S, now)
 
     @property
     def under_way(self) -> int:
-        """Parcels that are not settled, and rooms that have something to send."""
+        """Number of unsettled parcels and of rooms that have something to send."""
         return len(self._parcels) + len(self._turns)
 
     @property
     def deadline(self) -> float:
-        """When `run` has something to do, monotonic seconds; `NEVER` where nothing waits."""
+        """Time at which `run` has something to do, monotonic seconds; `NEVER` when nothing waits."""
         return self._due if self._turns else NEVER
 
     def offer(self, record: bytes, owner: Owner | None) -> float:
-        """Take a message. 0 when it was taken, else the seconds after which trying again may help.
+        """Take a message. Returns 0 if it was taken, else the seconds after which a retry may help.
 
-        A room that has something waiting may take half of what may wait, so that one does not keep out the others.
+        A room that has something waiting may take half of the space, so that one room does not keep out the others.
         """
         key = int.from_bytes(record[KEY_START:KEY_END], "little")
         room, size = self._rooms.get(key), len(record)
@@ -144,7 +143,7 @@ class BigRooms(Generic[Owner]):
         return 0.0
 
     def run(self, now: float) -> tuple[list[SendRecords], list[Finished[Owner]]]:
-        """Let out what is due. Returns the parcels to send, and the messages that are finished because brokers are missing."""
+        """Release what is due. Returns the parcels to send, and the messages that are finished because brokers are missing."""
         parcels: list[SendRecords] = []
         finished: list[Finished[Owner]] = []
         while self._turns and not self._pace.wait_s(now):
@@ -158,14 +157,14 @@ class BigRooms(Generic[Owner]):
         return parcels, finished
 
     def settled(self, token: int, handled: bool) -> list[Finished[Owner]]:
-        """What became of a parcel. Returns the messages that are finished."""
+        """Note the outcome of a parcel. Returns the messages that are finished."""
         finished: list[Finished[Owner]] = []
         for message in self._parcels.pop(token, ()):
             _copy_done(message, handled, finished)
         return finished
 
     def _serve(self, room: _Room[Owner], parcels: list[SendRecords], finished: list[Finished[Owner]]) -> float:
-        """Send one VRoom what the sweep has for it. Returns what that costs, in VRooms."""
+        """Send one VRoom its part of the sweep. Returns the cost, in VRooms."""
         if not room.sweep:
             room.sweep, room.next = self._sweep(room), 0
         vroom, cost = vrooms_of(room.id)[room.next], 0
@@ -189,7 +188,7 @@ class BigRooms(Generic[Owner]):
         return 1.0 + cost // STEP_BYTES
 
     def _by_broker(self, vroom: int, messages: list[_Message[Owner]]) -> dict[EndpointID | None, list[_Message[Owner]]]:
-        """Messages of one sweep and lane by the broker that they go to; None: there is none."""
+        """Messages of one sweep and lane by the broker that they go to; None: no broker."""
         found: dict[EndpointID | None, list[_Message[Owner]]] = {}
         ordinary = self._broker(vroom)
         for message in messages:
@@ -199,7 +198,7 @@ class BigRooms(Generic[Owner]):
         return found
 
     def _sweep(self, room: _Room[Owner]) -> list[tuple[int, list[_Message[Owner]]]]:
-        """What leaves in the next sweep: lane 0 first, at least one message."""
+        """Take the messages of the next sweep: lane 0 first, at least one message."""
         size = 0
         found: list[tuple[int, list[_Message[Owner]]]] = []
         for lane, queue in ((LANE_FIRST, room.first), (LANE_NORMAL, room.normal)):

@@ -1,8 +1,8 @@
-"""The proxy's core: routes records to brokers and relays, and tells publishers what became of them.
+"""The proxy's core: routes records to brokers and relays, and reports the outcome to publishers.
 
-A record goes to partition `key % n` and, inside it, to the replica that rendezvous hashing names. A publisher's
-position is resolved when the brokers have handled the record (their links' acknowledgements), so that an accepted
-record has left the proxy and the broker when either of them dies.
+A record goes to partition `key % n` and, inside it, to the replica that rendezvous hashing names. A publisher's position is
+resolved when the brokers have handled the record (their links acknowledge it), so an accepted record has left the proxy and the
+broker if either of them dies.
 
 Source: PiXiu §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads there).
 """
@@ -47,20 +47,20 @@ from proxy.signals import AwaitedSignals
 from proxy.topic_keys import with_rooms
 
 MAX_HELD_PARCELS = 10_000
-"""Parcels of records that wait for a change of routes; beyond it the change does not wait any longer."""
+"""Parcels of records that wait for a change of routes; beyond it the change waits no longer."""
 CHECKED_RECORDS = 100
-"""The CRC of so many first records of a publisher's stream is checked: a client that computes it wrongly is told. That of others is
-checked where the record leaves the cluster."""
+"""First records of a publisher's stream whose CRC is checked, so that a client that computes it wrongly gets an error. The CRC of
+others is checked where the record leaves the cluster."""
 NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
 ALL_KINDS: Final = frozenset({"room", "chat"})
-"""Of the records that come here; mail has a pipeline of its own, `proxy.mail`."""
+"""Kinds of records that come here; mail has a pipeline of its own, `proxy.mail`."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A publisher's batch under way."""
+    """A publisher's batch in flight."""
 
     stream: int
     first: int
@@ -78,21 +78,21 @@ _Target = Target[_Batch]
 
 @dataclass(slots=True)
 class Counters:
-    """What the proxy has done since its start."""
+    """Counts since the start of the proxy."""
 
     records_in: int = 0
     records_out: int = 0
     records_refused: int = 0
     records_dropped: int = 0
     records_offline: int = 0
-    """To users without a device that takes them."""
+    """Messages to users without a device that takes them."""
     batches_malformed: int = 0
     batches_held: int = 0
     signal_copies_in: int = 0
     signals_confirmed: int = 0
-    """Told to publishers that had asked for receipts, once for each gateway that delivered."""
+    """Reported to publishers that had asked for receipts, once for each gateway that delivered."""
     records_over_rate: int = 0
-    """Refused because a publisher or a room is over its rate, or too much waits for big rooms; in records_refused too."""
+    """Refused because a publisher or a room exceeds its rate, or too much waits for big rooms; in records_refused too."""
 
 
 class Core:
@@ -105,10 +105,10 @@ class Core:
         topics: the rooms of free topics.
         vrooms_per_s: see `proxy.big_rooms`.
         rates: what publishers and rooms may send.
-        kinds: what is taken: "room", "chat".
-        receipts: False where the gateways belong to another cluster, whose proxies alone hear from them.
+        kinds: kinds that are taken: "room", "chat".
+        receipts: False if the gateways belong to another cluster, whose proxies alone hear from them.
         tracer: stamps traced records.
-        sampler: chooses which messages are traced; None: no more than those that are.
+        sampler: chooses the messages to trace; None: only those already marked.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class Core:
         self._max_size = max_record_bytes - SIZE_FIELD
         self._kinds = kinds
         self._room_kind = ROOM if "room" in kinds else NO_KIND
-        """The kind that takes the short way."""
+        """The kind that takes the fast path."""
         self._held: deque[tuple[list[bytes], _Batch | None]] = deque()
-        """Rooms' records that wait for a change of brokers, with the batches that they are of."""
+        """Records of rooms that wait for a change of brokers, with their batches."""
         self._held_chat: deque[tuple[list[bytes], _Batch | None]] = deque()
         """The same for relays."""
         self._brokers: Destinations[_Batch] = Destinations(barrier_ms, partial(self._hold, self._held), self._choose)
@@ -168,7 +168,7 @@ class Core:
         self._events.on(Tick, self._on_tick)
 
     def _on_limits(self, event: ev.LimitsChanged, now: float, out: list[ev.Effect]) -> None:
-        """Everybody begins with a full burst."""
+        """Use new limits. Everybody begins with a full burst."""
         self._big.set_pace(event.vrooms_per_s, now)
         self._sampler = event.sampler
         self._limits = PublisherRates(event.rates) if event.rates.any else None
@@ -178,7 +178,7 @@ class Core:
                 self._limits.opened(stream, now)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Take one event; `now` is monotonic seconds. Returns the effects, in order."""
         out = self._events.step(event, now)
         if self._held and not self._brokers.routes.held:
             self._release(self._held, self._brokers, out)
@@ -189,14 +189,14 @@ class Core:
         return out
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
+        """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
         brokers, relays = self._brokers.routes.deadline, self._relays.routes.deadline
         first = self._big.deadline if brokers is None else brokers
         return first if relays is None else min(first, relays)
 
     @property
     def under_way(self) -> int:
-        """Parcels that are not settled yet."""
+        """Number of parcels that are not settled yet."""
         return len(self._tokens) + len(self._held) + len(self._held_chat) + self._big.under_way
 
     def _token(self) -> int:
@@ -242,7 +242,7 @@ class Core:
             out.append(Settle(Outcome.MALFORMED))
 
     def _hold(self, held: deque[tuple[list[bytes], _Batch | None]], records: list[bytes], batch: _Batch | None) -> None:
-        """Have records wait whose keys move to other replicas."""
+        """Hold records whose keys move to other replicas."""
         held.append((records, batch))
         self.counters.batches_held += 1
         if batch is not None:
@@ -253,7 +253,7 @@ class Core:
     def _release(
         self, held: deque[tuple[list[bytes], _Batch | None]], destinations: Destinations[_Batch], out: list[ev.Effect]
     ) -> None:
-        """Send what waited, before anything newer of its keys."""
+        """Send held records, before anything newer of their keys."""
         streams: dict[int, None] = {}
         self._forget_over()
         for records, batch in list(held):
@@ -291,7 +291,7 @@ class Core:
         return target.endpoint if target is not None else None
 
     def _target_of_other(self, kind: int, flags: int, number: int, key: int, batch: _Batch | None) -> _Target | None:
-        """Of a record that is no room message: chat, and signals to rooms and users."""
+        """Target of a record that is no room message: chat, and signals to rooms and users."""
         if not key:
             return None
         if kind == CHAT and "chat" in self._kinds:
@@ -334,7 +334,7 @@ class Core:
             self._reply(batches, out)
 
     def _within_rate(self, limits: PublisherRates, batch: _Batch, count: int, now: float) -> bool:
-        """Whether a publisher's batch may pass; else it is refused whole."""
+        """Charge a publisher's batch. Returns True if it may pass; otherwise it is refused whole."""
         wait_s = limits.publisher(batch.stream, count, len(batch.data), now)
         if wait_s:
             self.counters.records_refused += count
@@ -345,7 +345,7 @@ class Core:
         return True
 
     def _meter(self, limits: PublisherRates, data: bytes, start: int, end: int, count: int, now: float) -> None:
-        """For the next batch to route, let the rooms that are over their rate lead to who refuses their records."""
+        """For the next batch to route, direct the rooms that exceed their rate to the target that refuses their records."""
         self._forget_over()
         self._over = limits.rooms(data, start, end, count, now)
         cache = self._brokers.routes.cache
@@ -353,14 +353,14 @@ class Core:
             cache[key] = self._over_target
 
     def _forget_over(self) -> None:
-        """Let the rooms that were over their rate lead to their brokers again."""
+        """Direct the rooms that had exceeded their rate to their brokers again."""
         cache = self._brokers.routes.cache
         for key in self._over:
             cache.pop(key, None)
         self._over = {}
 
     def _take_big(self, records: list[bytes], batch: _Batch | None) -> None:
-        """Messages to big rooms: they wait for their turn, and their positions for all of their copies."""
+        """Queue messages to big rooms; their positions are resolved after all of their copies."""
         large: list[bytes] = []
         late: list[bytes] = []
         longest_s = 0.0
@@ -379,7 +379,7 @@ class Core:
             self._refuse_records(late, batch, errors.Overloaded, *_later(BIG_ROOMS_BUSY, longest_s))
 
     def _refuse_over_rate(self, records: list[bytes], batch: _Batch | None) -> None:
-        """Records of rooms that are over their rate."""
+        """Refuse records of rooms that exceed their rate."""
         self.counters.records_over_rate += len(records)
         longest_s = max(self._over.values(), default=0.0)
         self._refuse_records(records, batch, errors.Overloaded, *_later(ROOM_OVER_RATE, longest_s))
@@ -440,7 +440,7 @@ class Core:
                 if flags & Flag.TRACED:
                     traced_us = traced_us or self._tracer.now_us()
                 elif kind == room:
-                    plain = what  # as a rule the next record's as well
+                    plain = what  # as a rule also that of the next record
                 if kind == room:
                     target = cache.get(key) or brokers.target(key)
                 else:
@@ -566,7 +566,7 @@ class Core:
                 self._reply(batches, out)
 
     def _reply(self, batches: deque[_Batch], out: list[ev.Effect]) -> None:
-        """Resolve what is finished at the head of a stream, in order."""
+        """Resolve the finished batches at the head of a stream, in order."""
         up_to, stream = 0, 0
         failures: list[ev.Failure] = []
         while batches and not batches[0].pending:
@@ -588,7 +588,7 @@ BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_pe
 
 
 def _later(text: str, wait_s: float) -> tuple[str, int]:
-    """The text of a refusal, and its retry-after in milliseconds."""
+    """Text of a refusal, with its retry-after in milliseconds."""
     retry_ms = max(ceil(wait_s * 1000), 1)
     return f"{text}; try again in {retry_ms} ms", retry_ms
 
@@ -596,7 +596,7 @@ def _later(text: str, wait_s: float) -> tuple[str, int]:
 def _failures(
     batch: _Batch, records: list[bytes], error: type[errors.PixiuError], text: str, retry_ms: int = 0
 ) -> list[ev.Failure]:
-    """Name the positions of a batch that failed. Rare, so it walks the batch again."""
+    """Find the positions of a batch that failed. Rare, so it walks the batch again."""
     lost = {record[16:24] for record in records}
     positions: list[int] = []
     offset = 0
@@ -614,7 +614,7 @@ def _failures(
 
 
 def first_damaged(data: bytes, count: int) -> int | None:
-    """The index of the first record whose CRC does not fit; None when all do, or the batch's lengths are wrong."""
+    """Index of the first record whose CRC does not match; None if all do, or if the batch's lengths are wrong."""
     found = offsets(data, 0, len(data), count)
     if found is None:
         return None

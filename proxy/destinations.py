@@ -1,4 +1,4 @@
-"""Where a proxy's records go: the replicas of brokers, or of relays. Pure.
+"""Destinations of a proxy's records: the replicas of brokers, or of relays. Pure.
 
 Source: PiXiu §2.2 steps 6 to 8; docs/routing.md.
 """
@@ -19,7 +19,7 @@ NOBODY: Final = EndpointID(0)
 
 
 class Target(Generic[Owner]):
-    """One replica, with the parcel that is being made up for it."""
+    """One replica, with the parcel that is being built for it."""
 
     __slots__ = ("divert", "endpoint", "first", "normal", "routes")
 
@@ -31,11 +31,11 @@ class Target(Generic[Owner]):
     ) -> None:
         self.endpoint = endpoint
         self.routes = routes
-        """Whose change waits for its parcels. None: its records are signals, for which no change of routes waits."""
+        """Routes whose change waits for the target's parcels. None: its records are signals; no change of routes waits for them."""
         self.normal: list[bytes] = []
         self.first: list[bytes] = []
         self.divert = divert
-        """Takes the records instead of a replica: so what is not routed plainly costs the loop over a batch nothing."""
+        """Takes the records instead of a replica, so that special routing costs the loop over a batch nothing."""
 
 
 class Destinations(Generic[Owner]):
@@ -43,8 +43,8 @@ class Destinations(Generic[Owner]):
 
     Args:
         barrier_ms: see `pixiu.placement.ordered_routes.Routes`.
-        wait: takes records that have to wait until `routes` holds nothing; they are to be routed anew then.
-        choose: gives a key's target in place of `replica`; None: `replica` does.
+        wait: takes records that must wait until `routes` holds nothing, and must then be routed again.
+        choose: gives a key's target instead of `replica`; None: `replica` does.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Destinations(Generic[Owner]):
         self._signal_targets: dict[EndpointID, Target[Owner]] = {}
 
     def change(self, partitions: int, replicas: tuple[ev.Replica, ...], now: float) -> None:
-        """Use these replicas, of so many partitions. Nothing waits where they are the same, or for those that are doubted."""
+        """Use these replicas of `partitions` partitions. Nothing waits if they are the same, or for those that are doubted."""
         if (partitions, replicas) == (self.partitions, self._replicas):
             return
         old_partitions, old_groups, old_targets = self.partitions, self._by_partition, self.targets
@@ -91,11 +91,11 @@ class Destinations(Generic[Owner]):
         self.routes.change(now, old, gone=gone, among=losing if partitions == old_partitions else None)
 
     def replica(self, key: int) -> Target[Owner] | None:
-        """The replica of a key that rendezvous hashing names; None where its partition has none."""
+        """Replica of a key, by rendezvous hashing; None if its partition has none."""
         return _replica(key, self._of(key), self.targets)
 
     def of_copy(self, key: int, signal: int, copy: int) -> Target[Owner] | None:
-        """The replica that gets a copy of a signal; see `proxy.signals`."""
+        """Replica for a copy of a signal; see `proxy.signals`."""
         replicas = self._of(key)
         return self._signal_targets[EndpointID(replica_of_copy(replicas, signal, copy))] if replicas else None
 

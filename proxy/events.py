@@ -1,4 +1,4 @@
-"""What happens to a proxy's core, and what it asks its shell to do, beside what all roles share (`cluster.runtime.contract`)."""
+"""Events of a proxy's core, and the effects that it requests, besides those that all roles share (`cluster.runtime.contract`)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Replica:
     endpoint: EndpointID
     partition: int
     usable: bool = True
-    """False while heartbeats doubt it: chosen only when its partition has no other."""
+    """False while its heartbeats are in doubt: chosen only if its partition has no other."""
     weight: float = 1.0
-    """Its share of the rooms, beside the others of its partition."""
+    """Its share of the rooms, relative to the others of its partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokersChanged:
-    """The registry's view or a peer's state changed: all Running brokers that are not dead, and the number of partitions."""
+    """The view or a peer's state changed: all brokers that have started and are not dead, and the number of partitions."""
 
     partitions: int
     replicas: tuple[Replica, ...]
@@ -40,7 +40,7 @@ class RelaysChanged:
 
 @dataclass(frozen=True, slots=True)
 class UsersOffline:
-    """A relay says that no device took these messages."""
+    """A relay reports that no device took these messages."""
 
     snowflake_ids: list[int]
 
@@ -54,14 +54,14 @@ class PublisherOpened:
 
 @dataclass(frozen=True, slots=True)
 class PublisherExempted:
-    """A stream is a gateway's: its clients' rates are limited there, one by one."""
+    """A stream belongs to a gateway, which limits the rates of its clients one by one."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherClosed:
-    """A back end's stream is gone; nobody waits for its replies."""
+    """A back end's stream ended; nobody waits for its replies."""
 
     stream: int
 
@@ -75,11 +75,11 @@ class BatchPublished:
     count: int
     position: int
     copy: int = 0
-    """Which copy its signals are."""
+    """Number of the copy of its signals."""
     receipt: bool = False
-    """The publisher wants to hear when its signals are delivered."""
+    """True if the publisher wants a report when its signals are delivered."""
     more: bool = False
-    """Another batch follows at once."""
+    """True if another batch follows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class SignalsDelivered:
 
 @dataclass(frozen=True, slots=True)
 class LimitsChanged:
-    """An operator has changed what publishers and rooms may send, the pace of big rooms, or what is traced."""
+    """An operator changed the rates of publishers and rooms, the pace of big rooms, or the tracing."""
 
     rates: Rates
     vrooms_per_s: float
     sampler: Sampler | None
-    """None: no more messages are traced than those that are."""
+    """Chooses the messages to trace; None: only those already marked."""
 
 
 Event = (
@@ -128,7 +128,7 @@ class Failure:
 
 
 def add_failure(failures: list[Failure], failure: Failure) -> None:
-    """Add one that stands behind those that are there; equal ones side by side become one."""
+    """Add a failure after the others; equal adjacent ones become one."""
     if failures:
         last = failures[-1]
         if (last.last + 1, last.code, last.text, last.retry_after_ms) == (
@@ -141,7 +141,7 @@ def add_failure(failures: list[Failure], failure: Failure) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Tell a publisher that every position up to `up_to` is resolved."""
+    """Report to a publisher that every position up to `up_to` is resolved."""
 
     stream: int
     up_to: int
@@ -150,7 +150,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Tell a publisher that a gateway delivered these of its signals."""
+    """Report to a publisher that a gateway delivered these of its signals."""
 
     stream: int
     signals: list[int]

@@ -1,4 +1,4 @@
-"""The proxy's mail pipeline: Xiu stores, Pi appends, then the sender is told. Pure.
+"""The proxy's mail pipeline: Xiu stores, Pi appends, then the sender is informed. Pure.
 
     request ──▶ batches ──▶ Xiu, by the first receiver ──▶ MsgIDs ──▶ Pi, by each receiver ──▶ answer
                    │              any number at a time                   in the writer's order
@@ -6,11 +6,11 @@
 
 Storing has no order and may be repeated: what a lost Xiu leader did not answer goes to the next one. Appending has an order: a
 refusal, a time-out or a lost Pi leader ends the streams of the writers that wait for it; each opens another one with a higher
-generation and sends everything unconfirmed again. Pi takes each MsgID once, so two orderly streams of one writer, however they
-mix, make one order.
+generation and sends everything unconfirmed again. Pi takes each MsgID once, so two ordered streams of one writer keep their order
+however they mix.
 
-While Xiu is doubled, a partition that was split refuses the mail of users who have moved, and says so: their batches are divided
-and go to its child, with the same SnowflakeIDs, in the same places of their channels.
+While Xiu is doubled, a partition that was split refuses the mail of users who have moved, with a code for that: their batches are
+divided and go to its child, with the same SnowflakeIDs, in the same places of their channels.
 
 Source: docs/architecture.md, "A mail is sent"; docs/doubling.md.
 """
@@ -34,23 +34,23 @@ from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_gre
 from proxy.pauses import Pauses
 
 MAX_WAITING_BYTES: Final = 256 << 20
-"""Of all writers. Policy: a writer that sends more is ended with OVERLOADED."""
+"""Bytes of all writers. Policy: a writer that sends more is ended with OVERLOADED."""
 MIN_SHARE_BYTES: Final = 32 << 20
-"""Of that, what may wait for one partition of Xiu where they are many; an equal share where they are few. Policy: the same, for
-writers with mail for that partition alone: one whose leader is gone leaves room for the mail of the others."""
+"""Part of that for one partition of Xiu if there are many; an equal share if there are few. Policy: the same, for writers with mail
+for that partition alone: one without a leader leaves capacity for the mail of the others."""
 MAX_BATCH_RECORDS: Final = 16_384
-"""Of one batch of a writer. Policy: the stream is ended."""
+"""Records in one batch of a writer. Policy: the stream is ended."""
 PAUSE_S: Final = 0.1
-"""After a refusal that passes."""
+"""Pause after a temporary refusal, seconds."""
 MOVED_PAUSE_S: Final = 0.01
-"""Before what a child of Xiu refused that is not open yet is sent again, by way of its parent."""
+"""Pause before mail that an unopened child of Xiu refused is sent again, by way of its parent, seconds."""
 MOVED_SOON: Final = 50
-"""So often; then a cut takes longer than it should, and the pause is `PAUSE_S`."""
+"""Number of such pauses; then the cut takes longer than it should, and the pause is `PAUSE_S`."""
 RETRY_MS: Final = 200
 CLOSED_PAUSE_S: Final = 0.01
-"""Before a child of Pi that is not open is asked again: that is over when it has learned the last of what its parent took."""
+"""Pause before an unopened child of Pi is asked again, seconds: it opens once it has learned the last of what its parent took."""
 CHILD_S: Final = 1.0
-"""How long a child that is not open is asked, before its parent is."""
+"""Time for which an unopened child is asked, before its parent is, seconds."""
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ class MailCore:
 
     Args:
         max_record_bytes: larger records are refused, header included.
-        timeout_s: what is not confirmed for so long ends its writer's stream.
-        taken: whether this proxy takes mail.
+        timeout_s: time after which unconfirmed mail ends its writer's stream, seconds.
+        taken: True if this proxy takes mail.
     """
 
     def __init__(self, *, max_record_bytes: int, timeout_s: float, taken: bool = True) -> None:
@@ -79,24 +79,24 @@ class MailCore:
         self._taken = taken
         self._xius, self._pis = 0, 0
         self._xiu_split, self._pi_split = SplitPartitions(), SplitPartitions()
-        """Parents are split one by one before the layout says so."""
+        """Parents are split one by one before the layout shows it."""
         self.pauses = Pauses()
         self._closed_until: dict[int, float] = {}
-        """Child of Pi that is not open → until when it is asked again."""
+        """Child of Pi that is not open → time until which it is asked again."""
         self._knows_stores = False
-        """A process serves from before its first view of the cluster."""
+        """False before the first view of the cluster, when a process serves already."""
         self._writers: dict[int, Writer] = {}
         self._xiu_links: dict[int, Link[Batch]] = {}
         self._pi_links: dict[int, Link[Part]] = {}
         self._deadlines: deque[Batch] = deque()
         self._size = 0
         self._sizes: dict[int, int] = {}
-        """Partition of Xiu → unconfirmed bytes that are stored there, or are to be."""
+        """Partition of Xiu → unconfirmed bytes that are, or will be, stored there."""
         self._left = 0
-        """Batches that were given up since the queues were cleared of such; some may stand in them."""
+        """Batches given up since the queues were last cleared of them; some may still be queued."""
         self.triples: dict[ev.Store, Triple] = {}
         self._results: dict[int, list[ev.Result]] = {}
-        """By stream, of the step under way."""
+        """Stream → results of the present step."""
         self._touched: dict[int, set[ev.Store]] = {}
         self.counters = Counters()
         self._events: EventTable[ev.Effect] = EventTable()
@@ -112,7 +112,7 @@ class MailCore:
         self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Take one event; `now` is monotonic seconds. Returns the effects, in order."""
         out = self._events.step(event, now)
         if not self._results:
             return out
@@ -123,20 +123,20 @@ class MailCore:
             answers[stream] = ev.Answer(stream, results, triples, writer.size if writer is not None else 0)
         self._results, self._touched = {}, {}
         told: list[ev.Effect] = []
-        for effect in out:  # what was found out about a writer is told before its end
+        for effect in out:  # a writer's results are reported before its end
             if isinstance(effect, ev.EndWriter) and effect.stream in answers:
                 told.append(answers.pop(effect.stream))
             told.append(effect)
         return [*told, *answers.values()]
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, monotonic seconds; `NEVER` while no mail is under way."""
+        """Time at which a `Tick` is due, monotonic seconds; `NEVER` while no mail is in flight."""
         confirmed_by = self._deadlines[0].deadline if self._deadlines else NEVER
         return min((confirmed_by, *(link.deadline for link in self._links())))
 
     @property
     def under_way(self) -> int:
-        """Batches that are not confirmed."""
+        """Number of batches that are not confirmed."""
         return sum(len(writer.batches) for writer in self._writers.values())
 
     @property
@@ -146,7 +146,7 @@ class MailCore:
 
     @property
     def writers(self) -> int:
-        """How many writers' streams are open."""
+        """Number of open writers' streams."""
         return len(self._writers)
 
     # --- writers
@@ -172,7 +172,7 @@ class MailCore:
             self._forget([writer])
 
     def _end(self, writers: Iterable[Writer], code: str, text: str, out: list[ev.Effect], retry_ms: int = 0) -> None:
-        """Their streams are over; what is under way of them is forgotten, and they are told."""
+        """End writers' streams: notify them, and forget their mail in flight."""
         ended = [writer for writer in dict.fromkeys(writers) if not writer.ended]
         for writer in ended:
             self.counters.writers_ended += 1
@@ -199,7 +199,7 @@ class MailCore:
                 batch.finish()
             writer.batches, writer.channels, writer.size = {}, {}, 0
         if 2 * self._left < sum(len(link.queue) for link in self._links()):
-            return  # else each of many writers that end would cost a look at all that waits
+            return  # otherwise each of many writers that end would cost a walk over everything that waits
         self._left = 0
         for xiu in self._xiu_links.values():
             xiu.queue = deque(batch for batch in xiu.queue if not batch.done)
@@ -269,7 +269,7 @@ class MailCore:
         self._touched.setdefault(writer.stream, set()).update(stores)
 
     def _finish(self, batch: Batch) -> None:
-        """All of it is answered."""
+        """Remove a batch that is answered completely."""
         batch.finish()
         writer = batch.writer
         if writer.batches.pop(batch, batch) is None:
@@ -324,18 +324,18 @@ class MailCore:
 
     @staticmethod
     def _get_ready(parent: Link[Any] | None, child: Link[Any], out: list[ev.Effect]) -> None:
-        """A link to a partition that gets a part of what this proxy sends to its parent is open before the cut."""
+        """Open the link to a partition that will take over a part of its parent's users, before the cut."""
         if parent is not None and parent.epoch >= 0 > child.epoch:
             child.epoch = 0
             out.append(ev.Connect(child.store))
 
     def _hurry(self, child: Link[Any], out: list[ev.Effect]) -> None:
-        """A parent has said that it was split."""
+        """Hurry the link to a child whose parent reported that it was split."""
         if child.epoch >= 0 and not child.number:
             out.append(ev.Hurry(child.store))
 
     def _double_pis(self, out: list[ev.Effect]) -> None:
-        """The layout says what most parents have said before: they were split."""
+        """Reroute after the layout shows what most parents reported before: they were split."""
         known = set(self._pi_split.all())
         self._pi_split.set_count(self._pis)
         for partition, link in sorted(self._pi_links.items()):
@@ -343,8 +343,8 @@ class MailCore:
                 self._reroute_pi(link, "the cluster's layout changed", out)
 
     def _reroute_pi(self, link: Link[Part], text: str, out: list[ev.Effect]) -> None:
-        """Whatever waits for a Pi goes to whoever serves it now, in order. What was under way is sent again, as nobody knows what
-        became of it; each inbox takes a MsgID once, and a child has learned what its parent took."""
+        """Move everything that waits for a Pi to the Pi that serves it now, in order. What was in flight is sent again, because its
+        outcome is unknown; each inbox takes a MsgID once, and a child has learned what its parent took."""
         if link.number and link.in_flight:
             out.append(ev.Disconnect(link.store, link.number, text, again=True))
             waiting = [part for request in link.drop() for part in request.waiting]
@@ -374,7 +374,7 @@ class MailCore:
             self._dropped(link, event.text, out)
 
     def _leave(self, link: Link[Any], text: str, out: list[ev.Effect]) -> None:
-        """A link is of no use any more."""
+        """Give up a link that is of no use any more."""
         if link.number:
             out.append(ev.Disconnect(link.store, link.number, text))
             self._dropped(link, text, out)
@@ -391,7 +391,7 @@ class MailCore:
             self._again([batch for request in lost for batch in request.waiting if not batch.done])
 
     def _on_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
-        """What came in one turn leaves together."""
+        """Send the input of one turn together."""
         while self._deadlines and self._deadlines[0].done:
             self._deadlines.popleft()
         for xiu in self._xiu_links.values():
@@ -423,7 +423,7 @@ class MailCore:
             self._leave(link, link.trouble[1] if link.trouble else "the leader changed", out)
 
     def _stored(self, link: Link[Batch], request: Request[Batch], copies: int, now: float, out: list[ev.Effect]) -> bool:
-        """A request is answered whole. True: this is not the leader any more."""
+        """Take the complete answer to a request. Returns True if this is not the leader any more."""
         if request.retry is not None:
             link.trouble = request.retry
             moved = request.retry[0] == errors.WrongPartition.code and self._moved_xiu(link, request, now, out)
@@ -445,7 +445,7 @@ class MailCore:
         return False
 
     def _moved_xiu(self, link: Link[Batch], request: Request[Batch], now: float, out: list[ev.Effect]) -> bool:
-        """A partition of Xiu refused what is another one's. Whether it is known now where that goes."""
+        """Handle a refusal by a partition of Xiu that does not serve the users. Returns True if the right one is known now."""
         partition, split = link.store.partition, self._xiu_split
         if split.learn(partition, request.partitions):
             self._hurry(self._xiu(partition + split.count), out)
@@ -462,7 +462,7 @@ class MailCore:
         return any(split.of(uin) != partition for batch in batches for uin in (batch.uins[:1] if batch.many else batch.uins))
 
     def _reroute_xius(self, partitions: Iterable[int]) -> None:
-        """What waits for these goes where it is stored now."""
+        """Move what waits for these partitions to those that store it now."""
         for partition in partitions:
             queue = self._xiu(partition).queue
             waiting = [batch for batch in queue if not batch.done]
@@ -470,7 +470,7 @@ class MailCore:
             self._again(waiting)
 
     def _again(self, batches: list[Batch]) -> None:
-        """Batches that were not stored are sent again, before those that wait, to whoever stores them now."""
+        """Send batches that were not stored again, before those that wait, to the partitions that store them now."""
         wanted: dict[int, list[Batch]] = {}
         divided = False
         for batch in batches:
@@ -492,7 +492,7 @@ class MailCore:
             self._xiu(partition).queue.extendleft(reversed(parts))
 
     def _place(self, batch: Batch, parts: list[Batch]) -> None:
-        """What was taken out of a batch stands behind it."""
+        """Put the parts taken out of a batch right after it."""
         writer = batch.writer
         for channel in batch.channels:
             queue = writer.channels[channel]
@@ -503,7 +503,7 @@ class MailCore:
         self._deadlines.extend(parts)
 
     def _advance(self, writer: Writer, channels: Iterable[int], out: list[ev.Effect]) -> None:
-        """Let go on to Pi what is stored and the first in each of its channels."""
+        """Let stored batches go on to Pi that are the first in each of their channels."""
         todo = list(channels)
         while todo:
             queue = writer.channels.get(todo.pop())
@@ -557,8 +557,8 @@ class MailCore:
             self._leave(link, event.text or "the leader changed", out)
 
     def _moved_pi(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
-        """A Pi does not serve, or not yet, some of whom it was asked for: nothing of the request was appended. A parent that was
-        split says so; a child that is not open is asked again, and after a while its parent, whose cut may be undone."""
+        """Handle a Pi that does not serve some of the users, or not yet: nothing of the request was appended. A parent that was
+        split reports so; an unopened child is asked again, and after a while its parent, whose cut may be undone."""
         partition = event.partition
         link.trouble = (event.code, event.text)
         if partition < self._pi_split.count:
@@ -576,7 +576,7 @@ class MailCore:
         self._reroute_pi(link, event.text, out)
 
     def _append_refused(self, link: Link[Part], request: Request[Part], event: ev.Appended, out: list[ev.Effect]) -> bool:
-        """Nothing of a request was appended, or nobody knows. True: this is not the leader any more."""
+        """Handle a request of which nothing was appended, or nobody knows. Returns True if this is not the leader any more."""
         link.trouble = (event.code, event.text)
         name = f"pi partition {event.partition}"
         if event.code in PERMANENT:
@@ -585,7 +585,7 @@ class MailCore:
                     positions = dict.fromkeys(part.batch.positions[index] for index in part.indexes)
                     results = [ev.Result(position, 1, 0, (), event.code, f"{name}: {event.text}") for position in positions]
                     self._answer(part.batch.writer, results, link.store)
-        # What follows of the same streams is refused by the Pi too: nothing late may overtake.
+        # Pi also refuses what follows of the same streams: nothing late may overtake.
         writers = [part.batch.writer for part in request.waiting]
         self._end(writers, event.code, f"{name}: {event.text}", out, RETRY_MS)
         return event.code in NEXT_LEADER

@@ -1,4 +1,4 @@
-"""A writer's mail on its way: cut into batches that go the same way, and these into parts for the partitions of Pi. Pure.
+"""A writer's mail in flight: divided into batches with the same route, and these into parts for the partitions of Pi. Pure.
 
     what a writer sent ──▶ batches, each to one partition of Xiu ──▶ stored ──▶ parts, each to one partition of Pi
 
@@ -22,7 +22,7 @@ from proxy import mail_events as ev
 from proxy.permits import REFUSALS
 
 BATCH_BYTES: Final = 256 << 10
-"""A batch that has as much takes no more records."""
+"""Bytes at which a batch takes no more records."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,61 +33,61 @@ class Writer:
     worker: int
     generation: int
     xius: int
-    """Partitions of Xiu when it began, or when nothing of it was under way: of its channels."""
+    """Partitions of Xiu when it began, or when it last had nothing in flight: the modulus of its channels."""
     expected: int = 1
     size: int = 0
     """Bytes that are not confirmed."""
     ended: bool = False
     batches: dict[Batch, None] = field(default_factory=dict)
-    """Under way, in order."""
+    """Batches in flight, in order."""
     channels: dict[int, deque[Batch]] = field(default_factory=dict)
-    """By UIN % `xius`: what goes to inboxes of these users, in order, whichever partition stores it. A mail to several users may
-    stand in several; it goes on when it is the first in all of them."""
+    """UIN % `xius` → mail for the inboxes of these users, in order, whichever partition stores it. A mail to several users may be
+    in several; it goes on when it is the first in all of them."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Mail of one writer and one level that goes the same way: many to one receiver each, or one to many."""
+    """Mail of one writer and one level with the same route: many to one receiver each, or one to many."""
 
     writer: Writer
     level: Level
     partition: int
-    """Of Xiu."""
+    """The partition of Xiu."""
     channels: tuple[int, ...]
     deadline: float
     positions: list[int] = field(default_factory=list)
     uins: list[int] = field(default_factory=list)
-    """One receiver each; of a mail to many all of them."""
+    """One receiver of each mail; of a mail to many all receivers."""
     many: bool = False
     ends: list[int] = field(default_factory=list)
-    """Where each record ends in `data`."""
+    """End of each record in `data`."""
     types: bytearray = field(default_factory=bytearray)
     size: int = 0
     data: bytes = b""
     msg_ids: list[int] = field(default_factory=list)
     codes: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Index → why Xiu refused it."""
+    """Index → reason of Xiu's refusal."""
     copies: int = 0
     stored: bool = False
     pending: int = 0
     """Parts that Pi has not answered."""
     open: set[int] = field(default_factory=set)
-    """Of a mail to many: inboxes that have it not yet."""
+    """Inboxes that do not have a mail to many yet."""
     refused: tuple[str, str] | None = None
-    """Of a mail to many: why some inbox did not take it."""
+    """Reason why some inbox did not take a mail to many."""
     done: bool = False
 
     @property
     def count(self) -> int:
-        """How many records it has."""
+        """Number of records."""
         return len(self.positions)
 
     def hold(self, data: bytes) -> None:
-        """Its records, all of them."""
+        """Set the records, all of them."""
         self.data, self.size = data, len(data) + 8 * len(self.uins)
 
     def finish(self) -> None:
-        """Nobody asks for it any more. It may stand in queues for a while, without its records."""
+        """Note that nobody asks for it any more. It may stay in queues for a while, without its records."""
         self.done, self.data, self.uins, self.msg_ids = True, b"", [], []
 
 
@@ -97,18 +97,18 @@ class Part:
 
     batch: Batch
     indexes: Sequence[int]
-    """In the batch, one for each receiver in `uins`."""
+    """Index in the batch, one for each receiver in `uins`."""
     uins: Sequence[int]
 
 
 def split(
     writer: Writer, event: ev.MailReceived, partition_of: Callable[[int], int], max_size: int, deadline: float
 ) -> tuple[list[Batch], list[ev.Result]] | None:
-    """What a writer sent as batches, in order, and what is refused of it; None when it is malformed.
+    """Split a writer's mail into batches, in order, and refusals. Returns None if it is malformed.
 
     Args:
-        writer: whose.
-        event: what it sent.
+        writer: the sender.
+        event: its mail.
         partition_of: the partition of Xiu that stores a user's mail. Users of one partition are of one channel.
         max_size: of a record, without its size field.
         deadline: of the batches.
@@ -139,7 +139,7 @@ def split(
                 continue
             channels = tuple(dict.fromkeys(uin % xius for uin in receivers))
             for partition in [partition for partition in growing if partition % xius in channels]:
-                del growing[partition]  # what follows in them must not overtake
+                del growing[partition]  # later mail in these channels must not overtake
             batch = Batch(writer, event.level, partition_of(key), channels, deadline, uins=receivers, many=True)
             batch.open = set(receivers)
             batches.append(batch)
@@ -163,8 +163,8 @@ def split(
 
 
 def divide(batch: Batch, partition_of: Callable[[int], int]) -> list[Batch]:
-    """A batch that is not stored, by the partitions of Xiu that store its mail now: itself, with what is left of it, and the
-    others, which stand behind it in its channels. A mail to many goes where its first receiver's goes."""
+    """Divide an unstored batch by the partitions of Xiu that store its mail now. The batch itself keeps a part; the others follow
+    it in its channels. A mail to many goes where its first receiver's mail goes."""
     if batch.many:
         batch.partition = partition_of(batch.uins[0])
         return [batch]
@@ -191,7 +191,7 @@ def divide(batch: Batch, partition_of: Callable[[int], int]) -> list[Batch]:
 
 
 def parts_of(batch: Batch, pis: SplitPartitions) -> dict[int, Part]:
-    """Partition of Pi → what a batch has for it, without what Xiu refused."""
+    """Partition of Pi → part of a batch, without what Xiu refused."""
     if batch.many:
         wanted = [(0, uin) for uin in batch.uins] if not batch.codes else []
     elif len(pis.all()) == 1 and not batch.codes:
@@ -202,7 +202,7 @@ def parts_of(batch: Batch, pis: SplitPartitions) -> dict[int, Part]:
 
 
 def split_again(part: Part, pis: SplitPartitions) -> dict[int, Part]:
-    """Partition of Pi → what of a part is for it now; the batch waits for each of them."""
+    """Partition of Pi → what of a part belongs there now; the batch waits for each of them."""
     found = _by_partition(part.batch, zip(part.indexes, part.uins, strict=True), pis)
     part.batch.pending += len(found) - 1
     return found

@@ -1,4 +1,4 @@
-"""What happens to a proxy's mail pipeline and to its notices, and what they ask their shells to do.
+"""Events of a proxy's mail pipeline and of its notices, and the effects that they request.
 
 Source: docs/architecture.md, "A mail is sent".
 """
@@ -22,13 +22,13 @@ class Store(NamedTuple):
 
     @property
     def role(self) -> str:
-        """The role that the store is: xiu or pi."""
+        """Role of the store: xiu or pi."""
         return "pi" if self.pi else "xiu"
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOpened:
-    """A writer's stream; it has said who it is."""
+    """A writer's stream opened and identified itself."""
 
     stream: int
     worker: int
@@ -37,7 +37,7 @@ class WriterOpened:
 
 @dataclass(frozen=True, slots=True)
 class WriterClosed:
-    """The stream is gone: nobody waits for its answers. What is under way may be stored or not."""
+    """A writer's stream ended: nobody waits for its answers. Its mail in flight may be stored or not."""
 
     stream: int
 
@@ -52,23 +52,23 @@ class MailReceived:
     position: int
     level: Level
     more: Mapping[int, Sequence[int]]
-    """Index of a record → its receivers beside its key."""
+    """Index of a record → its further receivers, besides its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoresChanged:
-    """The number of partitions of each; 0 where the layout has none."""
+    """Number of partitions of each store; 0 if the layout has none."""
 
     xius: int
     pis: int
     next_xius: int = 0
     next_pis: int = 0
-    """While a doubling is under way, how many there will be."""
+    """Number of partitions after the doubling in progress; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A stream to a partition's leader is open. `link` names it in what follows."""
+    """A stream to a partition's leader is open. `link` names it from now on."""
 
     store: Store
     link: int
@@ -77,7 +77,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """It is gone, or could not be opened (`link` 0)."""
+    """The stream to a leader ended, or could not be opened (`link` 0)."""
 
     store: Store
     link: int
@@ -86,18 +86,18 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What a Xiu says of records one after the other."""
+    """Xiu's answer for consecutive records."""
 
     position: int
     count: int
     sequence: int
-    """Stored now: of the first."""
+    """If stored now: of the first one."""
     msg_id: int
-    """Stored before."""
+    """If stored before."""
     code: str
     text: str
     partitions: int = 0
-    """With WRONG_PARTITION: by how many the partition counts that says so."""
+    """With WRONG_PARTITION: number of partitions by the count of the partition that refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ class Appended:
     link: int
     request: int
     results: Sequence[int]
-    """InboxSeq of each append, or below 0 why not; none below level replicated."""
+    """InboxSeq of each append, or a negative reason; none below level replicated."""
     code: str
     text: str
     triple: Triple
     copies: int
     partitions: int = 0
-    """With WRONG_PARTITION: how many there are, by the store that refused."""
+    """With WRONG_PARTITION: number of partitions, by the count of the store that refused."""
 
 
 Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | LinkDown | Stored | Appended | EndOfTurn | Tick
@@ -133,32 +133,32 @@ Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | Li
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream to a partition's leader, and again whenever it is gone."""
+    """Open a stream to a partition's leader, and again whenever it ends."""
 
     store: Store
 
 
 @dataclass(frozen=True, slots=True)
 class Hurry:
-    """Somebody waits for a stream that is not open."""
+    """Open a stream soon, because somebody waits for it."""
 
     store: Store
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """A stream is of no use any more: open another one. What it still says does not count."""
+    """Drop a stream that is of no use any more, and open another one. Later answers on it do not count."""
 
     store: Store
     link: int
     text: str
     again: bool = False
-    """To the same replica: it leads, and only what was under way is to be sent once more."""
+    """True to use the same replica again: it leads, and only what was in flight must be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendStore:
-    """Records for a Xiu."""
+    """Send records to a Xiu."""
 
     partition: int
     link: int
@@ -171,7 +171,7 @@ class SendStore:
 
 @dataclass(frozen=True, slots=True)
 class SendAppend:
-    """Operations for a Pi."""
+    """Send operations to a Pi."""
 
     partition: int
     link: int
@@ -182,7 +182,7 @@ class SendAppend:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of records of a writer, one after the other."""
+    """Outcome of consecutive records of a writer."""
 
     position: int
     count: int
@@ -191,23 +191,23 @@ class Result:
     code: str = ""
     text: str = ""
     open: Sequence[int] = ()
-    """Of a mail with several receivers: inboxes that have it not, as far as is known."""
+    """Inboxes that do not have a mail with several receivers, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer a writer: what became of its mail."""
+    """Report to a writer the outcome of its mail."""
 
     stream: int
     results: Sequence[Result]
     triples: Mapping[Store, Triple]
     unconfirmed_bytes: int
-    """Of this writer, now."""
+    """Bytes of this writer that are unconfirmed now."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndWriter:
-    """End a writer's stream: it opens another one and sends everything unconfirmed again."""
+    """End a writer's stream; the writer opens another one and sends everything unconfirmed again."""
 
     stream: int
     code: str
@@ -217,17 +217,17 @@ class EndWriter:
 
 @dataclass(frozen=True, slots=True)
 class InboxesGrew:
-    """These users have mail: for who delivers it. The records lie end to end in `data`."""
+    """Inboxes of these users grew; their relay owners must be informed. The records lie end to end in `data`."""
 
     uins: Sequence[int]
     seqs: Sequence[int]
-    """InboxSeq of each; empty where the level gives none."""
+    """InboxSeq of each; empty if the level gives none."""
     msg_ids: Sequence[int]
     data: bytes
     ends: Sequence[int]
-    """Where each record of `data` ends; one record for all when there is one."""
+    """End of each record in `data`; one record for all if there is only one."""
     indexes: Sequence[int]
-    """Which record is each user's."""
+    """Index of each user's record."""
 
     def items(self) -> Iterator[tuple[int, int, int, int, bytes]]:
         """(UIN, lane, InboxSeq, MsgID, record) of each; InboxSeq 0: not known here."""
@@ -239,7 +239,7 @@ class InboxesGrew:
 Effect = Connect | Hurry | Disconnect | SendStore | SendAppend | Answer | EndWriter | InboxesGrew
 
 
-# --- notices: who delivers a user's mail is told that the inbox has grown; `InboxesGrew` is an event there
+# --- notices of grown inboxes, for the relays that deliver the users' mail; `InboxesGrew` is an event there
 
 
 class Notice(NamedTuple):
@@ -251,7 +251,7 @@ class Notice(NamedTuple):
     """InboxSeq of each; 0: not known."""
     msg_ids: list[int]
     records: list[bytes]
-    """Of each; empty: not in the notice."""
+    """Record of each; empty: not in the notice."""
     tries: int
 
     @property
@@ -260,17 +260,17 @@ class Notice(NamedTuple):
         return sum(map(len, self.records))
 
     def part(self, begin: int, end: int) -> Notice:
-        """The entries from the index `begin` to below `end`."""
+        """Entries from the index `begin` to below `end`."""
         return Notice(self.uin, self.lane, self.seqs[begin:end], self.msg_ids[begin:end], self.records[begin:end], self.tries)
 
     def without_records(self, tries: int) -> Notice:
-        """That there is the newest of them, and no more."""
+        """Notice of the newest entry alone, without its record."""
         return Notice(self.uin, self.lane, self.seqs[-1:], self.msg_ids[-1:], [b""], tries)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnersChanged:
-    """The relays that run, by partition, and the number of partitions; 0 where the cluster has no relays."""
+    """The running relays by partition, and the number of partitions; 0 if the cluster has no relays."""
 
     partitions: int
     relays: Mapping[int, Sequence[int]]
@@ -278,7 +278,7 @@ class OwnersChanged:
 
 @dataclass(frozen=True, slots=True)
 class NoticesTaken:
-    """A relay has answered for a batch, but for these users, whom another relay serves."""
+    """A relay answered a batch; other relays serve the users in `elsewhere`."""
 
     relay: int
     number: int
@@ -287,7 +287,7 @@ class NoticesTaken:
 
 @dataclass(frozen=True, slots=True)
 class RelayLost:
-    """The stream to a relay is gone, or could not be opened: what it did not answer may be lost."""
+    """The stream to a relay ended, or could not be opened: unanswered notices may be lost."""
 
     relay: int
 
@@ -297,7 +297,7 @@ NoticesEvent = InboxesGrew | OwnersChanged | NoticesTaken | RelayLost | EndOfTur
 
 @dataclass(frozen=True, slots=True)
 class SendNotices:
-    """Tell a relay, on the stream that is open to it, or on a new one."""
+    """Send notices to a relay, on its open stream or on a new one."""
 
     relay: int
     number: int

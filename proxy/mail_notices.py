@@ -1,11 +1,11 @@
-"""Who delivers a user's mail is told that the inbox has grown: batches to the relays that own the users, and again. Pure.
+"""Notices that inboxes have grown: batches to the relays that own the users, with retries. Pure.
 
     inboxes grew ─▶ of one turn, by owner ─▶ Notify ─▶ taken: forgotten
                          ▲                      └────▶ not answered, stream broken, or "served elsewhere":
                          └── 50, 200, 800 ms ───────── again, to the owner of that moment; then given up
 
-What is given up is counted, and told again when the owners change, without its record. A relay reads inboxes once a minute
-in any case, so that a notice is never all that a mail's delivery depends on.
+A notice that is given up is counted, and sent again when the owners change, without its record. A relay reads inboxes once a minute
+in any case, so a mail's delivery never depends on a notice alone.
 
 Source: docs/architecture.md, "A mail is sent", "A mail is delivered".
 """
@@ -22,25 +22,25 @@ from pixiu.placement.partition import rendezvous
 from proxy import mail_events as ev
 
 RETRY_S: Final[tuple[float, ...]] = (0.05, 0.2, 0.8)
-"""Pauses before a notice is sent again; after the last one it is given up."""
+"""Pauses before a notice is sent again, seconds; after the last one it is given up."""
 UNKNOWN_S: Final = 0.05
-"""Mail that was confirmed below level replicated is in the inbox a moment later, and told of so much later."""
+"""Delay of notices for mail confirmed below level replicated, seconds: it is in the inbox only a moment later."""
 ANSWER_S: Final = 2.0
-"""A relay that does not answer for so long gets another stream."""
+"""Time limit for a relay's answer, seconds; then it gets another stream."""
 MAX_RECORD_BYTES: Final = 1024
 """A larger record is not in the notice: the relay fetches it."""
 MAX_BATCH: Final = 4096
 """Notices of one batch."""
 MAX_BATCH_BYTES: Final = 512 << 10
-"""Records of one batch. Policy: further notices of it are without theirs."""
+"""Bytes of the records in one batch. Policy: further notices in it come without their records."""
 MAX_NOTICES: Final = 100_000
-"""That wait for their answer or their time. Policy: what comes beyond is counted and not told."""
+"""Entries that wait for an answer or their time. Policy: further ones are counted and not reported."""
 MAX_BYTES: Final = 16 << 20
-"""Records of these. Policy: what comes beyond is told without its record."""
+"""Bytes of their records. Policy: further entries are reported without their records."""
 MAX_GIVEN_UP: Final = 10_000
 """Inboxes whose last notice was given up. Policy: the oldest is forgotten."""
 GIVEN_UP_S: Final = 60.0
-"""So long they are remembered: by then their relay has read them."""
+"""Time for which they are remembered, seconds: by then their relay has read them."""
 
 
 @dataclass(slots=True)
@@ -50,30 +50,30 @@ class NoticeCounters:
     notices: int = 0
     """Inboxes that grew."""
     notices_sent: int = 0
-    """Repeats included."""
+    """Notices sent, repeats included."""
     notices_retried: int = 0
     notices_given_up: int = 0
     notices_overflowed: int = 0
-    """Not told: too many waited."""
+    """Entries not reported because too many waited."""
 
 
 class Notices:
-    """The core of notices to relays. `step` never raises on what relays say."""
+    """The core of notices to relays. `step` never raises on what relays send."""
 
     def __init__(self) -> None:
         self.counters = NoticeCounters()
         self._owners: Mapping[int, Sequence[int]] = {}
         self._partitions = 0
         self._turn: dict[int, ev.Notice] = {}
-        """UIN << 2 | lane → what came in this turn."""
+        """UIN << 2 | lane → entries of this turn."""
         self._later: tuple[deque[tuple[float, ev.Notice]], ...] = tuple([deque() for _ in (UNKNOWN_S, *RETRY_S)])
-        """By pause, so that each is in order of time."""
+        """Queue for each pause, so that each is in order of time."""
         self._unanswered: dict[int, dict[int, tuple[float, Sequence[ev.Notice]]]] = {}
-        """Relay → number of a batch → when it was sent, and what is in it."""
+        """Relay → number of a batch → its time of sending, and its notices."""
         self._number = 0
         self._count = self._bytes = 0
         self._given_up: dict[tuple[int, int], tuple[float, ev.Notice]] = {}
-        """(UIN, lane) → when its last notice was given up, and that notice."""
+        """(UIN, lane) → time when its last notice was given up, and that notice."""
 
         self._events: EventTable[ev.NoticesEffect] = EventTable()
         self._events.on(ev.InboxesGrew, self._on_grown)
@@ -84,18 +84,18 @@ class Notices:
         self._events.on(Tick, self._flush)
 
     def step(self, event: ev.NoticesEvent, now: float) -> list[ev.NoticesEffect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Take one event; `now` is monotonic seconds. Returns the effects, in order."""
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, monotonic seconds; `NEVER` while no notice waits."""
+        """Time at which a `Tick` is due, monotonic seconds; `NEVER` while no notice waits."""
         later = min((waiting[0][0] for waiting in self._later if waiting), default=NEVER)
         sent = [next(iter(batches.values()))[0] for batches in self._unanswered.values() if batches]
         return min(later, min(sent, default=NEVER) + ANSWER_S)
 
     @property
     def waiting(self) -> int:
-        """Notices that are not answered."""
+        """Number of entries that are not answered."""
         return self._count
 
     @property
@@ -104,7 +104,7 @@ class Notices:
         return self._bytes
 
     def _on_owners(self, event: ev.OwnersChanged, now: float, out: list[ev.NoticesEffect]) -> None:
-        """Relays that are gone are told nothing more; what was given up is told to the owners of now."""
+        """Use new owners: drop the relays that are gone, and send given-up notices to the present owners."""
         changed = (event.partitions, event.relays) != (self._partitions, self._owners)
         self._partitions, self._owners = event.partitions, event.relays
         running = {relay for found in event.relays.values() for relay in found}
@@ -118,7 +118,7 @@ class Notices:
                     self._keep(notice, 1, now)
 
     def _on_grown(self, event: ev.InboxesGrew, now: float, out: list[ev.NoticesEffect]) -> None:
-        """Told of at the end of the turn. In a cluster without relays nobody is told."""
+        """Note grown inboxes, to be reported at the end of the turn. In a cluster without relays they are dropped."""
         if not self._partitions:
             return
         turn = self._turn
@@ -160,7 +160,7 @@ class Notices:
                 self._retry(notice, now)
 
     def _flush(self, event: EndOfTurn | Tick, now: float, out: list[ev.NoticesEffect]) -> None:
-        """Say what came in this turn, and what is due again."""
+        """Send this turn's notices, and those that are due again."""
         for relay, batches in list(self._unanswered.items()):
             if batches and next(iter(batches.values()))[0] + ANSWER_S <= now:
                 self._lost(relay, now)
@@ -218,7 +218,7 @@ class Notices:
 
 
 def _batches(notices: Sequence[ev.Notice]) -> Iterator[list[ev.Notice]]:
-    """Notices of so many entries as a batch may have; one that has more than are left in it goes on in the next."""
+    """Batches of at most `MAX_BATCH` entries; a notice with more than are left in a batch continues in the next."""
     batch: list[ev.Notice] = []
     room = MAX_BATCH
     for notice in notices:

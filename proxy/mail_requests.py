@@ -1,4 +1,4 @@
-"""Requests to the leaders of Xiu and Pi: what leaves in one, what is under way, and what Xiu's answers say of it. Pure.
+"""Requests to the leaders of Xiu and Pi: their content, those in flight, and Xiu's answers to them. Pure.
 
 Source: docs/architecture.md, "A mail is sent".
 """
@@ -19,19 +19,19 @@ from proxy.mail_results import PERMANENT
 
 STORE_BYTES: Final = 256 << 10
 STORE_RECORDS: Final = 1000
-"""Of one request to a Xiu; or one batch. A store decides a request in one turn of its event loop, at some 40 µs a record."""
+"""Records of one request to a Xiu; or one batch. A store decides a request in one turn, at some 40 µs a record."""
 APPEND_ITEMS: Final = 1000
-"""Of one request to a Pi; or one part, which is at most as large as a batch."""
+"""Appends of one request to a Pi; or one part, which is at most as large as a batch."""
 MAX_REQUESTS: Final = 4
-"""To one store without an answer. Policy: what comes meanwhile waits and leaves together."""
+"""Unanswered requests to one store. Policy: later mail waits and leaves together."""
 STALL_S: Final = 10.0
-"""A store that owes an answer and says nothing for so long is left for the next leader."""
+"""Silence, seconds, after which a store that owes an answer is left for the next leader."""
 
 Waiting = TypeVar("Waiting")
 
 
 class Request(Generic[Waiting]):
-    """What went to a store and is not answered."""
+    """A request to a store that is not answered yet."""
 
     __slots__ = ("codes", "count", "found", "partitions", "remaining", "retry", "waiting")
 
@@ -44,7 +44,7 @@ class Request(Generic[Waiting]):
         self.codes: dict[int, tuple[str, str]] = {}
         self.retry: tuple[str, str] | None = None
         self.partitions = 0
-        """A Xiu refused some as another partition's, which counts by so many."""
+        """Number of partitions by the count of a Xiu that refused some records as another partition's."""
 
 
 class Link(Generic[Waiting]):
@@ -55,33 +55,33 @@ class Link(Generic[Waiting]):
     def __init__(self, store: ev.Store) -> None:
         self.store = store
         self.number = 0
-        """Of the stream that is open; 0: none is."""
+        """Number of the open stream; 0: none is open."""
         self.epoch = -1
-        """-1: nobody was asked to open one yet."""
+        """-1: no stream was requested yet."""
         self.queue: deque[Waiting] = deque()
         self.in_flight: dict[int, Request[Waiting]] = {}
-        """By the request's number, for a Xiu the position of its first record; in order."""
+        """Number of a request → the request, in order; for a Xiu, the number is the position of its first record."""
         self.next_number = 1
         self.progress_at = 0.0
         self.not_before = 0.0
         self.trouble: tuple[str, str] | None = None
         """The last refusal."""
         self.bounces = 0
-        """How often a child of this partition of Xiu refused what this one had refused, since the layout changed."""
+        """Number of times that a child of this partition of Xiu refused what this one had refused, since the layout changed."""
 
     @property
     def deadline(self) -> float:
-        """When it stalls, or when what waits may be sent again; `NEVER`: nothing to wait for."""
+        """Time at which it stalls, or at which waiting mail may be sent again; `NEVER`: nothing to wait for."""
         stalls_at = self.progress_at + STALL_S if self.in_flight else NEVER
         sends = self.number and self.queue and len(self.in_flight) < MAX_REQUESTS
         return min(stalls_at, self.not_before) if sends else stalls_at
 
     def stalls(self, now: float) -> bool:
-        """Whether it owes an answer for too long."""
+        """True if its answer is overdue."""
         return bool(self.in_flight) and now >= self.progress_at + STALL_S
 
     def sent(self, request: Request[Waiting], numbers: int, now: float) -> int:
-        """A request leaves, which takes so many numbers; returns its first one."""
+        """Note a request that leaves and takes `numbers` numbers. Returns its first number."""
         number = self.next_number
         self.next_number += numbers
         if not self.in_flight:
@@ -90,14 +90,14 @@ class Link(Generic[Waiting]):
         return number
 
     def drop(self) -> list[Request[Waiting]]:
-        """The stream is gone; what it had, in order."""
+        """Drop the stream. Returns its requests, in order."""
         lost = list(self.in_flight.values())
         self.in_flight, self.number, self.epoch = {}, 0, 0
         return lost
 
 
 def store_requests(link: Link[Batch], now: float) -> Iterator[ev.SendStore]:
-    """What leaves for a Xiu now: batches of one level together."""
+    """Build the requests that leave for a Xiu now: batches of one level together."""
     while len(link.in_flight) < MAX_REQUESTS:
         batches: list[Batch] = []
         size, count, level = 0, 0, Level.REPLICATED
@@ -118,7 +118,7 @@ def store_requests(link: Link[Batch], now: float) -> Iterator[ev.SendStore]:
 
 
 def append_requests(link: Link[Part], now: float) -> Iterator[ev.SendAppend]:
-    """What leaves for a Pi now: parts of one level together."""
+    """Build the requests that leave for a Pi now: parts of one level together."""
     while len(link.in_flight) < MAX_REQUESTS:
         parts: list[Part] = []
         items, level = 0, Level.REPLICATED
@@ -146,7 +146,7 @@ def _operation(part: Part, epoch: int) -> bytes:
 
 
 def take_runs(link: Link[Batch], runs: Sequence[ev.StoredRun]) -> list[Request[Batch]]:
-    """Note what a Xiu says of the records that are under way to it; returns the requests that are answered whole."""
+    """Note Xiu's answers for records in flight. Returns the requests that are answered completely."""
     starts = list(link.in_flight)
     current = 0
     answered: list[int] = []
@@ -166,7 +166,7 @@ def take_runs(link: Link[Batch], runs: Sequence[ev.StoredRun]) -> list[Request[B
 
 
 def _take_run(request: Request[Batch], run: ev.StoredRun, begin: int, partition: int) -> None:
-    """Note what a Xiu says of some records of a request, the first of them at index `begin`."""
+    """Note Xiu's answer for some records of a request, the first of them at index `begin`."""
     count = min(run.count, request.count - begin)
     request.remaining -= count
     if run.code:

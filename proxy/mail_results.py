@@ -1,4 +1,4 @@
-"""What Xiu and Pi refuse, for good or for now, and what a sender is told of its mail. Pure.
+"""Refusals of Xiu and Pi, permanent or temporary, and the results that a sender gets for its mail. Pure.
 
 Source: docs/architecture.md, "A mail is sent".
 """
@@ -16,11 +16,11 @@ PERMANENT: Final = frozenset({
     errors.IdReused.code, errors.IdTooOld.code, errors.IdAhead.code, errors.RecordTooLarge.code, errors.InvalidArgument.code,
     errors.ChecksumWrong.code, errors.DiskFull.code, errors.TooManyReceivers.code,
 })  # fmt: skip
-"""What a sender is told at once; everything else is tried again."""
+"""Errors reported to the sender at once; everything else is tried again."""
 NEXT_LEADER: Final = frozenset({
     errors.NotLeader.code, errors.StaleStream.code, errors.Draining.code, errors.OutcomeUnknown.code, errors.WrongPartition.code,
 })  # fmt: skip
-"""What another leader may take."""
+"""Errors after which another leader may take it."""
 STALE_WRITER: Final = -1
 INBOX_FULL: Final = -2
 DISK_FULL: Final = -10
@@ -29,7 +29,7 @@ _FULL_TEXT: Final = "the inbox is at its limit and refuses more (pi.inbox_full);
 
 
 def why_not(result: int) -> tuple[str, str]:
-    """What a sender is told of an append that Pi refused."""
+    """Error code and text for an append that Pi refused."""
     if result == INBOX_FULL:
         return errors.InboxFull.code, _FULL_TEXT
     if result == DISK_FULL:
@@ -38,7 +38,7 @@ def why_not(result: int) -> tuple[str, str]:
 
 
 def results_of_each(part: Part, results: Sequence[int], copies: int) -> list[ev.Result]:
-    """What becomes of mails with one receiver each; neighbours that were appended are one result."""
+    """Results of mails with one receiver each; adjacent appended ones are one result."""
     batch, found = part.batch, list[ev.Result]()
     positions = [batch.positions[index] for index in part.indexes]
     msg_ids = [batch.msg_ids[index] for index in part.indexes]
@@ -61,7 +61,7 @@ def results_of_each(part: Part, results: Sequence[int], copies: int) -> list[ev.
 
 
 def inboxes_grew(part: Part, results: Sequence[int]) -> ev.InboxesGrew:
-    """The inboxes that took their mail."""
+    """Inboxes that took their mail."""
     batch, indexes, uins = part.batch, part.indexes, part.uins
     if results and min(results) <= 0:
         good = [at for at, result in enumerate(results) if result > 0]

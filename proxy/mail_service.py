@@ -43,18 +43,18 @@ MAX_CLIENT_BYTES: Final = 128
 MAX_PUBLISHERS: Final = 10_000
 """Streams of publishers at one time, and as many of writers of mail. Policy: more are refused with OVERLOADED."""
 MAX_UNTOLD: Final = 16_384
-"""Results that wait for a writer that does not read them, beside those of a window. Policy: its mail is not read before it does."""
+"""Results that wait for a writer that does not read them, besides those of a window. Policy: its mail is not read until it does."""
 FINISH_TIMEOUT_S: Final = 30.0
-"""How long a writer that has said its last word is still answered."""
+"""Time for which a writer that has ended its side is still answered, seconds."""
 CONFIRM: Final = "Time from taking a writer's batch of mail until its first record is confirmed; one batch at a time is timed."
 POLL_S: Final = 0.02
-"""How often a proxy that drains looks whether all is answered."""
+"""Interval at which a draining proxy checks whether everything is answered, seconds."""
 
 Call = grpc.aio.ServicerContext[mail_pb2.MailRequest, mail_pb2.MailReply]
 
 
 class WriterStream:
-    """One writer: replies that wait, and how much of its mail is not confirmed."""
+    """One writer: replies that wait, and the amount of its mail that is not confirmed."""
 
     def __init__(self, number: int, window_bytes: int) -> None:
         self.number = number
@@ -62,21 +62,21 @@ class WriterStream:
         self._window = window_bytes
         self._reply = mail_pb2.MailReply()
         self.work = asyncio.Event()
-        """`give` has something."""
+        """Set when `give` has something."""
         self.opened = False
         self.access: Session | None = None
-        """Of a writer that has logged in; None: nobody has to."""
+        """Session of a writer that has logged in; None: nobody has to."""
         self.lent: Lent | None = None
-        """The message IDs that it may use; None: any, as nobody has to log in."""
+        """Message IDs that it may use; None: any, because nobody has to log in."""
         self.finish: Callable[[], None] = lambda: None
-        """Called when all is said of a stream that has ended."""
+        """Called when everything is written of a stream that has ended."""
         self._all_said = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self.unconfirmed = 0
 
     def room(self) -> Awaitable[object] | None:
-        """What to wait for until another batch may be taken; None: nothing."""
+        """Awaitable that ends when another batch may be taken; None: at once."""
         return None if self._room.is_set() else self._room.wait()
 
     async def finished(self) -> None:
@@ -84,7 +84,7 @@ class WriterStream:
         await self._all_said.wait()
 
     def took(self, up_to: int, size: int) -> None:
-        """The pipeline has a batch up to this position."""
+        """Note that the pipeline has a batch up to this position."""
         self._reply.taken = up_to
         self.unconfirmed += size
         if self.unconfirmed >= self._window:
@@ -113,18 +113,18 @@ class WriterStream:
         self._wake()
 
     def login_over(self, text: str) -> None:
-        """Its login has expired, or an operator ended it: what is under way is confirmed to the stream that comes next."""
+        """End the stream: its login has expired, or an operator ended it. Mail in flight is confirmed to the next stream."""
         self.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=Unavailable.code, text=text, retry_after_ms=100)))
         self.end()
 
     def end(self) -> None:
-        """What waits is said, then the stream ends."""
+        """End the stream after what waits is written."""
         self.ended = True
         self._room.set()
         self._wake()
 
     def give(self) -> mail_pb2.MailReply | None:
-        """The next reply: all that has come while the one before was written."""
+        """Next reply: everything that has come while the one before was written."""
         reply, self._reply = self._reply, mail_pb2.MailReply()
         self._look_for_room()
         if reply.ByteSize():
@@ -151,8 +151,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     Args:
         context: of the process.
-        ids: which message IDs writers may use.
-        guard: asks writers who they are; None: nobody has to log in.
+        ids: checks the message IDs of writers.
+        guard: authenticates writers; None: nobody has to log in.
     """
 
     def __init__(self, context: Context[Options], ids: MessageIDs, guard: Guard | None = None) -> None:
@@ -177,14 +177,14 @@ class MailService(mail_pb2_grpc.MailerServicer):
     # --- what the proxy's service calls
 
     def on_view(self, view: View) -> None:
-        """How many partitions there are."""
+        """Report the numbers of partitions to the core."""
         roles = view.layout.roles
         xius, pis = (view.layout.partitions(role) if role in roles else 0 for role in ("xiu", "pi"))
         next_xius, next_pis = (roles[role].next if role in roles else 0 for role in ("xiu", "pi"))
         self.runner.step(ev.StoresChanged(xius, pis, next_xius, next_pis))
 
     async def drain(self) -> None:
-        """Tell writers to use another proxy, and wait until what is under way is confirmed."""
+        """Ask writers to use another proxy, and wait until everything in flight is confirmed."""
         self._draining = True
         for stream in self._streams.values():
             stream.say(mail_pb2.MailReply(draining=True))
@@ -272,7 +272,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             stream.end()
 
     async def _batch(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
-        """A batch: looked at, paid for, and worked off in slices, each in its turn."""
+        """Take a batch: checked, charged, and processed in slices, each in its turn."""
         count, access, turn = request.count, stream.access, self._context.turn
         if len(request.more) > count:
             raise InvalidArgument(f"a batch of {count} records has further receivers of {len(request.more)}")
@@ -359,5 +359,5 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
 
 def _more(request: mail_pb2.MailRequest) -> dict[int, list[int]]:
-    """Index of a mail → its receivers beside its key; a few too many are passed on: the pipeline says so for this one alone."""
+    """Index of a mail → its further receivers; one too many is passed on, so that the pipeline refuses this mail alone."""
     return {each.index: list(each.uins[: MAX_RECEIVERS + 1]) for each in request.more}

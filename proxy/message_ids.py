@@ -1,4 +1,4 @@
-"""Which message IDs those who have logged in may use: proofs for what is lent, and the look at what is published.
+"""Message IDs that a login may use: proofs for lent numbers, and the check of published IDs.
 
 Source: docs/security.md, "IDs of messages".
 """
@@ -22,11 +22,11 @@ WRITER_TEXT: Final = (
 
 
 class MessageIDs:
-    """Proves loans, and checks the IDs of what comes.
+    """Proves loans, and checks the IDs of published messages.
 
     Args:
         cluster: whose keys prove.
-        saw: told of the first ID of each batch, where it is of a number that was lent to its publisher.
+        saw: called with the first ID of each batch, if it is of a number that was lent to its publisher.
     """
 
     def __init__(self, cluster: ClusterOptions, saw: Callable[[int], None] = lambda _id: None) -> None:
@@ -36,33 +36,33 @@ class MessageIDs:
 
     @staticmethod
     def owner(session: Session | None) -> bytes:
-        """Whom a number is lent to; empty for those who need not log in."""
+        """Owner to lend numbers to; empty for those who need not log in."""
         return owner_of(session.identity) if session is not None else b""
 
     @staticmethod
     def of(session: Session) -> Lent:
-        """What a stream may use, to begin with: nothing, but derived IDs where a service or an impersonator has logged in."""
+        """Initial rights of a stream: none, except derived IDs if a service or an impersonator has logged in."""
         return Lent(owner_of(session.identity), not session.identity.uin or session.permissions.may_impersonate)
 
     def prove(self, loan: Loan, session: Session | None) -> bytes:
-        """The proof of a loan; empty where nobody needs one."""
+        """Proof of a loan; empty if nobody needs one."""
         keys = self._newest()
         return prove(keys[0], loan, owner_of(session.identity)) if keys and session is not None and loan.until_ms else b""
 
     def show(self, lent: Lent, proofs: Sequence[bytes]) -> None:
-        """A client shows proofs."""
+        """Take proofs shown by a client."""
         if proofs:
             self.proofs_refused += lent.show(self._newest(), proofs)
 
     def _newest(self) -> tuple[bytes, ...]:
-        """The keys; those before while a folder cannot be read, as a proof is shown once to a stream."""
+        """Newest keys; the previous ones while their folder cannot be read, because a proof is shown once to a stream."""
         self._last = self._keys.newest() or self._last
         return self._last
 
     def permitted(
         self, data: bytes, count: int, session: Session, lent: Lent, more: Mapping[int, Sequence[int]] | None = None
     ) -> bytes:
-        """A batch as its publisher may publish it, see `proxy.permits.permitted`."""
+        """Return a batch as its publisher may publish it, see `proxy.permits.permitted`."""
         first = int.from_bytes(data[16:24], "little")
         if first & WORKER_MASK == lent.worker and lent.low <= first < lent.high:
             self._saw(first)
@@ -74,7 +74,7 @@ class MessageIDs:
         return data
 
     def check_writer(self, session: Session, lent: Lent, worker: int, generation: int) -> None:
-        """Raises `NotAllowed` when a writer of mail is somebody else, perhaps."""
+        """Raises `NotAllowed` if a writer of mail could be somebody else's."""
         if not lent.covers_writer(worker, generation):
             session.not_lent(1)
             raise NotAllowed(WRITER_TEXT)

@@ -1,4 +1,4 @@
-"""A proxy's streams to relays, on which they are told whose inboxes have grown. Mail that is sent waits for none of it.
+"""A proxy's streams to relays, which carry notices that inboxes have grown. Sending mail waits for none of it.
 
 Source: docs/architecture.md, "A mail is sent".
 """
@@ -25,7 +25,7 @@ from proxy import mail_events as ev
 from proxy.mail_notices import Notices
 
 MAX_WAITING: Final = 1 << 16
-"""Batches of one stream; the core bounds those that are unanswered, so there are never so many. Policy: a further one is lost."""
+"""Batches in one stream's outbox; the core bounds unanswered ones, so this is never reached. Policy: a further one is lost."""
 
 
 def batch_of(effect: ev.SendNotices) -> delivery_pb2.NoticeBatch:
@@ -66,7 +66,7 @@ class _Stream:
         try:
             with contextlib.suppress(StreamEnded):  # it was not opened
                 async with framed_or_grpc(self._owner.framed, self._node, NOTIFY, parse, self._by_grpc) as call:
-                    # What is unanswered at the end is told again, by `broken`.
+                    # Unanswered notices are reported again at the end, by `broken`.
                     await Duplex(call, self._taken, self._outbox.give, work=self._outbox.work, over=self._over).run()
         finally:
             self._over()
@@ -112,22 +112,22 @@ class NoticeLinks:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def taken(self, relay: int, reply: delivery_pb2.NoticesTaken) -> None:
-        """A relay has answered."""
+        """Pass on a relay's answer."""
         self.runner.step(ev.NoticesTaken(relay, reply.number, reply.elsewhere))
 
     def broken(self, stream: _Stream) -> None:
-        """A stream has ended."""
+        """Remove a stream that ended."""
         if self._streams.get(stream.relay) is stream:
             del self._streams[stream.relay]
             self.runner.step(ev.RelayLost(stream.relay))
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """The task of a stream."""
+        """Handle the end of a stream's task."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._crash(error)
 
     async def stop(self) -> None:
-        """End everything: what is unanswered is not told."""
+        """End everything; unanswered notices are dropped."""
         self.runner.stop()
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
         await asyncio.gather(*self._leaving, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""What relays said of messages that no device took, kept until the messages' parcels settle. Pure.
+"""Reports of relays that no device took a message, kept until the messages' parcels settle. Pure.
 
-A relay sends its notice before it acknowledges the datagram that brought the messages, so that the notice is here
-first; a notice that the network loses leaves its messages accepted.
+A relay sends its notice before it acknowledges the datagram that brought the messages, so the notice is here first; if the network
+loses a notice, its messages count as accepted.
 
 Source: docs/promises.md.
 """
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import Final
 
 MAX_NOTICED: Final = 100_000
-"""Messages that are remembered as not taken. Policy: the oldest is forgotten, and counts as accepted."""
+"""Messages remembered as not taken. Policy: the oldest is forgotten, and counts as accepted."""
 
 
 class OfflineNotices:
-    """SnowflakeIDs of messages to users who were offline, and how often each was named: a signal's copies share one."""
+    """SnowflakeIDs of messages to offline users, with the number of times each was named: a signal's copies share one."""
 
     def __init__(self) -> None:
         self._ids: dict[int, int] = {}
@@ -32,7 +32,7 @@ class OfflineNotices:
             del self._ids[next(iter(self._ids))]
 
     def take(self, records: Iterable[bytes]) -> list[bytes]:
-        """Those of a settled parcel's records that a notice named; they are forgotten here."""
+        """Take a settled parcel's records that a notice named; they are forgotten here."""
         if not self._ids:
             return []
         found: list[bytes] = []

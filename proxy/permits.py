@@ -1,7 +1,7 @@
-"""What a login may publish: each record of a batch is checked, and its sender is who has logged in. Pure.
+"""Publish permissions of a login: each record of a batch is checked, and its sender is set to the login's user. Pure.
 
-A record that may not be published gets the kind `NOT_ALLOWED` or `NOT_LENT`, which the cores refuse like any other that they do not
-take: its position fails, the others go on. The header is outside of a record's CRC, so that both changes leave the body as it is.
+A forbidden record gets the kind `NOT_ALLOWED` or `NOT_LENT`, which the cores refuse like any other unsupported kind: its position
+fails, the others go on. The header is outside of a record's CRC, so both changes leave the body unchanged.
 
 Source: docs/security.md, "What is checked where".
 """
@@ -27,10 +27,10 @@ SENDER: Final = struct.Struct("<Q")
 SENDER_AT: Final = 32
 KIND_AT: Final = 4
 NOT_ALLOWED: Final = 0
-"""No kind of a record: one that its publisher may not publish."""
+"""Kind of a record that its publisher may not publish; no real kind."""
 NOT_ALLOWED_TEXT: Final = "this login may not publish it (`pixiu acl test` says which rule decides)"
 NOT_LENT: Final = 255
-"""Likewise: one whose SnowflakeID is not of a worker number that its publisher was lent."""
+"""Kind of a record whose SnowflakeID is not of a worker number that its publisher was lent; no real kind."""
 NOT_LENT_TEXT: Final = (
     "its SnowflakeID is not of a worker number that this login was lent and has proved, or is a derived one, which "
     'only services and logins that may `impersonate` may use (docs/security.md, "IDs of messages")'
@@ -46,17 +46,17 @@ class Access(Protocol):
     """A login, as far as batches need it: `cluster.access.guard.Session`."""
 
     def allows(self, action: str, target: Target) -> bool:
-        """Whether it may do something."""
+        """True if the login may do it."""
 
 
 class Foreseeing:
-    """Notes what a batch tries, for callbacks that are asked before: `permitted(batch, count, Foreseeing(session), None)`."""
+    """Notes the actions of a batch, for callbacks that are asked first: `permitted(batch, count, Foreseeing(session), None)`."""
 
     def __init__(self, session: Session) -> None:
         self._foresee = session.foresee
 
     def allows(self, action: str, target: Target) -> bool:
-        """Note it."""
+        """Note the action, and allow it."""
         self._foresee(action, target)
         return True
 
@@ -69,12 +69,12 @@ def permitted(
     more: Mapping[int, Sequence[int]] | None = None,
     lent: Lent | None = None,
 ) -> bytes:
-    """A batch as its publisher may publish it.
+    """Return a batch as its publisher may publish it.
 
     Args:
-        data: `count` records end to end; what is malformed is left to who routes it.
-        uin: of the login, which every record's sender becomes; None: senders are left as they are.
-        more: index of a mail → its receivers beside its key.
+        data: `count` records end to end; a malformed rest is left to the core that routes it.
+        uin: of the login, set as every record's sender; None: senders are left as they are.
+        more: index of a mail → its further receivers.
         lent: the IDs that its publisher may use; None: any.
     """
     changed: bytearray | None = None
@@ -117,7 +117,7 @@ def _is_allowed(data: bytes, at: int, end: int, kind: int, flags: int, extension
     if kind == CHAT or (kind == SIGNAL and not flags & Flag.TO_ROOM):
         return access.allows(action, -key)
     if not flags & Flag.TOPIC:
-        # Rooms above belong to free topics, whose messages say which one.
+        # Rooms above this belong to free topics, whose messages name the topic.
         return key <= MAX_ROOM and access.allows(action, key)
     start = at + HEADER_SIZE + extension
     length = int.from_bytes(data[start : start + 2], "big")

@@ -1,4 +1,4 @@
-"""The `Presence` service of a proxy: asks one relay of each partition, and joins what they say.
+"""The `Presence` service of a proxy: asks one relay of each partition, and joins their answers.
 
 Source: docs/promises.md, docs/operations.md.
 """
@@ -32,9 +32,9 @@ MAX_TRIES: Final = 2
 MAX_QUERIES: Final = 100
 """Queries at one time. Policy: a further one waits for its turn."""
 MAX_OF_LOGIN: Final = 8
-"""Of these, of one login, those that wait included. Policy: a further one is refused."""
+"""Queries of one login at one time, including those that wait. Policy: a further one is refused."""
 QUERY_BYTES: Final = 40
-"""What a UIN counts in a login's quota of bytes: as a record without a body."""
+"""Bytes that a UIN counts in a login's quota, like a record without a body."""
 
 
 class PresenceService(wire_pb2_grpc.PresenceServicer):
@@ -42,7 +42,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
 
     Args:
         view: gives the newest view of the cluster.
-        guard: asks callers who they are; None: nobody has to log in.
+        guard: authenticates callers; None: nobody has to log in.
     """
 
     def __init__(self, view: Callable[[], View], guard: Guard | None = None) -> None:
@@ -50,14 +50,14 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         self._channels = Channels("relay")
         self._slots = asyncio.Semaphore(MAX_QUERIES)
         self._of_login: Counter[str] = Counter()
-        """Queries under way, by user name."""
+        """User name → queries in progress."""
 
     async def close(self) -> None:
         """Close the connections to relays."""
         await self._channels.close()
 
     async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
-        """Answer who is online."""
+        """Answer which users are online."""
         try:
             if len(request.uins) > MAX_QUERY:
                 raise InvalidArgument(f"a query names at most {MAX_QUERY} users; send several")
@@ -72,7 +72,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         return wire_pb2.PresenceReply(users=[wire_pb2.UserPresence(uin=uin, devices=found.get(uin, 0)) for uin in request.uins])
 
     async def _of(self, access: Session, uins: list[int]) -> dict[int, int]:
-        """What a login asks: UINs are paid for like messages."""
+        """Answer a login's query: UINs are charged like messages."""
         user = access.identity.user
         try:
             if self._of_login[user] >= MAX_OF_LOGIN:
@@ -115,7 +115,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
     async def _ask(self, view: View, partition: int, uins: list[int]) -> wire_pb2.PresenceReply:
         nodes: dict[int, Node] = {node.endpoint: node for node in view.replicas("relay", partition)}
         failures: list[str] = []
-        # The replica that messages to the first of the users go to, which is the one that their gateways tell first.
+        # The replica that gets messages to the first of the users, which their gateways inform first.
         for endpoint in rendezvous_order(uins[0], list(nodes))[:MAX_TRIES]:
             address = nodes[endpoint].address
             channel = self._channels.acquire(address)

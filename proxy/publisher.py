@@ -1,6 +1,6 @@
 """The gRPC side of a proxy: the `Publisher` service.
 
-One stream is one publisher. Its batches go to the core; its replies say up to which position all is resolved. A
+One stream is one publisher. Its batches go to the core; its replies report the position up to which everything is resolved. A
 publisher with more than its window unresolved is not read from.
 """
 
@@ -35,22 +35,22 @@ from proxy.worker_leases import NO_WORKER, Lender
 MAX_CLIENT_BYTES = 128
 MAX_FAILURES_A_REPLY = 1_000
 MAX_UNREAD = 1_000
-"""Failures and receipts that wait for a publisher that does not read them, beside those of one request and of what is under way.
-Policy: nothing more is read from it before it does."""
+"""Failures and receipts that wait for a publisher that does not read them, besides those of one request and of what is in flight.
+Policy: no more is read from it until it does."""
 CLUSTER_BYTES = 1_000
-"""What `Cluster` counts in a login's quota, besides as a message."""
+"""Bytes that `Cluster` counts in a login's quota, besides one message."""
 RENEW_S = 1.0
-"""A renewal that comes sooner after the one before is not answered."""
+"""Least time between two answered renewals, seconds."""
 FINISH_TIMEOUT_S = 10.0
-"""How long a publisher that has said its last word is still answered."""
+"""Time for which a publisher that has ended its side is still answered, seconds."""
 
 Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
 Enter = Callable[[Callable[[str], None]], Awaitable[Session | None]]
-"""Makes a session for a call, given what ends it. See `PublisherHost.enter`."""
+"""Makes a session for a call, given the function that ends it. See `PublisherHost.enter`."""
 
 
 class PublisherHost(Protocol):
-    """What the proxy's service offers to its publishers."""
+    """Interface of the proxy's service for its publishers."""
 
     options: Options
     lender: Lender
@@ -59,38 +59,38 @@ class PublisherHost(Protocol):
 
     @property
     def proofs(self) -> bool:
-        """Whether a gateway proves what it is; otherwise it is known by its name."""
+        """True if gateways prove their role; otherwise they are known by their names."""
 
     def admit(self, publisher: PublisherStream) -> int:
-        """A number for a new publisher. Raises `Overloaded` or `Draining`."""
+        """Number a new publisher. Raises `Overloaded` or `Draining`."""
 
     def named(self, stream: int, client: str) -> None:
-        """The publisher said its name."""
+        """Note a publisher's name."""
 
     def begins(self, stream: int, count: int, position: int) -> None:
-        """So many records of a publisher's stream have come in one request."""
+        """Note that a request with `count` records has come on a publisher's stream."""
 
     def publish(self, batch: ev.BatchPublished) -> None:
         """Take a batch of a publisher's stream, or a slice of one."""
 
     def left(self, stream: int) -> None:
-        """The publisher is gone."""
+        """Forget a publisher that is gone."""
 
     def members(self) -> wire_pb2.ClusterReply:
-        """Where the cluster's proxies and gateways are."""
+        """Addresses of the cluster's proxies and gateways."""
 
     async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
-        """Who calls; None: nobody has to say. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
+        """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
 
     def proven(self, context: Any) -> bool:
-        """Whether a gateway of this cluster calls, as it has proven."""
+        """True if the caller has proven that it is a gateway of this cluster."""
 
     def exempt(self, stream: int) -> None:
-        """A stream is a gateway's: its clients' rates are limited there."""
+        """Note that a stream belongs to a gateway, which limits its clients' rates."""
 
 
 class PublisherStream:
-    """One publisher: its window, and the reply that is being made up."""
+    """One publisher: its window, and the reply that is being built."""
 
     def __init__(self, window_bytes: int) -> None:
         self.expected = 1
@@ -101,41 +101,41 @@ class PublisherStream:
         self._up_to = 0
         self._failures: list[ev.Failure] = []
         self._beside: wire_pb2.PublishReply | None = None
-        """What is to be said besides what is resolved: one reply, however often something is."""
+        """Everything to report besides resolved positions, merged into one reply."""
         self._delivered: list[int] = []
         self._gateways: list[int] = []
-        """Of each of `_delivered`, which one delivered it."""
+        """Gateway that delivered each signal of `_delivered`."""
         self._written = 0
         self.work = asyncio.Event()
-        """`give` has something."""
+        """Set when `give` has something."""
         self._room = asyncio.Event()
         self._room.set()
         self._all_resolved = asyncio.Event()
         self._all_resolved.set()
         self.greeted = self.gateway = False
         self.renewed_s = 0.0
-        """When a renewal was answered last."""
+        """Time of the last answered renewal."""
         self.access: Session | None = None
-        """Of a publisher that has logged in; None: nobody has to, or it is a gateway."""
+        """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
         self.lent: Lent | None = None
-        """The message IDs that it may use; None: any, as nobody has to log in, or it is a gateway."""
+        """Message IDs that it may use; None: any, because nobody has to log in, or it is a gateway."""
         self.over = ""
-        """Why its login is over."""
+        """Reason why its login is over."""
         self.cut: Callable[[str], None] = lambda _text: None
         """Ends the stream now."""
 
     def login_over(self, text: str) -> None:
-        """Its login has expired, or an operator ended it."""
+        """End the stream: its login has expired, or an operator ended it."""
         self.over = text
         self.cut(text)
 
     def close(self) -> None:
-        """The publisher is gone."""
+        """Close the session of a publisher that is gone."""
         if self.access is not None:
             self.access.close()
 
     async def room(self) -> None:
-        """Wait until the window has room."""
+        """Wait until the window has space."""
         await self._room.wait()
 
     async def finished(self) -> None:
@@ -143,7 +143,7 @@ class PublisherStream:
         await self._all_resolved.wait()
 
     def took(self, last: int, size: int) -> None:
-        """A batch up to position `last` is under way."""
+        """Note that a batch up to position `last` is in flight."""
         self._sizes.append((last, size))
         self._unresolved += size
         self._all_resolved.clear()
@@ -162,7 +162,7 @@ class PublisherStream:
         self.work.set()
 
     def say(self, reply: wire_pb2.PublishReply) -> None:
-        """Send something besides what is resolved."""
+        """Queue something besides resolved positions."""
         self._all_resolved.clear()
         if self._beside is None:
             self._beside = reply
@@ -171,17 +171,17 @@ class PublisherStream:
         self.work.set()
 
     def delivered(self, signals: list[int], gateway: int) -> None:
-        """A gateway delivered these of its signals."""
+        """Queue a report that a gateway delivered these of its signals."""
         self._delivered += signals
         self._gateways += [gateway] * len(signals)
         self.work.set()
 
     def reads_on(self) -> bool:
-        """Whether what waits for the publisher leaves room for more."""
+        """True while there is space for more failures and receipts."""
         return len(self._failures) + len(self._delivered) < MAX_UNREAD
 
     def give(self) -> wire_pb2.PublishReply | None:
-        """The next reply; what comes while one is being written is joined."""
+        """Next reply; everything that comes while one is being written is joined."""
         if self._beside is not None:
             beside, self._beside = self._beside, None
             return beside
@@ -206,17 +206,17 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """The gRPC service `pixiu.v1.Publisher`, at one of a proxy's doors."""
+    """The gRPC service `pixiu.v1.Publisher`, on one of a proxy's ports."""
 
     def __init__(self, host: PublisherHost, *, of_cluster: bool) -> None:
         self._host = host
         self._of_cluster = of_cluster
-        """Whether it is at the cluster's door: at that of clients nobody is a gateway by his name."""
+        """True on the cluster's port: on that of clients nobody counts as a gateway by name."""
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
     ) -> wire_pb2.ClusterReply:
-        """Where the cluster's proxies and gateways are."""
+        """Answer with the addresses of the cluster's proxies and gateways."""
         try:
             access = None if self._host.proven(context) else await self._host.enter(context, lambda _: None)
         except PixiuError as error:
@@ -236,13 +236,13 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         await self._publish(GrpcHandler(context), self._host.proven(context), lambda end: self._host.enter(context, end))
 
     async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
-        """Serve one gateway's stream, over frames: its hello has proved what it is, where there is something to prove it by."""
+        """Serve one gateway's stream, over frames: its hello has proved its role, if there are keys to prove it."""
         await self._publish(handler, self._host.proofs, None)
 
     async def _publish(
         self, handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest], gateway: bool, enter: Enter | None
     ) -> None:
-        """`enter`: logs in who is not proven to be a gateway; None: nobody has to."""
+        """`enter`: logs in a caller that is not proven to be a gateway; None: nobody has to log in."""
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
         publisher.gateway = gateway
         try:
@@ -288,7 +288,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             await self._batch(number, publisher, request)
 
     async def _batch(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
-        """A batch: looked at, paid for, and worked off in slices, each in its turn."""
+        """Take a batch: checked, charged, and processed in slices, each in its turn."""
         data, count, access = request.batch, request.count, publisher.access
         if request.position != publisher.expected:
             raise InvalidArgument(f"positions must be consecutive: {publisher.expected} was expected, {request.position} came")

@@ -1,7 +1,7 @@
-"""What publishers and rooms may send through one proxy: token buckets at the edge. Pure.
+"""Rate limits of publishers and rooms at one proxy: token buckets at the edge. Pure.
 
-A publisher's batch is taken or refused whole; a room's records in a batch are taken or refused together. Who is refused
-is told when to try again. What a limit of 0 says is not even counted.
+A publisher's batch is taken or refused whole; a room's records in a batch are taken or refused together. A refusal has a
+retry-after. With a limit of 0 nothing is even counted.
 
 Source: docs/promises.md, "Failure rules" 4.
 """
@@ -19,7 +19,7 @@ MAX_METERED_ROOMS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The limits; 0 is none."""
+    """Limits; 0 is none."""
 
     publisher_messages_per_s: float = 0
     publisher_bytes_per_s: float = 0
@@ -29,7 +29,7 @@ class Rates:
 
     @property
     def any(self) -> bool:
-        """Whether there is any limit."""
+        """True if there is any limit."""
         return any((self.publisher_messages_per_s, self.publisher_bytes_per_s, self.room_messages_per_s, self.room_bytes_per_s))
 
 
@@ -44,24 +44,24 @@ class PublisherRates:
             self._rooms = Meters(rates.room_messages_per_s, rates.room_bytes_per_s, rates.burst_s, MAX_METERED_ROOMS)
 
     def opened(self, stream: int, now: float) -> None:
-        """A publisher is there."""
+        """Add a publisher."""
         rates = self._rates
         if rates.publisher_messages_per_s or rates.publisher_bytes_per_s:
             self._publishers[stream] = Meter(rates.publisher_messages_per_s, rates.publisher_bytes_per_s, rates.burst_s, now)
 
     def closed(self, stream: int) -> None:
-        """A publisher is gone, or is not limited here."""
+        """Remove a publisher that is gone, or is not limited here."""
         self._publishers.pop(stream, None)
 
     def publisher(self, stream: int, count: int, size: int, now: float) -> float:
-        """A publisher's batch. 0 when it may pass, else the seconds until the next one may."""
+        """Charge a publisher's batch. Returns 0 if it may pass, else the seconds until the next one may."""
         meter = self._publishers.get(stream)
         return meter.take(count, size, now) if meter is not None else 0.0
 
     def rooms(self, data: bytes, start: int, end: int, count: int, now: float) -> dict[int, float]:
-        """The rooms of a batch that are over their rate, and the seconds that each has to wait.
+        """Charge a batch to its rooms. Returns those that exceed their rate, with the seconds that each must wait.
 
-        A malformed batch is charged for what can be read of it; who routes it finds the fault.
+        A malformed batch is charged for what can be read of it; the core that routes it finds the fault.
         """
         if self._rooms is None:
             return {}

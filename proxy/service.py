@@ -48,7 +48,7 @@ from registry.leases import WORKERS_TO_LEND, WorkerLeases
 DRAIN_POLL_S = 0.05
 PUBLISH = "Time from taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
 MAX_BROKERS_SHOWN = 256
-"""Brokers whose weight is a metric each, the oldest ones."""
+"""Most brokers with a metric for their weight; the oldest ones have it."""
 
 
 def _sampler(cluster: ClusterOptions) -> Sampler | None:
@@ -79,7 +79,7 @@ class Service(RoleShell):
         options, cluster = context.options, context.cluster
         self._sampler = _sampler(cluster)
         self._traced_before = 0
-        """By samplers of other fractions."""
+        """Messages marked by earlier samplers with other fractions."""
         self._core = Core(
             max_record_bytes=context.cluster.max_record_bytes,
             barrier_ms=context.cluster.push_back_ms,
@@ -96,14 +96,14 @@ class Service(RoleShell):
         self._records.send_by(context.links)
         self._records.effects.on(ev.Reply, self._reply)
         self._records.effects.on(ev.Delivered, self._delivered)
-        # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
+        # Gateways drop a SnowflakeID that they have seen: clusters that share gateways share the worker numbers too.
         holder = f"proxy-{context.endpoint_id:016x}"
         self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
         self.lender = Lender(self._acquire_worker, self._held_until_ms, options.max_lent_workers, options.login_lent_workers)
         self.ids = MessageIDs(cluster, self.lender.saw)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
-        """What publishers say they are called, until the registry says that they are gateways."""
+        """Stream → name that its publisher claims, until the registry shows that it is a gateway."""
         self._numbers = itertools.count(1)
         self._members: tuple[View, wire_pb2.ClusterReply] | None = None
         self._draining = False
@@ -133,7 +133,7 @@ class Service(RoleShell):
         self._records.step(ev.LimitsChanged(_rates(options), options.big_room_vrooms_per_s, self._sampler))
 
     async def start(self) -> None:
-        """Nothing to wait for: a proxy without brokers refuses with a clear error."""
+        """Start without waiting: a proxy without brokers refuses with a clear error."""
         self._leases.start()
         if self._guard is not None:
             self._guard.start()
@@ -142,7 +142,7 @@ class Service(RoleShell):
             self.every(self._context.cluster.heartbeat_interval_ms / 1000, self._measure)
 
     async def drain(self) -> None:
-        """Tell publishers to use another proxy, and wait until what is under way is resolved."""
+        """Ask publishers to use another proxy, and wait until everything in flight is resolved."""
         self._draining = True
         for publisher in self._publishers.values():
             publisher.say(wire_pb2.PublishReply(draining=True))
@@ -151,7 +151,7 @@ class Service(RoleShell):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
-        """Give the worker numbers back, as far as they were not lent on."""
+        """Stop everything, and give back the worker numbers that are not lent on."""
         self.stop_runners()
         await self.cancel_tasks()
         await self._presence.close()
@@ -164,7 +164,7 @@ class Service(RoleShell):
             await self._leases.release(worker, free_from_ms - 1)
 
     def health(self) -> dict[str, object]:
-        """Publishers and what is under way."""
+        """Numbers of publishers, parcels in flight and lent worker numbers."""
         return {"publishers": len(self._publishers), "under_way": self._core.under_way, "lent_workers": self.lender.lent}
 
     def on_view(self, view: View) -> None:
@@ -178,11 +178,11 @@ class Service(RoleShell):
     # What the links call.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """A gateway's clients published."""
+        """Take a batch that a gateway's clients published."""
         return self._records.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """A gateway delivered signals; a relay names messages that nobody took; a broker or relay knows a newer layout."""
+        """Take control messages: a gateway's delivered signals, a relay's untaken messages, a broker's or relay's newer layout."""
         signals: list[int] = []
         offline: list[int] = []
         try:
@@ -203,17 +203,17 @@ class Service(RoleShell):
         return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Brokers and relays handled parcels, or lost them."""
+        """Note parcels that brokers and relays handled, or lost."""
         self._records.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A broker or a relay is doubted, dead, or back."""
+        """Note that a broker or a relay is doubted, dead, or back."""
         self._replicas_changed()
 
     # What the publishers' service calls.
 
     def admit(self, publisher: PublisherStream) -> int:
-        """A number for a new publisher. Raises `Overloaded` or `Draining`."""
+        """Number a new publisher. Raises `Overloaded` or `Draining`."""
         if self._draining:
             raise Draining("this proxy is draining; use another one")
         if len(self._publishers) >= MAX_PUBLISHERS:
@@ -224,26 +224,26 @@ class Service(RoleShell):
         return number
 
     def named(self, stream: int, client: str) -> None:
-        """A publisher said its name. A gateway of the cluster is told by it, and limits its clients itself."""
+        """Note a publisher's name. It identifies a gateway of the cluster, which limits its clients itself."""
         if self.proofs:
             return  # gateways have a proof, and a name is none
         self._names[stream] = client
         self._exempt_gateways(self._context.view)
 
     async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
-        """Who calls; None: nobody has to say. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
+        """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
         return await enter(self._guard, context, "", end)
 
     def proven(self, context: Any) -> bool:
-        """Whether a gateway of this cluster calls, as it has proven by a key of the cluster."""
+        """True if the caller has proven, by a key of the cluster, that it is a gateway of this cluster."""
         return self._process_proofs.is_process(context, "gateway")
 
     def exempt(self, stream: int) -> None:
-        """A stream is a gateway's: its clients' rates are limited there."""
+        """Note that a stream belongs to a gateway, which limits its clients' rates."""
         self._records.step(ev.PublisherExempted(stream))
 
     def begins(self, stream: int, count: int, position: int) -> None:
-        """So many records of a publisher's stream have come in one request."""
+        """Note that a request with `count` records has come on a publisher's stream."""
         self._batch_records.add(count)
         self._resolving.begin((stream, position + count - 1), self._context.now())
 
@@ -252,7 +252,7 @@ class Service(RoleShell):
         self._records.step(batch)
 
     def left(self, stream: int) -> None:
-        """The publisher is gone."""
+        """Forget a publisher that is gone."""
         self._publishers.pop(stream, None)
         self._names.pop(stream, None)
         if self._resolving.mark is not None and self._resolving.mark[0] == stream:
@@ -260,7 +260,7 @@ class Service(RoleShell):
         self._records.step(ev.PublisherClosed(stream))
 
     def members(self) -> wire_pb2.ClusterReply:
-        """Where the cluster's proxies and gateways are. Made once for each view: the clients of a proxy that died ask together."""
+        """Addresses of the cluster's proxies and gateways. Built once for each view: the clients of a dead proxy ask together."""
         view = self._context.view
         if self._members is None or self._members[0] is not view:
             self._members = view, self._members_of(view)
@@ -319,7 +319,7 @@ class Service(RoleShell):
         return tuple(replicas)
 
     def _owners(self, relays: int) -> dict[int, tuple[EndpointID, ...]]:
-        """Partition → the relays among which the owner of each of its users is chosen, as relays do it themselves."""
+        """Partition → relays among which the owner of each of its users is chosen, by the same rule as in the relays."""
         running, links = self._context.view.running("relay"), self._context.links
         live = [node for node in running if links.state(node.endpoint) is not PeerState.DEAD]
         return {
@@ -327,7 +327,7 @@ class Service(RoleShell):
         }
 
     def _measure(self) -> None:
-        """Once in a heartbeat interval: let brokers that answer late or seldom have fewer rooms."""
+        """Adjust weights once per heartbeat interval: brokers that answer late or seldom get fewer rooms."""
         partitions: dict[int, dict[EndpointID, Quality]] = {}
         for node in self._context.view.running("broker"):
             quality = self._context.links.quality(node.endpoint)

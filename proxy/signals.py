@@ -1,11 +1,11 @@
-"""Signals in a proxy: which replica a copy goes to, and which publisher waits to hear of its delivery. Pure.
+"""Signals in a proxy: the replica for each copy, and the publishers that wait for reports of delivery. Pure.
 
     publisher ── copy 0 ──▶ proxy A ──▶ 1st replica in the SnowflakeID's order ──▶ gateways
               ── copy 1 ──▶ proxy B ──▶ 2nd                                    ──▶ gateways
               ── copy 2 ──▶ proxy C ──▶ 3rd                                    ──▶ gateways
 
-The loss of one process or one datagram then takes one copy. Signals have no order, so they neither wait for a change of
-routes nor does the change wait for them.
+The loss of one process or one datagram then takes one copy. Signals have no order, so they do not wait for a change of routes, and
+the change does not wait for them.
 
 Source: PiXiu §4; docs/architecture.md, "A signal to a room". Departs from PiXiu §4 step 2 (a random broker) because other
 partitions do not know the room, and random picks coincide.
@@ -20,14 +20,14 @@ from pixiu.placement.partition import rendezvous_order
 from proxy import events as ev
 
 AWAITED_GENERATION: Final = 32_768
-"""Signals with receipts before a new generation begins; the last one or two are remembered, the oldest go first. Their senders
-repeat for 0.8 s."""
+"""Signals with receipts before a new generation begins; the last one or two generations are remembered, the oldest go first. Their
+senders repeat for 0.8 s."""
 
 
 def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> int:
-    """The endpoint that gets a signal's copy: the copy-th in the rendezvous order of its SnowflakeID, usable ones first.
+    """Endpoint that gets a signal's copy: the copy-th in the rendezvous order of its SnowflakeID, usable ones first.
 
-    With fewer replicas than copies some get several. Raises ZeroDivisionError on no replicas.
+    With fewer replicas than copies some get several. Raises ZeroDivisionError if there are no replicas.
     """
     usable = [replica.endpoint for replica in replicas if replica.usable]
     doubted = [replica.endpoint for replica in replicas if not replica.usable]
@@ -36,27 +36,26 @@ def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> i
 
 
 class AwaitedSignals:
-    """Which stream wants to hear of a signal's delivery, by its SnowflakeID, and of which gateways it has heard."""
+    """Signals whose delivery a stream waits for, by SnowflakeID, with the gateways already reported to it."""
 
     def __init__(self, generation: int = AWAITED_GENERATION) -> None:
         self._generation = generation
         self._streams: dict[int, tuple[int, ...]] = {}
-        """The stream, then the gateways that it was told of."""
+        """SnowflakeID → the stream, then the gateways reported to it."""
         self._before: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._streams) + len(self._before)
 
     def wait(self, signal: int, stream: int) -> None:
-        """A publisher waits. One that asks again, on whatever stream, is answered on the newest, of every gateway again."""
+        """Note that a publisher waits. If it asks again, on any stream, it is answered on the newest, for every gateway again."""
         if len(self._streams) >= self._generation:
             self._before, self._streams = self._streams, {}
         self._before.pop(signal, None)
         self._streams[signal] = (stream,)
 
     def delivered(self, signals: Iterable[int], gateway: int) -> dict[int, list[int]]:
-        """What to tell each stream of these signals, that a gateway delivered. Each is told once for each gateway; what nobody
-        waits for is left out."""
+        """Reports to each stream that a gateway delivered these signals, once for each gateway, and only if it waits for them."""
         told: dict[int, list[int]] = {}
         for signal in signals:
             generation = self._streams if signal in self._streams else self._before

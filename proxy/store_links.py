@@ -1,4 +1,4 @@
-"""A proxy's streams to the leaders of Xiu and Pi, as its mail core names them: each stream by a number of its own.
+"""A proxy's streams to the leaders of Xiu and Pi, as its mail core names them: each stream has its own number.
 
 Source: docs/links.md, docs/architecture.md, "A mail is sent".
 """
@@ -25,8 +25,8 @@ class StoreLink:
         view: gives the newest view of the cluster.
         channels: gRPC channels by address.
         numbers: gives a new number for each stream.
-        take: called with what happens.
-        crash: called with an error that is a bug here: without its link a partition would get no mail, and nobody know why.
+        take: called with each event.
+        crash: called with an error that is a bug here: without its link a partition would get no mail, and nobody would know why.
         framed: opens framed streams; None: gRPC carries all.
     """
 
@@ -50,7 +50,7 @@ class StoreLink:
         )  # fmt: skip
 
     def send(self, effect: ev.SendStore | ev.SendAppend) -> None:
-        """A request of the stream that is open."""
+        """Send a request, if its stream is the open one."""
         if effect.link != self._number:
             return
         if isinstance(effect, ev.SendStore):
@@ -65,17 +65,17 @@ class StoreLink:
             self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=wanted))
 
     def leave(self, number: int, *, again: bool = False) -> None:
-        """End a stream; the next one is opened by itself, `again`: to the same replica."""
+        """End a stream; the next one is opened automatically. `again`: to the same replica."""
         if number == self._number:
             self._number = 0
             self._stream.leave(again=again)
 
     def hurry(self) -> None:
-        """A stream that is not open is wanted now."""
+        """Open the stream now if it is not open."""
         self._stream.hurry()
 
     async def close(self) -> None:
-        """End the stream, and open no other."""
+        """End the stream for good."""
         await self._stream.close()
 
     def _up(self, epoch: int) -> None:

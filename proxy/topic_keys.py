@@ -1,4 +1,4 @@
-"""Records of free topics get the room that the cluster's rules say: publishers know the first level alone. Pure.
+"""Rooms of free topics: records get the room that the cluster's rules name; publishers know the first level alone. Pure.
 
 The key is in the header, outside of a record's CRC.
 
@@ -24,7 +24,7 @@ assert HEAD.size == KEY_END
 
 
 def with_rooms(data: bytes, start: int, end: int, count: int, rooms: TopicRooms) -> bytes:
-    """A batch whose records of free topics have the rooms that carry them; what is malformed is left to who routes it.
+    """Set the rooms of records of free topics in a batch; a malformed rest is left to the core that routes it.
 
     Args:
         data: `count` records end to end, from `start` to `end`; the result has them at the same places.

@@ -1,13 +1,13 @@
 """Lending SnowflakeID worker numbers to publishers that have no registry of their own.
 
-The proxy holds numbers by leases of its own and lends each for a short time. A number that comes back with the last
-time used is lent again from there, where clients log in only to the same login: the proof of the loan that is over would serve for
-IDs of the next one's time. One that does not come back, or goes to another login, rests until its loan is over.
+The proxy leases numbers itself and lends each for a short time. A number that comes back with the last time used is lent again from
+that time on; where clients log in, only to the same login, because the proof of the old loan would also be valid for IDs of the
+next one's time. A number that does not come back, or goes to another login, rests until its loan is over.
 
-One login has a share of the numbers, those that rest for it included: opening and breaking streams takes no more. Beyond the share
-it gets again what it did not give back, for times after now and after the last that its streams were seen to use. Two programs of
-one login that have more than the share, of which one goes on by another proxy with a number that it broke off from here, could make
-the same ID: each repeats at most the other's.
+One login has a share of the numbers, including those that rest for it: opening and breaking streams takes no more. Beyond the share
+it gets again what it did not give back, for times after now and after the last that its streams were seen to use. If two programs
+of one login hold more than the share, and one continues by another proxy with a number whose stream it broke off here, they could
+make the same ID: each repeats at most the other's.
 
 Source: docs/identifiers.md.
 """
@@ -26,12 +26,12 @@ from pixiu.ids import SNOWFLAKE_EPOCH_MS, SNOWFLAKE_SEQUENCE_BITS
 LOAN_MS = 600_000
 """A loan's length; a publisher renews it in time."""
 NO_LOAN = Loan(0, 0, 0)
-"""One that is over."""
+"""A loan that is over."""
 NO_WORKER = -1
 SILENT_MS = 5_000
-"""A number that was not given back and was in use so lately may be in use still."""
+"""A number that was not given back may still be in use if it was used within this time."""
 APART_MS = 1_000
-"""Between the times that are known to have been used and those of a number that is lent again."""
+"""Gap between the times known to be used and those of a number that is lent again."""
 
 
 @dataclass(slots=True)
@@ -41,14 +41,14 @@ class _Lent:
 
 
 class _Resting(NamedTuple):
-    """A number that is not on loan: the first millisecond that its last owner may use, and that anybody may."""
+    """A number that is not on loan: the first millisecond that its last owner may use, and the first that anybody may use."""
 
     own_from_ms: int
     from_ms: int
     worker: int
     owner: bytes
     began_ms: int
-    """Of the loan that is over."""
+    """Start of the loan that is over."""
 
 
 class Lender:
@@ -56,9 +56,9 @@ class Lender:
 
     Args:
         acquire: takes one more number from the registry: (worker, from_ms, until_ms).
-        until: until when the proxy itself holds a number, Unix milliseconds.
+        until: Unix milliseconds until which the proxy itself holds a number.
         limit: numbers lent at one time.
-        share: of them to one login.
+        share: the part of them for one login.
     """
 
     def __init__(
@@ -68,32 +68,32 @@ class Lender:
         self._until = until
         self._limit, self._share = limit, share
         self._acquiring: Counter[bytes] = Counter()
-        """By login: numbers that are being taken from the registry for it."""
+        """Login → numbers that are being taken from the registry for it."""
         self._seen_ms: dict[int, int] = {}
-        """Number → the highest time in an ID of it that was seen; of those that are lent or rest for a login."""
+        """Number → highest time seen in an ID of it; for numbers that are lent or rest for a login."""
         self._lent: dict[int, _Lent] = {}
         self._resting: list[_Resting] = []
-        """At most as many as the proxy may hold (`registry.leases.MAX_LEASES`)."""
+        """At most the number that the proxy may hold (`registry.leases.MAX_LEASES`)."""
 
     @property
     def lent(self) -> int:
-        """Numbers on loan now."""
+        """Number of worker numbers on loan now."""
         return len(self._lent)
 
     def resting(self) -> list[tuple[int, int]]:
-        """Numbers that are not on loan: (worker, the first millisecond that anybody may use)."""
+        """Numbers that are not on loan: (worker, first millisecond that anybody may use)."""
         return [(one.worker, one.from_ms) for one in self._resting]
 
     def saw(self, snowflake: int) -> None:
-        """A login used this ID, of a number that it was lent, here or elsewhere."""
+        """Note an ID that a login used, of a number that it was lent, here or elsewhere."""
         worker = (snowflake & WORKER_MASK) >> SNOWFLAKE_SEQUENCE_BITS
         used_ms = (snowflake >> TIME_SHIFT) + SNOWFLAKE_EPOCH_MS
         if used_ms > self._seen_ms.get(worker, used_ms):
             self._seen_ms[worker] = used_ms
 
     async def lend(self, now_ms: int, owner: bytes = b"", returned: int = NO_WORKER) -> Loan:
-        """A number for a new publisher. `owner`: its login; empty where nobody has to log in, who are then one. `returned`: the
-        number that it had before, and may be using still.
+        """Lend a number to a new publisher. `owner`: its login; empty where nobody has to log in, and all count as one login.
+        `returned`: the number that it had before, and may still be using.
 
         Raises `Overloaded` at a limit, and what `acquire` raises.
         """
@@ -120,9 +120,9 @@ class Lender:
         return self._loan(worker, from_ms, now_ms, owner)
 
     def _again(self, now_ms: int, owner: bytes, returned: int) -> Loan | None:
-        """What a login had and did not give back: the number that its publisher names, or at its share any. None: a further one.
+        """Lend a login a number that rests for it: the one that its publisher names, one given back or, at its share, a silent one.
 
-        Raises `Overloaded` when it has its share, all in use.
+        Returns None if it may get a further number. Raises `Overloaded` if the login has its share, all in use.
         """
         mine = [one for one in self._resting if one.owner == owner and one.from_ms > now_ms]
         usable = [one for one in mine if self._until(one.worker) > now_ms + APART_MS]
@@ -149,12 +149,12 @@ class Lender:
         return self._loan(one.worker, from_ms, now_ms, one.owner)
 
     def renew(self, worker: int, now_ms: int) -> Loan:
-        """Extend a loan. A number that is not on loan gives a loan that is over."""
+        """Extend a loan. A number that is not on loan gives an ended loan."""
         held = self._lent.get(worker)
         return NO_LOAN if held is None else self._loan(worker, held.loan.from_ms, now_ms, held.owner)
 
     def give_back(self, worker: int, last_used_ms: int) -> None:
-        """A publisher is gone; `last_used_ms` is 0 when it did not say what it used."""
+        """Take a number back from a publisher that is gone; `last_used_ms` is 0 if it did not report its last use."""
         held = self._lent.pop(worker, None)
         if held is not None:
             until_ms = held.loan.until_ms

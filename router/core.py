@@ -1,4 +1,4 @@
-"""The router's core: who is in which room, said by gateways, kept equal with its peers, handed to brokers.
+"""The router's core: room membership reported by gateways, kept equal with its peers, and sent to brokers.
 
 All of it is `cluster.membership.replica_core`, over `cluster.membership.lww_map.LwwMap`.
 
@@ -13,7 +13,7 @@ from cluster.membership.replica_core import ReplicaCore
 
 
 class Core(ReplicaCore):
-    """Decides; arguments as `ReplicaCore` has them. `step` never raises on what comes from the network."""
+    """Decides; takes the arguments of `ReplicaCore`. `step` never raises on what comes from the network."""
 
     ROLE: ClassVar[str] = "router"
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("broker", "router")
