@@ -1,4 +1,4 @@
-"""Values of the store kept while they are used: two generations. Pure."""
+"""A cache for values of the store, in two generations. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Value = TypeVar("Value")
 
 
 class Cache(Generic[Value]):
-    """A cache of at most `size` values. When the young generation is full it replaces the old one.
+    """A cache of at most `size` values. When the young generation is full, it replaces the old one.
 
-    `young` may be read as a dict on a hot path; it is another one after every `put`.
+    `young` may be read as a dict on a hot path; every `put` may replace it.
     """
 
     def __init__(self, size: int) -> None:
@@ -22,7 +22,7 @@ class Cache(Generic[Value]):
         return len(self.young) + len(self._old)
 
     def get(self, key: int) -> Value | None:
-        """A value, if it is kept."""
+        """Return a value, or None if it is not cached."""
         found = self.young.get(key)
         return found if found is not None else self._old.get(key)
 
@@ -34,6 +34,6 @@ class Cache(Generic[Value]):
         self._old.pop(key, None)
 
     def drop(self, key: int) -> None:
-        """Forget a value."""
+        """Remove a value."""
         self.young.pop(key, None)
         self._old.pop(key, None)

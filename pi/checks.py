@@ -1,6 +1,6 @@
-"""What a leader refuses of its callers' operations, looked at where they lie. Pure.
+"""Checks of a leader on its callers' operations, which it refuses or passes on. Pure.
 
-Nothing is decoded: numbers are unpacked a body at a time, and what passes goes into the log as the bytes that came.
+Operations are not decoded: numbers are unpacked a body at a time, and valid bytes go into the log as they came.
 
 Source: docs/pi.md, "Modules".
 """
@@ -29,10 +29,10 @@ from pixiu.wire.inbox_operations import (
 )
 
 Span = tuple[int, int, int]
-"""(number, where the body begins, where it ends): see `pixiu.wire.inbox_operations.spans`."""
+"""(number, begin of the body, end of the body): see `pixiu.wire.inbox_operations.spans`."""
 _APPENDS, _FANOUT, _ADD_DEVICE = int(Op.APPENDS), int(Op.FANOUT), int(Op.ADD_DEVICE)
 _LEADERS: Final = (int(Op.CLOCK), int(Op.GIVE_UP))
-"""What only a leader puts into the log."""
+"""Operations that only a leader may put into the log."""
 _USERS: Final = {
     int(op): struct.Struct(f"<Q{form.size - U64.size}x")
     for op, form in (
@@ -40,16 +40,16 @@ _USERS: Final = {
         (Op.DELETES, DELETE),
     )
 }  # fmt: skip
-"""Items that begin with a UIN: reads that alone."""
+"""Items that begin with a UIN: the formats read only that."""
 
 
 def writers_of(payload: bytes, found: Sequence[Span]) -> list[Writer]:
-    """The writers of all appends and fan-outs. Raises MalformedData."""
+    """Return the writers of all appends and fan-outs. Raises MalformedData."""
     return [writer_at(payload, begin) for op, begin, _ in found if op in (_APPENDS, _FANOUT)]
 
 
 def appends_of(payload: bytes, found: Sequence[Span]) -> list[tuple[int, int]] | None:
-    """(MsgID, UIN) of each append, in the order of their results; None where there are other operations."""
+    """(MsgID, UIN) of each append, in the order of their results; None if there are other operations."""
     pairs: list[tuple[int, int]] = []
     for op, begin, end in found:
         begin += WRITER.size
@@ -64,17 +64,17 @@ def appends_of(payload: bytes, found: Sequence[Span]) -> list[tuple[int, int]] |
 
 
 NOBODY: Final = -1
-"""Instead of a partition: one that serves no user."""
+"""Stands for a partition in a replica that serves no user."""
 
 
 def check(payload: bytes, found: Sequence[Span], partition: int, partitions: int) -> int:
-    """How many appends to one inbox a caller's operations ask for.
+    """Check a caller's operations; return the number of appends to inboxes that they contain.
 
     Args:
         payload: the operations.
         found: where each one is.
         partition: this replica's; `NOBODY`: it serves no user.
-        partitions: of Pi; 0 while that is not known: then any user is served.
+        partitions: number of Pi's partitions; 0 while it is not known: then any user is served.
 
     Raises WrongPartition, InvalidArgument, TooManyReceivers.
     """
@@ -106,7 +106,7 @@ def _numbers(payload: bytes, begin: int, count: int) -> tuple[int, ...]:
 
 
 def check_users(uins: Sequence[int], partition: int, partitions: int) -> None:
-    """Raises WrongPartition, InvalidArgument for the first user that this partition does not serve."""
+    """Raise WrongPartition or InvalidArgument for the first user that this partition does not serve."""
     if not uins:
         return
     n = partitions or 1

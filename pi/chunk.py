@@ -1,12 +1,13 @@
-"""A chunk: up to 32 entries of an inbox in one value, and where a search through older ones may end. Pure.
+"""A chunk: up to 32 entries of an inbox in one value, with bounds for searches in older chunks. Pure.
 
     1 … 32 │ 33 … 64 │ 65 … 96 │ 97 … last           chunks begin at fixed InboxSeqs
-      gone │  ▲ base                                    what is up to the base is in none
+      gone │  ▲ base                                    entries up to the base are in none
 
     skipped u8 | n u8 | n × (Xiu partition u8 | before u64) | entries × (MsgID u64 | appended at u32)      little-endian
 
-`skipped` of its InboxSeqs are gone. `before`: every MsgID of that partition in older chunks has a counter below it. Who looks for
-a MsgID begins with the newest chunk and ends where it cannot be in older ones; where nothing is said of a partition it goes on.
+The first `skipped` InboxSeqs of a chunk are deleted. `before`: every MsgID of that partition in older chunks has a lower counter. A
+search for a MsgID begins in the newest chunk and ends where `before` excludes older ones; without a bound for its partition it goes
+on.
 
 Source: docs/decisions/0283-inboxes-are-stored-in-chunks.md.
 """
@@ -27,31 +28,31 @@ _HEAD: Final = struct.Struct("<BB")
 _BEFORE: Final = struct.Struct("<BQ")
 _MSG_ID: Final = struct.Struct("<Q")
 _NO_CRC: Final = 0xFFFF_FFFF
-"""Makes a wrong CRC of a right one."""
+"""Turns a correct CRC into a wrong one."""
 
 
 class Chunk:
-    """Entries of an inbox from `first` on. One whose value is broken, or missing, takes further ones and gives none: it stays
-    broken wherever it is written, and appends to its inbox go on."""
+    """Entries of an inbox from `first` on. A chunk whose value is broken or missing accepts further entries, so that appends to its
+    inbox go on, but returns none. It stays broken wherever it is written."""
 
     __slots__ = ("before", "changed", "damage", "entries", "first", "key")
 
     def __init__(self, first: int) -> None:
         self.first = first
-        """InboxSeq of the first entry that is in it."""
+        """InboxSeq of the first entry in it."""
         self.entries = bytearray()
         self.before: dict[int, int] = {}
-        """By Xiu partition."""
+        """Xiu partition → lower bound; see the module."""
         self.changed = False
-        """It is to be stored again."""
+        """True if it must be stored again."""
         self.damage = ""
-        """Why nothing can be read; empty: it can."""
+        """Why the chunk cannot be read; empty: it can."""
         self.key = b""
-        """Of one whose value is broken, or missing."""
+        """Key of a chunk whose value is broken or missing."""
 
     @property
     def number(self) -> int:
-        """Which one of its inbox."""
+        """Number of the chunk in its inbox."""
         return (self.first - 1) // CHUNK_ENTRIES
 
     @property
@@ -60,7 +61,7 @@ class Chunk:
         return self.first + len(self.entries) // ENTRY_BYTES - 1
 
     def encode(self, key: bytes) -> bytes:
-        """Encode as stored, with the CRC; what was broken with a wrong one."""
+        """Encode as stored, with the CRC; a broken chunk gets a wrong one."""
         if self.damage:
             return bytes(self.entries) + CRC.pack(crc32(key + self.entries) ^ _NO_CRC)
         skipped = (self.first - 1) % CHUNK_ENTRIES
@@ -69,7 +70,7 @@ class Chunk:
 
     @classmethod
     def decode(cls, seq: int, key: bytes, value: bytes | None) -> Chunk:
-        """The chunk that an InboxSeq belongs into, from what is stored under its key."""
+        """Decode the chunk to which an InboxSeq belongs from the value stored under its key."""
         begin = (seq - 1) // CHUNK_ENTRIES * CHUNK_ENTRIES + 1
         chunk = cls(begin)
         if value is None:
@@ -89,11 +90,11 @@ class Chunk:
         return chunk
 
     def append(self, msg_id: int, at_s: int) -> None:
-        """One entry more."""
+        """Append an entry."""
         self.entries += ENTRY.pack(msg_id, at_s)
 
     def at(self, seq: int) -> tuple[int, int]:
-        """(MsgID, when it was appended) of an entry. Raises StateDamaged; IndexError: it is not in this chunk."""
+        """(MsgID, append time) of an entry. Raises StateDamaged; IndexError if the entry is not in this chunk."""
         place = (seq - self.first) * ENTRY_BYTES
         if self.damage:
             raise ValueDamaged(self.damage, self.key)
@@ -114,17 +115,17 @@ class Chunk:
         return 0
 
     def cut(self, up_to: int) -> None:
-        """Entries up to an InboxSeq go."""
+        """Remove entries up to an InboxSeq."""
         del self.entries[: (up_to + 1 - self.first) * ENTRY_BYTES]
         self.first = up_to + 1
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(MsgID, when it was appended) of each entry. Raises StateDamaged."""
+        """(MsgID, append time) of each entry. Raises StateDamaged."""
         if self.damage:
             raise ValueDamaged(self.damage, self.key)
         return cast(Iterator[tuple[int, int]], ENTRY.iter_unpack(bytes(self.entries)))
 
 
 def content_of(value: bytes) -> bytes:
-    """What two chunks that hold the same entries have in common: `before` may be known on one replica and not on another."""
+    """The part of a value that is equal in chunks with the same entries: `before` may differ between replicas."""
     return value[:1] + value[_HEAD.size + value[1] * _BEFORE.size : -CRC_BYTES] if len(value) > _HEAD.size else value

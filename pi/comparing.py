@@ -1,9 +1,9 @@
-"""A replica of a Pi compared with its leader, at one position of the log.
+"""Comparison of a Pi replica with its leader, at one position of the log.
 
     replica ── a new mark ──▶ leader ── entry ──▶ log ──▶ both apply it: a view on each
             ◀──── digests of its view ──┘                 the replica's own digests beside them
 
-Writes go on meanwhile. What differs is the replica's fault by definition: the leader's state is what users read.
+Writes go on meanwhile. A difference is the replica's fault by definition: the leader's state is what users read.
 
 Source: docs/replication.md.
 """
@@ -35,16 +35,16 @@ from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
 MARK_S: Final = 30.0
-"""How long a replica waits until it has applied the mark."""
+"""Time limit for a replica to apply the mark, seconds."""
 READ_S: Final = 3600.0
-"""For all of a state."""
+"""Time limit for reading all of a state, seconds."""
 LEADER_S: Final = 10.0
-"""How long is waited for a leader."""
+"""Time limit for finding a leader, seconds."""
 LEADER_POLL_S: Final = 0.1
 
 
 class Compared(NamedTuple):
-    """What a comparison found."""
+    """Result of a comparison."""
 
     position: int
     rows: int
@@ -72,7 +72,8 @@ class Comparer:
             self._machine.views.forget(mark)
 
     async def digest(self, mark: int) -> tuple[int, Digest]:
-        """Write a mark; the position behind it, and the digest there. Raises NotLeader, Overloaded, Unavailable, StorageError."""
+        """Write a mark; return its position and the digest of the state there. Raises NotLeader, Overloaded, Unavailable,
+        StorageError."""
         async with self._expected(mark) as future:
             proposal = self._replica.submit([(MARK_KIND, mark.to_bytes(MARK_BYTES, "little"))], Level.REPLICATED)
             try:
@@ -90,7 +91,7 @@ class Comparer:
         return view.position, await self._machine.digest(view)
 
     async def compare(self) -> Compared | None:
-        """Compare with the leader; None where this replica leads. Raises Unavailable, Overloaded, MalformedData, StorageError."""
+        """Compare with the leader; None if this replica leads. Raises Unavailable, Overloaded, MalformedData, StorageError."""
         address = await self._leader()
         if not address:
             return None
@@ -108,7 +109,7 @@ class Comparer:
         return Compared(position, digest.rows, digest.differing(theirs.digests))
 
     async def _leader(self) -> str:
-        """The leader's address; empty: it is this one."""
+        """Return the leader's address; empty: this replica leads."""
         limit = time.monotonic() + LEADER_S
         while not self._replica.is_leader:
             if address := self._replica.leader_address:
@@ -146,7 +147,7 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
         self._comparer, self._repairer = comparer, repairer
 
     async def Digest(self, request: pb.PiDigestRequest, context: DigestContext) -> pb.PiDigestReply:
-        """The state behind a mark."""
+        """Return the digest of the state at a new mark."""
         try:
             if not 0 < request.mark <= MAX_ID:
                 raise MalformedData(f"there is no mark {request.mark}")
@@ -156,7 +157,7 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
         return pb.PiDigestReply(position=position, rows=digest.rows, digests=digest.sums)
 
     async def Compare(self, request: pb.PiCompareRequest, context: CompareContext) -> pb.PiCompareReply:
-        """This state and the leader's."""
+        """Compare this state with the leader's."""
         repairing = False
         try:
             found = await self._comparer.compare()
@@ -171,7 +172,7 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
         return pb.PiCompareReply(position=position, rows=rows, differing=differing, repairing=repairing)
 
     async def GiveUp(self, request: pb.PiGiveUpRequest, context: GiveUpContext) -> pb.PiGiveUpReply:
-        """What no replica has."""
+        """Give up values that no replica has."""
         try:
             values, lost = await self._repairer.give_up(request.operator, request.reason)
         except PixiuError as error:

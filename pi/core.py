@@ -1,9 +1,9 @@
-"""A replica of a Pi partition: what it takes from its callers, and what it answers. Pure.
+"""The core of a Pi replica: decides which requests it accepts, and answers them. Pure.
 
     request ──▶ checked ──▶ one entry a turn ──▶ replicated log ──▶ committed, applied ──▶ reply with results
        └──▶ reads, while this replica leads and holds its lease
 
-Who leads and what is committed is decided by `cluster.replication.core`; what numbers are given by `pi.state`.
+`cluster.replication.core` decides who leads and what is committed; `pi.state` assigns the numbers.
 
 Source: PiXiu §6.2; docs/routing.md, docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
@@ -51,16 +51,17 @@ from pixiu.wire.inbox_operations import (
 from pixiu.wire.levels import Level, Triple
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Operations that wait for their commit. Policy: more are refused with OVERLOADED."""
+"""Limit of operations that wait for their commit. Policy: more are refused with OVERLOADED."""
 MAX_ENTRY_BYTES: Final = 256 << 10
-"""Of one entry; what came in one turn beyond it goes into the next one. As appends, 16,000, it is applied in some 20 ms."""
+"""Size limit of an entry; what exceeds it in one turn goes into the next entry. Appends of this size, 16,000, are applied in about
+20 ms."""
 CLOCK_AGAIN_S: Final = 0.1
-"""After a clock entry that was refused, because others had not said their time yet, the next one is due."""
+"""Delay of the next clock entry after one that was refused because other replicas had not reported their time yet."""
 SWEEP_AGAIN_S: Final = 0.5
-"""After a clock entry whose sweep of expired mail had more to do, the next one is due so soon."""
+"""Delay of the next clock entry after one whose sweep of expired mail did not finish."""
 HELD_S: Final = 0.5
-"""A child that learns keeps what it is asked for so long, and takes it when it opens meanwhile: its parent was split, or nobody
-would ask it. Policy: then, and what is more than `MAX_WAITING_BYTES` or `MAX_HELD` requests, is refused."""
+"""Time for which a child that learns holds requests, seconds. It decides them if it opens meanwhile; it gets them because its
+parent has been split. Policy: after that time, and beyond `MAX_WAITING_BYTES` or `MAX_HELD`, requests are refused."""
 MAX_HELD: Final = 4096
 _CODES: Final = {
     Code.UNKNOWN_DEVICE: UnknownDevice.code, Code.OLD_SESSION: OldSession.code, Code.INVALID_ARGUMENT: InvalidArgument.code,
@@ -68,10 +69,10 @@ _CODES: Final = {
 
 
 class Inboxes(Protocol):
-    """What the core reads: `pi.state.State`, and the lease of this replica."""
+    """Interface to what the core reads: `pi.state.State`, and the lease of this replica."""
 
     def may_read(self) -> bool:
-        """Whether what was just read is the newest there is: asked after reading."""
+        """Return True if the values just read are the newest there are; call it after reading."""
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
@@ -80,15 +81,15 @@ class Inboxes(Protocol):
         """Entries of an inbox. Raises Refusal, StateDamaged."""
 
     def stored(self, msg_id: int, uin: int) -> int:
-        """The InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
+        """Return the InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
 
     def may_grow(self) -> bool:
-        """Whether there is space for mail. What frees some, or needs none, is taken without, too."""
+        """Return True if there is space for mail. Operations that free space, or need none, are accepted in any case."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request whose operations are under way."""
+    """A request whose operations are in progress."""
 
     stream: int
     request: int
@@ -103,31 +104,31 @@ class _Waiting:
 
 
 class Core:
-    """Decides; see the module. `step` never raises on what comes from the network.
+    """Decides; see the module. `step` never raises on input from the network.
 
     Args:
-        partition: that this replica serves.
+        partition: of this replica.
         inboxes: for reads.
-        limits: that this replica sets as leader.
-        clock_interval_s: a leader appends the time at least so often while its log has anything in it.
+        limits: set by this replica while it leads.
+        clock_interval_s: longest interval at which a leader appends the time.
     """
 
     def __init__(self, *, partition: int, inboxes: Inboxes, limits: Limits, clock_interval_s: float) -> None:
         self.partition = partition
         self._inboxes = inboxes
         self.epoch = 0
-        """In which this replica leads; 0: it does not."""
+        """Epoch in which this replica leads; 0: it does not."""
         self.committed = 0
         self.counters = dict.fromkeys(("requests", "refused", "appends", "reads", "outcomes_unknown", "held", "held_too_long"), 0)
         self._limits = limits
         self._clock_interval_s = clock_interval_s
         self._clock_at = -math.inf
         self._limits_said = False
-        """This leader's limits are in its log, or on their way there before all else."""
+        """True if this leader's limits are in its log, or on their way there before all else."""
         self._layout, self._layout_version = 0, 0
         self._record, self._appended = Record(), 0
         self._partitions, self._own = 0, partition
-        """Whose users are served: those with `_own`, of so many."""
+        """This replica serves users with UIN % `_partitions` == `_own`."""
         self._addresses: dict[int, str] = {}
         self._leader = ""
         self._turn: list[_Waiting] = []
@@ -138,17 +139,18 @@ class Core:
         self._logged: dict[int, list[_Waiting]] = {}
         """By counter: not committed yet."""
         self._to_persist: deque[int] = deque()
-        """Counters of entries with a request that waits for the leader's disk alone."""
+        """Counters of entries with a request that waits only for the leader's disk."""
         self._waiting_bytes = 0
         self._held: deque[tuple[float, ev.Requested]] = deque()
-        """(until when, what was asked) of a child that learns, in order."""
+        """(deadline, request) held by a child that learns, in order."""
         self._held_bytes = 0
         self._copies = 0
+        """Of the last entry applied."""
         self._too_few = False
-        """What was applied last is on fewer disks than `min_in_sync`, as far as is known."""
-        """Of the last entry that was applied."""
+        """True if the last entry applied is on fewer disks than `min_in_sync`, as far as is known."""
         self._ended: dict[int, dict[int, int]] = {}
-        """By stream: worker → the generation of its appends that ended with a refusal; `WORKERS` at most, others are malformed."""
+        """By stream: worker → the generation of its appends that ended with a refusal; at most `WORKERS`, since others are
+        malformed."""
         self._events: EventTable[ev.Effect] = EventTable()
         self._events.on(ev.Requested, self._on_requested)
         self._events.on(ev.StreamClosed, self._on_stream_closed)
@@ -164,11 +166,11 @@ class Core:
         self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """When the next clock entry is due, or something of what is held, monotonic seconds."""
+        """Time at which the next clock entry or a held request is due, monotonic seconds."""
         if not self.epoch:
             return NEVER
         clock_due = self._clock_at + self._clock_interval_s
@@ -178,7 +180,7 @@ class Core:
 
     @property
     def under_way(self) -> int:
-        """Requests that were not answered."""
+        """Number of requests without an answer."""
         return len(self._held) + len(self._turn) + sum(map(len, self._proposed.values())) + sum(map(len, self._logged.values()))
 
     # --- requests
@@ -190,7 +192,7 @@ class Core:
         self._take(event, now, out, held_until=now + HELD_S)
 
     def _take(self, event: ev.Requested, now: float, out: list[ev.Effect], held_until: float) -> None:
-        """`held_until`: when a child that is not open refuses it, if that is still to come."""
+        """`held_until`: deadline until which a child that is not open may hold the request."""
         payload, writers = event.operations, list[Writer]()
         try:
             if len(payload) > MAX_OPERATIONS_BYTES or len(event.reads) > MAX_READS:
@@ -226,7 +228,7 @@ class Core:
             self._propose(now, out)
 
     def _hold(self, event: ev.Requested, until: float) -> bool:
-        """Keep a request until this child opens. Whether it may: see `HELD_S`."""
+        """Keep a request until this child opens; return False if the limits do not allow it: see `HELD_S`."""
         more = self._held_bytes + len(event.operations)
         if self._record.phase is not Phase.LEARNING or more > MAX_WAITING_BYTES or len(self._held) >= MAX_HELD:
             return False
@@ -236,7 +238,7 @@ class Core:
         return True
 
     def _release(self, now: float, out: list[ev.Effect], until: float = math.inf) -> None:
-        """Decide, in order, what was held up to some time."""
+        """Decide requests held with a deadline up to `until`, in order."""
         while self._held and self._held[0][0] <= until:
             _, event = self._held.popleft()
             self.counters["held_too_long"] += self._own == NOBODY
@@ -246,7 +248,7 @@ class Core:
             self._propose(now, out)
 
     def _check_writers(self, stream: int, writers: list[Writer]) -> None:
-        """Raises StaleWriter for a stream of appends that ended with a refusal."""
+        """Raise StaleWriter for a stream of appends that ended with a refusal."""
         ended = self._ended.get(stream)
         if ended is None:
             return
@@ -257,7 +259,7 @@ class Core:
                 )
 
     def _end_writers(self, stream: int, writers: list[Writer]) -> None:
-        """What follows in a stream of appends must not overtake what was refused."""
+        """End streams of appends after a refusal: later appends must not overtake the refused ones."""
         if not writers:
             return
         ended = self._ended.setdefault(stream, {})
@@ -294,7 +296,7 @@ class Core:
             self._propose(now, out)
 
     def _propose(self, now: float, out: list[ev.Effect]) -> None:
-        if not self._limits_said:  # whoever decides by an earlier leader's, or by none, keeps too little or too much
+        if not self._limits_said:  # a replica that decides by an earlier leader's limits, or by none, keeps too little or too much
             self._propose_clock(now, out)
         turn, self._turn, self._turn_bytes, self._turn_operations = self._turn, [], 0, 0
         if self._inboxes.may_grow():
@@ -327,8 +329,8 @@ class Core:
                 self._refuse(waiting.stream, waiting.request, (event.code, event.text), out)
 
     def _confirm_stored(self, waiting: _Waiting, out: list[ev.Effect]) -> bool:
-        """There is no space. What of a request's appends is stored is confirmed all the same, since whoever sends it again would
-        take it for lost; False: nothing is, or the request is of something else."""
+        """Answer a request that was refused for lack of space; return False if it has no stored appends. Appends that are already
+        stored are confirmed all the same, since a sender that repeats them would take them for lost."""
         pairs = appends_of(waiting.payload, spans(waiting.payload))
         if not pairs:
             return False
@@ -356,7 +358,7 @@ class Core:
             self._answer_level(self._logged.get(self._to_persist.popleft(), []), Level.PERSISTED, out)
 
     def _answer_level(self, turn: list[_Waiting], level: Level, out: list[ev.Effect]) -> None:
-        """Answer who waits for no more than this; others may stand in the same entry."""
+        """Answer requests that wait for this level; others may be in the same entry."""
         out += [self._answered(waiting) for waiting in turn if waiting.level is level and not waiting.answered]
 
     def _on_applied(self, event: ev.EntryApplied, now: float, out: list[ev.Effect]) -> None:
@@ -365,7 +367,7 @@ class Core:
         turn = self._logged.pop(event.counter, None)
         if turn is None:
             return
-        if not turn:  # a clock entry: did its sweep come to its end?
+        if not turn:  # a clock entry: did its sweep finish?
             if event.results and event.results[0][0] == 0:
                 self._clock_at = now + SWEEP_AGAIN_S - self._clock_interval_s
             return
@@ -381,17 +383,17 @@ class Core:
                 self._leave_open(waiting, "fewer than min_in_sync replicas have it; send it again, with the same MsgIDs", out)
 
     def _on_stood_still(self, event: ev.StoodStill, now: float, out: list[ev.Effect]) -> None:
-        """What is in the log and was not answered may be applied or not, by an operator's word."""
+        """Requests in the log without an answer may be applied or not; an operator decides."""
         self._fail([waiting for turn in self._logged.values() for waiting in turn], event.text, out)
         self._logged = {}
 
     def _fail(self, turn: Sequence[_Waiting], why: str, out: list[ev.Effect]) -> None:
-        """Whether these will be applied is unknown."""
+        """Answer requests whose outcome is unknown."""
         for waiting in turn:
             if not waiting.answered:
                 self._leave_open(waiting, f"{why}; send it again, with the same MsgIDs", out)
 
-    # --- who leads, and where what is served
+    # --- the leader, the layout, the clock
 
     def _on_leader(self, event: ev.LeaderChanged, now: float, out: list[ev.Effect]) -> None:
         self._leader = event.address

@@ -1,8 +1,8 @@
 """Entries that a user deleted, for all devices at once: they stay stored for the dedupe window, and nobody reads them. Pure.
 
-    deleted at the floor      the floor goes over them
-    further on                a range, until the floor comes to it; a device's read lists them with MsgID 0, so that its
-                              relay tells a gap there and the cursor comes over it
+    deleted at the floor      the floor passes them
+    further on                a range, until the floor reaches it; a device's read lists them with MsgID 0, so that its
+                              relay reports a gap there and the cursor passes it
 
 Source: Long connections (history); docs/pi.md.
 """
@@ -23,7 +23,7 @@ class Deletions:
         self._inboxes = inboxes
 
     def of(self, uin: int, lane: int, head: Head) -> Ranges:
-        """What was deleted in an inbox above its floor."""
+        """Return the ranges deleted in an inbox above its floor."""
         if head.deleted is None:
             body = self._inboxes.table.get(deleted_key(uin, lane))
             if body is None:
@@ -33,7 +33,8 @@ class Deletions:
         return head.deleted
 
     def delete(self, uin: int, lane: int, first: int, last: int) -> int:
-        """Delete a range as far as it can be read. How many entries it took, or `-Code`; the floor is to be settled then."""
+        """Delete the readable part of a range. Returns the number of entries deleted, or `-Code`; the caller must settle the floor
+        then."""
         if lane > MAX_LANE or not 0 < first <= last:
             return -Code.INVALID_ARGUMENT
         head = self._inboxes.head(uin, lane)
@@ -49,7 +50,7 @@ class Deletions:
         return taken
 
     def raised(self, uin: int, lane: int, head: Head) -> None:
-        """The floor rose: what was deleted below it needs no range any more."""
+        """Drop ranges below the floor, which rose."""
         ranges = self.of(uin, lane, head)
         if len(ranges):
             rest = Ranges(ranges.encode())

@@ -1,4 +1,4 @@
-"""The doubling of a partition of Pi: its phases, and the log's entries that lead from one to the next. Pure.
+"""The doubling of a partition of Pi: its phases, and the log entries that lead from one to the next. Pure.
 
     parent   NONE ──SPLIT──▶ SPLIT ──CLEAN──▶ CLEANING ──CLEAN … CLEAN──▶ NONE
     child    NONE ──BEGIN──▶ LEARNING ──RESET, DROP …, ROWS …, FOLLOW …──OPEN──▶ OPEN ──END──▶ NONE
@@ -6,17 +6,17 @@
     entry of kind 18    op u8 | doubling u64 | partitions u16 | partition u16 | body       little-endian
 
     BEGIN               nothing: the child takes over from its parent
-    RESET               epoch u32 | counter u64: a snapshot of the parent at this position comes; what is here goes, by DROP
-    DROP                nothing: some more values go
+    RESET               epoch u32 | counter u64: a snapshot of the parent at this position follows; DROP deletes what is here
+    DROP                nothing: delete some more values
     ROWS                epoch u32 | counter u64 | last u8 | n × (key size u8 | value size u32 | key | value)
     FOLLOW              n × (epoch u32 | counter u64 | kind u8 | at u64 µs | size u32 | payload): the parent's committed entries
     HOLD                until u32: the parent's sweeps wait until then, so that they do the same on both sides
-    NOTE                digest u64 | keys u64 | bytes u64: what moved, as it was at the cut
-    SPLIT               fence u64: with another one than the state's it does nothing
+    NOTE                digest u64 | keys u64 | bytes u64: the moved values, as they were at the cut
+    SPLIT               fence u64: no effect unless it is the state's
     TAKE_BACK           nothing: its counter is the state's fence from now on
     CLEAN, OPEN, END    nothing
 
-`partition` is the child's in all of them: a key moves when key % partitions == partition.
+`partition` is the child's in all entries: a key moves if key % partitions == partition.
 
 Source: docs/doubling.md.
 """
@@ -52,13 +52,13 @@ from pixiu.wire.inbox_operations import (
 )
 
 DOUBLING_KIND: Final = 18
-"""Of the log's entries that hold a command of a doubling."""
+"""Kind of log entries that hold a command of a doubling."""
 DOUBLING_KEY: Final = b"P"
-"""Of the state's value that has the record."""
+"""Key of the state's value that holds the record."""
 HOLD_S: Final = 300
-"""A parent's sweeps wait so long for a child that has asked for its log; it asks again every minute."""
+"""Time for which a parent's sweeps wait for a child that has asked for its log, seconds. The child asks again every minute."""
 MAX_HOLD_S: Final = 2 * HOLD_S
-"""A longer wait is none: the state's time was set back meanwhile."""
+"""A longer wait does not count: the state's time was set back meanwhile."""
 
 _HEAD: Final = struct.Struct("<BQHH")
 _POSITION: Final = struct.Struct("<IQ")
@@ -81,7 +81,7 @@ class Phase(IntEnum):
 
 
 class Step(IntEnum):
-    """What an entry does."""
+    """The action of an entry."""
 
     BEGIN = 1
     RESET = 2
@@ -98,12 +98,12 @@ class Step(IntEnum):
 
 
 class Doubling(NamedTuple):
-    """Which one, and what moves."""
+    """The ID of a doubling, and the users that it moves."""
 
     number: int
     """Its ID."""
     partitions: int
-    """Of Pi when it is over."""
+    """Number of Pi's partitions after it."""
     partition: int
     """The child's."""
 
@@ -113,7 +113,7 @@ class Doubling(NamedTuple):
         return self.partition - self.partitions // 2
 
     def moves(self, uin: int) -> bool:
-        """Whether a user is the child's from the cut on."""
+        """True if a user belongs to the child from the cut on."""
         return uin % self.partitions == self.partition
 
 
@@ -128,7 +128,7 @@ class Command(NamedTuple):
     body: bytes = b""
 
     def encode(self) -> bytes:
-        """Encode as it lies in the log."""
+        """Encode as stored in the log."""
         return _HEAD.pack(self.step, *self.doubling) + self.body
 
     @classmethod
@@ -147,17 +147,17 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where the doubling of a partition stands: a value of its state."""
+    """State of a partition's doubling: a value of the partition's state."""
 
     phase: Phase = Phase.NONE
     doubling: Doubling = NO_DOUBLING
     """The last one."""
     learned: Position = START
-    """Child: the parent's entry up to which all is here; START: nothing whole is."""
+    """Child: the parent's entry up to which everything is here; START: nothing is complete."""
     source: Position = START
-    """Child: of the snapshot that comes."""
+    """Child: position of the expected snapshot."""
     emptied: bool = False
-    """Child: what was here before the snapshot is gone."""
+    """Child: True if everything from before the snapshot has been deleted."""
     split_at: int = 0
     """The parent's counter of SPLIT."""
     hold_s: int = 0
@@ -168,22 +168,22 @@ class Record:
     digest: int = 0
     """0: not known."""
     fence: int = 0
-    """Counter of the last entry that took a doubling back; of a child that learns: in its parent's log."""
+    """Counter of the last entry that took a doubling back; in a child that learns: its parent's."""
     place: bytes = b""
-    """Up to where values were deleted."""
+    """Position up to which values were deleted."""
 
     @property
     def partitions(self) -> int:
-        """How many partitions Pi has, by this log; 0: it says nothing."""
+        """Number of Pi's partitions by this log; 0: it does not contain it."""
         return self.doubling.partitions
 
     @property
     def whole(self) -> bool:
-        """Whether a child has everything up to the cut."""
+        """True if a child has everything up to the cut."""
         return 0 < self.split_at <= self.learned.counter
 
     def holds(self, now_s: int) -> bool:
-        """Whether sweeps wait."""
+        """True if sweeps wait."""
         return now_s < self.hold_s <= now_s + MAX_HOLD_S
 
     def encode(self) -> bytes:
@@ -206,32 +206,32 @@ class Record:
         return cls(Phase(phase), doubling, learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, fence, place)
 
     def splits(self, command: Command) -> bool:
-        """Whether a SPLIT would split this partition."""
+        """True if a SPLIT would split this partition."""
         fits = self.phase in (Phase.NONE, Phase.OPEN) and self.partitions < command.doubling.partitions
         return fits and fence_of(command.body) == self.fence
 
     def takes_back(self, doubling: Doubling) -> bool:
-        """Whether this partition was not split by a doubling that is to be taken back."""
+        """True if a doubling can be taken back: it has not split this partition."""
         return self.doubling != doubling
 
 
 class Served(NamedTuple):
-    """Whose users a partition serves."""
+    """The users that a partition serves."""
 
     partitions: int
-    """Of Pi, as it answers; 0: not known, everybody's."""
+    """Number of Pi's partitions, as the replica reports it; 0: not known, it serves every user."""
     nobody: bool = False
-    """It is a child that is not open: nobody's."""
+    """True for a child that has not opened: it serves no users."""
 
 
 def served(record: Record, partition: int, layout: int, appended: int = 0) -> Served:
-    """Whose users a partition serves now.
+    """Return the users that a partition serves now.
 
     Args:
         record: of its state.
         partition: its number.
         layout: partitions by the layout; 0: not known.
-        appended: partitions by a SPLIT that is in the leader's log and not in the state; 0: there is none.
+        appended: partitions by a SPLIT that is in the leader's log but not in the state; 0: there is none.
     """
     if record.phase is Phase.LEARNING:
         return Served(record.partitions // 2, nobody=True)
@@ -249,7 +249,7 @@ def position_body(position: Position) -> bytes:
 
 
 def position_of(body: bytes) -> Position:
-    """Which position a body of RESET or ROWS names. Raises struct.error."""
+    """The position in a body of RESET or ROWS. Raises struct.error."""
     return Position(*_POSITION.unpack_from(body))
 
 
@@ -262,7 +262,7 @@ def rows_body(source: Position, rows: Iterable[tuple[bytes, bytes]], *, last: bo
 
 
 def rows_of(body: bytes) -> tuple[bool, list[tuple[bytes, bytes]]]:
-    """Whether these are the last ones, and the rows. Raises struct.error."""
+    """(True if these are the last rows, the rows). Raises struct.error."""
     at = _POSITION.size
     last, rows = bool(body[at]), list[tuple[bytes, bytes]]()
     at += 1
@@ -275,7 +275,7 @@ def rows_of(body: bytes) -> tuple[bool, list[tuple[bytes, bytes]]]:
 
 
 def follow_body(entries: Iterable[Entry], doubling: Doubling) -> bytes:
-    """The body of FOLLOW: what concerns the child of each of its parent's entries; of the others their place and time."""
+    """The body of FOLLOW: the parts of the parent's entries that concern the child; of other entries only position and time."""
     parts: list[bytes] = []
     for epoch, counter, kind, at_us, payload in entries:
         kept = of_child(payload, doubling) if kind == ENTRY_KIND else payload if kind in (3, DOUBLING_KIND) else b""
@@ -299,7 +299,7 @@ def hold_body(until_s: int) -> bytes:
 
 
 def hold_of(body: bytes) -> int:
-    """The time that a body of HOLD names. Raises struct.error."""
+    """The time in a body of HOLD. Raises struct.error."""
     return int(_HOLD.unpack(body)[0])
 
 
@@ -309,7 +309,7 @@ def fence_body(fence: int) -> bytes:
 
 
 def fence_of(body: bytes) -> int:
-    """The fence that a body of SPLIT names. Raises struct.error."""
+    """The fence in a body of SPLIT. Raises struct.error."""
     return int(_FENCE.unpack(body)[0])
 
 
@@ -319,12 +319,12 @@ def note_body(digest: int, keys: int, size: int) -> bytes:
 
 
 def note_of(body: bytes) -> tuple[int, int, int]:
-    """Digest, keys and bytes that a body of NOTE says. Raises struct.error."""
+    """Digest, keys and bytes in a body of NOTE. Raises struct.error."""
     digest, keys, size = _NOTE.unpack(body)
     return digest, keys, size
 
 
-# --- what of an entry concerns a child
+# --- the parts of an entry that concern a child
 
 
 _USERS: Final = {
@@ -333,13 +333,13 @@ _USERS: Final = {
     int(Op.ADD_DEVICE): (0, None, 0),
     int(Op.APPENDS): (WRITER.size, APPEND, 8), int(Op.FANOUT): (FANOUT_HEAD, U64, 0),
 }  # fmt: skip
-"""By operation: bytes before its items, an item, where in it the UIN is."""
+"""By operation: bytes before its items, the format of an item, offset of the UIN in it."""
 _WRITERS: Final = (int(Op.APPENDS), int(Op.FANOUT))
-"""What says which of a writer's streams is the newest, also where nothing of it moves."""
+"""Operations that show which of a writer's streams is the newest; the child needs them even if none of their items move."""
 
 
 def of_child(payload: bytes, doubling: Doubling) -> bytes:
-    """Operations of a parent's entry, without the users that stay. What cannot be read changes nothing on either side."""
+    """Operations of a parent's entry, without users that stay. Malformed operations change nothing on either side."""
     try:
         found = spans(payload)
     except MalformedData:
@@ -382,7 +382,7 @@ def _keys_of_child(operation: bytes, doubling: Doubling) -> bytes:
 
 
 class Cut(NamedTuple):
-    """A SPLIT that is in a log, whatever becomes of it."""
+    """A SPLIT in a log, whatever its outcome."""
 
     counter: int
     doubling: Doubling

@@ -1,9 +1,9 @@
-"""What a leader does for the doubling of its partition: it takes the operator's steps, and goes on with those that take long.
+"""A leader's part in the doubling of its partition: takes the operator's steps, and continues those that take long.
 
     parent   Advance(SPLIT) ─▶ SPLIT, appended ─▶ moved keys are refused ─▶ digest ─▶ Advance(CLEANING) ─▶ CLEAN …
     child    Advance(LEARNING) ─▶ BEGIN ─▶ `pi.learner` … ─▶ OPEN ─▶ digest
 
-`pi.doubling_steps` decides, and everything that was decided is in the log, so that the next leader goes on with it.
+`pi.doubling_steps` decides, and every decision is in the log, so that the next leader continues from there.
 
 Source: docs/doubling.md.
 """
@@ -34,7 +34,7 @@ ADVANCED: Final = "pi_doubling_advanced"
 TAKEN_BACK: Final = "pi_doubling_taken_back"
 INTERRUPTED: Final = "pi_doubling_interrupted"
 MAX_UNWRITTEN: Final = 5000
-"""Changes that may wait for a transaction before some more of what moved is deleted: a search looks through them."""
+"""Limit of changes that wait for a transaction while moved values are deleted: each search looks through them."""
 CLEAN_PAUSE_S: Final = 0.002
 UNWRITTEN_POLL_S: Final = 0.05
 SETTLE_POLL_S: Final = 0.02
@@ -50,8 +50,8 @@ class DoublingLeader:
         partition: of this replica.
         machine: its state.
         replica: its log.
-        end_turn: puts what callers have asked for into the log.
-        changed: called with the record, and the partitions by a SPLIT that is in this leader's log and not in the state.
+        end_turn: puts the callers' requests of this turn into the log.
+        changed: called with the record, and the partitions by a SPLIT that is in this leader's log but not in the state.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class DoublingLeader:
         self._context, self._partition, self._machine, self._replica = context, partition, machine, replica
         self._end_turn, self._changed = end_turn, changed
         self._cut: Cut | None = None
-        """The last SPLIT that is in this leader's log, until the state says what became of it."""
+        """The last SPLIT in this leader's log, until the state shows its outcome."""
         self._task: asyncio.Task[None] | None = None
         self._steps = asyncio.Lock()
         machine.on_doubling = self._record_changed
 
     @property
     def record(self) -> Record:
-        """Where the doubling stands, by this replica's state."""
+        """State of the doubling, as this replica knows it."""
         return self._machine.state.doubled.record
 
     @property
@@ -87,13 +87,13 @@ class DoublingLeader:
 
     @property
     def problem(self) -> str:
-        """What an operator has to put right; "" if nothing."""
+        """A problem that an operator must solve; "" if there is none."""
         return problem_of(self._standing)
 
-    # --- who leads
+    # --- the leader
 
     def leading(self) -> None:
-        """This replica leads: it decides from its log what it refuses, before it takes anything."""
+        """This replica leads: it reads from its log what it must refuse before it takes requests."""
         self._cut, after = None, self._machine.applied
         log = self._replica.log
         while after < log.last.counter:
@@ -103,7 +103,7 @@ class DoublingLeader:
         self._record_changed()
 
     def deposed(self) -> None:
-        """It does not lead any more."""
+        """This replica no longer leads."""
         self._cut = None
         self._stop()
         self._record_changed()
@@ -114,7 +114,7 @@ class DoublingLeader:
         self.look()
 
     def look(self) -> None:
-        """Go on with what is to be done: the record or the layout has changed."""
+        """Continue pending work after a change of the record or the layout."""
         idle = self._task is None or self._task.done()
         if idle and self._replica.is_leader and self._next() is not None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="pi-doubling")
@@ -126,14 +126,14 @@ class DoublingLeader:
         return task
 
     async def close(self) -> None:
-        """End what is under way; the next leader goes on with it."""
+        """Stop work in progress; the next leader continues it."""
         if (task := self._stop()) is not None:
             await asyncio.gather(task, return_exceptions=True)
 
-    # --- what takes long
+    # --- work that takes long
 
     def _next(self) -> Callable[[], Any] | None:
-        """What is to be done in this phase."""
+        """The work pending in this phase."""
         match work_of(self._standing, self._machine.cut is not None, self._cut is not None):
             case Work.LEARN:
                 return Learner(self._context, self._machine, self._replica).run
@@ -162,11 +162,11 @@ class DoublingLeader:
                     await asyncio.sleep(backoff.next_s())
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # a bug: without this task the doubling would stand still, and nobody know why
+        except Exception as error:  # a bug: without this task the doubling would stop silently
             self._context.crash(error)
 
     async def propose(self, step: Step, body: bytes = b"") -> bool:
-        """Write a step of the doubling under way. Whether it did something. Raises as `Replica.propose`."""
+        """Write a step of the current doubling; return True if it had an effect. Raises as `Replica.propose`."""
         return await self._write(Command(step, self.record.doubling, body))
 
     async def _write(self, command: Command) -> bool:
@@ -239,7 +239,7 @@ class DoublingLeader:
         wanted: str,
         steps: Callable[[Standing], tuple[Act, ...]],
     ) -> None:
-        """Take an operator's steps, if there are any: what holds when they are written counts."""
+        """Take an operator's steps, if any. They are decided again before they are written."""
         async with self._steps:
             if not steps(self._standing):
                 return
@@ -253,7 +253,7 @@ class DoublingLeader:
             self._context.log.info(event, operator=request.operator, **what)
 
     async def _carry_out(self, command: Command) -> bool:
-        """Write a command; whether it did something."""
+        """Write a command; return True if it had an effect."""
         proposal = self._replica.submit([(DOUBLING_KIND, command.encode())])
         if command.step is Step.SPLIT:
             self._cut = Cut(proposal.last, command.doubling)

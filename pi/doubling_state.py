@@ -1,8 +1,7 @@
-"""What entries of a doubling make of a state: a child's values come from its parent, a parent's moved ones go. Pure.
+"""Effects of a doubling's entries on a state: a child takes values from its parent, a parent deletes those that moved. Pure.
 
-A child that learns takes nothing but these entries: what its own leaders append beside them (clock entries) does nothing until
-it is open, and its time is its parent's. All of it is decided from the state alone, so that every replica of a partition does
-the same.
+A child that learns applies only these entries: clock entries of its own leaders have no effect until it is open, and its time is
+its parent's. Everything is decided from the state alone, so that every replica of a partition does the same.
 
 Source: docs/doubling.md.
 """
@@ -36,10 +35,10 @@ from pixiu.errors import MalformedData
 from pixiu.wire.inbox_operations import ENTRY_KIND, Op
 
 SLICE_KEYS: Final = 500
-"""Looked at by one entry that deletes: about a millisecond."""
+"""Keys that one deleting entry looks at: about a millisecond."""
 _ORDER: Final = b"TKICDHU"
-"""The sweeps find inboxes by T: nothing else of an inbox may go before it. Nothing is stored under I any more: records say by
-numbers how far they have come."""
+"""The sweeps find inboxes by T, so nothing else of an inbox may be deleted before it. Nothing is stored under I any more, but
+records hold indexes into this order."""
 _KEPT: Final = (META_KEY, DOUBLING_KEY)
 _END: Final = b"\xff"
 _CLOCK: Final = bytes((Op.CLOCK,))
@@ -51,9 +50,9 @@ class DoublingState:
     Args:
         inboxes: of the state.
         learn: applies an entry of the parent as if it were the state's own.
-        take_time: moves the state's time on to an entry's.
-        take_row: takes a value that came from the parent and is no user's.
-        reset: forgets everything that is in memory.
+        take_time: advances the state's time to an entry's.
+        take_row: takes a value of the parent that belongs to no user.
+        reset: forgets everything in memory.
     """
 
     def __init__(
@@ -69,33 +68,34 @@ class DoublingState:
         self._learn, self._take_time, self._take_row, self._reset = learn, take_time, take_row, reset
         self.record = Record()
         self.on_open: Callable[[], None] = lambda: None
-        """Called when the state is as it was at the cut: nothing of the child's own is in it."""
+        """Called when the state is as it was at the cut, before the child's own entries."""
         body = inboxes.table.get(DOUBLING_KEY)
         if body is not None:
             self.record = Record.decode(body)
 
     @property
     def learning(self) -> bool:
-        """Whether the state takes nothing but what it learns."""
+        """True if the state applies nothing but entries from its parent."""
         return self.record.phase is Phase.LEARNING
 
     @property
     def whole(self) -> bool:
-        """Whether a child may open: it has everything up to the cut."""
+        """True if a child may open: it has everything up to the cut."""
         return self.learning and self.record.whole
 
     @property
     def holds(self) -> bool:
-        """Whether the sweeps wait."""
+        """True if the sweeps wait."""
         return self.record.holds(self._inboxes.now_s)
 
     def stays(self, uin: int) -> bool:
-        """Whether a user is not about to be deleted here: what moved changes no more."""
+        """True if a user's values are not about to be deleted here; values that moved no longer change."""
         record = self.record
         return record.phase not in (Phase.SPLIT, Phase.CLEANING) or not record.doubling.moves(uin)
 
     def apply(self, entry: Entry) -> bool:
-        """Whether an entry of a doubling did something. One that comes too late, or twice, does nothing. Raises MalformedData."""
+        """Apply an entry of a doubling; return True if it had an effect. Late and repeated entries have none. Raises
+        MalformedData."""
         command = Command.decode(entry.payload)
         record = self.record
         try:
@@ -213,7 +213,7 @@ class DoublingState:
             elif command.step is Step.SPLIT and command.doubling == record.doubling and fence_of(command.body) == record.fence:
                 record = replace(record, split_at=entry.counter)
         elif entry.kind == EARLY_KIND:
-            here = START  # the parent's state is another one than what this child made of the same entries
+            here = START  # the parent's state differs from what this child made of the same entries
         else:
             self._learn(entry)
             if entry.kind == ENTRY_KIND and entry.payload[:1] == _CLOCK and not self.holds:
@@ -223,7 +223,7 @@ class DoublingState:
     # --- a parent
 
     def _clean(self, record: Record) -> Record:
-        """Delete some more of what moved."""
+        """Delete some more of the moved values."""
         inboxes = self._inboxes
         table, moves = inboxes.table, record.doubling.moves
         inboxes.encode()

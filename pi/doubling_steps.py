@@ -1,6 +1,6 @@
-"""What a leader of Pi decides of the doubling of its partition: the steps to a phase, in order, and what it says of itself. Pure.
+"""Decisions of a Pi leader about the doubling of its partition: the steps to a phase, in order, and its status. Pure.
 
-    Advance(SPLIT) ─▶ EndTurn: what came in this turn goes into the log ─▶ Write: SPLIT stands behind it, and moved keys are refused
+    Advance(SPLIT) ─▶ EndTurn: this turn's requests go into the log ─▶ Write: SPLIT follows them, and moved keys are refused
 
 Source: docs/doubling.md.
 """
@@ -22,11 +22,11 @@ CHILD: Final = (Phase.LEARNING, Phase.OPEN, Phase.NONE)
 
 
 class EndTurn(NamedTuple):
-    """Put what callers have asked for in this turn into the log."""
+    """Put the callers' requests of this turn into the log."""
 
 
 class Write(NamedTuple):
-    """Write a command, and wait until it is replicated. From a SPLIT's append on moved keys are refused."""
+    """Write a command, and wait until it is replicated. Moved keys are refused from the append of a SPLIT on."""
 
     command: Command
 
@@ -35,37 +35,37 @@ Act = EndTurn | Write
 
 
 class Standing(NamedTuple):
-    """What a leader decides by."""
+    """Input of a leader's decisions."""
 
     partition: int
     record: Record
-    """Of what is committed."""
+    """As committed."""
     layout: RoleLayout
-    """Of Pi, as it is known here."""
+    """Of Pi, as known here."""
     cut: Cut | None = None
-    """The last SPLIT that is in its log and not in the record."""
+    """The last SPLIT in its log that is not in the record."""
 
 
 class Work(Enum):
-    """What takes long."""
+    """Work that takes long."""
 
     LEARN = 1
     DIGEST_HERE = 2
-    """What moved changes no more in a parent that is split: any view will do."""
+    """Any view will do: moved values no longer change in a split parent."""
     DIGEST_CUT = 3
-    """Of a child: the view of the moment at which it opened."""
+    """For a child: on the view of the moment at which it opened."""
     END = 4
-    """The layout says what this child serves: its doubling is over."""
+    """The layout includes this child: its doubling is over."""
     CLEAN = 5
     SETTLE = 6
-    """A SPLIT that does nothing when it is applied changes no record: moved users are taken again then."""
+    """A SPLIT without effect changes no record, so moved users are accepted again once it is applied."""
 
 
 def work_of(now: Standing, has_view: bool, unsettled: bool) -> Work | None:
-    """What is to be done in a phase.
+    """Return the work pending in a phase.
 
-    has_view: the view of the moment at which a child opened is there. unsettled: a SPLIT was in the log, and who takes requests was
-    not told yet what became of it.
+    has_view: there is a view of the moment at which a child opened. unsettled: a SPLIT was in the log, and its outcome has not been
+      reported to the core yet.
     """
     record = now.record
     match record.phase:
@@ -84,9 +84,9 @@ def work_of(now: Standing, has_view: bool, unsettled: bool) -> Work | None:
 
 
 def status_of(now: Standing, committed: int, stored: tuple[int, int]) -> pb.DoublingStatus:
-    """Where the partition stands. A SPLIT counts from its append on: it may commit at any time.
+    """Status of the partition. A SPLIT counts from its append on: it may commit at any time.
 
-    committed: the log is, up to this counter. stored: keys and bytes of all that is there.
+    committed: counter up to which the log is committed. stored: keys and bytes of the whole state.
     """
     record = now.record
     if now.cut is not None:
@@ -110,7 +110,7 @@ def status_of(now: Standing, committed: int, stored: tuple[int, int]) -> pb.Doub
 
 
 def steps_to(now: Standing, request: pb.DoublingAdvanceRequest) -> tuple[Act, ...]:
-    """What takes the partition to a phase; nothing where it is there, or beyond. Raises InvalidArgument, NotYet, Unavailable."""
+    """Steps to a phase; none if the partition is in it, or past it. Raises InvalidArgument, NotYet, Unavailable."""
     doubling, wanted = _doubling(now.partition, request.doubling, request.partitions), Phase(int(request.phase))
     is_child = now.partition == doubling.partition
     order = CHILD if is_child else PARENT
@@ -131,7 +131,7 @@ def steps_to(now: Standing, request: pb.DoublingAdvanceRequest) -> tuple[Act, ..
 
 
 def steps_back(now: Standing, request: pb.DoublingTakeBackRequest) -> tuple[Act, ...]:
-    """What keeps a parent whole, whatever was sent to split it. Raises InvalidArgument, Unavailable."""
+    """Steps that keep a parent whole, whatever was sent to split it. Raises InvalidArgument, Unavailable."""
     doubling = _doubling(now.partition, request.doubling, request.partitions)
     if now.partition == doubling.partition:
         raise InvalidArgument(f"partition {now.partition} is new in doubling {request.doubling:016x}: its parent is asked")
@@ -143,7 +143,7 @@ def steps_back(now: Standing, request: pb.DoublingTakeBackRequest) -> tuple[Act,
 
 
 def problem_of(now: Standing) -> str:
-    """What an operator has to put right; "" if nothing."""
+    """A problem that an operator must solve; "" if there is none."""
     record, layout = now.record, now.layout
     if record.phase is Phase.SPLIT and layout.n < record.partitions and hex_id(record.doubling.number) not in layout.doublings:
         return (
@@ -160,7 +160,7 @@ def _doubling(partition: int, number: int, partitions: int) -> Doubling:
 
 
 def _check_layout(layout: RoleLayout, doubling: Doubling, *, over: bool) -> None:
-    """The registry must name the doubling, and where something goes, have ended it."""
+    """The registry must name the doubling and, before anything is deleted, have ended it."""
     if hex_id(doubling.number) not in layout.doublings or doubling.partitions not in (layout.n, layout.next):
         raise Unavailable(f"the layout as it is known here does not name doubling {doubling.number:016x} of pi; retry")
     if over and layout.n < doubling.partitions:
@@ -178,7 +178,7 @@ def _open(now: Standing, doubling: Doubling) -> tuple[Act, ...]:
 
 
 def _split(now: Standing, doubling: Doubling, fence: int) -> tuple[Act, ...]:
-    """The cut: what came before it in this turn stands before it in the log, and nothing that moves behind it."""
+    """The cut: requests of this turn precede it in the log, and no operation on moved keys follows it."""
     if now.cut is not None and now.cut.doubling == doubling:
         raise Unavailable(f"partition {now.partition} is being split; look again in a moment")
     if fence != now.record.fence:

@@ -1,11 +1,11 @@
-"""Where a state stands still before an entry that it cannot apply, and what an operator gives up so that it goes on. Pure.
+"""Standstill of a state before an entry that it cannot apply, and the values an operator gives up to end it. Pure.
 
-    … │ N-1 │ N │ … │ M                 N meets a broken value: nothing of it is applied, reads go on
-              ▲       GIVE UP, N         committed behind it, by an operator's word
-              └── applied before N, by whoever stands there
+    … │ N-1 │ N │ … │ M                 N meets a broken value: nothing of it is applied, reads continue
+              ▲       GIVE UP, N         committed after it, by an operator
+              └── applied before N by replicas that stand still there
 
-A replica that could apply N has another state than one that gave something up first. It finds that out at M, and begins again: with
-the state of a replica that went on, or from the log's beginning with what M says taken at N.
+A replica that could apply N has another state than one that gave something up first. It detects that at M and begins again: with
+the state of a replica that gave up, or from the log's beginning with the values in M given up at N.
 
 Source: docs/pi.md, "On disk, and failures".
 """
@@ -21,18 +21,18 @@ from pixiu.errors import MalformedData, StateDamaged
 from pixiu.wire.inbox_operations import U64, GiveUp, decode, encode
 
 EARLY_KIND: Final = 19
-"""Of the log's entries that give values up before an earlier entry: its counter u64, then the operation, if there are any."""
+"""Kind of log entries that give up values before an earlier entry: its counter u64, then the operation, if any."""
 MAX_EARLY: Final = 100
-"""Kept for a state that is made from the log again. Policy: the newest."""
+"""Entries kept for a state that is rebuilt from the log. Policy: the newest."""
 
 
 class Early(NamedTuple):
-    """Values that are given up before an entry."""
+    """Values given up before an entry."""
 
     before: int
-    """The counter of the entry that could not be applied."""
+    """Counter of the entry that could not be applied."""
     at: int
-    """The counter of the entry that says so."""
+    """Counter of the entry that gives them up."""
     keys: tuple[bytes, ...]
 
 
@@ -42,7 +42,7 @@ def encode_early(before: int, keys: Sequence[bytes]) -> bytes:
 
 
 def early_of(entry: Entry) -> Early:
-    """What an entry of this kind says. Raises MalformedData."""
+    """Decode an entry of this kind. Raises MalformedData."""
     if len(entry.payload) < U64.size:
         raise MalformedData("an entry that gives up names no other")
     (before,) = U64.unpack_from(entry.payload)
@@ -52,7 +52,7 @@ def early_of(entry: Entry) -> Early:
 
 
 class TakenOtherwise(StateDamaged):
-    """This state applied an entry with what others had given up before it."""
+    """This state applied an entry before which other replicas had given up values."""
 
     def __init__(self, early: Early) -> None:
         super().__init__(f"others gave values up before entry {early.before}; this replica takes its inboxes from one of them")
@@ -60,40 +60,40 @@ class TakenOtherwise(StateDamaged):
 
 
 class Standstill:
-    """What is known of the entry that a state stands before."""
+    """The entry before which a state stands still, if any."""
 
     def __init__(self) -> None:
         self.at = 0
         """Its counter; 0: the state does not stand still."""
         self.why: StateDamaged | None = None
         self.tried = 0
-        """The counter of the last entry that gave something up for it, and did not help."""
+        """Counter of the last entry that gave up values for it without success."""
         self.early: dict[int, Early] = {}
-        """By counter: what is given up before that entry."""
+        """Counter of an entry → values given up before it."""
 
     @property
     def text(self) -> str:
-        """Why, for an operator; empty: the state does not stand still."""
+        """The reason, for an operator; empty: the state does not stand still."""
         return f"entry {self.at} of the log cannot be applied: {self.why}" if self.at else ""
 
     @property
     def keys(self) -> list[bytes]:
-        """The value that the entry met, where that is known."""
+        """Key of the value that the entry met, if known."""
         return [self.why.key] if isinstance(self.why, ValueDamaged) and self.why.key else []
 
     def stop(self, at: int, why: StateDamaged) -> None:
-        """The entry with this counter is not applied."""
+        """Stand still before the entry with this counter."""
         self.at, self.why = at, why
         helped_not = self.early.pop(at, None)
         if helped_not is not None:
             self.tried = helped_not.at
 
     def remember(self, found: Iterable[Early]) -> None:
-        """What is to be given up when a state comes to these entries."""
+        """Remember values to be given up when a state reaches these entries."""
         self.early |= {early.before: early for early in found}
 
     def look_ahead(self, entries: Iterable[Entry]) -> bool:
-        """Look through committed entries behind this one for an operator's word. Whether there is one: the state goes on."""
+        """Search committed entries after this one for one that gives up values. Returns True if the state can go on."""
         for entry in entries:
             if entry.kind != EARLY_KIND or not self.at or entry.counter <= self.tried:
                 continue
@@ -107,6 +107,6 @@ class Standstill:
         return not self.at
 
     def kept(self) -> list[Early]:
-        """What a state needs that is made from the log again."""
+        """Return the values that a state rebuilt from the log must give up."""
         met = [self.why.early] if isinstance(self.why, TakenOtherwise) else []
         return sorted({each.before: each for each in (*self.early.values(), *met)}.values())[-MAX_EARLY:]

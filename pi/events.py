@@ -1,5 +1,5 @@
-"""What happens to a Pi replica's core, and what it asks its shell to do. What replication says is in
-`cluster.replication.events`, what every core is told in `cluster.runtime.contract`. Pure.
+"""Events and effects of a Pi replica's core. Those of replication are in `cluster.replication.events`, the common ones in
+`cluster.runtime.contract`. Pure.
 
 Source: docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
@@ -18,7 +18,7 @@ from pi.state import Results
 from pixiu.wire.levels import Level, Triple
 
 NO_DEVICE: Final = -1
-"""Instead of a device: somebody looks at an inbox."""
+"""Stands for a device in reads that belong to no session."""
 
 
 class ReadRequest(NamedTuple):
@@ -33,12 +33,12 @@ class ReadRequest(NamedTuple):
     before: int = 0
     """Not 0: entries before this one, the newest first."""
     devices: bool = False
-    """Whether the user's devices are wanted, too."""
+    """True if the user's devices are wanted, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A request of a stream."""
+    """A request on a stream."""
 
     stream: int
     request: int
@@ -49,7 +49,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """A stream has ended: nobody waits for its answers."""
+    """A stream has ended: its requests need no answers."""
 
     stream: int
 
@@ -65,7 +65,8 @@ class ProposalRejected:
 
 @dataclass(frozen=True, slots=True)
 class EntryApplied:
-    """A committed entry is in the state. `copies`: how many replicas have it; 0: fewer than `min_in_sync`, nobody is told."""
+    """A committed entry is in the state. `copies`: number of replicas that have it; 0: fewer than `min_in_sync`, so it is not
+    confirmed."""
 
     counter: int
     results: Sequence[Results]
@@ -74,7 +75,7 @@ class EntryApplied:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """This replica leads in an epoch; 0: it does not. `address`: of who does, empty when unknown."""
+    """The leader has changed. `epoch`: in which this replica leads; 0: it does not. `address`: the leader's, empty if unknown."""
 
     epoch: int
     address: str
@@ -82,7 +83,7 @@ class LeaderChanged:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChanged:
-    """How many partitions there are, and the address of a Running replica of each that is known: its leader knows more."""
+    """Number of partitions, and for each the address of a Running replica, if known. That replica knows its leader."""
 
     version: int
     partitions: int
@@ -91,8 +92,8 @@ class LayoutChanged:
 
 @dataclass(frozen=True, slots=True)
 class DoublingChanged:
-    """Where the doubling of this partition stands. `appended`: the number of partitions by a SPLIT that is in the leader's log and
-    not in the state; 0: there is none."""
+    """State of this partition's doubling. `appended`: number of partitions by a SPLIT that is in the leader's log but not in the
+    state; 0: there is none."""
 
     record: Record
     appended: int = 0
@@ -100,7 +101,7 @@ class DoublingChanged:
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """An entry cannot be applied: what follows it waits for a repair, or for an operator."""
+    """An entry cannot be applied: later entries wait for a repair, or for an operator."""
 
     text: str
 
@@ -119,7 +120,7 @@ class Propose:
     payload: bytes
     replicated: bool
     beyond: bool = False
-    """It has mail for inboxes that may not grow: to be rejected, here or by another replica."""
+    """True if it holds mail while inboxes may not grow: it must be rejected, here or by another replica."""
 
 
 @dataclass(slots=True)

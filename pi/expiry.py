@@ -1,13 +1,13 @@
-"""What goes out of inboxes, and when: acknowledged, over its age, or beyond the cap. Pure.
+"""Expiry of inbox entries: acknowledged ones, those over the age limit, those beyond the cap. Pure.
 
-    floor moves    over what every counted device acknowledged and whose history is over; over what is too old; by a trim; over
-                   what was deleted
-    base follows   behind the floor when the dedupe window is over: entries go from the store
+    floor moves    over entries that every counted device acknowledged and whose history is over; over those that are too old;
+                   by a trim; over deleted entries
+    base follows   the floor when the dedupe window is over: entries are deleted from the store
 
-Two sweeps go through the hours in which inboxes got entries: the near one behind the dedupe window, the far one behind the age
-limit. Each clock entry of the log moves them on by a bounded number of steps.
+Two sweeps go through the hours in which inboxes got entries: the near one at the dedupe window, the far one at the age limit. Each
+clock entry of the log advances them by a bounded number of steps.
 
-Source: docs/pi.md; what depends on a clock is an entry).
+Source: docs/pi.md (whatever depends on a clock is an entry).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pi.inbox_table import Entries, InboxTable
 from pi.keys import TIME_KEY, time_key
 
 PURGE_A_TOUCH: Final = 64
-"""Entries that one operation on an inbox looks at, at most."""
+"""Limit of entries that one operation on an inbox looks at."""
 SWEEP_ENTRIES: Final = 20_000
-"""Entries that one clock entry looks at, at most; the next goes on there."""
+"""Limit of entries that one clock entry looks at; the next one continues from there."""
 SWEEP_INBOXES: Final = 2000
 _HOUR_S: Final = 3600
 _PLACE: Final = struct.Struct(">IQB")
@@ -37,20 +37,20 @@ class Expiry:
     def __init__(self, inboxes: InboxTable, deletions: Deletions) -> None:
         self._inboxes, self._deletions = inboxes, deletions
         self.near = BEGINNING
-        """Up to where the near sweep has come: hour, UIN, lane."""
+        """Position of the near sweep: hour, UIN, lane."""
         self.far = BEGINNING
         self.stays: Callable[[int], bool] = lambda _uin: True
-        """Whether a user's inboxes are this partition's: those of others are passed over."""
+        """Returns True if a user's inboxes belong to this partition; sweeps skip others."""
 
     def acknowledged(self, uin: int, lane: int) -> int:
-        """The InboxSeq up to which every device that counts has acknowledged; 0 without one."""
+        """Return the InboxSeq up to which every counted device has acknowledged; 0 without one."""
         inboxes = self._inboxes
         devices = inboxes.user(uin).devices
         cursors = [inboxes.cursor(uin, number, device, lane).up_to for number, device in devices.items() if inboxes.counts(device)]
         return min(cursors, default=0)
 
     def drop(self, uin: int, lane: int, head: Head, up_to: int) -> None:
-        """Raise the floor, whatever was acknowledged; what was not is counted and leaves a gap."""
+        """Raise the floor, acknowledged or not. Unacknowledged entries are counted and leave a gap."""
         if up_to <= head.floor:
             return
         unread = max(self.acknowledged(uin, lane), head.floor)
@@ -69,7 +69,7 @@ class Expiry:
         self._deletions.raised(uin, lane, head)
 
     def settle(self, uin: int, lane: int, head: Head, budget: int) -> int:
-        """Move floor and base on over at most `budget` entries. Returns how many were looked at."""
+        """Advance floor and base over at most `budget` entries. Returns the number of entries looked at."""
         inboxes = self._inboxes
         limits, now_s = inboxes.limits, inboxes.now_s
         read = acknowledged = max(self.acknowledged(uin, lane), head.floor)
@@ -87,7 +87,7 @@ class Expiry:
         inboxes, looked = self._inboxes, 0
         until_s = inboxes.now_s - inboxes.limits.dedupe_s
         if head.oldest_s > until_s:
-            # Counted as if it had been looked up: what a replica happens to remember must not move its sweeps further than others'.
+            # Counted as if it had been looked up: a replica's cached values must not move its sweeps further than others'.
             return int(head.base < head.floor and budget > 0)
         base, oldest_s, entries = head.base, head.oldest_s, Entries(inboxes, uin, lane, head)
         while base < head.floor and looked < budget:
@@ -102,7 +102,7 @@ class Expiry:
         return looked
 
     def _expire(self, uin: int, lane: int, head: Head, budget: int) -> int:
-        """Drop what is over the age limit."""
+        """Drop entries over the age limit."""
         inboxes, looked = self._inboxes, 0
         until_s, up_to, entries = inboxes.now_s - inboxes.limits.age_s, head.floor, Entries(inboxes, uin, lane, head)
         while up_to < head.last and looked < budget and entries.at(up_to + 1)[1] <= until_s:
@@ -111,13 +111,14 @@ class Expiry:
         return looked
 
     def set_back(self, now_s: int) -> None:
-        """The time goes back, if it is ahead: what was appended meanwhile lies in hours that the sweeps have passed."""
+        """Set the time back if it is ahead. The sweeps begin again: entries appended meanwhile lie in hours that they have
+        passed."""
         if now_s < self._inboxes.now_s:
             self._inboxes.now_s = now_s
             self.near = self.far = BEGINNING
 
     def sweep(self) -> bool:
-        """Both sweeps, some steps on. Whether they came to their ends."""
+        """Advance both sweeps by some steps. Returns True if both came to their ends."""
         limits, now_s = self._inboxes.limits, self._inboxes.now_s
         behind = max(limits.dedupe_s, limits.history_s)
         self.near, near_done = self._sweep(self.near, now_s - behind, far=False)
@@ -125,7 +126,7 @@ class Expiry:
         return near_done and far_done
 
     def _sweep(self, place: bytes, until_s: int, far: bool) -> tuple[bytes, bool]:
-        """From a place on through hours that ended by `until_s`. Returns the new place, and whether there was no more."""
+        """Sweep from a place on through hours that ended by `until_s`. Returns the new place, and True if the end was reached."""
         inboxes, budget = self._inboxes, SWEEP_ENTRIES
         hours = until_s // _HOUR_S
         if hours <= 0:
@@ -136,7 +137,7 @@ class Expiry:
             if not self.stays(uin):
                 place = _after(key)
                 continue
-            inboxes.table.get(key)  # its CRC: another inbox than the one meant is not to be touched
+            inboxes.table.get(key)  # checks its CRC: no other inbox than the one meant may be touched
             head = inboxes.head(uin, lane)
             looked = self._expire(uin, lane, head, budget) if far else 0
             looked += self.settle(uin, lane, head, max(budget - looked, 0))
@@ -150,5 +151,5 @@ class Expiry:
 
 
 def _after(key: bytes) -> bytes:
-    """The place behind an hour's key."""
+    """The place after an hour's key."""
     return (int.from_bytes(key[1:], "big") + 1).to_bytes(_PLACE.size, "big")

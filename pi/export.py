@@ -1,7 +1,7 @@
 """Export of a Pi: inboxes, cursors and devices as Arrow record batches, from the store as it is on the disk, on any replica.
 
-Positions are keys of the store. What a reader must see is what was applied up to a counter that it names: the export waits
-until a transaction holds that. Rows that come or go while it reads may be in it or not.
+Positions are keys of the store. A reader names the counter up to which entries must be applied: the export waits until a
+transaction holds them. Rows that come or go while it reads may be in it or not.
 
 Source: docs/pipeline.md.
 """
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PAGE_ROWS: Final = 2048
-"""Read from the store at a time."""
+"""Rows read from the store at a time."""
 APPLIED_S: Final = 10.0
-"""How long an export waits for the transaction that it is to see."""
+"""Time limit of an export's wait for the requested transaction, seconds."""
 POLL_S: Final = 0.02
 _SIGN: Final = 1 << 63
 
@@ -84,19 +84,19 @@ _TABLES: Final[dict[str, tuple[bytes, Callable[[bytes, bytes], Sequence[Row]]]]]
     ACKNOWLEDGEMENTS: (b"C", _cursor),
     DEVICES: (b"U", _devices),
 }
-"""The first byte of a table's keys, and the rows that a stored value makes. They raise StateDamaged."""
+"""The first byte of a table's keys, and a function from a stored value to rows. It raises StateDamaged."""
 
 
 class Export:
-    """Reads the rows of one request, a part at a time. Its methods are called in one thread.
+    """Reads the rows of one request, a part at a time. Its methods must be called in one thread.
 
     Args:
         partition: of the Pi.
-        store: gives the store of the moment: a snapshot may take its place.
+        store: returns the current store: a snapshot may replace it.
         table: its name.
-        columns: that are wanted.
-        users: whose rows; none: everybody's.
-        after: the key behind which to go on; empty: from the start.
+        columns: wanted.
+        users: whose rows are wanted; none: everybody's.
+        after: the key after which to go on; empty: from the start.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Export:
         every = [(self._prefix, bytes([self._prefix[0] + 1]))]
         wanted = [(self._of_user(uin), self._of_user(uin + 1)) for uin in sorted(users) if uin <= MAX_ID]
         self._ranges = [(low, high) for low, high in (wanted if users else every) if high > after]
-        """Of keys, that are still to be read."""
+        """Ranges of keys still to be read."""
 
     def _of_user(self, uin: int) -> bytes:
         return self._prefix + uin.to_bytes(8, "big")
@@ -137,7 +137,7 @@ class Export:
         return Part(self._batch(found), after=self._after, last=not self._ranges)
 
     def _batch(self, rows: list[Row]) -> pa.RecordBatch | None:
-        import pyarrow as pa  # a process that exports nothing does without Arrow's 40 MiB
+        import pyarrow as pa  # a process that exports nothing saves Arrow's 40 MiB
 
         from cluster.runtime.arrow import schema_of
 
@@ -154,7 +154,7 @@ class Export:
 
 
 class Machine(Protocol):
-    """What the service needs of `pi.machine.Machine`."""
+    """Interface of `pi.machine.Machine` to the service."""
 
     opened: bool
     store: StateStore
@@ -177,12 +177,12 @@ class PiExport(export_pb2_grpc.ExportServicer):
         self._partition = options.partition
         self.exporter = Exporter(options.export_share)
         self.view: View | None = None
-        """Of the cluster."""
+        """View of the cluster."""
 
     async def Bounds(
         self, request: export_pb2.BoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> export_pb2.BoundsReply:
-        """How far the state is, and who has it."""
+        """Applied position of the state, and the replicas that have it."""
         if not self._machine.opened:
             await abort(context, closed("Pi"))
         return export_pb2.BoundsReply(
@@ -214,11 +214,11 @@ class PiExport(export_pb2_grpc.ExportServicer):
             await abort(context, error)
 
     async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
-        """Inboxes go by what their devices acknowledged, and not by who exports them."""
+        """Refuse: inboxes depend on acknowledgements of devices, not on exports."""
         await abort(context, InvalidArgument("a Pi has no positions to hold; name readers to a Xiu"))
 
     async def _reach(self, counter: int) -> None:
-        """Wait until the store holds what was applied up to a counter. Raises NotYet."""
+        """Wait until the store holds the entries up to a counter. Raises NotYet."""
         until = asyncio.get_running_loop().time() + APPLIED_S
         while self._machine.flushed < counter:
             if asyncio.get_running_loop().time() > until:

@@ -1,4 +1,4 @@
-"""What is known of an inbox, of a cursor and of a user: values that the state keeps in memory while they are used. Pure.
+"""Inboxes, cursors and users as values that the state keeps in memory while they are used. Pure.
 
     1 ────── base ────── floor ────── gap? ───────── last
       gone         kept for       can be read
@@ -18,18 +18,18 @@ from pi.ranges import NO_RANGES, Ranges
 from pixiu.wire.cursor import Cursor
 
 MAX_DEVICES: Final = 8
-"""Of a user. Policy: one that was not seen for long makes room, or the next is refused."""
+"""Limit of devices of a user. Policy: one not seen for long is replaced, else the next one is refused."""
 
 HEAD: Final = struct.Struct("<QQQQQI")
 HIGHEST: Final = struct.Struct("<BQ")
 HAS_DELETED: Final = b"\1"
-"""Behind a head: there are deleted ranges."""
+"""Follows a head that has deleted ranges."""
 USER: Final = struct.Struct("<IHB")
 DEVICE: Final = struct.Struct("<HIIB")
 
 
 class Head:
-    """One inbox: what a user has in one lane."""
+    """One inbox: a user's mail in one lane."""
 
     __slots__ = ("base", "deleted", "dropped", "floor", "gap", "highest", "hour", "last", "oldest_s", "tail")
 
@@ -41,20 +41,20 @@ class Head:
         self.base = 0
         """Entries up to here are no longer stored."""
         self.gap = 0
-        """The newest entry that went before every device had acknowledged it."""
+        """The newest entry dropped before every device had acknowledged it."""
         self.dropped = 0
-        """How many did."""
+        """Number of such entries."""
         self.hour = 0
-        """The newest hour under which the inbox is noted."""
+        """The newest hour under which the inbox is listed."""
         self.highest: dict[int, int] = {}
-        """Highest counter of a MsgID for each Xiu partition: what is above it cannot be here yet."""
+        """Xiu partition → highest counter of its MsgIDs; MsgIDs above it cannot be here yet."""
         self.oldest_s = 0
-        """When the first stored entry was appended; 0: not looked up. Not stored."""
+        """Append time of the first stored entry; 0: not looked up. Not stored."""
         self.deleted: Ranges | None = NO_RANGES
-        """What nobody can read any more, of the entries above the floor; None: not looked up. Stored apart from this; here is
-        only whether there is anything, so that nobody looks for it in vain."""
+        """Deleted entries above the floor; None: not looked up. Stored apart; the head stores only whether there are any, to avoid
+        look-ups in vain."""
         self.tail: Chunk | None = None
-        """The chunk that `last` is in; None: not looked up, or it is empty. Stored apart from this."""
+        """The chunk that `last` is in; None: not looked up, or it is empty. Stored apart."""
 
     def encode(self) -> bytes:
         """Encode as stored."""
@@ -82,7 +82,7 @@ class Device:
     seen_s: int
     client_id: bytes
     cursors: dict[int, Cursor] = field(default_factory=dict)
-    """By lane; those that were looked up. Not stored here."""
+    """By lane; only those that were looked up. Not stored here."""
 
 
 class User:
@@ -93,9 +93,9 @@ class User:
     def __init__(self) -> None:
         self.devices: dict[int, Device] = {}
         self.newest = 0
-        """The DeviceID given last."""
+        """The last DeviceID assigned."""
         self.sessions = 0
-        """The session number given last, to whichever device: numbers of a device that comes back grow, too."""
+        """The last session number assigned, to any device: numbers of a returning device grow, too."""
 
     def encode(self) -> bytes:
         """Encode as stored."""

@@ -1,9 +1,9 @@
-"""What is known of inboxes, users and cursors: objects kept while they are used, over values that wait to be written. Pure.
+"""Inboxes, users and cursors as objects that are kept while used, over values that wait to be written. Pure.
 
     State ──▶ Expiry ──▶ Deletions ──▶ InboxTable ──▶ Table ──▶ store
           └─▶ Reader ──▶ Deletions
 
-Everything that decides stands above this and knows only what is below it.
+Layers that decide stand above this one and know only what is below them.
 
 Source: docs/pi.md.
 """
@@ -23,7 +23,7 @@ from pixiu.wire.inbox_operations import DEFAULT_LIMITS, MAX_LANE, Limits
 
 MAX_HEADS: Final = 200_000
 MAX_USERS: Final = 100_000
-"""Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
+"""Limits of heads and users kept in memory. Policy: those not used lately are dropped; they are in the store."""
 _NOT_KNOWN: Final = 1 << 64
 
 
@@ -34,7 +34,7 @@ class InboxTable:
         table: the values.
         max_heads, max_users: kept in memory.
 
-    Raises StateDamaged from every method when a value has a wrong CRC; a chunk raises it when an entry of it is asked for.
+    Every method raises StateDamaged when a value has a wrong CRC; a chunk raises it when one of its entries is requested.
     """
 
     def __init__(self, table: Table, max_heads: int = MAX_HEADS, max_users: int = MAX_USERS) -> None:
@@ -43,16 +43,16 @@ class InboxTable:
         """The log's time."""
         self.limits: Limits = DEFAULT_LIMITS
         self.dropped = 0
-        """Entries that went unacknowledged, in all inboxes."""
+        """Entries dropped unacknowledged, in all inboxes."""
         self.heads: Cache[Head] = Cache(max_heads)
-        """By UIN << 2 | lane, as `dirty`."""
+        """By UIN << 2 | lane, as in `dirty`."""
         self.dirty: dict[int, Head] = {}
-        """Heads that are to become values again: see `encode`."""
+        """Changed heads that must be encoded: see `encode`."""
         self._users: Cache[User] = Cache(max_users)
         self._sizes = max_heads, max_users
 
     def encode(self) -> None:
-        """Turn heads that changed into values, and the chunks that their newest entries are in."""
+        """Encode changed heads, and the chunks with their newest entries."""
         for key, head in self.dirty.items():
             uin, lane, tail = key >> 2, key & 3, head.tail
             self.table.put(head_key(uin, lane), head.encode())
@@ -61,13 +61,13 @@ class InboxTable:
         self.dirty = {}
 
     def forget_all(self) -> None:
-        """Everything is looked up again; `encode` comes first."""
+        """Drop all objects, so that they are looked up again; call `encode` first."""
         self.heads, self.dirty, self._users = Cache(self._sizes[0]), {}, Cache(self._sizes[1])
 
     # --- inboxes
 
     def head(self, uin: int, lane: int) -> Head:
-        """An inbox; a new one where there is none."""
+        """Return an inbox, a new one if there is none."""
         key = uin << 2 | lane
         head = self.heads.get(key) or self.dirty.get(key)
         if head is None:
@@ -77,18 +77,18 @@ class InboxTable:
         return head
 
     def changed(self, uin: int, lane: int, head: Head) -> None:
-        """An inbox is to be stored again."""
+        """Note that an inbox must be stored again."""
         self.dirty[uin << 2 | lane] = head
 
     def replace(self, uin: int, lane: int, head: Head) -> None:
-        """Another head takes an inbox's place."""
+        """Replace an inbox's head."""
         self.heads.put(uin << 2 | lane, head)
         self.changed(uin, lane, head)
 
     # --- entries
 
     def chunk(self, uin: int, lane: int, head: Head, seq: int) -> Chunk:
-        """The chunk that an entry is in. A caller that changes it and does not `keep` it has changed a copy."""
+        """Return the chunk that an entry is in. A caller that changes it must `keep` it: it may be a copy."""
         tail = head.tail
         if tail is not None and tail.number == (seq - 1) // CHUNK_ENTRIES:
             return tail
@@ -96,7 +96,7 @@ class InboxTable:
         return Chunk.decode(seq, key, self.table.get_raw(key))
 
     def keep(self, uin: int, lane: int, head: Head, chunk: Chunk) -> None:
-        """A chunk has changed, or takes the place of another."""
+        """Store a chunk that was changed or replaced."""
         if chunk.number == (head.last - 1) // CHUNK_ENTRIES:
             head.tail, chunk.changed = chunk, True
             self.changed(uin, lane, head)
@@ -104,7 +104,7 @@ class InboxTable:
             self._store(uin, lane, chunk)
 
     def tail(self, uin: int, lane: int, head: Head) -> Chunk:
-        """The chunk that takes the next entry. What is appended to it the head must be `changed` for."""
+        """Return the chunk for the next entry. After an append the caller must call `changed` for the head."""
         tail, last = head.tail, head.last
         if tail is not None:
             if last % CHUNK_ENTRIES:
@@ -115,7 +115,7 @@ class InboxTable:
         return tail
 
     def cut(self, uin: int, lane: int, head: Head, base: int) -> None:
-        """Entries up to a new base go."""
+        """Remove entries up to a new base."""
         table, first, begin = self.table, head.base // CHUNK_ENTRIES, base // CHUNK_ENTRIES
         if base == head.last:
             head.tail = None
@@ -130,12 +130,13 @@ class InboxTable:
         self.changed(uin, lane, head)
 
     def number_of(self, uin: int, lane: int, msg_id: int) -> int:
-        """The InboxSeq of a MsgID that is stored, or 0. Raises StateDamaged."""
+        """Return the InboxSeq of a stored MsgID, or 0. Raises StateDamaged."""
         head = self.head(uin, lane)
         return self.find(uin, lane, head, msg_id) if msg_sequence(msg_id) <= head.highest.get(msg_partition(msg_id), -1) else 0
 
     def find(self, uin: int, lane: int, head: Head, msg_id: int) -> int:
-        """The same of a MsgID that is not above all that came, by a search from the newest chunk on. Raises StateDamaged."""
+        """Return the InboxSeq of a MsgID that may be in the inbox by its highest counter, or 0; searches from the newest chunk on.
+        Raises StateDamaged."""
         seq, partition, counter = head.last, msg_partition(msg_id), msg_sequence(msg_id)
         while seq > head.base:
             chunk = self.chunk(uin, lane, head, seq)
@@ -153,7 +154,7 @@ class InboxTable:
     # --- users and their devices
 
     def user(self, uin: int) -> User:
-        """A user; a new one where there is none."""
+        """Return a user, a new one if there is none."""
         user = self._users.get(uin)
         if user is None:
             body = self.table.get(user_key(uin))
@@ -162,7 +163,7 @@ class InboxTable:
         return user
 
     def forget_user(self, uin: int) -> None:
-        """What is known of a user is looked up again."""
+        """Drop a user's object, so that it is looked up again."""
         self._users.drop(uin)
 
     def put_user(self, uin: int, user: User) -> None:
@@ -189,12 +190,12 @@ class InboxTable:
                 self.table.delete(key)
 
     def counts(self, device: Device) -> bool:
-        """Whether an inbox waits for a device."""
+        """True if an inbox waits for a device."""
         return self.now_s - device.seen_s < self.limits.device_age_s
 
 
 class Entries:
-    """Looks up one entry after the other of an inbox that does not change meanwhile."""
+    """Looks up successive entries of an inbox that does not change meanwhile."""
 
     __slots__ = ("_chunk", "_head", "_inboxes", "_lane", "_uin")
 
@@ -203,7 +204,7 @@ class Entries:
         self._chunk: Chunk | None = head.tail
 
     def at(self, seq: int) -> tuple[int, int]:
-        """(MsgID, when it was appended) of an entry that must be there. Raises StateDamaged."""
+        """(MsgID, append time) of an entry that must be there. Raises StateDamaged."""
         chunk = self._chunk
         if chunk is None or chunk.number != (seq - 1) // CHUNK_ENTRIES:
             self._chunk = chunk = self._inboxes.chunk(self._uin, self._lane, self._head, seq)

@@ -11,8 +11,8 @@
     P                                                    where the doubling of this partition stands: see `pi.doubling`
     M                                                    applied position, clock, limits, where the sweeps are
 
-Times are seconds since 2020, u32. LMDB returns a byte that flipped on the disk as it is; the CRC covers the key too, so
-that a value that is found under a wrong key is found out.
+Times are seconds since 2020, u32. LMDB does not detect a bit that flipped on the disk. The CRC covers the key too, so that a value
+under a wrong key is detected.
 
 Source: docs/pi.md.
 """
@@ -36,21 +36,21 @@ TIME_KEY: Final = struct.Struct(">cIQB")
 WRITER_KEY: Final = struct.Struct(">cH")
 META_KEY: Final = b"M"
 META_VERSION: Final = 1
-"""First byte of its value: the form of what is stored."""
+"""First byte of its value: version of the stored format."""
 CRC: Final = struct.Struct("<I")
 CRC_BYTES: Final = CRC.size
 CHUNK_ENTRIES: Final = 32
-"""InboxSeqs of one chunk. Part of the stored form."""
+"""InboxSeqs of one chunk. Part of the stored format."""
 CURSOR_VALUE: Final = struct.Struct("<QQ")
 WRITER_VALUE: Final = struct.Struct("<II")
 
 
 class ValueDamaged(StateDamaged):
-    """A stored value is broken, or missing.
+    """A stored value is broken or missing.
 
     Args:
-        text: which, in words.
-        key: its own.
+        text: the value, in words.
+        key: its key.
     """
 
     def __init__(self, text: str, key: bytes) -> None:
@@ -64,14 +64,14 @@ def seal(key: bytes, body: bytes) -> bytes:
 
 
 def unseal(key: bytes, value: bytes) -> bytes:
-    """A value's body. Raises StateDamaged."""
+    """Return a value's body. Raises StateDamaged."""
     if len(value) < CRC_BYTES or CRC.unpack_from(value, len(value) - CRC_BYTES)[0] != crc32(key + value[:-CRC_BYTES]):
         raise ValueDamaged(f"{name_of(key)} has a wrong CRC; repair this replica from a peer", key)
     return value[:-CRC_BYTES]
 
 
 def name_of(key: bytes) -> str:
-    """What is stored under a key, in words, for an operator."""
+    """Describe the value of a key, for an operator."""
     if key == META_KEY:
         return "the applied position"
     space, size = key[:1], len(key)
@@ -91,17 +91,17 @@ def name_of(key: bytes) -> str:
 
 _UIN: Final = struct.Struct(">Q")
 _UIN_AT: Final = {b"K": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
-"""Where a key has its UIN, by its first byte."""
+"""Offset of the UIN in a key, by the key's first byte."""
 
 
 def uin_of(key: bytes) -> int | None:
-    """Whose a key's value is; None: nobody's, or of a key that this program does not write."""
+    """The user to whom a key's value belongs; None: nobody, or this program does not write such keys."""
     at = _UIN_AT.get(key[:1])
     return None if at is None or len(key) < at + _UIN.size else int(_UIN.unpack_from(key, at)[0])
 
 
 def chunk_key(uin: int, lane: int, seq: int) -> bytes:
-    """Key of the chunk that an InboxSeq belongs into."""
+    """Key of the chunk to which an InboxSeq belongs."""
     return CHUNK_KEY.pack(b"K", uin, lane, (seq - 1) // CHUNK_ENTRIES * CHUNK_ENTRIES + 1)
 
 

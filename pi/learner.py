@@ -1,9 +1,9 @@
-"""How a child comes to what its parent has: its leader asks the parent's, and writes what it hears into its own log.
+"""Transfer of a parent's state to a child: the child's leader asks the parent's, and writes the replies into its own log.
 
     parent's leader   HOLD ─▶ a view, if the child has nothing ─▶ rows ─▶ entries of the log, as they are applied … SPLIT
     child's leader    RESET, DROP … ─▶ ROWS … ─▶ FOLLOW … ─▶ OPEN
 
-Either leader may be killed at any time: what the child has is part of its state, with the parent's position.
+Either leader may be killed at any time: the child's progress is part of its state, as the parent's position.
 
 Source: docs/doubling.md.
 """
@@ -37,19 +37,19 @@ from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
 SILENT_S: Final = 5.0
-"""A parent that says nothing for so long is left."""
+"""Time without a message after which a child leaves its parent, seconds."""
 BEHIND_POLL_S: Final = 0.05
 HEARTBEAT_S: Final = 1.0
-"""A parent says something at least so often."""
+"""Longest interval between messages of a parent, seconds."""
 ROWS_BYTES: Final = 512 << 10
 PIN_S: Final = 600.0
-"""The log is kept for a child that does not come back for so long."""
+"""Time for which a parent keeps its log for a child that has disconnected, seconds."""
 _CHANNEL: Final = (*PEER_CHANNEL, ("grpc.max_receive_message_length", MESSAGE_BYTES))
 _asked = itertools.count()
 
 
 class Learner:
-    """One try of a child's leader.
+    """One attempt of a child's leader to learn.
 
     Args:
         context: of the process.
@@ -61,7 +61,7 @@ class Learner:
         self._context, self._machine, self._replica = context, machine, replica
 
     async def run(self) -> None:
-        """Learn until this child is open. Raises Unavailable when the parent cannot be heard, or as `Replica.propose`."""
+        """Learn until this child is open. Raises Unavailable when the parent does not answer, or as `Replica.propose`."""
         doubled = self._machine.state.doubled
         learning, parent = Learning(doubled), doubled.record.doubling.parent
         if doubled.whole:
@@ -94,7 +94,7 @@ class Learner:
         return reply
 
     async def _take(self, learning: Learning, reply: pb.PiLearnReply) -> None:
-        """Write what was heard."""
+        """Write a reply into the log."""
         writes = learning.take(reply)
         with contextlib.suppress(StopIteration):
             commands = next(writes)
@@ -109,7 +109,7 @@ class Learner:
 
 
 class Teacher(pb_grpc.PiDoublingServicer):
-    """The gRPC service `pixiu.v1.PiDoubling`: what a parent's leader tells.
+    """The gRPC service `pixiu.v1.PiDoubling` of a parent's leader.
 
     Args:
         context: of the process.
@@ -125,7 +125,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
     async def Learn(
         self, request: pb.PiLearnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PiLearnReply]:
-        """All that moves, then the log."""
+        """Send everything that moves, then the log."""
         doubling = Doubling(request.doubling, request.partitions, request.partition)
         name = f"child {request.partition}"
         try:
@@ -163,7 +163,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
         def moved(rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
             kept = [row for row in rows if (uin := uin_of(row[0])) is None or doubling.moves(uin)]
             for key, value in kept:
-                unseal(key, value)  # what is broken here is not passed on
+                unseal(key, value)  # broken values are not passed on
             return kept
 
         def reply(rows: list[tuple[bytes, bytes]], *, last: bool = False) -> pb.PiLearnReply:
@@ -216,13 +216,13 @@ class Teacher(pb_grpc.PiDoublingServicer):
         self._replica.pin(name, None)
 
     def close(self) -> None:
-        """Keep the log for nobody."""
+        """Cancel the timers that release the log."""
         for timer in self._unpins.values():
             timer.cancel()
 
 
 def _parts(rows: list[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Rows in parts that fit into a message."""
+    """Split rows into parts that fit into a message."""
     part: list[tuple[bytes, bytes]] = []
     size = 0
     for row in rows:

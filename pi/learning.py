@@ -1,6 +1,6 @@
-"""What a child of Pi writes of what it hears, and what its parent tells it. Pure; the shell is `pi.learner`.
+"""Protocol between a parent of Pi and its child: the parent's replies, and the child's writes. Pure; the shell is `pi.learner`.
 
-    parent   refusal ─▶ HOLD ─▶ a snapshot, if the log does not go on from what the child has ─▶ Lesson: the log, as it is applied
+    parent   refusal ─▶ HOLD ─▶ a snapshot, unless the log continues from the child's position ─▶ Lesson: the log, as it is applied
     child    request ─▶ Learning.take: RESET, DROP …, ROWS …, FOLLOW …, OPEN, each once the one before it is replicated
 
 Source: docs/doubling.md.
@@ -22,36 +22,36 @@ from pixiu.wire.v1 import pi_replicas_pb2 as pb
 
 FOLLOW_ENTRIES: Final = 1024
 FOLLOW_BYTES: Final = 1 << 20
-"""Of one message, or one entry."""
+"""Limit of one message or entry."""
 
 
 class Log(Protocol):
-    """What is needed of a parent's log."""
+    """Interface to a parent's log."""
 
     @property
     def first(self) -> Position:
-        """What it goes on from."""
+        """Position after which the log begins."""
 
     @property
     def last(self) -> Position:
         """Its last entry, committed or not."""
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
-        """Entries from `after` + 1 on."""
+        """Return entries from `after` + 1 on."""
 
     def epoch_at(self, counter: int) -> int | None:
-        """The epoch of an entry."""
+        """Return the epoch of an entry."""
 
 
 def request_of(record: Record) -> pb.PiLearnRequest:
-    """What a child asks its parent for."""
+    """Make a child's request to its parent."""
     number, partitions, partition = record.doubling
     epoch, counter = record.learned
     return pb.PiLearnRequest(doubling=number, partitions=partitions, partition=partition, epoch=epoch, counter=counter)
 
 
 class Learning:
-    """One try of a child's leader.
+    """One attempt of a child's leader to learn.
 
     Args:
         doubled: of its state.
@@ -62,12 +62,12 @@ class Learning:
 
     @property
     def over(self) -> bool:
-        """Whether this child learns no more."""
+        """True if this child has finished learning."""
         return self._doubled.record.phase is not Phase.LEARNING
 
     def take(self, reply: pb.PiLearnReply) -> Generator[list[Command], bool, None]:
-        """The writes that follow from what the parent says, one after the other: each is answered with whether its first command
-        did something. Raises Unavailable where the child has to ask again."""
+        """Generate the writes that follow from a reply, in order; send True if the first command of a write had an effect. Raises
+        Unavailable if the child has to ask again."""
         doubled = self._doubled
         if reply.snapshot:
             yield from self._write(Step.RESET, position_body(Position(reply.epoch, reply.counter)))
@@ -83,13 +83,13 @@ class Learning:
             yield from self._write(Step.OPEN)
 
     def _write(self, step: Step, body: bytes = b"", *then: Step) -> Generator[list[Command], bool, None]:
-        """A step, and in the same write others that need it; what becomes of those the state says."""
+        """Write a step, together with others that need it; the state shows the outcome of those."""
         done = yield [Command(step, self._doubling, body), *(Command(each, self._doubling) for each in then)]
         if not done:
             raise Unavailable(f"{step.name} came too late: it is learned from where the log stands")
 
     def _opens(self, entries: bytes) -> tuple[Step, ...]:
-        """What ends with the cut opens this child in the same write: moved users wait for it."""
+        """Return OPEN if the entries end with the cut, to open the child in the same write: moved users wait for it."""
         try:
             cut = cut_in(followed(entries))
         except (struct.error, MalformedData) as wrong:
@@ -98,9 +98,9 @@ class Learning:
 
 
 def check_pupil(partition: int, record: Record, layout: RoleLayout, doubling: Doubling) -> None:
-    """Whether a parent teaches this child. Raises InvalidArgument, Unavailable.
+    """Check that a parent may teach this child. Raises InvalidArgument, Unavailable.
 
-    A child whose doubling was taken back is told nothing: it would hold the parent's sweeps for ever."""
+    A child whose doubling was taken back is refused: it would hold the parent's sweeps for ever."""
     if doubling.partitions < 2 or doubling.parent != partition:
         raise InvalidArgument(f"partition {partition} is not the parent of {doubling.partition} of {doubling.partitions}")
     if record.phase is Phase.CLEANING or (record.phase is Phase.SPLIT and record.doubling != doubling):
@@ -112,36 +112,36 @@ def check_pupil(partition: int, record: Record, layout: RoleLayout, doubling: Do
 
 
 def hold_of_sweeps(doubling: Doubling, now_s: int) -> Command:
-    """The sweeps of what moves wait, from an entry on that the child learns, or that is in the view it takes."""
+    """Make the command that holds the sweeps of moving values, from an entry on that the child learns or finds in its snapshot."""
     return Command(Step.HOLD, doubling, hold_body(now_s + HOLD_S))
 
 
 class Lesson:
-    """A parent's log, as a child is told it.
+    """A parent's log, as sent to a child.
 
     Args:
-        doubling: which one, and whose child.
+        doubling: its ID, and the child.
         log: of the parent.
-        learned: what the child has.
+        learned: the child's position.
     """
 
     def __init__(self, doubling: Doubling, log: Log, learned: Position) -> None:
         self.doubling, self._log, self._learned = doubling, log, learned
         self.after = learned.counter
-        """What the child was told up to."""
+        """Counter up to which the log was sent."""
 
     def goes_on(self, applied: int) -> bool:
-        """Whether the log goes on from what the child has. A child of another history begins again."""
+        """True if the log continues from the child's position. A child with another history begins again."""
         learned = self._learned
         kept = self._log.first.counter <= learned.counter <= applied
         return learned != START and kept and self._log.epoch_at(learned.counter) == learned.epoch
 
     def may_tell(self, applied: int) -> int:
-        """The last entry that may be told: of what is not committed nobody knows what becomes."""
+        """The last entry that may be sent: the outcome of uncommitted ones is unknown."""
         return applied
 
     def next(self, applied: int, committed: int, max_entries: int = FOLLOW_ENTRIES) -> pb.PiLearnReply:
-        """Some more of the log. Raises Unavailable when that was trimmed."""
+        """The next part of the log. Raises Unavailable if it was trimmed."""
         reply, end = pb.PiLearnReply(committed=committed), self.may_tell(applied)
         if self.after < end:
             if self.after < self._log.first.counter:

@@ -1,13 +1,13 @@
-"""Values that no replica has whole: what is made of the rest of the state in their place. Pure.
+"""Replacement of values that no replica has undamaged, from the rest of the state. Pure.
 
-    chunk            the MsgIDs of its entries are lost: deleted entries, which devices are told of as a gap
+    chunk            the MsgIDs of its entries are lost: deleted entries, reported to devices as a gap
     head             made again from the chunks: nothing is lost
-    deleted ranges   gone: what was deleted can be read again
-    cursor           gone: the device gets again what is stored
+    deleted ranges   gone: deleted entries can be read again
+    cursor           gone: the device gets all stored entries again
     devices          gone with their cursors: each begins again as a new device
     hour, writer     made again; gone, until the writer's next request
 
-Every replica does the same with it, whether its own value is broken or not.
+Every replica does the same, even if its own value is undamaged.
 
 Source: docs/pi.md, "On disk, and failures".
 """
@@ -39,9 +39,10 @@ from pixiu.ids import msg_partition, msg_sequence
 from pixiu.wire.inbox_operations import MAX_LANE
 
 ORDER: Final = b"UCHDKTG"
-"""Each of these may need those before it to be whole."""
+"""Order in which values are replaced: each may need those before it."""
 JUMP: Final = 1 << 20
-"""An inbox without entries whose head is lost goes on so far behind what its cursors have seen: no number is given twice."""
+"""Numbers skipped in an inbox without entries whose head is lost, after the highest one seen by its cursors: no number is given
+twice."""
 _SIZES: Final = {
     b"U": USER_KEY.size, b"C": CURSOR_KEY.size, b"H": INBOX_KEY.size, b"D": INBOX_KEY.size, b"K": CHUNK_KEY.size,
     b"T": TIME_KEY.size, b"G": WRITER_KEY.size,
@@ -57,9 +58,9 @@ class Loss:
         self._inboxes, self._deletions = inboxes, deletions
 
     def give_up(self, keys: tuple[bytes, ...]) -> list[int]:
-        """Put something whole in the place of the values of these keys. 1 for each that is done, 0 for one that is no key."""
+        """Replace the values of these keys. Returns 1 for each key that was replaced, 0 for an invalid one."""
         known = [key for key in keys if _SIZES.get(key[:1]) == len(key)]
-        self._inboxes.encode()  # values are made of values
+        self._inboxes.encode()  # replacements are made from values
         for key in sorted(known, key=lambda each: (ORDER.index(each[0]), each)):
             self._give_up(key, frozenset(known))
         return [int(key in known) for key in keys]
@@ -93,7 +94,7 @@ class Loss:
         for key in inboxes.table.keys(cursor_key(uin, 0, 0), cursor_key(uin, 65_535, 255), _ALL):
             inboxes.table.delete(key)
         user = User()
-        user.sessions = inboxes.now_s  # above every number that was given: sessions are fewer than seconds
+        user.sessions = inboxes.now_s  # above every number given before: there are fewer sessions than seconds
         inboxes.put_user(uin, user)
         inboxes.forget_user(uin)
 
@@ -121,7 +122,7 @@ class Loss:
         self._inboxes.replace(uin, lane, head)
 
     def _seen(self, uin: int, lane: int) -> int:
-        """The furthest place that a cursor has come to."""
+        """The highest InboxSeq that a cursor of the inbox has seen."""
         table, seen = self._inboxes.table, 0
         for key in table.keys(cursor_key(uin, 0, 0), cursor_key(uin, 65_535, MAX_LANE + 1), _ALL):
             if key[-1] != lane:
@@ -146,10 +147,10 @@ class Loss:
         for _ in range(first, last + 1):
             chunk.append(0, inboxes.now_s)
         inboxes.keep(uin, lane, head, chunk)
-        self._deletions.delete(uin, lane, first, last)  # where there are too many ranges already, MsgID 0 says the same
+        self._deletions.delete(uin, lane, first, last)  # if there are too many ranges already, MsgID 0 has the same effect
         head.oldest_s = 0
 
 
 def _is_aligned(key: bytes) -> bool:
-    """Whether a chunk may have this key; else the disk changed it."""
+    """True if a chunk may have this key; else the disk changed it."""
     return int(CHUNK_KEY.unpack(key)[3]) % CHUNK_ENTRIES == 1

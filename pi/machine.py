@@ -1,4 +1,4 @@
-"""The state over its store, as replication uses it: entries are applied at once, transactions are written by a thread.
+"""Pi's state over its store, as replication uses it: entries are applied at once, a thread writes transactions.
 
 Source: docs/stores.md.
 """
@@ -25,30 +25,30 @@ from pi.view import MARK_KIND, View, Views
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged, StorageError, Unavailable
 
 FLUSH_CHANGES: Final = 50_000
-"""So many changes are written before the interval is over."""
+"""Number of changes that are written before the interval is over."""
 CLEAN_CHANGES: Final = 4_000
-"""The same while what moved is deleted: each search for more of it looks through all changes."""
+"""The same while moved values are deleted: each search for more of them looks through all changes."""
 MAX_CHANGES: Final = 400_000
-"""Changes that wait. Policy: while there are more, writes are refused with OVERLOADED, and nothing is applied."""
+"""Limit of changes that wait. Policy: above it writes are refused with OVERLOADED, and nothing is applied."""
 RETRY_S: Final = 0.5
-"""Between two tries while the disk is full."""
+"""Interval of retries while the disk is full, seconds."""
 DAMAGED_S: Final = 10.0
-"""The scrub finds a broken value again after so long: meanwhile there may be a replica to repair it from."""
+"""Pause of the scrub after a broken value, seconds: meanwhile there may be a replica for a repair."""
 MAX_BROKEN: Final = 10_000
-"""Values that are given up at a time. Policy: the rest is found the next time."""
+"""Limit of values that are given up at a time. Policy: the rest is found the next time."""
 RESERVE_BYTES: Final = 1 << 30
-"""By so much the store may grow beyond its bound: for what was in the log when it was reached, for acknowledgements and sweeps, and
-for pages that a transaction leaves. It is taken when it is needed."""
+"""Space by which the store may grow beyond its bound: for entries that were in the log by then, acknowledgements, sweeps, and pages
+that a transaction leaves. It is allocated when needed."""
 SCRUB_KEYS: Final = 500
-"""Checked at a time."""
+"""Keys checked at a time."""
 CHECK_PAUSE_S: Final = 0.0005
-"""After so many of a snapshot: the event loop needs the interpreter, too."""
+"""Pause after `SCRUB_KEYS` of a snapshot, seconds: the event loop needs the interpreter, too."""
 
 T = TypeVar("T")
 
 
 async def _to_its_end(work: Callable[[], T]) -> T:
-    """In a thread. A caller that is cancelled still waits: the thread cannot be stopped, and its environment must stay open."""
+    """Run work in a thread. A cancelled caller still waits: the thread cannot be stopped, and its environment must stay open."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
@@ -58,17 +58,17 @@ async def _to_its_end(work: Callable[[], T]) -> T:
 
 
 class Machine:
-    """Pi's state machine: the state of one partition behind the replicated log.
+    """Pi's state machine: the state of one partition, from the replicated log.
 
     Args:
         folder: of the store.
-        store_bytes: its bound: no mail is taken while it holds more.
+        store_bytes: its bound: no mail is accepted while it holds more.
         heads: kept in memory.
-        flush_interval_s: between two transactions.
-        on_failed: called when nothing more can be written, and with damage that was found: by the scrub, or by an entry that cannot
-            be applied, again and again.
+        flush_interval_s: interval of transactions.
+        on_failed: called when nothing more can be written, and with damage found by the scrub, or repeatedly by an entry that
+            cannot be applied.
 
-    `open` comes first. Raises StateDamaged, DiskFull, DiskFailed.
+    Call `open` first. Raises StateDamaged, DiskFull, DiskFailed.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Machine:
     ) -> None:  # fmt: skip
         self._folder, self._store_bytes, self._heads = folder, store_bytes, heads
         self.full = ""
-        """Why the newest try to write failed for want of space; empty: it did not."""
+        """Why the last write failed for lack of space; empty: it did not."""
         self.beyond = ""
-        """Why no mail may be taken, although what is in the log is applied; empty: it may. Each replica finds it out by itself,
-        and a leader asks before it proposes, so that all apply the same."""
+        """Why no mail may be accepted, although entries in the log are applied; empty: it may. Each replica determines it by
+        itself, and a leader checks it before it proposes, so that all apply the same."""
         self.damaged = ""
-        """What the scrub found."""
+        """Damage found by the scrub, a read or an entry; empty: none."""
         self.transactions = 0
         self.scrubbed = 0
         self._interval_s = flush_interval_s
@@ -89,42 +89,43 @@ class Machine:
         self._writing = asyncio.Lock()
         self.opened = False
         self._flushing = False
-        """A thread may be writing what is frozen."""
+        """True while a thread may be writing frozen changes."""
         self.half_applied = False
-        """An entry broke off: what is in memory must never be written. Until the transaction that is being written has ended."""
+        """True from an entry that broke off until the transaction being written has ended: the state in memory must never be
+        written."""
         self.stop = Standstill()
-        """The entry that cannot be applied, if there is one."""
+        """The entry that cannot be applied, if any."""
         self._said_at = 0.0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.views = Views()
         self.cut: View | None = None
-        """Of a child: the state as it was when it opened; closed by whoever has read it."""
+        """For a child: the state at the moment when it opened; its reader closes it."""
         self.advanced = asyncio.Event()
-        """Something was applied."""
+        """Set when something was applied."""
         self.on_doubling: Callable[[], None] = lambda: None
         """Called when the record of the partition's doubling has changed."""
 
     def open(self) -> bool:
-        """Open the store. Whether a damaged one was set aside, and this one is empty."""
+        """Open the store. Returns True if a damaged one was set aside, and this one is empty."""
         aside = set_aside(self._folder)
         try:
             self._open()
-        except ValueDamaged as damage:  # where the state stands in the log is not known: it can only be made anew
+        except ValueDamaged as damage:  # the state's position in the log is unknown: it must be rebuilt
             mark(self._folder, str(damage))
             aside = set_aside(self._folder)
             self._open()
         return aside
 
     def mark_damaged(self, reason: str) -> None:
-        """Have the next start set the store aside and take the state from the log or another replica. Raises
-        DiskFull, DiskFailed."""
+        """Have the next start set the store aside and take the state from the log or another replica. Raises DiskFull,
+        DiskFailed."""
         mark(self._folder, reason, self.stop.kept())
 
     def _open(self) -> None:
         self.store = self._store_in(self._folder)
         try:
-            self.store.sync()  # the last transaction of a process that was killed may be in the page cache alone
+            self.store.sync()  # the last transaction of a killed process may be only in the page cache
             self._begin()
         except StorageError:
             self.store.close()
@@ -133,12 +134,12 @@ class Machine:
         self.stop.remember(early_in(self._folder))
         self.opened = True
         self.flushed = self.state.applied.counter
-        """The state is durable up to this counter."""
-        self.full = ""  # also of a snapshot that took the place of what could not be written
+        """Counter up to which the state is durable."""
+        self.full = ""  # also true of a snapshot that replaced what could not be written
         self._look_for_space()
 
     def _begin(self) -> None:
-        """The state as it is stored."""
+        """Load the state from the store."""
         self.state = State(self.store, max_heads=self._heads)
         self.state.doubled.on_open = self._keep_cut
         self.half_applied = False
@@ -164,8 +165,8 @@ class Machine:
             self._tasks.append(asyncio.create_task(self._scrub(scrub_keys_per_s), name="pi-scrub"))
 
     def apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
-        """Committed entries. Raises DiskFull: too much waits to be written, and nothing was applied; StateDamaged: an entry met a
-        broken value, and the state is the stored one again, from which the entries before that one are to be applied once more."""
+        """Apply committed entries. Raises DiskFull if too many changes wait to be written: nothing was applied. Raises StateDamaged
+        if an entry met a broken value: the state is the stored one again, and entries before that one must be applied again."""
         if self.half_applied:
             raise StateDamaged(self.stop.text)
         if self.stop.at:
@@ -194,32 +195,32 @@ class Machine:
         return found
 
     def look_ahead(self, entries: Sequence[Entry]) -> None:
-        """Committed entries behind the one that cannot be applied: one of them may be an operator's word."""
+        """Search committed entries after the one that cannot be applied for one that gives up values."""
         if self.stop.look_ahead(entries):
-            self.damaged = ""  # the scrub says what is left of it
+            self.damaged = ""  # the scrub reports remaining damage
 
     @property
     def stands(self) -> bool:
-        """Whether everything before the entry that cannot be applied is in the state."""
+        """True if every entry before the one that cannot be applied is in the state."""
         return self.stop.at == self.applied + 1 and not self.half_applied
 
     @property
     def refuses(self) -> StateDamaged | DiskFull | None:
-        """Why no write is taken, where another replica may take it."""
+        """Reason for refusing writes that another replica may accept."""
         if self.stop.at:
             return StateDamaged(self.stop.text)
         return DiskFull(self.full) if self.full else None
 
     def _take_back(self) -> None:
-        """Forget what was applied since the last transaction, with the entry that broke off: the log has it. Raises DiskFailed."""
+        """Go back to the last transaction, before the entry that broke off; the log has the rest. Raises DiskFailed."""
         try:
             self._begin()
-        except StateDamaged as damage:  # then the next start sets the store aside
+        except StateDamaged as damage:  # the next start sets the store aside
             raise DiskFailed(f"{damage}; it is rebuilt at the next start") from damage
         self.on_doubling()
 
     def _say(self) -> None:
-        """Report why the state stands still, now and then: another replica may be whole by now."""
+        """Report the standstill at most every `DAMAGED_S`: another replica may be undamaged by now."""
         now = time.monotonic()
         if now >= self._said_at + DAMAGED_S:
             self._said_at = now
@@ -229,7 +230,7 @@ class Machine:
         return self._apply_to_marks(entries) if self.views else self.state.apply(entries)
 
     def _apply_early(self, entries: Sequence[Entry]) -> list[list[Results]]:
-        """The same, and what is given up before some of them."""
+        """Apply entries, and give up values before some of them."""
         found: list[list[Results]] = []
         begin = 0
         for index, entry in enumerate(entries):
@@ -242,7 +243,7 @@ class Machine:
 
     def _keep_cut(self) -> None:
         self._close_cut()
-        with contextlib.suppress(StorageError):  # then its digest is not known
+        with contextlib.suppress(StorageError):  # its digest stays unknown
             self.cut = self.view()
 
     def _close_cut(self) -> None:
@@ -251,7 +252,7 @@ class Machine:
             self.cut = None
 
     def _apply_to_marks(self, entries: Sequence[Entry]) -> list[list[Results]]:
-        """The same, and the views that somebody waits for."""
+        """Apply entries, and create the views that callers wait for."""
         found: list[list[Results]] = []
         begin = 0
         for index, entry in enumerate(entries, 1):
@@ -265,12 +266,12 @@ class Machine:
         return found + self.state.apply(entries[begin:])
 
     def view(self) -> View:
-        """The state as it is now; whoever takes it closes it. Raises StorageError."""
+        """Create a view of the current state; the caller closes it. Raises StorageError."""
         return View(self.store.reader(), self.state.unstored(), self.applied)
 
     async def read_view(self, view: View, take: Callable[[list[tuple[bytes, bytes]]], T]) -> T | None:
-        """Some more rows of a view, as a function makes something of them in a thread; None at the end. Raises Unavailable when
-        the state was replaced meanwhile, StorageError."""
+        """Process the next rows of a view with a function in a thread; None at the end. Raises Unavailable if the state was
+        replaced meanwhile, StorageError."""
 
         def part() -> T | None:
             rows = view.part()
@@ -282,7 +283,7 @@ class Machine:
             return await _to_its_end(part)
 
     async def digest(self, view: View, moves: Callable[[bytes], bool] | None = None) -> Digest:
-        """Read a view to its end, or those of its rows whose keys are wanted. Raises as `read_view`."""
+        """Digest a view to its end, or those of its rows whose keys are wanted. Raises as `read_view`."""
         digest = Digest()
 
         def take(rows: list[tuple[bytes, bytes]]) -> bool:
@@ -295,25 +296,25 @@ class Machine:
 
     @property
     def writing(self) -> asyncio.Lock:
-        """Held while the store is written, or replaced by a snapshot; whoever reads it in a thread holds it, too."""
+        """Held while the store is written, replaced by a snapshot, or read in a thread."""
         return self._writing
 
     @property
     def behind(self) -> bool:
-        """More waits to be written than may."""
+        """True if too many changes wait to be written."""
         return self.state.unwritten >= MAX_CHANGES
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """What `pi.events.ReadRequest` asks for. Raises Refusal, StateDamaged."""
+        """Serve a `pi.events.ReadRequest`. Raises Refusal, StateDamaged."""
         if number == NO_DEVICE:
             return self.state.peek(uin, lane, start or 0, count, before, devices=devices)
         return self.state.read(uin, number, lane, session, start, count, before, devices=devices)
 
     async def flush(self) -> None:
-        """One transaction, durable. Raises DiskFull, DiskFailed, StateDamaged."""
+        """Write one transaction, durably. Raises DiskFull, DiskFailed, StateDamaged."""
         async with self._writing:
             try:
                 await self._flush()
@@ -338,12 +339,12 @@ class Machine:
             if isinstance(problem, DiskFull):
                 self.full = str(problem)
             raise
-        self.full = ""  # whoever asked for it: a try that finds nothing left to write would not say so
+        self.full = ""  # for every caller: a further try with nothing left to write would not clear it
         self.store.renew()
         self.state.table.thawed()
         self._look_for_space()
         record = self.state.doubled.record
-        if record.digest or record.phase is not Phase.OPEN:  # nobody asks for it any more, and LMDB keeps what it frees
+        if record.digest or record.phase is not Phase.OPEN:  # not needed any more; while open, LMDB cannot reuse pages
             self._close_cut()
         self.transactions += 1
         self.flushed = counter
@@ -361,7 +362,7 @@ class Machine:
         self.store.sync()
 
     async def snapshot(self, folder: Path) -> int:
-        """Write the state as it is at one applied counter into an empty folder; returns that counter. `apply` goes on."""
+        """Write the state at one applied counter into an empty folder; return that counter. `apply` goes on."""
         await self.flush()
         await asyncio.to_thread(self.store.copy, folder / FILE_NAME)
         try:
@@ -371,7 +372,7 @@ class Machine:
             raise
 
     async def _look_for_damage(self) -> None:
-        """Say what is broken in the state; nothing, where only a copy of it is."""
+        """Report damage of the state, if not only its copy is broken."""
         try:
             await self.verify()
         except StateDamaged as damage:
@@ -383,11 +384,11 @@ class Machine:
         await asyncio.to_thread(self._checked, folder)
 
     def _checked(self, folder: Path) -> int:
-        """The position of a snapshot whose every value is whole."""
+        """Check every value of a snapshot; return its position."""
         return self._position_of(folder, check=True)
 
     def _position_of(self, folder: Path, *, check: bool = False) -> int:
-        """What a snapshot holds: a transaction may have come between the flush and the copy."""
+        """Read the position from a snapshot: a transaction may have come between the flush and the copy."""
         store = self._store_in(folder)
         try:
             after: bytes | None = b"" if check else None
@@ -402,7 +403,7 @@ class Machine:
     async def load(self, folder: Path) -> None:
         """Replace the state by a snapshot, durably. Nothing is applied meanwhile."""
         async with self._writing:
-            await asyncio.to_thread(self._position_of, folder)  # what cannot be read is not taken
+            await asyncio.to_thread(self._position_of, folder)  # unreadable snapshots are not taken
             self._close_cut()
             self.store.close()
             try:
@@ -428,7 +429,7 @@ class Machine:
                 return
 
     async def _scrub(self, keys_per_s: int) -> None:
-        """Look through everything that is stored, again and again, for values that the disk changed."""
+        """Check all stored values, again and again, for changes by the disk."""
         after: bytes | None = b""
         while True:
             await asyncio.sleep(SCRUB_KEYS / keys_per_s)
@@ -445,11 +446,11 @@ class Machine:
                 self._on_failed(failed)
                 return
             if after is None and not self.stop.at:
-                self.damaged = ""  # all of it was looked at once more, from its beginning or from what was broken
+                self.damaged = ""  # everything was checked once more, from the beginning or from the broken value on
             self.scrubbed += SCRUB_KEYS
 
     async def verify(self) -> int:
-        """Check every value of what is applied; how many there are. What a full disk does not take is left out.
+        """Check every applied value; return the number of values. Changes that a full disk does not take are left out.
 
         Raises StateDamaged, DiskFailed.
         """
@@ -468,7 +469,7 @@ class Machine:
             values, after = values + SCRUB_KEYS, following
 
     async def broken(self) -> list[bytes]:
-        """The keys of stored values that are not whole, and of the one that an entry met; at most `MAX_BROKEN`. Raises DiskFull,
+        """Return the keys of broken stored values, and of the one that an entry met; at most `MAX_BROKEN`. Raises DiskFull,
         DiskFailed."""
         if self.applied != self.flushed:
             await self.flush()
@@ -482,7 +483,7 @@ class Machine:
         return met + keys[: MAX_BROKEN - len(met)]
 
     async def close(self) -> None:
-        """Write what is left, as far as the disk takes it; what it does not is in the log."""
+        """Write remaining changes, as far as the disk takes them; the log has the rest."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

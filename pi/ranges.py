@@ -1,4 +1,4 @@
-"""Ranges of InboxSeqs, as inboxes keep what was deleted: in order, apart from each other, few. Pure.
+"""Sorted, disjoint ranges of InboxSeqs: the deleted entries of an inbox. Pure.
 
     ── floor ──[first ─ last]────[first ─ last]── last entry
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 MAX_RANGES: Final = 1000
-"""Of an inbox. Policy: a deletion that would make one more is refused; ranges that touch become one."""
+"""Limit for an inbox. Policy: a deletion that would exceed it is refused; adjacent ranges are merged."""
 RANGE: Final = struct.Struct("<QQ")
 
 
@@ -23,7 +23,7 @@ class Ranges:
     __slots__ = ("_firsts", "_lasts")
 
     def __init__(self, body: bytes = b"") -> None:
-        """From its stored form."""
+        """Decode the stored form."""
         pairs = list(RANGE.iter_unpack(body))
         self._firsts: list[int] = [first for first, _ in pairs]
         self._lasts: list[int] = [last for _, last in pairs]
@@ -39,8 +39,8 @@ class Ranges:
         return len(self._firsts)
 
     def add(self, first: int, last: int) -> bool:
-        """Put a range in. Whether there was room for it; otherwise nothing changes."""
-        # Those from `low` to below `high` overlap the new one, or touch it.
+        """Add a range. Returns False if there are too many; then nothing changes."""
+        # Ranges from `low` to below `high` overlap the new one, or touch it.
         low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
         if low == high and len(self) >= MAX_RANGES:
             return False
@@ -50,26 +50,26 @@ class Ranges:
         return True
 
     def cut(self, up_to: int) -> None:
-        """Forget everything up to a number."""
+        """Remove everything up to a number."""
         gone = bisect_right(self._lasts, up_to)
         del self._firsts[:gone], self._lasts[:gone]
         if self._firsts:
             self._firsts[0] = max(self._firsts[0], up_to + 1)
 
     def at(self, seq: int) -> tuple[int, int] | None:
-        """The range that a number is in."""
+        """Return the range that a number is in."""
         place = bisect_left(self._lasts, seq)
         if place < len(self) and self._firsts[place] <= seq:
             return self._firsts[place], self._lasts[place]
         return None
 
     def after(self, seq: int) -> int:
-        """The end of the range that begins behind a number at once; else the number."""
+        """Return the end of the range that begins right after a number; without one the number itself."""
         found = self.at(seq + 1)
         return found[1] if found else seq
 
     def count(self, first: int, last: int) -> int:
-        """How many numbers from `first` to `last` are in ranges."""
+        """Count the numbers from `first` to `last` that are in ranges."""
         low, high = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         whole = sum(self._lasts[place] - self._firsts[place] + 1 for place in range(low, high))
         if low < high:
@@ -78,4 +78,4 @@ class Ranges:
 
 
 NO_RANGES: Final = Ranges()
-"""Of an inbox in which nothing was deleted. Nobody adds to it."""
+"""Of an inbox without deletions. It must not be changed."""

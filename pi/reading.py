@@ -1,6 +1,6 @@
-"""What reads of inboxes find: what a device has not acknowledged, pages forward and back, unread counts, the devices. Pure.
+"""Reads of inboxes: entries that a device has not acknowledged, pages forward and back, unread counts, devices. Pure.
 
-Nothing is changed by any of it.
+Reads change nothing.
 
 Source: Long connections (history); docs/delivery.md, docs/pi.md.
 """
@@ -18,11 +18,11 @@ from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 MAX_READ: Final = 1000
-"""Entries of one read."""
+"""Limit of entries of one read."""
 
 
 class Refusal(Exception):
-    """An answer that is a code."""
+    """An error answer, as a code."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code.name)
@@ -30,41 +30,41 @@ class Refusal(Exception):
 
 
 class DeviceFound(NamedTuple):
-    """A device of a user, and where it is in one lane."""
+    """A device of a user, and its cursor in one lane."""
 
     number: int
     client_id: bytes
     seen_s: int
     counts: bool
-    """Whether the inbox waits for it."""
+    """True if the inbox waits for it."""
     up_to: int
     bits: int
     unread: int
 
 
 class Read(NamedTuple):
-    """What a read found."""
+    """Result of a read."""
 
     entries: list[tuple[int, int]]
     """(InboxSeq, MsgID). MsgID 0: deleted, for a device that has not acknowledged it."""
     floor: int
-    """Entries up to here cannot be read any more."""
+    """Entries up to here can no longer be read."""
     gap: int
-    """The newest entry that went before every device had acknowledged it: what is missing up to here was dropped."""
+    """The newest entry dropped before every device had acknowledged it: entries missing up to here were dropped."""
     last: int
     """The newest InboxSeq."""
     dropped: int
-    """How many entries went unacknowledged, ever."""
+    """Total of entries dropped unacknowledged."""
     up_to: int
     """The device has acknowledged everything up to here."""
     unread: int = 0
-    """Entries that the device has not acknowledged, and could read. Without a device: all that can be read."""
+    """Readable entries that the device has not acknowledged. Without a device: all readable entries."""
     devices: Sequence[DeviceFound] = ()
-    """If they were asked for."""
+    """If requested."""
 
 
 def unread_by(cursor: Cursor, head: Head, deleted: Ranges) -> int:
-    """How many entries a device has not acknowledged, and could read: by arithmetic, however many there are."""
+    """Count the readable entries that a device has not acknowledged, by arithmetic alone."""
     begin = max(cursor.up_to, head.floor)
     if head.last <= begin:
         return 0
@@ -73,7 +73,7 @@ def unread_by(cursor: Cursor, head: Head, deleted: Ranges) -> int:
     for first, last in deleted:
         low, high = max(first, begin + 1), last
         if high >= low:
-            # What was deleted and acknowledged is taken off once.
+            # Entries both deleted and acknowledged are subtracted once.
             both = bits >> (low - begin - 1) & (1 << min(high - low + 1, 64)) - 1 if low - begin <= 64 else 0
             count -= high - low + 1 - both.bit_count()
     return count
@@ -88,7 +88,7 @@ class Reader:
     def peek(
         self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
     ) -> Read:  # fmt: skip
-        """Entries after `start`, or before `before` with the newest first, for whoever looks: needs no session. Raises Refusal."""
+        """Read entries after `start`, or before `before` with the newest first, without a session. Raises Refusal."""
         if lane > MAX_LANE:
             raise Refusal(Code.INVALID_ARGUMENT)
         head = self._inboxes.head(uin, lane)
@@ -102,7 +102,7 @@ class Reader:
         self, uin: int, lane: int, number: int, device: Device, start: int | None, count: int, before: int = 0, *,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Entries after `start`, None: what the device has not acknowledged; or before `before`, the newest first."""
+        """Read entries after `start`, None: unacknowledged ones; or before `before`, the newest first."""
         inboxes = self._inboxes
         head = inboxes.head(uin, lane)
         deleted = self._deletions.of(uin, lane, head)
@@ -122,7 +122,7 @@ class Reader:
         return Read(entries, head.floor, head.gap, head.last, head.dropped, acknowledged.up_to, unread, found)
 
     def _forward(self, uin: int, lane: int, start: int, count: int) -> list[tuple[int, int]]:
-        """What can be read after a number."""
+        """Readable entries after a number."""
         inboxes, entries = self._inboxes, list[tuple[int, int]]()
         head = inboxes.head(uin, lane)
         stored = Entries(inboxes, uin, lane, head)
@@ -136,7 +136,7 @@ class Reader:
         return entries
 
     def _back(self, uin: int, lane: int, before: int, count: int) -> list[tuple[int, int]]:
-        """What can be read before a number, the newest first."""
+        """Readable entries before a number, the newest first."""
         inboxes, entries = self._inboxes, list[tuple[int, int]]()
         head = inboxes.head(uin, lane)
         stored = Entries(inboxes, uin, lane, head)

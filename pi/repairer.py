@@ -1,8 +1,8 @@
-"""What a Pi does about damage: it takes its state from another replica that is whole, and never from one that is broken as well.
+"""Repair of a Pi's state: taken from an undamaged replica, never from one that is broken as well.
 
     a broken value ──▶ another replica in sync checks all of its own ──▶ whole: this process ends, and begins again with its state
-                                                                   └─▶ broken as well, or there is none: what can be read is served,
-                                                                       until an operator has what is lost given up
+                                                                   └─▶ broken as well, or none exists: undamaged values are served,
+                                                                       until an operator gives up the lost ones
 
 Source: docs/pi.md, docs/promises.md, "Failure rules".
 """
@@ -35,15 +35,15 @@ from pixiu.wire.v1.pi_pb2_grpc import PiStub
 NOT_MARKED: Final = "pi_state_not_marked"
 GIVEN_UP: Final = "pi_values_given_up"
 ANSWER_S: Final = 0.5
-"""From the answer to an operator to the end of a process that begins again."""
+"""Delay from the answer to an operator to the end of a process that begins again, seconds."""
 ASK_AGAIN_S: Final = 300.0
-"""Another replica that is broken as well is asked again after so long: it reads all that it stores for the answer."""
+"""Interval after which a replica that is broken as well is asked again, seconds: for the answer it reads its whole store."""
 CHECK_S: Final = 3600.0
 EARLY_POLL_S: Final = 0.05
 KEYS_AT_ONCE: Final = 1000
-"""In one entry of the log."""
+"""Keys in one entry of the log."""
 MAX_NAMED: Final = 1000
-"""Of what was given up, in the answer and in the audit. Policy: the rest is only counted."""
+"""Limit of values named in the answer and in the audit. Policy: the rest is only counted."""
 
 
 class Repairer:
@@ -73,14 +73,14 @@ class Repairer:
         """Why the damage is not repaired; empty: it is, or there is none."""
 
     def _others(self) -> list[Node]:
-        """Other replicas that have everything that is committed."""
+        """Other replicas that have everything committed."""
         status = self._replica.status()
         in_sync = status.get("in_sync")
         members = set(in_sync) - {status["member"]} if isinstance(in_sync, list) else set()
         return [node for node in self._context.view.replicas("pi", self._partition) if hex_id(node.member) in members]
 
     async def whole_one(self) -> Node | None:
-        """Another replica in sync whose every value is whole, by its own word."""
+        """Another replica in sync that reports its whole state as undamaged."""
         for node in self._others():
             async with peer_channel(node.address, "pi", PEER_CHANNEL) as channel:
                 stub: Any = PiStub(channel)
@@ -95,7 +95,7 @@ class Repairer:
     # --- damage
 
     def damaged(self, text: str) -> None:
-        """A value is broken."""
+        """Begin a repair: a value is broken."""
         if not self._others():
             self._stay("no other replica is in sync")
         elif not self._asking.locked() and time.monotonic() >= self._ask_at:
@@ -110,14 +110,14 @@ class Repairer:
     async def _repair(self, text: str) -> None:
         async with self._asking:
             if await self.whole_one() is not None:
-                if self._mark(text) or (self._machine.stop.at and self._replica.is_leader):  # the other one leads, then
+                if self._mark(text) or (self._machine.stop.at and self._replica.is_leader):  # the other one leads then
                     self._end(text)
             else:
                 self._ask_at = time.monotonic() + ASK_AGAIN_S
                 self._stay("no other replica in sync is undamaged")
 
     async def begin_again(self, text: str) -> bool:
-        """Take the state from another replica, if there is one that is whole; whether this begins. Raises DiskFull, DiskFailed."""
+        """Take the state from another replica if one is undamaged; return True if this begins. Raises DiskFull, DiskFailed."""
         if await self.whole_one() is None:
             return False
         self._machine.mark_damaged(text)
@@ -136,10 +136,10 @@ class Repairer:
     def _end(self, text: str) -> None:
         self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
 
-    # --- what no replica has
+    # --- values that no replica has
 
     async def give_up(self, operator: str, reason: str) -> tuple[int, list[str]]:
-        """Give up every broken value, on all replicas; how many, and what they were. Audited first.
+        """Give up every broken value, on all replicas; return their number and names. Audited first.
 
         Raises InvalidArgument, NotLeader; Unavailable: another replica is whole; StorageError, OutcomeUnknown.
         """
@@ -168,7 +168,7 @@ class Repairer:
         return len(keys), names
 
     async def _give_up_early(self, before: int, keys: list[bytes]) -> None:
-        """Give values up before the entry that cannot be applied, and wait until the state has gone on. Raises StateDamaged when it
+        """Give up values before the entry that cannot be applied, and wait until the state has gone on. Raises StateDamaged if it
         has not; or as `Replica.propose`."""
         proposal = self._replica.submit([(EARLY_KIND, encode_early(before, keys))], unblocks=True)
         applied = asyncio.ensure_future(proposal.reached(Level.REPLICATED))
@@ -180,5 +180,5 @@ class Repairer:
             await applied
         finally:
             applied.cancel()
-        while self._replica.may_leave:  # what was refused meanwhile: another replica that goes on as well may lead now
+        while self._replica.may_leave:  # writes were refused meanwhile: another replica that goes on as well may lead now
             await asyncio.sleep(EARLY_POLL_S)

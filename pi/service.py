@@ -46,10 +46,10 @@ from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 MAX_STREAMS: Final = 4096
-"""Streams of callers at a time. Policy: further ones are refused with OVERLOADED."""
+"""Limit of callers' streams. Policy: further ones are refused with OVERLOADED."""
 DRAIN_POLL_S: Final = 0.02
 WORD_S: Final = 3.0
-"""A state that stands still is called damaged after so long: an operator's word that others have heard may be on its way here."""
+"""Time after which a state that stands still is called damaged, seconds: an operator's entry that others have may be on its way."""
 DAMAGED: Final = "pi_state_damaged"
 SET_ASIDE: Final = "pi_state_set_aside"
 
@@ -110,26 +110,26 @@ class Service(RoleShell):
         return found
 
     def on_view(self, view: View) -> None:
-        """Where other partitions are."""
+        """Note the addresses of other partitions."""
         self._export.view = view
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
         self._runner.step(ev.LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
         self._doubling.look()
 
     async def start(self) -> None:
-        """Take part: who leads is found out by and by."""
+        """Start; the leader becomes known later."""
         self._machine.start(self._context.options.scrub_keys_per_s)
         await self._replica.start()
 
     async def drain(self) -> None:
-        """Take no new streams and no more writes, answer what is under way, hand over."""
+        """Accept no new streams and no more writes, answer pending requests, hand over."""
         self._draining = True
         while self._core.under_way:
             await asyncio.sleep(DRAIN_POLL_S)
         await self._replica.drain()
 
     async def stop(self) -> None:
-        """Write what is left and close everything."""
+        """Write remaining changes and close everything."""
         self._export.exporter.close()
         self._teacher.close()
         await self._doubling.close()
@@ -139,7 +139,7 @@ class Service(RoleShell):
         await self._machine.close()
 
     def health(self) -> dict[str, object]:
-        """Who leads, and what is wrong."""
+        """Report replication and problems."""
         status = self._replica.status()
         degraded = status["degraded"] or self._damage or (self._doubling.problem if self._machine.opened else "")
         return {
@@ -155,7 +155,7 @@ class Service(RoleShell):
     # --- what the streams call
 
     def admit(self, stream: Stream) -> int:
-        """A number for a new stream. Raises Overloaded or Draining."""
+        """Return a number for a new stream. Raises Overloaded or Draining."""
         if self._draining:
             raise Draining("this replica is draining; use the next leader")
         if len(self._streams) >= MAX_STREAMS:
@@ -176,7 +176,7 @@ class Service(RoleShell):
         self._runner.step(ev.Requested(number, request.request, request.operations, level_of(request), reads))
 
     def left(self, number: int) -> None:
-        """The stream is gone."""
+        """Remove a stream that has ended."""
         self._streams.pop(number, None)
         self._runner.step(ev.StreamClosed(number))
 
@@ -195,15 +195,15 @@ class Service(RoleShell):
             raise
 
     def stored(self, msg_id: int, uin: int) -> int:
-        """The InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
+        """Return the InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
         return self._machine.state.inboxes.number_of(uin, msg_lane(msg_id), msg_id)
 
     def may_grow(self) -> bool:
-        """Whether there is space for mail."""
+        """True if there is space for mail."""
         return not self._machine.beyond
 
     def may_read(self) -> bool:
-        """Whether what was just read is the newest there is; of a state that stands still, whether nobody has a newer one."""
+        """True if the values just read are the newest there are; for a state that stands still, if nobody has newer ones."""
         return self._replica.lease_valid() or (self._machine.stands and self._replica.holds_lease())
 
     # --- the replica
@@ -223,7 +223,7 @@ class Service(RoleShell):
         self._doubling.deposed()
 
     def _propose(self, effect: ev.Propose) -> None:
-        """Write an entry, and say what becomes of it."""
+        """Write an entry, and report its outcome to the core."""
         level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
             refused = self._machine.refuses or (DiskFull(self._machine.beyond) if effect.beyond else None)
@@ -231,7 +231,7 @@ class Service(RoleShell):
                 if self._replica.leave_for_space():
                     raise Draining("this replica cannot write its inboxes; use the next leader")
                 raise refused
-            if self._draining:  # else there would be something under way for ever, and no hand-over
+            if self._draining:  # else work would always be pending, and there would be no hand-over
                 raise Draining("this replica is draining; use the next leader")
             if self._machine.behind:
                 raise Overloaded("LMDB writes lag behind the log; retry later")
@@ -247,7 +247,7 @@ class Service(RoleShell):
             await proposal.reached(Level.PERSISTED)
             self._runner.step(Persisted(proposal.first))
             written = await proposal.settled(Level.REPLICATED)
-        except OutcomeUnknown:  # whoever waits was told when this replica was deposed
+        except OutcomeUnknown:  # waiting callers were answered when this replica was deposed
             return
         (results,) = written.answers
         assert isinstance(results, list)
@@ -257,7 +257,7 @@ class Service(RoleShell):
     # --- damage
 
     async def verify(self, repair: bool) -> tuple[int, str, bool]:
-        """Check what is stored: the values that are whole, what is broken, and whether a repair begins. Raises PixiuError."""
+        """Check the store: (undamaged values, damage, True if a repair begins). Raises PixiuError."""
         for _ in range(int(WORD_S / DRAIN_POLL_S)):
             if not self._machine.stop.at:
                 break
@@ -274,7 +274,7 @@ class Service(RoleShell):
         return f"{damage}; {self.repairer.alone}" if damage and self.repairer.alone else damage
 
     def _failed(self, error: PixiuError) -> None:
-        """The inboxes cannot be written, or are broken."""
+        """Handle inboxes that cannot be written, or are broken."""
         self._context.log.error(DAMAGED, error=str(error), code=error.code)
         if self._machine.stop.at:
             self._runner.step(ev.StoodStill(self._machine.stop.text))

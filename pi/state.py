@@ -1,6 +1,6 @@
-"""Inboxes, cursors, sessions and devices: what committed entries of the log make of them. Pure, over a table.
+"""Inboxes, cursors, sessions and devices, as made by committed entries of the log. Pure, over a table.
 
-Everything is decided here, when an entry is applied, from the state alone, in the order of the log; so every replica gets the
+Everything is decided here, when an entry is applied, from the state alone, in the order of the log; so every replica assigns the
 same numbers. Time is the time in the log's entries, and never goes back.
 
 Source: PiXiu §6.2; docs/architecture.md, "A mail is sent", docs/pi.md.
@@ -61,9 +61,9 @@ from pixiu.wire.inbox_operations import (
 
 META: Final = struct.Struct("<BIQIQ13s13s")
 EARLY: Final = struct.Struct("<Q")
-"""The last of what is stored with the position: see `State.early`."""
+"""Last field stored with the position: see `State.early`."""
 SEEN_STEP_S: Final = 3600
-"""A device's time is written again when it is older than this: what depends on it counts in days."""
+"""Age at which a device's time is written again, seconds: everything that depends on it counts in days."""
 _HOUR_S: Final = 3600
 Arguments = ParamSpec("Arguments")
 
@@ -79,13 +79,13 @@ def _result(what: Callable[Arguments, int], *arguments: Arguments.args, **named:
 
 
 class State:
-    """The inboxes of one partition: what committed operations make of them.
+    """The inboxes of one partition, from committed operations.
 
     Args:
         store: opened.
         max_heads, max_users: kept in memory.
 
-    Raises StateDamaged from every method when a value has a wrong CRC; after one from `apply` the state must not be used.
+    Every method raises StateDamaged when a value has a wrong CRC; after one from `apply` the state must not be used.
     """
 
     doubled_type: ClassVar[type[DoublingState]] = DoublingState
@@ -94,14 +94,14 @@ class State:
         self.table = Table(store)
         self.inboxes = InboxTable(self.table, max_heads, max_users)
         self.applied = START
-        """The last entry of the log that is in the state."""
+        """The last entry of the log in the state."""
         self.damaged_entries = 0
-        """Entries of the log that no version of this program wrote: passed over."""
+        """Skipped entries of the log that no version of this program wrote."""
         self.early = 0
-        """The counter of the last entry that was taken before one that it names."""
+        """Counter of the last entry that was taken before one that it names."""
         self._epoch = 0
         self._broken_writers: dict[int, StateDamaged] = {}
-        """Those that cannot be read; no more than there are workers."""
+        """Writers that cannot be read; at most one for each worker."""
         self._writers: dict[int, tuple[int, int]] = {}
         """Worker → (epoch, highest generation)."""
         self._deletions = Deletions(self.inboxes)
@@ -124,14 +124,14 @@ class State:
             worker = int.from_bytes(key[1:], "big")
             try:
                 body = self.table.get(key)
-            except StateDamaged as damage:  # it is in nobody's way before that writer's next request
+            except StateDamaged as damage:  # it affects only that writer's next request
                 self._broken_writers[worker] = damage
                 continue
             assert body is not None
             self._writers[worker] = WRITER_VALUE.unpack(body)
 
     def _take_meta(self, meta: bytes) -> tuple[Position, int]:
-        """Time, limits and sweeps; returns the applied position, and what was dropped."""
+        """Load time, limits and sweeps; return the applied position, and the number of dropped entries."""
         version, epoch, counter, self.inboxes.now_s, dropped, near, far = META.unpack_from(meta)
         if version != META_VERSION:
             raise StateDamaged(f"the state has version {version}, this program reads {META_VERSION}")
@@ -140,7 +140,7 @@ class State:
         return Position(epoch, counter), dropped
 
     def _take_row(self, key: bytes, body: bytes) -> None:
-        """What a child takes from its parent beside the users' values."""
+        """Take a parent's row that belongs to no user, in a child."""
         if key == META_KEY:
             self._take_meta(body)
         elif key[:1] == b"G":
@@ -148,7 +148,7 @@ class State:
             self.table.put(key, body)
 
     def _reset(self) -> None:
-        """A child begins again: what is in memory is nobody's."""
+        """Clear what is in memory: a child begins again."""
         self._writers.clear()
         self._broken_writers.clear()
         self.inboxes.forget_all()
@@ -157,17 +157,17 @@ class State:
     # --- transactions
 
     def freeze(self) -> Changes:
-        """Everything that changed since the last time, with the applied position, for one transaction of the store."""
+        """Return all changes since the last call, with the applied position, for one transaction of the store."""
         self._encode()
         return self.table.freeze()
 
     def unstored(self) -> Changes:
-        """A copy of everything that a transaction has not brought into the store, or may be bringing there just now."""
+        """Copy all changes that no finished transaction has brought into the store."""
         self._encode()
         return {**self.table.frozen, **self.table.changes}
 
     def _encode(self) -> None:
-        """What is kept as objects becomes values."""
+        """Encode changed objects."""
         inboxes, sweeps = self.inboxes, self._expiry
         inboxes.encode()
         meta = META.pack(META_VERSION, *self.applied, inboxes.now_s, inboxes.dropped, sweeps.near, sweeps.far)
@@ -181,7 +181,7 @@ class State:
     # --- applying
 
     def apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
-        """Take committed entries that follow `applied`. For each, the results of each of its operations."""
+        """Apply committed entries that follow `applied`. Returns for each entry the results of each of its operations."""
         found: list[list[Results]] = []
         for entry in entries:
             if entry.counter != self.applied.counter + 1:
@@ -198,7 +198,7 @@ class State:
         return [] if self.doubled.learning else self._apply_own(entry)
 
     def _apply_early(self, entry: Entry) -> list[Results]:
-        """What it gives up was given up before the entry that it names, or this state is another one."""
+        """Check that its values were given up before the entry that it names; else this state differs from others."""
         try:
             early = early_of(entry)
         except MalformedData:
@@ -211,7 +211,7 @@ class State:
         return []
 
     def take_early(self, early: Early) -> None:
-        """The next entry is the one that values are given up before. Raises StateDamaged: as `apply`."""
+        """Give up values before the next entry. Raises StateDamaged: as `apply`."""
         self._give_up(early.keys)
         self.early = early.at
 
@@ -277,7 +277,7 @@ class State:
                 return self._give_up(keys)
 
     def _refuses(self, writer: Writer) -> bool:
-        """Whether a stream of appends is no longer its writer's."""
+        """True if a newer stream of its writer replaced this stream of appends."""
         worker, generation, epoch = writer
         if epoch != self._epoch:
             return True
@@ -305,7 +305,7 @@ class State:
         return self._insert((msg_id, uin) for (uin,) in U64.iter_unpack(operation.receivers))
 
     def _insert(self, pairs: Iterable[tuple[int, int]]) -> Results:
-        """The hot path: (MsgID, UIN) of each append."""
+        """Append (MsgID, UIN) pairs: the hot path."""
         found: Results = []
         inboxes = self.inboxes
         heads, dirty, pack = inboxes.heads.young, inboxes.dirty, ENTRY.pack
@@ -346,7 +346,7 @@ class State:
         return found
 
     def _make_room(self, uin: int, lane: int, head: Head) -> bool:
-        """Whether an inbox at its cap takes one more: its oldest goes, unless it is to refuse."""
+        """Return True if an inbox at its cap takes one more entry: its oldest goes, unless it is set to refuse."""
         self._expiry.settle(uin, lane, head, PURGE_A_TOUCH)
         if head.last - head.floor < self.inboxes.limits.cap:
             return True
@@ -371,7 +371,7 @@ class State:
         return 0
 
     def _session(self, uin: int, number: int, lane: int, session: int) -> tuple[User, Device]:
-        """The device of a request. Raises Refusal."""
+        """Return the device of a request. Raises Refusal."""
         user = self.inboxes.user(uin)
         device = user.devices.get(number)
         if device is None:
@@ -400,7 +400,7 @@ class State:
         return user.sessions
 
     def _device_of(self, uin: int, client_id: bytes) -> int:
-        """The number of a device. Its name follows its DeviceID; without one it keeps the one that it has."""
+        """Return the number of a device. Its name follows its DeviceID; a client_id without a name keeps the device's name."""
         user = self.inboxes.user(uin)
         for number, device in user.devices.items():
             if device.client_id[:DEVICE_ID_BYTES] == client_id[:DEVICE_ID_BYTES]:
@@ -416,7 +416,7 @@ class State:
         return number
 
     def _add(self, uin: int, user: User, number: int, client_id: bytes) -> None:
-        """Room for one more: a device that was not seen for long makes it. Raises Refusal."""
+        """Add a device; one not seen for long is replaced if there are too many. Raises Refusal."""
         if len(user.devices) >= MAX_DEVICES:
             oldest = min(user.devices, key=lambda each: (user.devices[each].seen_s, each))
             if self.inboxes.counts(user.devices[oldest]):
@@ -428,7 +428,8 @@ class State:
             self._begin_at_the_end(uin, number, device)
 
     def _begin_at_the_end(self, uin: int, number: int, device: Device) -> None:
-        """Somebody else has, or gets, what is in the inboxes; a user's first device gets it in any case."""
+        """Begin at the end of the inboxes: another device has, or gets, their entries. A user's first device gets them in any
+        case."""
         for lane in range(MAX_LANE + 1):
             if last := self.inboxes.head(uin, lane).last:
                 device.cursors[lane] = cursor = Cursor(last)
@@ -469,13 +470,13 @@ class State:
     def peek(
         self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
     ) -> Read:  # fmt: skip
-        """Entries after `start`, or before `before` with the newest first, for whoever looks. Raises Refusal."""
+        """Read entries after `start`, or before `before` with the newest first, without a session. Raises Refusal."""
         return self._reader.peek(uin, lane, start, count, before, devices=devices)
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0, *,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Entries after `start`, None: what the device has not acknowledged; or before `before`. Raises Refusal."""
+        """Read entries after `start`, None: unacknowledged ones; or before `before`. Raises Refusal."""
         _, device = self._session(uin, number, lane, session)
         return self._reader.read(uin, lane, number, device, start, count, before, devices=devices)

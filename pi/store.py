@@ -1,7 +1,7 @@
-"""Pi's state on a disk: an LMDB environment behind the log, written in few large transactions. Blocking.
+"""Pi's state on a disk: an LMDB environment, written in few large transactions. Blocking.
 
-A transaction syncs its pages before its root, and not the root: after a power cut the state is as it was after one
-of the last transactions, whole. `sync` makes the newest one durable; only then may the log behind it go.
+A transaction syncs its pages before its root, and not the root: after a power cut the state is that of one of the last
+transactions, whole. `sync` makes the newest one durable; only then may the log that it covers be deleted.
 
 Source: docs/stores.md.
 """
@@ -28,25 +28,25 @@ COPY_SUFFIX: Final = ".copy"
 FILE_NAME: Final = "data.mdb"
 LOCK_NAME: Final = "lock.mdb"
 DAMAGED_NAME: Final = "damaged"
-"""Holds why this state is to be set aside at the next start."""
+"""File with the reason why this state must be set aside at the next start."""
 EARLY_NAME: Final = "given-up"
-"""Holds what a state that is made from the log again gives up, and before which entries."""
+"""File with the values that a rebuilt state gives up, and before which entries."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _READING: Final = ("opened", "read", "verified")
 SHORT_WRITE_BYTES: Final = 1 << 20
-"""LMDB calls a write that the system took a part of only an I/O error. With less than this left the reason is a full disk: LMDB
-writes at most 64 pages at a time."""
+"""LMDB reports a partial write only as an I/O error. With less free space than this the reason is a full disk: LMDB writes at most
+64 pages at a time."""
 
 
 class StateReader:
-    """Everything that is stored, as of one moment, for one thread at a time. `close` ends it, before the store's end."""
+    """Everything stored, as of one moment, for one thread at a time. `close` it before the store."""
 
     def __init__(self, store: StateStore, transaction: lmdb.Transaction) -> None:
         self.store = store
         self._transaction = transaction
 
     def rows(self, after: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Keys and values, CRCs and all, from a key on; the key to go on from, None at the end. Raises DiskFailed,
+        """Return keys and values with CRCs, from a key on, and the key to go on from, None at the end. Raises DiskFailed,
         StateDamaged."""
         try:
             with self._transaction.cursor() as cursor:
@@ -58,20 +58,20 @@ class StateReader:
             raise self.store.problem("read", error) from error
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Release the transaction."""
         self._transaction.abort()
 
 
 class StateStore:
-    """One environment; see `pi.table.Store` for what the state uses of it.
+    """One environment; see `pi.unwritten.Store` for the state's interface to it.
 
-    `get` and `scan` are for one thread, `write`, `sync` and `copy` for another one beside it.
+    `get` and `scan` are for one thread, `write`, `sync` and `copy` for another.
 
     Args:
-        folder: made when it is missing. Nobody else may have it open: the log beside it is locked.
-        map_bytes: the most that the file may grow to.
+        folder: created if missing. No other process may have it open: the log beside it is locked.
+        map_bytes: size limit of the file.
 
-    Raises DiskFull, DiskFailed or StateDamaged, from every method.
+    Every method raises DiskFull, DiskFailed or StateDamaged.
     """
 
     def __init__(self, folder: Path, map_bytes: int) -> None:
@@ -81,7 +81,7 @@ class StateStore:
             make_directory(folder)
             if not (folder / FILE_NAME).exists():
                 _make(folder, map_bytes)
-            sync_directory(folder)  # whoever made the file may have been killed before that
+            sync_directory(folder)  # the process that made the file may have been killed before that
             self._db = lmdb.open(
                 str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=2, metasync=False, readahead=False, lock=True
             )
@@ -90,7 +90,7 @@ class StateStore:
             raise self.problem("opened", error) from error
 
     def get(self, key: bytes) -> bytes | None:
-        """A value as it was after the last transaction before `renew`."""
+        """Return a value as of the last transaction before `renew`."""
         try:
             found: bytes | None = self._reading.get(key)
         except lmdb.Error as error:
@@ -111,8 +111,8 @@ class StateStore:
             raise self.problem("read", error) from error
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """All of it or nothing, in one transaction. Not sorted: that costs more than it saves."""
-        free = self._free_bytes()  # while it was written the log may have let something go
+        """Write all changes or none, in one transaction. Not sorted: that costs more than it saves."""
+        free = self._free_bytes()  # the log may have freed space while it was written
         try:
             with self._db.begin(write=True) as transaction, transaction.cursor() as cursor:
                 for key in [key for key, value in changes.items() if value is None]:
@@ -122,14 +122,14 @@ class StateStore:
             raise self.problem("written", error, free) from error
 
     def reader(self) -> StateReader:
-        """Everything as of the newest transaction. What is freed meanwhile is not used again until the reader is closed."""
+        """Open a reader as of the newest transaction. Pages freed meanwhile are not reused until it is closed."""
         try:
             return StateReader(self, self._db.begin())
         except lmdb.Error as error:
             raise self.problem("read", error) from error
 
     def renew(self) -> None:
-        """Reads see the newest transaction from here on. In the thread of `get`."""
+        """Let reads see the newest transaction from here on. Call it in the thread of `get`."""
         try:
             self._reading.abort()
             self._reading = self._db.begin()
@@ -137,15 +137,15 @@ class StateStore:
             raise self.problem("read", error) from error
 
     def sync(self) -> None:
-        """The newest transaction is durable."""
+        """Make the newest transaction durable."""
         try:
             self._db.sync(True)
         except (OSError, lmdb.Error) as error:
             raise self.problem("synced", error) from error
 
     def verify(self, after: bytes, limit: int, broken: list[bytes] | None = None) -> bytes | None:
-        """Check the CRCs of stored values from a key on; the key to go on after, None at the end. Raises StateDamaged, unless
-        the keys of broken ones are collected."""
+        """Check CRCs of stored values from a key on; return the key to go on after, None at the end. Raises StateDamaged, unless
+        keys of broken values are collected in `broken`."""
         try:
             with self._db.begin() as transaction, transaction.cursor() as cursor:
                 found = cursor.set_range(after) if after else cursor.first()
@@ -164,7 +164,7 @@ class StateStore:
             raise self.problem("verified", error) from error
 
     def count_from(self, key: bytes) -> int:
-        """How many values stand from a key on."""
+        """Count the values from a key on."""
         try:
             with self._db.begin() as transaction, transaction.cursor() as cursor:
                 found = cursor.set_range(key) if key else cursor.first()
@@ -173,7 +173,7 @@ class StateStore:
             raise self.problem("read", error) from error
 
     def copy(self, path: Path) -> None:
-        """A compact copy of the newest transaction to a file, durable before it has its name: a snapshot."""
+        """Write a compact copy of the newest transaction to a file, durable before it has its name: a snapshot."""
         begun = path.with_name(path.name + COPY_SUFFIX)
         try:
             with open(begun, "wb") as file:
@@ -192,13 +192,13 @@ class StateStore:
 
     @property
     def bytes_live(self) -> int:
-        """Bytes of the pages that hold something: what was freed is used again, and the file does not shrink."""
+        """Bytes of the pages in use: freed pages are reused, and the file does not shrink."""
         found = self._db.stat()
         return int((found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]) * found["psize"])
 
     @property
     def entries(self) -> int:
-        """How many values are stored."""
+        """Number of stored values."""
         return int(self._db.stat()["entries"])
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class StateStore:
         self._db.close()
 
     def _free_bytes(self) -> int:
-        """That are left on the disk; enough where it does not even say that: then it is broken, and not full."""
+        """Free bytes on the disk; `SHORT_WRITE_BYTES` if unknown: then the disk is broken, and not full."""
         try:
             found = os.statvfs(self.folder)
         except OSError:
@@ -215,7 +215,7 @@ class StateStore:
         return found.f_bavail * found.f_frsize
 
     def problem(self, what: str, error: Exception, free_before: int = SHORT_WRITE_BYTES) -> DiskFull | DiskFailed | StateDamaged:
-        """What an error of LMDB means, with so many bytes left on the disk before."""
+        """Translate an error of LMDB, given the free bytes on the disk before."""
         text = f"the inboxes in {self.folder} cannot be {what}: {error}"
         if isinstance(error, lmdb.MapFullError):
             return DiskFull(f"{text}; the file reached {self._map_bytes >> 20} MiB: raise pi.store_mb and start again")
@@ -231,7 +231,7 @@ class StateStore:
 
 
 def _make(folder: Path, map_bytes: int) -> None:
-    """Make an empty file, durable before it has its name: LMDB opens no torn one."""
+    """Make an empty file, durable before it has its name: LMDB cannot open a torn one."""
     begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
     begun.unlink(missing_ok=True)
     with lmdb.open(str(begun), map_size=map_bytes, subdir=False, lock=False) as made:
@@ -240,8 +240,8 @@ def _make(folder: Path, map_bytes: int) -> None:
 
 
 def mark(folder: Path, reason: str, early: Sequence[Early] = ()) -> None:
-    """Have `set_aside` set a state aside, durably, and the next one give up what others did. Raises DiskFull, DiskFailed: then
-    nothing is set aside."""
+    """Mark a state for `set_aside`, durably, with values that the rebuilt one gives up. Raises DiskFull, DiskFailed: then nothing
+    is set aside."""
     try:
         if early:
             rows = [[each.before, each.at, [key.hex() for key in each.keys]] for each in early]
@@ -261,7 +261,7 @@ def mark(folder: Path, reason: str, early: Sequence[Early] = ()) -> None:
 
 
 def early_in(folder: Path) -> list[Early]:
-    """What `mark` wrote; nothing, where it cannot be read: the state finds it out again."""
+    """Read what `mark` wrote; empty if it cannot be read: the state finds it out again."""
     try:
         rows = json.loads((folder / EARLY_NAME).read_text("ascii"))
         return [Early(int(before), int(at), tuple(bytes.fromhex(key) for key in keys)) for before, at, keys in rows]
@@ -270,7 +270,7 @@ def early_in(folder: Path) -> list[Early]:
 
 
 def set_aside(folder: Path) -> bool:
-    """Set a state aside that was marked: its file is kept beside, the newest one alone. Whether there was one."""
+    """Set a marked state aside; only the newest such file is kept. Returns True if there was one."""
     if not (folder / DAMAGED_NAME).exists():
         return False
     if (folder / FILE_NAME).exists():
@@ -282,7 +282,7 @@ def set_aside(folder: Path) -> bool:
 
 
 def install(snapshot: Path, folder: Path) -> None:
-    """Put a snapshot in the place of a state that is closed. Whole or not at all."""
+    """Replace a closed state by a snapshot, whole or not at all."""
     make_directory(folder)
     begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
     try:

@@ -26,12 +26,12 @@ from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 WINDOW_REQUESTS: Final = 1000
-"""Requests of one stream without an answer. Policy: no more are read from it."""
+"""Limit of unanswered requests of one stream. Policy: at it the stream is not read."""
 WINDOW_BYTES: Final = 8 << 20
-"""Replies of one stream that wait to be sent. Policy: no more requests are read from it."""
+"""Limit of replies of one stream that wait to be sent. Policy: at it the stream is not read."""
 MAX_READ: Final = 1000
 MAX_READ_ENTRIES: Final = 50_000
-"""Entries of all reads of a request. Policy: the later reads find fewer, or none, and say where the inbox ends."""
+"""Limit of entries of all reads of a request. Policy: later reads return fewer, or none, and the end of the inbox."""
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
 StreamCarrier = Carrier[pi_pb2.PiReply, pi_pb2.PiRequest]
@@ -40,23 +40,23 @@ VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerify
 
 
 class StreamHost(Protocol):
-    """What the replica's service offers to its callers."""
+    """Interface of the replica's service to its callers."""
 
     def admit(self, stream: Stream) -> int:
-        """A number for a new stream. Raises Overloaded or Draining."""
+        """Return a number for a new stream. Raises Overloaded or Draining."""
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """Take a request of a stream."""
 
     async def verify(self, repair: bool) -> tuple[int, str, bool]:
-        """Check what is stored: the values that are whole, what is broken, and whether a repair begins. Raises PixiuError."""
+        """Check the store: (undamaged values, damage, True if a repair begins). Raises PixiuError."""
 
     def left(self, number: int) -> None:
-        """The stream is gone."""
+        """Remove a stream that has ended."""
 
 
 class Stream:
-    """One caller: its replies, and how much is unanswered.
+    """One caller: its replies, and the amount of unanswered requests.
 
     Args:
         carrier: of the stream.
@@ -97,7 +97,7 @@ class Stream:
         return None if self._room.is_set() else self._room.wait()
 
     def _give(self) -> pi_pb2.PiReply | None:
-        """The next reply. A caller that does not read its replies is not read from: they count until they have left."""
+        """Return the next reply. A caller that does not read its replies is not read from: they count until they have left."""
         if self._leaving is not None:
             self._unanswered -= 1
             self._bytes -= self._leaving.ByteSize()
@@ -125,12 +125,12 @@ def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
 
 
 def level_of(request: pi_pb2.PiRequest) -> Level:
-    """The level of a request's operations; one that is unknown is the safest."""
+    """The level of a request's operations; an unknown one counts as the safest."""
     return Level.from_wire(request.level) or Level.REPLICATED
 
 
 def message_of(reply: Reply) -> pi_pb2.PiReply:
-    """A reply as it travels."""
+    """Encode a reply."""
     message = pi_pb2.PiReply(
         request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.triple.layout_version,
         epoch=reply.triple.epoch, committed=reply.triple.committed, copies=reply.copies,
@@ -156,7 +156,7 @@ class PiService(pi_pb2_grpc.PiServicer):
     """The gRPC service `pixiu.v1.Pi`.
 
     Args:
-        audit: of the process: who deletes users' mail or drops their devices is written there.
+        audit: of the process: records deletions of users' mail, and dropped devices.
     """
 
     def __init__(self, hub: StreamHost, audit: Audit) -> None:
@@ -170,11 +170,11 @@ class PiService(pi_pb2_grpc.PiServicer):
         await self.exchange(GrpcHandler(context), lambda: caller_of(context))
 
     async def exchange_framed(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
-        """The same, over frames."""
+        """Serve one caller's stream, over frames."""
         await self.exchange(handler, lambda: Caller(handler.role, handler.name))
 
     async def exchange(self, handler: StreamHandler, who: Callable[[], Caller]) -> None:
-        """Serve one caller's stream, whatever carries it."""
+        """Serve one caller's stream over any carrier."""
         number = 0
         caller: Caller | None = None
 

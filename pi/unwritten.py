@@ -1,8 +1,8 @@
-"""The state's keys and values: what changed since the last transaction in memory, over a store. Pure.
+"""The state's keys and values: changes since the last transaction in memory, over a store. Pure.
 
     changes now ─▶ changes being written ─▶ store         a look-up goes from left to right
 
-The shell writes what `freeze` returned, in a thread of its own, in one transaction; meanwhile the next changes come in.
+The shell writes the result of `freeze` in a thread, in one transaction; meanwhile further changes come in.
 
 Source: docs/stores.md.
 """
@@ -19,16 +19,16 @@ Changes = dict[bytes, bytes | None]
 
 
 class Store(Protocol):
-    """Where committed state is. Calls are short."""
+    """Interface to committed state. Calls are short."""
 
     def get(self, key: bytes) -> bytes | None:
-        """A value of the last transaction."""
+        """Return a value of the last transaction."""
 
     def scan(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys from `low` to below `high`, in order, of the last transaction."""
+        """Yield keys from `low` to below `high`, in order, as of the last transaction."""
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """All of it or nothing, in one transaction."""
+        """Write all changes or none, in one transaction."""
 
 
 class Table:
@@ -40,14 +40,14 @@ class Table:
         self.frozen: Changes = {}
 
     def get_raw(self, key: bytes) -> bytes | None:
-        """A value with its CRC."""
+        """Return a value with its CRC."""
         for changes in (self.changes, self.frozen):
             if key in changes:
                 return changes[key]
         return self._store.get(key)
 
     def get(self, key: bytes) -> bytes | None:
-        """A value's body. Raises StateDamaged."""
+        """Return a value's body. Raises StateDamaged."""
         value = self.get_raw(key)
         return None if value is None else unseal(key, value)
 
@@ -60,7 +60,7 @@ class Table:
         self.changes[key] = None
 
     def keys(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
-        """The first keys from `low` to below `high`."""
+        """Return the first keys from `low` to below `high`."""
         changed = {key: value for part in (self.frozen, self.changes) for key, value in part.items() if low <= key < high}
         found = {key for key, value in changed.items() if value is not None}
         stored = 0
@@ -73,16 +73,16 @@ class Table:
         return sorted(found)[:limit]
 
     def freeze(self) -> Changes:
-        """What is to be written now. `thawed` ends it; until then no other call of this."""
+        """Return the changes to write now. `thawed` or `refused` must follow before the next call."""
         assert not self.frozen
         self.frozen, self.changes = self.changes, {}
         return self.frozen
 
     def thawed(self) -> None:
-        """The frozen changes were written."""
+        """Drop the frozen changes, which were written."""
         self.frozen = {}
 
     def refused(self) -> None:
-        """It was not written: it goes with the next."""
+        """Put the frozen changes back, which were not written: they go with the next."""
         self.changes = {**self.frozen, **self.changes}
         self.frozen = {}

@@ -1,4 +1,4 @@
-"""A Pi's state as it was behind one entry of the log, kept while it is read: the store as of then, and what was not in it yet.
+"""A Pi's state right after one entry of the log, kept while it is read: the store as of then, and changes not yet in it.
 
     apply … mark ─┬─ apply …            event loop
                   └─ view ── part ── part ── part ── end         a thread, a bounded part at a time
@@ -17,13 +17,13 @@ from pi.unwritten import Changes
 from pixiu.errors import Overloaded, StorageError
 
 MARK_KIND: Final = 17
-"""Of the log's entries that hold a mark (u64): they change nothing, and say behind what replicas are compared."""
+"""Kind of log entries that hold a mark (u64): they change nothing, and name the position at which replicas are compared."""
 MARK_BYTES: Final = 8
 PART_ROWS: Final = 2000
-"""Read at a time."""
+"""Rows read at a time."""
 MAX_VIEWS: Final = 2
-"""Marks that are waited for at a time. Policy: further ones are refused with OVERLOADED. A view keeps the store from using
-again what it frees meanwhile."""
+"""Limit of marks that are waited for. Policy: further ones are refused with OVERLOADED. While a view is open, the store cannot
+reuse pages that it frees."""
 
 
 class View:
@@ -31,8 +31,8 @@ class View:
 
     Args:
         reader: of the store.
-        overlay: what was to be written into the store, or was being written: as it is or will be there.
-        position: the last entry in it.
+        overlay: changes that had not been written into the store, or were being written.
+        position: counter of the last entry in it.
     """
 
     def __init__(self, reader: StateReader, overlay: Changes, position: int) -> None:
@@ -42,7 +42,7 @@ class View:
         self._after: bytes | None = b""
 
     def part(self) -> list[tuple[bytes, bytes]] | None:
-        """Some more rows; None: there are no more. Blocking; one thread at a time. Raises StorageError."""
+        """Return the next rows; None: there are no more. Blocking; one thread at a time. Raises StorageError."""
         if self._after is not None:
             rows, self._after = self.reader.rows(self._after, PART_ROWS)
             overlay = self._overlay
@@ -51,12 +51,12 @@ class View:
         return [(key, value) for key, value in part if value is not None] if part else None
 
     def close(self) -> None:
-        """Let the store go on without it."""
+        """Release the store's pages."""
         self.reader.close()
 
 
 class Views:
-    """Views that were asked for, by their marks."""
+    """Requested views, by their marks."""
 
     def __init__(self) -> None:
         self._wanted: dict[bytes, asyncio.Future[View]] = {}
@@ -65,7 +65,7 @@ class Views:
         return bool(self._wanted)
 
     def expect(self, mark: int) -> asyncio.Future[View]:
-        """The view behind the entry that holds a mark, when that is applied; `forget` must follow. Raises Overloaded."""
+        """Return a future of the view right after the entry that holds a mark; `forget` must follow. Raises Overloaded."""
         payload = mark.to_bytes(MARK_BYTES, "little")
         if len(self._wanted) >= MAX_VIEWS or payload in self._wanted:
             raise Overloaded("this replica is being compared already; wait for it to end", 1000)
@@ -73,12 +73,12 @@ class Views:
         return found
 
     def wants(self, payload: bytes) -> bool:
-        """Whether somebody waits for this mark."""
+        """True if a caller waits for this mark."""
         future = self._wanted.get(payload)
         return future is not None and not future.done()
 
     def answer(self, payload: bytes, view: View | StorageError) -> None:
-        """The mark was applied."""
+        """Deliver the view: the mark was applied."""
         future = self._wanted[payload]
         if isinstance(view, View):
             future.set_result(view)
@@ -86,7 +86,7 @@ class Views:
             future.set_exception(view)
 
     def forget(self, mark: int) -> None:
-        """End the view, or the wait for it."""
+        """Close the view, or cancel the wait for it."""
         future = self._wanted.pop(mark.to_bytes(MARK_BYTES, "little"))
         if future.cancel() or future.cancelled() or future.exception() is not None:
             return

@@ -1,7 +1,7 @@
-"""Which user a request's work is for, and how much it is: what `/hot` counts of a store that is asked by streams. Pure.
+"""The user and the amount of a request's work: input of `/hot` for a store that is reached by streams. Pure.
 
-One user of each request, drawn by lot, speaks for the whole request, so that it costs one look. The first one would speak for
-senders whose batches begin alike.
+One random user of each request counts for the whole request, to save look-ups. The first one would be biased for senders whose
+batches begin alike.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -23,14 +23,14 @@ _ITEMS: Final[Mapping[int, tuple[int, int, int]]] = {
     Op.TRIMS: (0, TRIM.size, 0),
     Op.DELETES: (0, DELETE.size, 0),
 }
-"""Operation → where its items begin, bytes of one (0: there is one), and where a UIN stands in it."""
+"""Operation → offset of its items, bytes of one (0: there is one), and offset of the UIN in it."""
 MAX_LOOKED_AT: Final = 64
-"""Operations of a request that are looked through for the one on which the lot falls."""
+"""Limit of operations of a request that are searched for the chosen one."""
 
 
 def removals(operations: bytes) -> Iterator[dict[str, object]]:
-    """What of a request takes something from a user for good, by somebody's word, as an audit log has it: deletions, and
-    devices that are dropped. What is malformed is left to who applies it."""
+    """Deletions and dropped devices in a request, as an audit log has them: they remove something of a user for good. Malformed
+    operations are left to the code that applies them."""
     at, size = 0, len(operations)
     while at + HEAD.size <= size:
         number, length = HEAD.unpack_from(operations, at)
@@ -46,9 +46,9 @@ def removals(operations: bytes) -> Iterator[dict[str, object]]:
 
 
 def work_of(operations: bytes, readers: list[int], lot: float) -> tuple[int, int]:
-    """(UIN, how many reads and operations came, these by their size); (0, 0) where they are nobody's.
+    """(UIN, number of reads and operations, the latter estimated by size); (0, 0) if there is no user.
 
-    operations: as `pixiu.wire.inbox_operations` draws them. readers: the UIN of each read. lot: 0 to below 1.
+    operations: as `pixiu.wire.inbox_operations` describes them. readers: the UIN of each read. lot: 0 to below 1.
     """
     size = len(operations)
     items = len(readers) + -(-size // APPEND.size)
@@ -68,7 +68,7 @@ def work_of(operations: bytes, readers: list[int], lot: float) -> tuple[int, int
 
 
 def _user_in(operations: bytes, number: int, body: int, end: int, wanted: int, items: int) -> tuple[int, int]:
-    """The user of the item of an operation in which a byte lies."""
+    """The user of the item that contains a byte of an operation."""
     found = _ITEMS.get(number)
     if found is None:
         return 0, 0

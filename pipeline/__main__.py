@@ -1,4 +1,4 @@
-"""`python -m pipeline JOB …`, and what `spark-submit` is given."""
+"""`python -m pipeline JOB …`, and the script for `spark-submit`."""
 
 from __future__ import annotations
 

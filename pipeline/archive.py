@@ -1,15 +1,14 @@
-"""Archive: stored mail as Parquet, by batch and day, each batch with a manifest that says what is in it.
+"""Archive: stored mail as Parquet, by batch and day, each batch with a manifest of its content.
 
     PATH/messages/batch=1764223125123456/day=2026-11-22/part-….parquet
     PATH/manifest/batch=1764223125123456/part-….json      a line for each partition: positions, rows, digest, cluster
 
-    plan positions ──▶ write messages ──▶ write the manifest ──▶ tell the Xius what is not needed any more ──▶ plan …
+    plan positions ──▶ write messages ──▶ write the manifest ──▶ report to the Xius what is archived ──▶ plan …
                        nothing counts yet    all of it counts
 
-The manifests alone say where the next run goes on, so nothing can come between a batch and the note of it. A batch is written
-into a folder of its own, whose number is the time in Unix microseconds, and never written again: a run that was killed leaves a
-folder without a manifest, which no reader takes, and the next run plans anew. PATH is a folder, or any file system that Spark
-knows.
+The manifests alone determine where the next run continues, so nothing can come between a batch and the note of it. A batch is
+written once, into a folder of its own, whose number is the time in Unix microseconds: a killed run leaves a folder without a
+manifest, which no reader accepts, and the next run plans anew. PATH is a folder, or any file system that Spark knows.
 
 Source: docs/pipeline.md.
 """
@@ -33,7 +32,7 @@ from pixiu.errors import Gone, InvalidArgument, StoreDamaged, Unavailable
 from pixiu.wire.export_tables import MESSAGES, TABLES, columns_of
 
 READER: Final = "archive"
-"""By which retention knows who archives."""
+"""Name of the archive as a reader, for retention."""
 ROWS_PER_BATCH: Final = 1_000_000
 COLUMNS: Final = [name for name, _ in TABLES[MESSAGES]]
 MANIFEST: Final = (
@@ -47,50 +46,50 @@ Summary = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """What is archived where."""
+    """The cluster and the folder of an archive, and settings."""
 
     target: str
     path: str
     rows_per_batch: int = ROWS_PER_BATCH
     reader: str = READER
     accept_loss: bool = False
-    """Go on behind what Xiu does not have any more and the archive never had."""
+    """Continue after messages that Xiu no longer has and the archive never had."""
 
 
 class Source(Protocol):
-    """What is archived: `pipeline.source.PixiuStreamReader`."""
+    """Interface to the messages to archive: `pipeline.source.PixiuStreamReader`."""
 
     @property
     def cluster(self) -> str:
-        """Whose messages it reads, as soon as it was asked for anything."""
+        """The cluster of the messages, known after the first question."""
 
     def initialOffset(self) -> dict[str, int | str]:
-        """The earliest positions."""
+        """Return the earliest positions."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End at what is there now."""
+        """Fix the end at the newest positions now."""
 
     def getDefaultReadLimit(self) -> Any:
-        """How many rows a batch has."""
+        """Return the limit of rows of a batch."""
 
     def latestOffset(self, start: dict[str, int | str], limit: Any) -> dict[str, int | str]:
-        """Where a batch ends."""
+        """Return the end of a batch."""
 
     def begins(self, start: dict[str, int | str], end: dict[str, int | str]) -> Offsets:
-        """Where a batch begins: further than `start` where retention has passed that."""
+        """Return the begin of a batch: beyond `start` if retention has passed that."""
 
     def commit(self, end: dict[str, int | str]) -> None:
-        """Nothing before this is needed any more."""
+        """Report that nothing before this is needed any more."""
 
 
 class Storage(Protocol):
-    """Where an archive is kept."""
+    """Interface to the storage of an archive."""
 
     def ranges(self) -> list[Range]:
-        """What all manifests name."""
+        """Return the ranges of all manifests."""
 
     def sealed(self) -> set[int]:
-        """The batches that have a manifest."""
+        """Return the batches that have a manifest."""
 
     def write(self, batch: int, begins: Offsets, ends: Offsets) -> Summary:
         """Write the messages of a batch, which must be new."""
@@ -100,7 +99,8 @@ class Storage(Protocol):
 
 
 def archive_new(source: Source, storage: Storage, options: ArchiveOptions, now_us: Callable[[], int]) -> list[int]:
-    """Archive what is new until now, batch after batch; the batches' numbers. Raises InvalidArgument, Gone, Unavailable."""
+    """Archive messages stored until now, batch after batch; return the batches' numbers. Raises InvalidArgument, Gone,
+    Unavailable."""
     known, ranges = storage.sealed(), storage.ranges()
     source.prepareForTriggerAvailableNow()
     check_cluster(options.path, cluster_of(ranges, options.path) or source.cluster, options.target, source.cluster)
@@ -178,7 +178,7 @@ class SparkStorage:
 
 
 def write_messages(spark: Any, frame: Any, batch: int, path: str) -> Summary:
-    """The messages of one batch, whose folder must not be there; what a manifest says of them."""
+    """Write the messages of one batch, whose folder must not exist; return the summary for its manifest."""
     from pyspark.sql import functions as f
 
     frame = frame.persist()
@@ -200,7 +200,7 @@ def write_messages(spark: Any, frame: Any, batch: int, path: str) -> Summary:
 
 
 def write_manifest(spark: Any, ranges: Sequence[Range], summary: Summary, path: str) -> None:
-    """The manifest of one batch; from now on it counts."""
+    """Write the manifest of one batch, which counts from now on."""
     from pyspark.sql import functions as f
 
     rows = [
@@ -215,7 +215,7 @@ def write_manifest(spark: Any, ranges: Sequence[Range], summary: Summary, path: 
 
 @contextmanager
 def _micros(spark: Any) -> Iterator[None]:
-    """Spark's INT96 has no statistics, and no time zone for others than Spark."""
+    """Write timestamps as microseconds: Spark's INT96 has no statistics, and no time zone for other programs."""
     before = spark.conf.get(TIMES)
     spark.conf.set(TIMES, "TIMESTAMP_MICROS")
     try:
@@ -225,20 +225,20 @@ def _micros(spark: Any) -> Iterator[None]:
 
 
 def digest() -> Any:
-    """The digest of all that messages are, whatever their order."""
+    """The digest of all columns of messages, whatever their order."""
     from pyspark.sql import functions as f
 
     return f.bit_xor(f.xxhash64(*COLUMNS))
 
 
 def batches_in(spark: Any, folder: str) -> set[int]:
-    """The batches that have a folder there."""
+    """The batches that have a subfolder in a folder."""
     names = (name.removeprefix("batch=") for name in names_in(spark, folder))
     return {int(name) for name in names if name.isdecimal()}
 
 
 def manifests(spark: Any, path: str) -> Any:
-    """All manifests, with their `batch`. Raises InvalidArgument where there is no archive."""
+    """All manifests, with their `batch`. Raises InvalidArgument if there is no archive."""
     try:
         return spark.read.schema(f"{MANIFEST}, batch long").json(f"{path}/manifest")
     except Exception as error:
@@ -246,7 +246,7 @@ def manifests(spark: Any, path: str) -> Any:
 
 
 def ranges_of(spark: Any, path: str) -> list[Range]:
-    """The positions that an archive has. Raises InvalidArgument, StoreDamaged."""
+    """The ranges of positions that an archive has. Raises InvalidArgument, StoreDamaged."""
     found = manifests(spark, path).select("batch", "xiu_partition", "begin", "end", "after", "cluster").collect()
     for row in found:
         if None in row:
@@ -255,7 +255,7 @@ def ranges_of(spark: Any, path: str) -> list[Range]:
 
 
 def read_archive(spark: Any, path: str) -> Any:
-    """What is archived, as table `messages` has it, with `batch` and `day`. A batch without a manifest is left out. Raises
+    """The archived messages in the form of table `messages`, with `batch` and `day`. A batch without a manifest is left out. Raises
     InvalidArgument."""
     whole = manifests(spark, path).select("batch").distinct()
     try:
@@ -269,7 +269,7 @@ def read_archive(spark: Any, path: str) -> Any:
 
 
 def _readable(spark: Any, path: str) -> Any:
-    """The messages of all files that can be read, as far as they can."""
+    """The messages of all files, as far as they can be read."""
     from pyspark.sql.types import DateType, LongType
 
     from pipeline.schema import spark_schema
@@ -280,11 +280,11 @@ def _readable(spark: Any, path: str) -> Any:
 
 
 def damaged(spark: Any, path: str, batches: Collection[int] | None = None) -> Section:
-    """Where files do not hold what the manifests say, of these batches or of all; a file that cannot be read ends nothing. Raises
+    """Find files that do not match the manifests, of these batches or of all; an unreadable file does not end the search. Raises
     InvalidArgument."""
     from pyspark.sql import functions as f
 
-    wanted = manifests(spark, path)  # not kept: Spark would take what is kept for the same path, whatever was written since
+    wanted = manifests(spark, path)  # not cached: Spark would use the cached rows for the same path, whatever was written since
     if batches is not None:
         wanted = wanted.where(f.col("batch").isin(sorted(batches)))
     said = {(row.batch, row.xiu_partition): row for row in wanted.collect()}
@@ -305,11 +305,11 @@ def damaged(spark: Any, path: str, batches: Collection[int] | None = None) -> Se
 
 
 def verify(spark: Any, path: str, batches: Collection[int] | None = None) -> Report:
-    """Compare the files of these batches, or of all, with what the manifests say, and the manifests with one another. Raises
+    """Compare the files of these batches, or of all, with the manifests, and the manifests with one another. Raises
     InvalidArgument."""
     from pyspark.sql import functions as f
 
-    wanted = manifests(spark, path).where("xiu_partition is not null")  # who cannot be read is damaged
+    wanted = manifests(spark, path).where("xiu_partition is not null")  # unreadable ones are damaged
     found = [Range(*row) for row in wanted.select("batch", "xiu_partition", "begin", "end", "after", "cluster").collect()]
     totals = wanted.agg(f.sum("rows"), f.sum("bytes"), f.countDistinct("batch")).first()
     report = Report("Archive", {"path": path, "messages": totals[0] or 0, "bytes": totals[1] or 0, "batches": totals[2]})
@@ -334,7 +334,7 @@ def verify(spark: Any, path: str, batches: Collection[int] | None = None) -> Rep
 
 
 def run(spark: Any, options: ArchiveOptions) -> tuple[Report, dict[str, Any]]:
-    """Archive what is new until now, check it, then say what the archive holds."""
+    """Archive messages stored until now, check them, then report the archive's content."""
     from pipeline.source import PixiuStreamReader
 
     wanted = {

@@ -1,7 +1,7 @@
 """Messages of an archive by MsgID, read from its files: no Spark, no Java, no cluster.
 
-Manifests say which batches may have them, and Parquet's statistics which parts of their files. PATH is a folder, or an address
-that Arrow knows: `s3://…`, `gs://…`, `hdfs://…`, `abfs://…`, and with fsspec what that knows.
+Manifests show which batches may have them, and Parquet's statistics which parts of their files. PATH is a folder, or an address
+that Arrow knows: `s3://…`, `gs://…`, `hdfs://…`, `abfs://…`, and any that fsspec knows if it is installed.
 
 Source: docs/pipeline.md.
 """
@@ -26,10 +26,9 @@ SEQUENCE_MASK: Final = (1 << 48) - 1
 
 
 def read_messages(path: str, msg_ids: Sequence[int]) -> pa.Table:
-    """What the archive has of these MsgIDs, in their order of positions, with the columns of table `messages`.
+    """Read the archived messages with these MsgIDs, in the order of positions, with the columns of table `messages`.
 
-    Raises InvalidArgument where there is no archive, StoreDamaged for a file that cannot be read, ConfigurationError without
-    pyarrow.
+    Raises InvalidArgument if there is no archive, StoreDamaged for an unreadable file, ConfigurationError without pyarrow.
     """
     try:
         import pyarrow as pa
@@ -69,7 +68,7 @@ def _system(path: str) -> tuple[FileSystem, str]:
 
 
 def _batches(system: FileSystem, root: str, msg_ids: Sequence[int], path: str) -> list[int]:
-    """Which batches with a manifest may have one of these."""
+    """The batches with a manifest that may have one of these messages."""
     from pyarrow.fs import FileSelector, FileType
 
     places = [(each >> PARTITION_SHIFT & 0xFF, each & SEQUENCE_MASK) for each in msg_ids]

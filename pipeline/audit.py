@@ -1,17 +1,17 @@
-"""Audit: what is stored (Xiu) against what is listed (Pi) against what devices acknowledged.
+"""Audit: compares stored messages (Xiu), listed messages (Pi), and acknowledgements of devices.
 
-    never_listed     stored, and in no inbox of its first receiver: its sender was never told that it arrived
-    orphaned         listed, and not stored although it lies in the window, and retention has not passed it
+    never_listed     stored, and in no inbox of its first receiver: its arrival was never confirmed to its sender
+    orphaned         listed, and not stored although it is in the window, and retention has not passed it
     stored_twice     two messages of one receiver with one ID
     listed_twice     one message twice in one inbox
-    out_of_order     of one sender, inbox and lane, behind a message that was sent later
+    out_of_order     of one sender, inbox and lane, after a message that was sent later
     unacknowledged   listed for longer than `unacked_s`, still readable, and no device has acknowledged it
     dropped          inboxes that lost entries before every device had them
-    lost             in the file of what senders were told is stored, and in no inbox     (with `sends`)
-    repeated         in the file of what receivers got, more than once                    (with `receipts`)
+    lost             in the file of messages confirmed as stored, and in no inbox         (with `sends`)
+    repeated         in the file of received messages, more than once                    (with `receipts`)
 
-What was stored in the last `settle_s` seconds is left out: it may be between the two stores now. So is what is older than
-`window_s`, as inboxes forget what was acknowledged after a day.
+Messages stored in the last `settle_s` seconds are left out: they may be between the two stores now. So are those older than
+`window_s`, as inboxes forget acknowledged entries after a day.
 
 Source: docs/pipeline.md.
 """
@@ -35,31 +35,31 @@ assert MSG_COUNTER_BITS < 48
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """What is looked at."""
+    """The range of messages, and files to compare with."""
 
     target: str
     settle_s: int = 60
     window_s: int = DAY_S - 3600
     unacked_s: int = 3600
     sends: str = ""
-    """File of (msg_id, uin): what senders were told is stored."""
+    """File of (msg_id, uin) confirmed to senders as stored."""
     receipts: str = ""
-    """File of (msg_id, uin): what receivers got."""
+    """File of (msg_id, uin) that receivers got."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What is compared, as DataFrames."""
+    """The tables to compare, as DataFrames."""
 
     messages: Any
     """Stored in the window."""
     stored: Any
-    """(msg_id) of what is stored from the window's begin on."""
+    """(msg_id) of messages stored from the window's begin on."""
     inboxes: Any
     heads: Any
     acknowledgements: Any
     floors: Any
-    """(xiu_partition, floor): where the window begins; what lies before it is not looked at."""
+    """(xiu_partition, floor): begin of the window; earlier messages are not compared."""
 
 
 def findings(tables: Tables, begin_us: int, now_us: int, unacked_s: int) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def findings(tables: Tables, begin_us: int, now_us: int, unacked_s: int) -> dict
 
 
 def readable(inboxes: Any, heads: Any) -> Any:
-    """Entries that a device can still be given."""
+    """Entries that a device can still get."""
     from pyspark.sql import functions as f
 
     floors = heads.select("uin", "lane", "floor")
@@ -137,9 +137,9 @@ def _unacknowledged(tables: Tables, before_us: int) -> Any:
 
 
 def load(spark: Any, options: AuditOptions, now_us: int) -> tuple[Tables, int, int]:
-    """The tables as they are now; from when to when, Unix microseconds, messages are compared.
+    """Read the current tables; return them with the begin and end of the compared messages, Unix microseconds.
 
-    Xiu is read before Pi: what was stored and listed before the first is in the second.
+    Xiu is read before Pi: messages stored and listed before the first read are in the second.
     """
     from pyspark.sql import functions as f
 
@@ -149,7 +149,7 @@ def load(spark: Any, options: AuditOptions, now_us: int) -> tuple[Tables, int, i
     with Replicas(options.target, "xiu") as replicas:
         begins = [(each, int(replicas.bounds(each, at_us=begin_ms * 1000).at)) for each in range(replicas.find())]
     everything = read(spark, options.target, columns=columns, startingTimestamp=begin_ms).persist()
-    everything.count()  # it is read here, once, before Pi is
+    everything.count()  # reads it here, once, before Pi is read
     stored_us = f.unix_micros("stored_at")
     messages = everything.where((stored_us >= f.lit(begin_us)) & (stored_us < f.lit(end_us)))
     tables = Tables(

@@ -38,11 +38,11 @@ Run = Callable[[Any], tuple["Report", dict[str, Any]]]
 
 @contextmanager
 def _session(job: str, master: str) -> Iterator[Any]:
-    """A session that ends with the block, unless somebody else began it."""
+    """Open a session for the block; PIXIU_KEEP_SESSION keeps it afterwards."""
     with error_console().status(f"starting Spark for {job}…"):
         keep = "PIXIU_KEEP_SESSION" in os.environ
         spark = open_session(f"pixiu {job}", master, brief=not keep)
-        spark.sparkContext.setLogLevel("OFF")  # what goes wrong is one sentence
+        spark.sparkContext.setLogLevel("OFF")  # errors become one sentence
     try:
         yield spark
     finally:
@@ -51,7 +51,7 @@ def _session(job: str, master: str) -> Iterator[Any]:
 
 
 def run_job(job: str, run: Run, *, master: str, as_json: bool, out: str, html: Path | None) -> None:
-    """Run a job and say what it found. Whatever goes wrong is one sentence and exit code 2."""
+    """Run a job and report its result. Any error becomes one sentence and exit code 2."""
     began = time.monotonic()
     try:
         with _session(job, master) as spark, error_console().status(f"{job} runs…"):

@@ -1,12 +1,12 @@
-"""Which positions an archive has: the ranges that its manifests name, and the holes between them. Pure.
+"""Coverage of positions by an archive: the ranges of its manifests, and the holes between them. Pure.
 
     batch      ├── begin … end ──┤├── begin … end ──┤        ├── begin … end ──┤
     after      -1, the archive     the end of the    ▲        the end that it follows:
                begins here         batch before it   │        where it lacks a batch, or `begin` is higher
                                                      missing, or given up by an operator
 
-A range names the end that it follows, so that a batch that went missing is noticed whichever it was, but the newest: that one is
-archived again by the next run, or refused because Xiu does not have it any more.
+A range names the end that it follows, so that any missing batch is noticed, except the newest: its messages are archived again by
+the next run, or refused because Xiu no longer has them.
 
 Source: docs/pipeline.md.
 """
@@ -42,17 +42,17 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Positions that are not once in the archive."""
+    """Positions that are not exactly once in the archive."""
 
     partition: int
     begin: int
     end: int
     what: str
-    """MISSING: no batch has them. TWICE: more than one has. GIVEN_UP: the archive was told to go on without them."""
+    """MISSING: no batch has them. TWICE: more than one has. GIVEN_UP: the archive continued without them on request."""
 
 
 def reach(ranges: Iterable[Range]) -> Offsets:
-    """Partition → where the archive goes on."""
+    """Partition → position at which the archive continues."""
     found: Offsets = {}
     for each in ranges:
         found[each.partition] = max(each.end, found.get(each.partition, 0))
@@ -60,7 +60,7 @@ def reach(ranges: Iterable[Range]) -> Offsets:
 
 
 def holes(ranges: Iterable[Range]) -> list[Hole]:
-    """What is not once in the archive, by partition and position."""
+    """Positions that are not exactly once in the archive, by partition and position."""
     by_partition: dict[int, list[Range]] = {}
     for each in ranges:
         by_partition.setdefault(each.partition, []).append(each)
@@ -81,7 +81,7 @@ def holes(ranges: Iterable[Range]) -> list[Hole]:
 
 
 def covered(ranges: Sequence[Range], partition: int, floor: int) -> int:
-    """The position up to which everything from another one on is in the archive; that one if nothing is."""
+    """The end of the archived positions that begin at `floor` without a gap; `floor` if it is not archived."""
     of = [each for each in ranges if each.partition == partition]
     at = floor
     for each in sorted(of, key=lambda range_: range_.begin):
@@ -97,7 +97,7 @@ def batches_between(ranges: Iterable[Range], partition: int, begin: int, end: in
 
 
 def cluster_of(ranges: Iterable[Range], path: str) -> str:
-    """Whose messages are in an archive; empty: nobody's, it has none. Raises InvalidArgument when there are two."""
+    """The cluster of an archive; empty: it has no batches. Raises InvalidArgument if there are two."""
     found = sorted({each.cluster for each in ranges})
     if len(found) > 1:
         raise InvalidArgument(f"{path} has batches of cluster {found[0]} and of cluster {found[1]}: keep an archive for each")
@@ -105,8 +105,8 @@ def cluster_of(ranges: Iterable[Range], path: str) -> str:
 
 
 def check_cluster(path: str, made: str, target: str, here: str) -> None:
-    """Raises InvalidArgument when an archive is of another cluster than the target, Unavailable when that does not say which it
-    is."""
+    """Raise InvalidArgument if an archive belongs to another cluster than the target, Unavailable if the target's cluster is
+    unknown."""
     if not here:
         raise Unavailable(f"the Xius of {target} do not say yet of which cluster they are; try again soon")
     if not made:

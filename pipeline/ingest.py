@@ -1,15 +1,15 @@
 """Ingest: JSON that devices send to a user, as a stream, in windows of time.
 
     mail to the user ──▶ from_json ──▶ window, keys ──▶ count, and least, most, sum of every value ──▶ PATH/updates
-                                └── what is no such JSON, or has no time, is counted
+                                └── malformed JSON, or JSON without a time, is counted
 
-    PATH/updates/batch=7/…     what that batch adds to windows; `windows` merges all batches
-    PATH/options               what the windows are made of, which is the same in every run
-    PATH/_checkpoint           where the next run goes on
+    PATH/updates/batch=7/…     rows that the batch adds to windows; `windows` merges all batches
+    PATH/options               definition of the windows, the same in every run
+    PATH/_checkpoint           position at which the next run continues
 
-What a batch adds can be merged in any order. So there is no watermark: no mail is too late, and a device whose clock is wrong
-has windows of its own and changes nobody else's. A batch is written again under its number until Spark knows that it is: whoever
-is killed leaves nothing that counts twice.
+Batches' rows can be merged in any order. So there is no watermark: no mail is too late, and a device whose clock is wrong has
+windows of its own and changes no others. A batch is written again under its number until Spark has committed it: a killed run
+leaves nothing that counts twice.
 
 Source: docs/pipeline.md.
 """
@@ -28,39 +28,40 @@ from pipeline.report import Report, section_of
 from pixiu.errors import InvalidArgument
 
 KEPT: Final = ("users", "fields", "time", "keys", "values", "window")
-"""Options that stay with their folder."""
+"""Options that are fixed for their folder."""
 NUMBER: Final = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*$"
 SECONDS_BELOW, MILLISECONDS_BELOW, MICROSECONDS_BELOW = 1e11, 1e14, 1e17
-"""A time that is a number: from 1973 to 5138 its size says its unit; smaller numbers are seconds."""
+"""For a numeric time from 1973 to 5138 the magnitude determines the unit; smaller numbers are seconds."""
 FIRST_TIME, LAST_TIME = "0001-01-02 00:00:00", "9999-12-30 00:00:00"
-"""That Python can show in any time zone."""
+"""Range that Python can show in any time zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """What is taken in, and how."""
+    """The mail to ingest, and the form of the windows."""
 
     target: str
     path: str
     users: str
     """UINs that the devices send to, like 7,8."""
     fields: str
-    """Of the JSON, as SQL declares columns: "ts timestamp, device string, temp double"."""
+    """Fields of the JSON, as SQL declares columns: "ts timestamp, device string, temp double"."""
     time: str
-    """The field that windows go by, a timestamp: ISO 8601, or Unix seconds, with a fraction or without, milli- or microseconds."""
+    """The field that determines the window, a timestamp: ISO 8601, or Unix seconds, with a fraction or without, milli- or
+    microseconds."""
     keys: tuple[str, ...]
     values: tuple[str, ...]
     window: str = "1 minute"
     rows_per_batch: int = 1_000_000
 
     def kept(self) -> dict[str, str]:
-        """The options that stay with the folder."""
+        """The options that are fixed for the folder."""
         found = {name: getattr(self, name) for name in KEPT}
         return {name: value if isinstance(value, str) else ",".join(value) for name, value in found.items()}
 
 
 def check_kept(path: str, kept: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises InvalidArgument when a folder was made with other options."""
+    """Raise InvalidArgument if a folder was made with other options."""
     for name in KEPT:
         if kept.get(name) != now[name]:
             raise InvalidArgument(
@@ -70,7 +71,7 @@ def check_kept(path: str, kept: Mapping[str, str], now: Mapping[str, str]) -> No
 
 
 def parsed(mails: Any, options: IngestOptions) -> Any:
-    """The fields of each mail's JSON. What is none, or has no time, has a null there. Raises InvalidArgument."""
+    """Parse each mail's JSON. Malformed JSON, and JSON without a time, has a null time. Raises InvalidArgument."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
@@ -79,7 +80,7 @@ def parsed(mails: Any, options: IngestOptions) -> Any:
         raise InvalidArgument(f"--time {options.time}: --fields has no such field")
     if not isinstance(declared[options.time].dataType, TimestampType):
         raise InvalidArgument(f"--time {options.time}: --fields declares it otherwise than as a timestamp")
-    # Spark's own timestamps are no numbers with a fraction, and every number is seconds.
+    # Spark does not parse numeric timestamps with a fraction, and takes every number as seconds.
     as_text = [StructField(each.name, StringType()) if each.name == options.time else each for each in declared.fields]
     rows = mails.select(f.from_json(f.col("body").cast("string"), StructType(as_text)).alias("row")).select("row.*")
     return rows.withColumn(options.time, _time(f.col(options.time)))
@@ -100,7 +101,7 @@ def _time(text: Any) -> Any:
 
 
 def in_windows(rows: Any, options: IngestOptions) -> Any:
-    """(begin, keys, rows, and of each value count, least, most, sum): what rows add to windows."""
+    """(begin, keys, rows, and of each value count, least, most, sum): the rows added to windows."""
     from pyspark.sql import functions as f
 
     wanted = [f.count("*").alias("rows")]
@@ -112,7 +113,7 @@ def in_windows(rows: Any, options: IngestOptions) -> Any:
 
 
 def merged(parts: Any, keys: tuple[str, ...]) -> Any:
-    """(begin, keys, rows, and of each value least, most, average, sum) of what batches add."""
+    """(begin, keys, rows, and of each value least, most, average, sum): the merged rows of batches."""
     from pyspark.sql import functions as f
 
     wanted = [f.sum("rows").alias("rows")]
@@ -126,7 +127,7 @@ def merged(parts: Any, keys: tuple[str, ...]) -> Any:
 
 
 def windows(spark: Any, path: str, keys: tuple[str, ...]) -> Any:
-    """All windows, as of now. Raises InvalidArgument where there are none."""
+    """All windows, as of now. Raises InvalidArgument if there are none."""
     try:
         found = spark.read.parquet(f"{path}/updates")
     except Exception as error:
@@ -135,7 +136,7 @@ def windows(spark: Any, path: str, keys: tuple[str, ...]) -> Any:
 
 
 def keep_options(spark: Any, options: IngestOptions) -> None:
-    """Note the options in the folder where that was not done. Raises InvalidArgument when it was done with others."""
+    """Write the options into the folder if it has none. Raises InvalidArgument if it has others."""
     folder = f"{options.path}/options"
     lines = [row[0] for row in spark.read.text(folder).collect()] if names_in(spark, folder) else []
     if lines:
@@ -146,7 +147,7 @@ def keep_options(spark: Any, options: IngestOptions) -> None:
 
 
 def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
-    """Take in what is new until now, then say what the windows hold."""
+    """Ingest mail stored until now, then report the windows."""
     from pyspark.sql import functions as f
 
     if not options.values or not options.users:

@@ -3,7 +3,7 @@
     publisher ──▶ proxy ──▶ broker ──▶ gateway
        │   link: out → in   │  inside: in → out
 
-Times of two processes are compared as they are: with clocks that differ, a link's times are off by that, and may be below zero.
+Times of two processes are compared as they are: a difference of their clocks shifts a link's times, which may become negative.
 
 Source: docs/pipeline.md; PiXiu §3.1.
 """
@@ -24,12 +24,12 @@ SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """What is looked at."""
+    """The traces, and the detail of the report."""
 
     traces: str
     """Folder or files of traces."""
     minute: bool = False
-    """By minute, too."""
+    """Report by minute, too."""
 
 
 def spans(traces: Any) -> Any:
@@ -75,7 +75,7 @@ def percentiles(found: Any, *, minute: bool = False) -> Any:
 
 
 def run(spark: Any, options: LatencyOptions) -> tuple[Report, dict[str, Any]]:
-    """The report, and its tables. Lines that are no trace are counted and left out."""
+    """The report, and its tables. Malformed lines are counted and left out."""
     from pyspark.sql import functions as f
 
     traces = read_json(spark, options.traces, SCHEMA).persist()
@@ -92,5 +92,5 @@ def run(spark: Any, options: LatencyOptions) -> tuple[Report, dict[str, Any]]:
         tables["minutes"] = percentiles(found, minute=True).persist()
         report.sections.append(section_of("minutes", tables["minutes"]))
     for frame in (traces, found, *tables.values()):
-        frame.unpersist()  # who looks at these files again in this session shall see them as they are then
+        frame.unpersist()  # a later look at these files in this session must see them as they are then
     return report, tables

@@ -1,4 +1,4 @@
-"""The leader of a Xiu partition, for what operators ask of it: to take back an archive, to let go what is archived. Blocking.
+"""Client of a Xiu partition's leader for operators' requests: restoring from an archive, trimming archived messages. Blocking.
 
 Source: docs/pipeline.md.
 """
@@ -24,13 +24,13 @@ Reply = TypeVar("Reply")
 
 
 class Leader:
-    """The leader of a partition, whoever it is: `with Leader(target, 0, "ann", "why") as leader`.
+    """The current leader of a partition: `with Leader(target, 0, "ann", "why") as leader`.
 
     Args:
         target: of the cluster.
         partition: of Xiu.
-        operator, reason: who asks, and why; both go into the leader's audit log.
-        retry_s: how long a leader is looked for.
+        operator, reason: of the request; both go into the leader's audit log.
+        retry_s: time limit for finding a leader.
     """
 
     def __init__(self, target: str, partition: int, operator: str, reason: str, retry_s: float = 60.0) -> None:
@@ -47,7 +47,7 @@ class Leader:
         self._replicas.close()
 
     def trim(self, position: int) -> int:
-        """Let go what lies before a position, as far as no reader needs it; the lowest that is left. Raises PixiuError."""
+        """Trim messages before a position that no reader needs; return the lowest position left. Raises PixiuError."""
 
         def trim() -> xiu_pb2.TrimReply:
             stub = self._stub()
@@ -61,15 +61,15 @@ class Leader:
         return self._patiently(trim).floor
 
     def begin(self) -> xiu_pb2.RestoreReply:
-        """Begin a restore, or go on: what is restored so far, and where the restore ends. Raises PixiuError."""
+        """Begin or continue a restore; the reply has the restored position, and the end. Raises PixiuError."""
         return self._patiently(lambda: self._call(xiu_pb2.RESTORE_BEGIN))
 
     def end(self) -> xiu_pb2.RestoreReply:
-        """What is not there now is gone. Raises PixiuError."""
+        """Finish the restore; positions not restored are reported as GONE from now on. Raises PixiuError."""
         return self._patiently(lambda: self._call(xiu_pb2.RESTORE_END))
 
     def store(self, blocks: list[xiu_pb2.RestoredBlock]) -> xiu_pb2.RestoreReply:
-        """Store blocks that follow what was restored so far; each once, whatever fails meanwhile. Raises PixiuError."""
+        """Store the blocks after those restored so far; each once, even after failures. Raises PixiuError."""
         asked = False
 
         def store() -> xiu_pb2.RestoreReply:
@@ -112,7 +112,7 @@ class Leader:
         return xiu_pb2_grpc.XiuStub(self._channel or self._find())  # type: ignore[no-untyped-call, unused-ignore]
 
     def _find(self) -> grpc.Channel:
-        """Raises Unavailable while nobody leads."""
+        """Connect to the leader. Raises Unavailable if there is none."""
         self._replicas.find()
         for address in self._replicas.addresses.get(self._partition, ()):
             channel = blocking_peer_channel(address, "xiu", [("grpc.enable_http_proxy", 0)])

@@ -1,7 +1,7 @@
-"""Offsets of the source: a position for each Xiu partition, and how a trigger's rows are shared out. Pure.
+"""Offsets of the source: a position for each Xiu partition; and the shares of partitions in a trigger's rows. Pure.
 
     offset    {"0": 4294967297, "1": 17179869190, "cluster": "0123456789abcdef"}
-              the next position that is to be read of each partition, and which cluster they are of
+              the next position to read of each partition, and the ID of their cluster
     option    earliest | latest | the same JSON, with -2 for earliest and -1 for latest
 
 Source: docs/pipeline.md.
@@ -28,19 +28,19 @@ Offsets = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an option says: one word for all partitions, or a position for each."""
+    """Value of an option: one word for all partitions, or a position for each."""
 
     word: int = EARLIEST
-    """For partitions that are not named."""
+    """For partitions without a position."""
     positions: tuple[tuple[int, int], ...] = ()
 
     def of(self, partition: int) -> int:
-        """A position, or one of the words."""
+        """The position of a partition, or its word as a number."""
         return dict(self.positions).get(partition, self.word)
 
 
 def parse_wanted(option: str, text: str, default: int) -> Wanted:
-    """An option's value. Raises `InvalidArgument`, which says how to write it."""
+    """Parse an option's value. Raises `InvalidArgument`, which describes the format."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     if not text:
         return Wanted(default)
@@ -64,7 +64,7 @@ def parse_wanted(option: str, text: str, default: int) -> Wanted:
 
 
 def to_json(offsets: Mapping[int, int], cluster: str = "") -> dict[str, int | str]:
-    """Encode as Spark keeps it in a checkpoint. `cluster`: whose positions they are, 16 hex digits; empty: not known."""
+    """Encode as in Spark's checkpoint. `cluster`: of the positions, 16 hex digits; empty: unknown."""
     found: dict[str, int | str] = {str(partition): position for partition, position in sorted(offsets.items())}
     return found | {CLUSTER: cluster} if cluster else found
 
@@ -82,12 +82,12 @@ def from_json(found: Mapping[str, object]) -> Offsets:
 
 
 def cluster_of(found: Mapping[str, object]) -> str:
-    """Whose positions are in a checkpoint; empty: it does not say, because an older release made it."""
+    """The cluster of a checkpoint; empty: unknown, because an older release made it."""
     return str(found.get(CLUSTER, ""))
 
 
 def other_cluster(made: str, target: str, here: str) -> InvalidArgument:
-    """The refusal of a checkpoint."""
+    """Make the error for a checkpoint of another cluster."""
     return InvalidArgument(
         f"the checkpoint was made with cluster {made}, and {target} is cluster {here}: use another checkpointLocation, or the "
         "target that it was made with"
@@ -95,7 +95,7 @@ def other_cluster(made: str, target: str, here: str) -> InvalidArgument:
 
 
 def share_out(limit: int, available: Mapping[int, int]) -> dict[int, int]:
-    """How many rows of each partition a trigger takes: together `limit`, in proportion to what there is, and none starves."""
+    """The number of rows of each partition in a trigger: together `limit`, in proportion to the available rows, none starved."""
     total = sum(available.values())
     if total <= limit:
         return dict(available)

@@ -1,4 +1,4 @@
-"""The options of the source and the sink, checked before anything is asked of a cluster. Pure.
+"""The options of the source and the sink, checked before any cluster is contacted. Pure.
 
 Source: docs/pipeline.md.
 """
@@ -22,27 +22,27 @@ READ_OPTIONS: Final = (
 )  # fmt: skip
 WRITE_OPTIONS: Final = ("target", "query", "kind", "idColumns", "level", "retrySeconds")
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path"})
-"""What Spark passes on of its own options."""
+"""Spark's own options that it passes on."""
 STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "reader")
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 KINDS: Final = ("mail", "chat", "room")
 LEVELS: Final = ("replicated", "persisted", "accepted")
 DEFAULT_RETRY_S: Final = 60.0
 MAX_NAME: Final = 128
-"""Characters of a reader's or a query's name."""
+"""Limit of characters of a reader's or a query's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is to be read."""
+    """Options of a read."""
 
     target: str
     table: str
     columns: Columns
     partitions: frozenset[int]
-    """None: all."""
+    """Empty: all."""
     users: tuple[int, ...]
-    """None: all."""
+    """Empty: all."""
     starting: Wanted
     ending: Wanted
     starting_ms: int
@@ -53,33 +53,33 @@ class ReadOptions:
     min_partitions: int
     fail_on_data_loss: bool
     reader: str
-    """By which retention knows this query; empty: it does not."""
+    """Name of this query for retention; empty: retention does not wait for it."""
     retry_s: float
-    """How long a read looks for somebody who serves."""
+    """Time limit for finding a replica that serves, seconds."""
 
     @property
     def role(self) -> str:
-        """Who has the table."""
+        """The role that has the table."""
         return ROLE_OF_TABLE[self.table]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How rows become messages."""
+    """Options of a write."""
 
     target: str
     query: str
-    """Names what is written once: IDs are derived from it."""
+    """Identifies data written once: IDs are derived from it."""
     kind: str
     id_columns: tuple[str, ...]
     level: str
     retry_s: float
     checkpoint: str = ""
-    """Of a stream; empty: nobody said here where it is."""
+    """Of a stream; empty: not given here."""
 
 
 class _Given:
-    """Options by name, whatever their case."""
+    """Options by name, case-insensitive."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
@@ -133,7 +133,7 @@ class _Given:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Check the options of a read. Raises `InvalidArgument`, which names the option and says what is allowed."""
+    """Check the options of a read. Raises `InvalidArgument`, which names the option and the allowed values."""
     given = _Given(options, READ_OPTIONS)
     table = given.text("table", MESSAGES).lower()
     for name in BATCH_ONLY if streaming else STREAM_ONLY:

@@ -1,7 +1,7 @@
-"""Work of Spark's begun again where Spark gave up for want of CPU.
+"""Retries of Spark's work that Spark gave up for lack of CPU.
 
-Spark gives a new Python process ten seconds to connect, which cannot be set; on a machine that is busy enough it ends the query. A
-streaming query goes on at its checkpoint, so that nothing is lost or comes twice.
+Spark gives a new Python process ten seconds to connect, which cannot be changed; on a very busy machine it ends the query. A
+streaming query continues at its checkpoint, so that nothing is lost or repeated.
 
 Source: docs/pipeline.md.
 """
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 TRIES: Final = 10
-"""Policy: Spark is given a minute and a half of a machine that has no CPU for it."""
+"""Policy: Spark gets a minute and a half of a machine without free CPU."""
 BUSY: Final = "Python worker failed to connect back"
 T = TypeVar("T")
 
 
 def until_not_busy(work: Callable[[], T]) -> T:
-    """What the work returns; it is done again, `TRIES - 1` times at the most, when no Python process connected in time. Raises what
-    it raised last."""
+    """Run the work and return its result; try `TRIES` times in all if no Python process connected in time. Raises the last
+    error."""
     tries = 1
     while True:
         try:
@@ -31,9 +31,9 @@ def until_not_busy(work: Callable[[], T]) -> T:
 
 
 def run_to_end(start: Callable[[], Any]) -> list[Any]:
-    """Start a query that ends by itself, and wait until it has; the queries that it took, the last of which did all that was left.
+    """Start a query that ends by itself, and wait for its end; return all queries started, the last of which did the rest.
 
-    Raises what the last one raised.
+    Raises the last one's error.
     """
     queries: list[Any] = []
 

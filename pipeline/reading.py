@@ -1,4 +1,4 @@
-"""What the jobs share: reading tables, and one sentence for whatever went wrong."""
+"""Functions shared by the jobs: reading tables, and one sentence for any error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SENTENCE: Final = 1000
 
 
 def read(spark: Any, target: str, **options: object) -> Any:
-    """A table of the cluster as a DataFrame, as it is now."""
+    """Open a table of the cluster as a DataFrame, as it is now."""
     reader = spark.read.format("pixiu").option("target", target)
     for name, value in options.items():
         reader = reader.option(name, str(value))
@@ -23,7 +23,7 @@ def read(spark: Any, target: str, **options: object) -> Any:
 
 
 def sentence_of(error: BaseException) -> str:
-    """What an exception says in one sentence: ours, from inside of Spark's, where there is one."""
+    """Describe an exception in one sentence: ours, if Spark's contains one."""
     text = str(error)
     if _FULL.search(text):
         place = _PLACE.search(text)
@@ -34,7 +34,7 @@ def sentence_of(error: BaseException) -> str:
         return str(ours[-1][1]).strip()[:MAX_SENTENCE]
     _, traceback, raised = text.rpartition(_TRACEBACK)
     lines = [line for line in raised.splitlines() if line.strip()]
-    if traceback:  # what was raised is the first line that is not indented
+    if traceback:  # the error is the first line that is not indented
         lines = lines[next((place for place, line in enumerate(lines) if not line[0].isspace()), 0) :]
     lines = [line.strip().removeprefix(": ").removeprefix("py4j.protocol.Py4JJavaError: ") for line in lines]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):  # py4j's; Java's own is the next
@@ -43,12 +43,12 @@ def sentence_of(error: BaseException) -> str:
 
 
 def problem_of(error: Exception) -> PixiuError:
-    """What an exception of Spark's is as one of ours, in one sentence."""
+    """Convert an exception of Spark's to one of ours, in one sentence."""
     return (DiskFull if _FULL.search(str(error)) else Unavailable)(sentence_of(error))
 
 
 def read_json(spark: Any, path: str, schema: str) -> Any:
-    """Files of JSON lines. A line that is none has nulls. Raises InvalidArgument where there are no files."""
+    """Read files of JSON lines. A malformed line has nulls. Raises InvalidArgument if there are no files."""
     try:
         return spark.read.schema(schema).json(path)
     except Exception as error:
@@ -56,8 +56,8 @@ def read_json(spark: Any, path: str, schema: str) -> Any:
 
 
 def read_file(spark: Any, path: str, columns: tuple[str, ...]) -> Any:
-    """A file or folder of JSON lines, CSV with a header, or Parquet, by its name. Raises InvalidArgument when it has not these
-    columns."""
+    """Read a file or folder of JSON lines, CSV with a header, or Parquet, chosen by its name. Raises InvalidArgument if it lacks
+    one of these columns."""
     plain = path.lower().rstrip("/").removesuffix(".gz")
     try:
         if plain.endswith(".csv"):
@@ -75,7 +75,7 @@ def read_file(spark: Any, path: str, columns: tuple[str, ...]) -> Any:
 
 
 def names_in(spark: Any, folder: str) -> list[str]:
-    """The names in a folder, which may be anywhere that Spark knows; none where there is no folder."""
+    """List the names in a folder on any file system that Spark knows; empty if there is no folder."""
     root = spark._jvm.org.apache.hadoop.fs.Path(folder)
     system = root.getFileSystem(spark._jsc.hadoopConfiguration())
     return [str(each.getPath().getName()) for each in system.listStatus(root)] if system.exists(root) else []
@@ -86,6 +86,6 @@ def _unreadable(path: str, error: BaseException) -> InvalidArgument:
 
 
 def write_tables(tables: dict[str, Any], folder: str) -> None:
-    """Parquet, a folder for each table, with `_SUCCESS` when it is whole."""
+    """Write tables as Parquet, a folder for each, with `_SUCCESS` when it is complete."""
     for name, frame in tables.items():
         frame.write.mode("overwrite").parquet(f"{folder}/{name}")

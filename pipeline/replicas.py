@@ -1,4 +1,4 @@
-"""Asks the replicas of Xiu and Pi for exports, whichever serve: found by the registry or by one another, tried in turn.
+"""Client of Xiu's and Pi's replicas for exports: found through the registry or through one another, tried in turn.
 
     read ──▶ replica 1 ── part, part ── dead ──▶ replica 2, from where the last part ended ──▶ … ──▶ end
 
@@ -48,10 +48,10 @@ from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 
 ASK_S: Final = 10.0
 STREAM_S: Final = 60.0
-"""A stream is given up after so long and goes on with another: one whose server hangs is found out."""
+"""Time limit of a stream, seconds; then it continues at another replica. It detects a server that hangs."""
 QUEUE_S: Final = 3600.0
-"""Policy: a task waits so long for its turn at replicas that have as many readers as they serve, whatever `retrySeconds` says; a
-stream of another one ends after a minute at the latest."""
+"""Policy: time for which a task waits for its turn at replicas with as many readers as they allow, whatever `retrySeconds` is;
+streams of other readers end after a minute at the latest."""
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 2.0
 MAX_PARTITIONS: Final = 128
@@ -59,18 +59,18 @@ MESSAGE_BYTES: Final = 64 << 20
 AGAIN: Final = frozenset(
     kind.code for kind in (Draining, NotYet, Overloaded, Unavailable, StoreDamaged, StateDamaged)
 )  # fmt: skip
-"""What another replica, or the same one later, may answer otherwise."""
+"""Codes for which another replica, or the same one later, may answer differently."""
 _LOST: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED,
      grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 )  # fmt: skip
 Addresses = dict[int, tuple[str, ...]]
-"""Partition → its replicas."""
+"""Partition → addresses of its replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one task reads of a Xiu or a Pi."""
+    """Rows that one task reads from a Xiu or a Pi."""
 
     partition: int
     table: str
@@ -78,13 +78,13 @@ class Rows:
     users: tuple[int, ...] = ()
     begin: int = 0
     end: int = 0
-    """Behind the last position; of a Xiu."""
+    """After the last position; for a Xiu."""
     applied: int = 0
-    """The log entry that must be in the rows; of a Pi."""
+    """The log entry that the rows must include; for a Pi."""
 
 
 def error_of(error: grpc.RpcError, address: str) -> PixiuError:
-    """What a failed call means; `code` says whether to try again."""
+    """Translate a failed call; `code` shows if a retry may help."""
     status, details = error.code(), error.details() or ""
     code, colon, text = details.partition(": ")
     if colon and code.isupper() and " " not in code:
@@ -101,25 +101,25 @@ class Replicas:
     """The replicas of one role of a cluster: `with Replicas(target, "xiu") as replicas`.
 
     Args:
-        target: "zk://host:port/root", or "host:port,…" of some of them, which tell the rest.
+        target: "zk://host:port/root", or "host:port,…" of some of them, which name the others.
         role: xiu or pi.
-        known: addresses that were found before.
-        retry_s: how long one that serves is looked for.
+        known: addresses found before.
+        retry_s: time limit for finding one that serves.
     """
 
     def __init__(self, target: str, role: str, known: Addresses | None = None, retry_s: float = 60.0) -> None:
         self._target, self._role, self._retry_s = target, role, retry_s
         self.addresses: Addresses = dict(known or {})
         self.count = 0
-        """Partitions of the role, by the layout."""
+        """Number of the role's partitions, by the layout."""
         self.cluster = ""
-        """What tells the cluster from every other one, as soon as the registry or a replica has said so."""
+        """ID of the cluster, once the registry or a replica has reported it."""
         self.doubling = False
-        """Whether the role's partitions are being doubled, by the registry; what replicas alone tell is no."""
+        """True if the role's partitions are being doubled, by the registry; without a registry it stays False."""
         self._found_at = 0.0
         self._channels: dict[str, grpc.Channel] = {}
         self.leaders: set[str] = set()
-        """Addresses of those that led when they were asked last."""
+        """Addresses of replicas that led when last asked."""
 
     def __enter__(self) -> Self:
         return self
@@ -141,10 +141,10 @@ class Replicas:
             channel = self._channels[address] = blocking_peer_channel(address, self._role, [*options, *limits])
         return export_pb2_grpc.ExportStub(channel)
 
-    # --- who there is
+    # --- finding replicas
 
     def find(self, max_age_s: float = 0.0) -> int:
-        """Look for all replicas, unless that was done lately; the number of partitions. Raises Unavailable, NotServed,
+        """Find all replicas, unless found recently; return the number of partitions. Raises Unavailable, NotServed,
         RegistryUnavailable."""
         if self.count and time.monotonic() - self._found_at < max_age_s:
             return self.count
@@ -186,7 +186,7 @@ class Replicas:
     # --- questions
 
     def bounds(self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0) -> export_pb2.BoundsReply:
-        """Where a partition's positions lie: of all replicas that answer, the one that is ahead. Raises Unavailable."""
+        """Return a partition's bounds of positions: of all replicas that answer, the most advanced one's. Raises Unavailable."""
         request = export_pb2.BoundsRequest(begin=begin, end=end, limit=limit, at_us=at_us)
         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         while True:
@@ -198,7 +198,8 @@ class Replicas:
             pause = min(2 * pause, MAX_PAUSE_S)
 
     def _ask_all(self, partition: int, request: export_pb2.BoundsRequest) -> tuple[list[export_pb2.BoundsReply], PixiuError]:
-        """What the replicas of a partition answer, all asked at once: until the leader has, as nobody is ahead of it."""
+        """Ask all replicas of a partition at once; return their answers until the leader's, as none is ahead of it, and the last
+        error."""
         replies: list[export_pb2.BoundsReply] = []
         problem: PixiuError = Unavailable(f"no replica of {self._role} partition {partition} is known")
         answered: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -223,7 +224,7 @@ class Replicas:
         return replies, problem
 
     def _wait_or_raise(self, partition: int, problem: PixiuError, until: float, pause: float) -> None:
-        """Before another try."""
+        """Pause before another try, or raise the problem."""
         if problem.code not in AGAIN or time.monotonic() + pause > until:
             if problem.code == Unavailable.code:
                 raise Unavailable(
@@ -236,8 +237,8 @@ class Replicas:
             self.find()
 
     def hold(self, partition: int, reader: str, position: int) -> None:
-        """Say to every replica of a partition that a reader needs what lies at a position or behind. Raises PixiuError when none
-        takes it: what the one said that could have."""
+        """Report to every replica of a partition that a reader needs records from a position on. Raises PixiuError if none accepts
+        it, rather another one than NotLeader."""
         problem: PixiuError = Unavailable(f"no replica of {self._role} partition {partition} is known")
         taken = False
         for address in self.addresses.get(partition, ()):
@@ -253,12 +254,12 @@ class Replicas:
     # --- rows
 
     def _in_turn(self, partition: int) -> list[str]:
-        """Followers first: leaders have enough to do."""
+        """Addresses with followers first: leaders have more work."""
         return sorted(self.addresses.get(partition, ()), key=lambda address: address in self.leaders)
 
     def read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Record batches in order, each row once, whoever dies meanwhile. Raises Gone, Unavailable, StoreDamaged, what else
-        replicas refuse."""
+        """Yield record batches in order, each row once, even if replicas fail. Raises Gone, Unavailable, StoreDamaged, and other
+        refusals of replicas."""
         schema, wanted = arrow_schema(rows.columns), [name for name, _ in rows.columns]
         position, after = rows.begin, b""
         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
@@ -296,7 +297,7 @@ class Replicas:
                     full = full or problem.code == Overloaded.code
                 finally:
                     call.cancel()
-            if full:  # somebody serves, and others are before this task
+            if full:  # a replica serves, but other readers are before this task
                 until = max(until, min(time.monotonic() + self._retry_s + MAX_PAUSE_S, queue_until))
             if not last:
                 self._wait_or_raise(rows.partition, problem, until, pause)
@@ -309,7 +310,7 @@ def _check_schema(found: bytes, wanted: pa.Schema, address: str) -> None:
 
 
 async def _registered(target: str, role: str) -> tuple[Layout, Addresses]:
-    """The layout and a role's running replicas, from the registry. Raises RegistryUnavailable, NotServed."""
+    """Read the layout and a role's running replicas from the registry. Raises RegistryUnavailable, NotServed."""
     address = parse_address(target)
     zookeeper = ZooKeeper(address, connect_timeout_s=ASK_S)
     await zookeeper.connect()

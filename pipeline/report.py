@@ -1,4 +1,4 @@
-"""What jobs found, as tables on the terminal, JSON, Parquet, and one HTML file that needs nothing beside it.
+"""Results of jobs, as tables on the terminal, JSON, Parquet, and one self-contained HTML file.
 
 Source: docs/pipeline.md.
 """
@@ -19,7 +19,7 @@ from rich.table import Table
 from pixiu.errors import DiskFailed
 
 SHOWN_ROWS: Final = 20
-"""On the terminal; Parquet has all."""
+"""Limit of rows on the terminal; Parquet has all."""
 HTML_ROWS: Final = 500
 BAR_PX: Final = 420
 PAGE_STYLE: Final = (
@@ -46,19 +46,19 @@ class Section:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     total: int
-    """Rows that there are; `rows` may be the first of them."""
+    """Total number of rows; `rows` may be the first of them."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything a job has to say."""
+    """The result of a job."""
 
     title: str
     facts: dict[str, Any] = field(default_factory=dict)
     sections: list[Section] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
     findings: int = 0
-    """What is not as it should be; the job's exit code is 1 when there is any."""
+    """Number of problems; the job's exit code is 1 if there are any."""
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON, for programs."""
@@ -85,7 +85,7 @@ class Report:
             console.print(table)
 
     def to_html(self) -> str:
-        """One page, with its plots in it."""
+        """Make one page, plots included."""
         parts = [f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title><style>{PAGE_STYLE}</style>"]
         parts.append(f"<h1>{html.escape(self.title)}</h1><table>")
         parts += [f"<tr><td>{html.escape(name)}<td>{html.escape(_text(value))}" for name, value in self.facts.items()]
@@ -102,7 +102,7 @@ class Report:
         return "\n".join(parts)
 
     def write_html(self, path: Path) -> None:
-        """Whole or not at all. Raises DiskFailed."""
+        """Write the page, whole or not at all. Raises DiskFailed."""
         new = path.with_name(path.name + ".new")
         try:
             new.write_text(self.to_html())
@@ -132,7 +132,7 @@ def _svg(bars: Bars) -> str:
 
 
 def section_of(title: str, frame: Any, limit: int = HTML_ROWS) -> Section:
-    """A DataFrame's first rows, and how many there are."""
+    """Make a section of a DataFrame's first rows, and their total number."""
     rows = frame.limit(limit).collect()
     total = len(rows) if len(rows) < limit else frame.count()
     return Section(title, tuple(frame.columns), tuple(tuple(row) for row in rows), total)

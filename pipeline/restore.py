@@ -1,9 +1,9 @@
-"""Restore: from an archive's Parquet back into partitions of Xiu that lost their storage, under the MsgIDs that messages had.
+"""Restore: an archive's Parquet back into partitions of Xiu that lost their storage, under the messages' former MsgIDs.
 
-    archive ──▶ checked ──▶ of a partition, in order ──▶ blocks ──▶ the leader ──▶ the replicated log
+    archive ──▶ checked ──▶ rows of a partition, in order ──▶ blocks ──▶ the leader ──▶ the replicated log
 
-One task a partition, partitions one after the other. A restore that broke off goes on where it was when it is run again: the
-partition knows what it has.
+One task per partition, partitions one after the other. An interrupted restore continues when it is run again: the partition knows
+what it has.
 
 Source: docs/pipeline.md, docs/stores.md, "Restore".
 """
@@ -34,38 +34,38 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 CALL_BYTES: Final = 1 << 20
-"""Of records, in one call; one record may be so large."""
+"""Size limit of the records in one call; a single record may have this size."""
 BLOCK_RECORDS: Final = 4096
 BLOCK_BYTES: Final = 1 << 18
 _TRACE: Final = struct.Struct("<B")
 FORMAT: Final = "pixiu-restore"
 Row = tuple[int, int, bytes]
-"""Partition_Msg_ID, when it was stored in Unix µs, the record."""
+"""Partition_Msg_ID, the time it was stored in Unix µs, the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """What is restored where."""
+    """The archive and the target of a restore, and settings."""
 
     target: str
     path: str
     partitions: tuple[int, ...] = ()
-    """Of Xiu; none: all that the archive has."""
+    """Of Xiu; empty: all that the archive has."""
     operator: str = ""
     reason: str = ""
     """Both go into the leaders' audit logs."""
     retry_s: float = 60.0
-    """How long a leader is looked for."""
+    """Time limit for finding a leader, seconds."""
     cluster: str = ""
-    """Of the archive, where it is another one than the target: the registry was lost and made anew. Empty: the same."""
+    """Cluster of the archive, if it differs from the target's: the registry was lost and created again. Empty: the same."""
 
     def leader(self, partition: int) -> Leader:
-        """The leader of a partition, who is asked in the operator's name."""
+        """Make a client of a partition's leader, in the operator's name."""
         return Leader(self.target, partition, self.operator, self.reason, self.retry_s)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """The records of an archive's rows, byte for byte as they were stored."""
+    """Rebuild the records of an archive's rows, byte for byte as they were stored."""
     import pyarrow as pa
 
     stored = batch.column("stored_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
@@ -81,7 +81,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def blocks_of(rows: Iterable[Row]) -> Iterator[xiu_pb2.RestoredBlock]:
-    """Rows in order as blocks: what follows one another and was stored at one time."""
+    """Join rows in order to blocks: consecutive records stored at one time."""
     first, at_us, size = 0, 0, 0
     records: list[bytes] = []
 
@@ -102,7 +102,7 @@ def blocks_of(rows: Iterable[Row]) -> Iterator[xiu_pb2.RestoredBlock]:
 
 
 class RestoreWriter(DataSourceArrowWriter):
-    """Stores the rows of one partition, in order; a task that is tried again goes on.
+    """Stores the rows of one partition, in order; a retried task continues.
 
     Args:
         options: of the restore.
@@ -113,7 +113,7 @@ class RestoreWriter(DataSourceArrowWriter):
         self._options, self._partition = options, partition
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Store them. Raises PixiuError."""
+        """Store the rows. Raises PixiuError."""
         together: list[xiu_pb2.RestoredBlock] = []
         waiting = 0
         with self._options.leader(self._partition) as leader:
@@ -131,7 +131,7 @@ class RestoreWriter(DataSourceArrowWriter):
 
 
 class RestoreSink(DataSource):
-    """What a restore writes to: Spark gives Arrow to those who write to a format, and nobody else without pandas."""
+    """The write format of a restore: Spark passes Arrow data only to such formats, unless pandas is installed."""
 
     @classmethod
     def name(cls) -> str:
@@ -146,7 +146,7 @@ class RestoreSink(DataSource):
 
 
 def restore_partition(spark: Any, frame: Any, options: RestoreOptions, partition: int) -> tuple[int, ...]:
-    """Restore one partition from the archive's rows; a row of the report. Raises PixiuError, what Spark raises."""
+    """Restore one partition from the archive's rows; return a row of the report. Raises PixiuError, errors of Spark."""
     from pyspark.sql import functions as f
 
     began = time.monotonic()
@@ -165,11 +165,11 @@ def restore_partition(spark: Any, frame: Any, options: RestoreOptions, partition
 
 
 def run(spark: Any, options: RestoreOptions) -> tuple[Report, dict[str, Any]]:
-    """Check the archive, then restore partition after partition. Raises InvalidArgument, StoreDamaged, PixiuError."""
+    """Check the archive, then restore the partitions one after the other. Raises InvalidArgument, StoreDamaged, PixiuError."""
     ranges = ranges_of(spark, options.path)
     with Replicas(options.target, "xiu", retry_s=options.retry_s) as replicas:
         replicas.find()
-        replicas.bounds(0)  # says of which cluster it is, where no registry does
+        replicas.bounds(0)  # returns the cluster's ID, if no registry did
         made = cluster_of(ranges, options.path)
         try:
             check_cluster(options.path, made, options.target, options.cluster or replicas.cluster)

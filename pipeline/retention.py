@@ -1,12 +1,12 @@
-"""Retention: what is archived may leave Xiu; reads of it find it in the archive (`pipeline.archived`).
+"""Retention: archived messages may be trimmed from Xiu; reads of them use the archive (`pipeline.archived`).
 
     ├─ floor ──── archived, whole ────┤
     ├────────── older than ──────┤
     ├──────── acknowledged by every device ───┤         (unless `unread`)
-    ├──────────── up to ─────────┤  the least of them; the leader trims at a mark at or below it, and where no reader is before it
+    ├──────────── up to ─────────┤  the least of them; the leader trims at a mark at or below it, beyond no reader
 
-What would go is verified in the archive first, which must be of this cluster. Of each partition as many messages must be in it as
-are stored up to there: what is not archived does not go.
+The messages to trim are verified in the archive first, which must be of this cluster. For each partition it must have as many
+messages as are stored up to there: messages not archived stay.
 
 Source: docs/pipeline.md, "Retention".
 """
@@ -29,12 +29,12 @@ from pipeline.report import Report, Section
 from pixiu.errors import InvalidArgument, PixiuError, StoreDamaged, Unavailable
 
 OLDER_THAN_H: Final = 24.0
-"""Xiu remembers so long what it was sent, to store it once."""
+"""Hours for which Xiu remembers messages to find duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionOptions:
-    """What may go."""
+    """The choice of messages to trim, and settings."""
 
     target: str
     path: str
@@ -44,39 +44,39 @@ class RetentionOptions:
     """Both go into the leaders' audit logs."""
     older_than_h: float = OLDER_THAN_H
     unread: bool = False
-    """Also what a device has not acknowledged: it will read that the message is gone."""
+    """Trim also messages that a device has not acknowledged: it will read that they are gone."""
     dry_run: bool = False
     reader: str = READER
-    """By which the Xius know the archive: it needs nothing any more of what was found in it."""
+    """Name of the archive at the Xius: it no longer needs messages that were found in it."""
     retry_s: float = 60.0
-    """How long a leader is looked for."""
+    """Time limit for finding a leader, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far one partition may be trimmed. Positions; each excluded."""
+    """Positions up to which one partition may be trimmed; each excluded."""
 
     floor: int
-    """What is stored begins here."""
+    """The first stored position."""
     archived: int
     old: int
     unread: int
 
     @property
     def up_to(self) -> int:
-        """Nothing here or behind may go."""
+        """The first position that must stay."""
         return max(self.floor, min(self.archived, self.old, self.unread))
 
     @property
     def limit(self) -> str:
-        """What sets it: archive, age or unread."""
+        """The cause of the limit: archive, age or unread."""
         least = min(self.archived, self.old, self.unread)
         return "archive" if least == self.archived else "age" if least == self.old else "unread"
 
 
 def first_unread(spark: Any, target: str) -> dict[int, int]:
-    """Xiu partition → the lowest position that a device can be given yet, or that a user without a device has not got. Raises
-    Unavailable while Pi is being doubled: what its new partitions have got is not in a table before that is over."""
+    """Xiu partition → the lowest position that a device can still get, or that a user without a device has not got. Raises
+    Unavailable while Pi is being doubled: its new partitions are not in a table before that is over."""
     with Replicas(target, "pi") as replicas:
         before = replicas.find()
         found = {} if replicas.doubling else _first_unread(spark, target)
@@ -104,7 +104,7 @@ def _first_unread(spark: Any, target: str) -> dict[int, int]:
 
 
 def archived(spark: Any, path: str, going: Mapping[int, Limits]) -> dict[int, int]:
-    """Partition → how many of the messages that would go are in the archive."""
+    """Partition → number of the messages to trim that are in the archive."""
     from pyspark.sql import functions as f
 
     wanted = f.lit(False)
@@ -118,7 +118,8 @@ def archived(spark: Any, path: str, going: Mapping[int, Limits]) -> dict[int, in
 def limits_of(
     replicas: Replicas, ranges: Sequence[Range], path: str, before_us: int, unread: Mapping[int, int]
 ) -> dict[int, Limits]:
-    """How far each partition that the archive has may be trimmed. Raises InvalidArgument when the archive is of another cluster."""
+    """Positions up to which each partition of the archive may be trimmed. Raises InvalidArgument if the archive is ahead of a
+    partition."""
     found: dict[int, Limits] = {}
     for partition, end in sorted(reach(ranges).items()):
         bounds = replicas.bounds(partition, at_us=before_us)
@@ -130,14 +131,14 @@ def limits_of(
 
 
 def run(spark: Any, options: RetentionOptions) -> tuple[Report, dict[str, Any]]:
-    """Say what may go, and have it gone. Raises InvalidArgument, StoreDamaged, PixiuError."""
+    """Determine what may be trimmed, trim it, and report. Raises InvalidArgument, StoreDamaged, PixiuError."""
     if options.older_than_h < 0:
         raise InvalidArgument("--older-than is a number of hours")
     ranges = ranges_of(spark, options.path)
     before_us = time.time_ns() // 1000 - int(options.older_than_h * 3_600_000_000)
     with Replicas(options.target, "xiu", retry_s=options.retry_s) as replicas:
         replicas.find()
-        replicas.bounds(0)  # says of which cluster it is, where no registry does
+        replicas.bounds(0)  # returns the cluster's ID, if no registry did
         check_cluster(options.path, cluster_of(ranges, options.path), options.target, replicas.cluster)
         unread = {} if options.unread else first_unread(spark, options.target)
         limits = limits_of(replicas, ranges, options.path, before_us, unread)
@@ -172,9 +173,9 @@ def run(spark: Any, options: RetentionOptions) -> tuple[Report, dict[str, Any]]:
 
 
 def _trim(options: RetentionOptions, replicas: Replicas, partition: int, limits: Limits, end: int) -> tuple[int, int]:
-    """Trim one partition; where it begins now, and how many messages went."""
+    """Trim one partition; return its new first position, and the number of messages trimmed."""
     before = replicas.bounds(partition, limits.floor, limits.up_to).rows
-    with suppress(PixiuError):  # archive says so as well
+    with suppress(PixiuError):  # the archive job does so as well
         replicas.hold(partition, options.reader, end)
     with Leader(options.target, partition, options.operator, options.reason, options.retry_s) as leader:
         floor = leader.trim(limits.up_to)

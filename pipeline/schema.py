@@ -1,4 +1,4 @@
-"""The columns of a table as Spark and as Arrow have them."""
+"""The columns of a table in Spark's and in Arrow's form."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def spark_schema(columns: Columns) -> StructType:
 
 
 def arrow_schema(columns: Columns) -> pa.Schema:
-    """The table's Arrow schema: exactly what Spark makes of `spark_schema`."""
+    """The table's Arrow schema: equal to Spark's conversion of `spark_schema`."""
     return pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])

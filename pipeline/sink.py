@@ -2,8 +2,8 @@
 
     row ──▶ ID = xxh3(query, values of the ID columns) ──▶ mail with flag 32 ──▶ stored once, however often the row is written
 
-Spark writes a micro-batch again whose commit it does not know of, and a task again that failed: the IDs are the same then, and a
-Xiu answers with what it stored. Its memory of an ID counts from when the message was stored, and lasts at least a day.
+Spark repeats a micro-batch if it does not know of its commit, and a failed task: the IDs are the same then, and a Xiu answers with
+what it stored. Its memory of an ID counts from when the message was stored, and lasts at least a day.
 
 Source: docs/pipeline.md.
 """
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 BYTES: Final = (BinaryType, StringType)
 ID_CANDIDATES: Final = (("id",), ("xiu_partition", "seq"), ("topic", "partition", "offset"), ("partition", "offset"))
-"""Which columns say where a row comes from, when nobody names them: an own one, this source's, Kafka's."""
+"""Default ID columns, which identify a row's origin: a column of its own, this source's, Kafka's."""
 OPTIONAL: Final = {"type": WHOLE, "lane": WHOLE, "lifetime_min": WHOLE, "ext": BYTES}
 WORDS: Final = {"mail": "uin", "chat": "uin", "room": "room"}
-"""Kind → the column that says to whom."""
+"""Kind → the column with the receiver."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenColumns:
-    """Which columns are what."""
+    """The columns by their use."""
 
     key: str
     ids: tuple[str, ...]
     optional: tuple[str, ...]
-    """Of `OPTIONAL`, those that there are."""
+    """The existing ones of `OPTIONAL`."""
 
 
 def columns_to_write(schema: StructType, options: WriteOptions) -> WrittenColumns:
-    """Look for the columns. Raises `InvalidArgument`, which says what is missing or of a wrong type."""
+    """Choose the columns. Raises `InvalidArgument`, which names a missing column or a wrong type."""
     types = {field.name: field.dataType for field in schema.fields}
     key = WORDS[options.kind]
     for name, wanted, what in ((key, WHOLE, "a whole number"), ("body", BYTES, "binary or string")):
@@ -81,9 +81,9 @@ def columns_to_write(schema: StructType, options: WriteOptions) -> WrittenColumn
 
 
 def derived_id(query: str, values: Sequence[object]) -> int:
-    """The ID of a row: 63 bits of xxh3 of the query's name and what says where the row comes from.
+    """The ID of a row: 63 bits of xxh3 of the query's name and the ID columns' values.
 
-    Every part has its length before it, so that no two lists of values look alike.
+    Every part is preceded by its length, so that no two lists of values have the same bytes.
     """
     return _id_of(_part(query), values)
 
@@ -100,7 +100,7 @@ def _id_of(begin: bytes, values: Sequence[object]) -> int:
 
 
 class Row(NamedTuple):
-    """What one row says."""
+    """The message of one row."""
 
     key: int
     body: bytes
@@ -112,7 +112,7 @@ class Row(NamedTuple):
 
 
 def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Iterator[Row]:
-    """The rows of a record batch. Raises `InvalidArgument` for a null where there must be none."""
+    """Convert the rows of a record batch. Raises `InvalidArgument` for a null that is not allowed."""
     found = {name: batch.column(name).to_pylist() for name in {columns.key, "body", *columns.ids, *columns.optional}}
     count = batch.num_rows
     types, lanes, lifetimes, exts = (found.get(name) or [None] * count for name in OPTIONAL)
@@ -125,7 +125,7 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
             raise InvalidArgument(
                 f"a row has no {columns.key if key is None else 'body'}: filter such rows before they are written"
             )
-        yield Row(  # by place, which is faster
+        yield Row(  # positional, which is faster
             key,
             body if body.__class__ is bytes else str(body).encode(),
             id_,
@@ -138,17 +138,17 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """Report of a task to the driver."""
 
     cluster: str
-    """What it wrote to; empty: not known."""
+    """The cluster that it wrote to; empty: unknown."""
 
 
 class PixiuWriter:
-    """Writes the rows of one task, and waits until the cluster has confirmed them all.
+    """Writes the rows of one task, and waits until the cluster has confirmed all of them.
 
     Args:
-        cluster: that the checkpoint was made with; empty: it does not say.
+        cluster: of the checkpoint; empty: unknown.
     """
 
     def __init__(self, options: WriteOptions, columns: WrittenColumns, cluster: str = "") -> None:
@@ -156,7 +156,7 @@ class PixiuWriter:
         self._plain = not columns.optional
 
     def write_all(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task. Raises what the first row failed with; the rows of a failed task are written again, with the same IDs."""
+        """Run one task. Raises the first failed row's error; the rows of a failed task are written again, with the same IDs."""
         return Written(asyncio.run(self._write(batches)))
 
     async def _write(self, batches: Iterator[pa.RecordBatch]) -> str:
@@ -165,7 +165,7 @@ class PixiuWriter:
             here = px.cluster().id
             if self._cluster and here and self._cluster != here:
                 raise other_cluster(self._cluster, options.target, here)
-            # The rows before the sink are computed while one waits for them: not in the event loop's thread.
+            # The next batch is computed while this one waits for confirmations: not in the event loop's thread.
             following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
             while (batch := await following) is not None:
                 following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
@@ -192,14 +192,14 @@ class PixiuWriter:
 
     def _send_mail(self, writer: MailWriter, row: Row) -> MailReceipt:
         key, body, id_, type_, lane, lifetime_min, ext = row
-        level: Any = self._options.level  # the options checked it
-        if self._plain:  # half of what a mail's options cost is that they are given
+        level: Any = self._options.level  # the options were checked
+        if self._plain:  # passing a mail's options is half of their cost
             return writer.send(key, body, level=level, derived_id=id_)
         expire = timedelta(minutes=lifetime_min) if lifetime_min else None
         return writer.send(key, body, level=level, lane=lane, expire=expire, type=type_, extension=ext, derived_id=id_)
 
     async def _send(self, px: Client, rows: Sequence[Row]) -> None:
-        """To rooms or to who is online. Nobody keeps these: a row that is written again may come twice to who is there."""
+        """Send to rooms or online users. These messages are not stored: a repeated row may reach a receiver twice."""
         receipts: list[Receipt] = []
         for row in rows:
             to = px.room(row.key) if self._options.kind == "room" else px.user(row.key).destination
@@ -231,12 +231,12 @@ class PixiuBatchWriter(DataSourceArrowWriter):
         self._writer = PixiuWriter(options, columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task."""
+        """Run one task."""
         return self._writer.write_all(iterator)
 
 
 class PixiuStreamWriter(DataSourceStreamArrowWriter):
-    """Writer of `df.writeStream`. What a task wrote is confirmed when it ends: a commit only notes to which cluster, once."""
+    """Writer of `df.writeStream`. A task's rows are confirmed when it ends: a commit only notes the cluster, once."""
 
     def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
         self._checkpoint = options.checkpoint
@@ -244,14 +244,14 @@ class PixiuStreamWriter(DataSourceStreamArrowWriter):
         self._writer = PixiuWriter(options, columns, self._cluster)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task of a micro-batch."""
+        """Run one task of a micro-batch."""
         return self._writer.write_all(iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """Note the cluster, where the checkpoint does not say it yet."""
+        """Note the cluster, if the checkpoint does not have it yet."""
         cluster = next((message.cluster for message in messages if isinstance(message, Written) and message.cluster), "")
         if cluster and self._checkpoint and not self._cluster:
             write_cluster(self._checkpoint, cluster)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
-        """Nothing to undo: the micro-batch is written again, with the same IDs."""
+        """Do nothing: the micro-batch is written again, with the same IDs."""

@@ -1,7 +1,7 @@
-"""Which cluster a query writes to, in a file of the query's checkpoint: `CHECKPOINT/pixiu_cluster`, 16 hex digits.
+"""The cluster to which a query writes, in a file of the query's checkpoint: `CHECKPOINT/pixiu_cluster`, 16 hex digits.
 
-Of a sink Spark keeps nothing in a checkpoint. The driver reads the file when it plans a micro-batch and writes it when the first
-one is committed; tasks, which are connected, compare.
+Spark stores nothing about a sink in a checkpoint. The driver reads the file when it plans a micro-batch and writes it when the
+first one is committed; tasks, which are connected, compare.
 
 Source: docs/pipeline.md.
 """
@@ -24,15 +24,15 @@ LOG: Final = logging.getLogger("pixiu.pipeline")
 
 
 def read_cluster(checkpoint: str) -> str:
-    """The cluster that a checkpoint was made with; empty: it does not say, or is where Arrow cannot read. Raises InvalidArgument
-    for a file that is none of ours."""
+    """Read the cluster of a checkpoint; empty: there is none, or Arrow cannot read it. Raises InvalidArgument for a malformed
+    file."""
     try:
         system, root = _system(checkpoint)
         with system.open_input_stream(f"{root}/{NAME}") as stream:
             found = str(stream.read(MAX_BYTES), errors="replace").strip()
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, ImportError) as error:  # Arrow's are of these
+    except (OSError, ValueError, ImportError) as error:  # Arrow's are of these types
         LOG.warning("the checkpoint in %s is not compared with the cluster: %s", checkpoint, str(error).split("\n", 1)[0])
         return ""
     if re.fullmatch("[0-9a-f]{16}", found) is None:
@@ -43,7 +43,7 @@ def read_cluster(checkpoint: str) -> str:
 
 
 def write_cluster(checkpoint: str, cluster: str) -> None:
-    """Note the cluster, where there is no note of one; whole or not at all."""
+    """Write the cluster, if there is none yet; whole or not at all."""
     try:
         system, root = _system(checkpoint)
         with system.open_output_stream(f"{root}/{NAME}.new") as stream:

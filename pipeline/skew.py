@@ -1,4 +1,4 @@
-"""Skew: which rooms or users are hot, what load partitions have at n, 2n and 4n, and what to do about it.
+"""Skew: hot rooms or users, loads of partitions at n, 2n and 4n, and a recommendation.
 
     leave     the fullest partition has at most `uneven` times the average
     vroom     one key alone is more than a partition's even share: doubling cannot split it, VRooms can (`[cluster] big_rooms`)
@@ -23,25 +23,25 @@ from pixiu.ids import topic_room
 UNEVEN: Final = 1.5
 PARTITIONS_OF_A_LOG: Final = 2
 GAINS: Final = 0.8
-"""Doubling is worth it when the fullest partition keeps at most this part of its load."""
+"""Doubling pays if the fullest partition keeps at most this part of its load."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkewOptions:
-    """What is looked at: the messages that are stored, or a log."""
+    """Input: the stored messages, or a log."""
 
     target: str = ""
     log: str = ""
-    """JSON lines or Parquet with the column `key_column`."""
+    """JSON lines, CSV or Parquet with the column `key_column`."""
     key_column: str = "room"
     partitions: int = 0
-    """Now. 0: as many Xius as the cluster has; 2 for a log."""
+    """Current number. 0: the cluster's number of Xiu partitions; 2 for a log."""
     top: int = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of partitions, if there are so many."""
+    """The load with this number of partitions."""
 
     partitions: int
     most: int
@@ -54,7 +54,7 @@ class Load:
 
 
 def verdict(loads: Sequence[Load], hottest: int, uneven: float = UNEVEN) -> str:
-    """What to do: leave, vroom or double. `loads` at n, 2n, …; `hottest`: messages of the hottest key. Pure."""
+    """Recommend leave, vroom or double. `loads` at n, 2n, …; `hottest`: messages of the hottest key. Pure."""
     now, doubled = loads[0], loads[1]
     if now.ratio <= uneven:
         return "leave"
@@ -76,7 +76,7 @@ def loads_of(counts: Any, sizes: Sequence[int]) -> list[Load]:
 
 
 def count(spark: Any, options: SkewOptions) -> Any:
-    """(name, id, messages, senders) of every key. A name is a topic's, and has the ID of the room that carries it."""
+    """(name, id, messages, senders) of every key. A name is a topic's, with the ID of the room that carries it."""
     from pyspark.sql import functions as f
 
     if bool(options.target) == bool(options.log):
@@ -95,7 +95,7 @@ def count(spark: Any, options: SkewOptions) -> Any:
 
 
 def partitions_of(options: SkewOptions) -> int:
-    """How many partitions there are now. Raises PixiuError."""
+    """The current number of partitions. Raises PixiuError."""
     if options.partitions or not options.target:
         return options.partitions or PARTITIONS_OF_A_LOG
     with Replicas(options.target, "xiu") as replicas:
@@ -128,6 +128,6 @@ def run(spark: Any, options: SkewOptions) -> tuple[Report, dict[str, Any]]:
     report.facts["even_at"] = next((load.partitions for load in loads if load.ratio <= UNEVEN), "none of these")
     report.bars.append(Bars("Hottest keys", tuple((str(row["name"]), float(row.messages)) for row in top), "messages"))
     plot = tuple((f"{load.partitions} partitions", load.ratio) for load in loads if math.isfinite(load.ratio))
-    counts.unpersist()  # who looks at this log again in this session shall see it as it is then
+    counts.unpersist()  # a later look at this log in this session must see it as it is then
     report.bars.append(Bars("Fullest partition to the average", plot, "x"))
     return report, {"keys": counts}

@@ -1,10 +1,10 @@
 """`format("pixiu")`: Spark's view of a cluster. Batch and streaming reads by Xiu partition and position; writes in `pipeline.sink`.
 
     driver     initialOffset, latestOffset ──▶ Bounds of every partition ──▶ offsets, within the trigger's limit
-    executors  a task for each range ──▶ Rows, from whichever replica serves ──▶ Arrow record batches, untouched
+    executors  a task for each range ──▶ Rows, from any replica that serves ──▶ Arrow record batches, untouched
 
-`pushFilters` is not implemented, and must not be: Spark 4.3 keeps what was pushed on the source object that all scans of a
-DataFrame share, and gives wrong rows without a word. Filters are options.
+`pushFilters` is not implemented, and must not be: Spark 4.3 keeps pushed filters on the source object that all scans of a DataFrame
+share, and returns wrong rows silently. Filters are options.
 
 Source: docs/pipeline.md.
 """
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from pixiu.wire.v1 import export_pb2
 
 REFRESH_S: Final = 5.0
-"""A stream looks for replicas and partitions that are new so often; those that fail are looked for at once."""
+"""Interval at which a stream looks for new replicas and partitions, seconds; after failures it looks at once."""
 LOG: Final = logging.getLogger("pixiu.pipeline")
 
 
 class PixiuSource(DataSource):
-    """What Spark makes of `format("pixiu")` and its options."""
+    """The data source behind `format("pixiu")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -81,8 +81,8 @@ class PixiuSource(DataSource):
 
 
 def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
-    """Options for the columns of `.schema("seq long, body binary")`; Spark gives the source's own where nobody said one. Raises
-    InvalidArgument for columns that the table does not have so, before anything is read."""
+    """Apply the columns of `.schema("seq long, body binary")`; without a schema Spark passes the source's own. Raises
+    InvalidArgument for columns that the table does not have in this form, before anything is read."""
     asked = [name for name, _ in options.columns]
     if schema.names == asked:
         chosen = options.columns
@@ -98,7 +98,7 @@ def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
 
 
 class RowsPartition(InputPartition):
-    """One task's rows, and who had them when it was planned."""
+    """One task's rows, and the addresses of the replicas when it was planned."""
 
     def __init__(self, rows: Rows, addresses: tuple[str, ...]) -> None:
         super().__init__((rows, addresses))
@@ -106,9 +106,9 @@ class RowsPartition(InputPartition):
 
 
 def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """A task: record batches as they come."""
+    """Run a task: yield record batches as they come."""
     if not isinstance(partition, RowsPartition):
-        return  # Spark reads InputPartition(None) where there is nothing to read
+        return  # Spark reads InputPartition(None) if there is nothing to read
     rows = partition.rows
     known: Addresses = {rows.partition: partition.addresses}
     with Replicas(options.target, options.role, known, options.retry_s) as replicas:
@@ -119,7 +119,7 @@ def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[
 
 
 def data_loss(partition: int, text: str) -> Gone:
-    """What `failOnDataLoss` is about."""
+    """Make the error that `failOnDataLoss` controls."""
     return Gone(
         f"Xiu partition {partition}: {text}; rows are lost to this query: set failOnDataLoss=false to go on without them, "
         "or begin again at startingOffsets=earliest"
@@ -127,13 +127,13 @@ def data_loss(partition: int, text: str) -> Gone:
 
 
 class Planner:
-    """Turns wishes into positions: what batch and streaming reads have in common."""
+    """Turns requested positions into real ones, for batch and streaming reads."""
 
     def __init__(self, options: ReadOptions, replicas: Replicas) -> None:
         self.options, self.replicas = options, replicas
 
     def partitions(self) -> list[int]:
-        """Those that are to be read. Raises what `Replicas.find` raises; InvalidArgument for one that there is not."""
+        """The partitions to read. Raises errors of `Replicas.find`; InvalidArgument for one that does not exist."""
         count = self.replicas.find(REFRESH_S)
         wanted = self.options.partitions
         if wanted and max(wanted) >= count:
@@ -141,14 +141,14 @@ class Planner:
         return sorted(wanted) if wanted else list(range(count))
 
     def check_cluster(self, offset: Mapping[str, object]) -> None:
-        """Raises InvalidArgument when an offset is of another cluster. Call this when a replica has answered; where either does not
-        say what cluster it is of, an older release made it."""
+        """Raise InvalidArgument if an offset belongs to another cluster. Call this after a replica has answered; an unknown cluster
+        means that an older release made the offset, or runs the replica."""
         made, here = cluster_of(offset), self.replicas.cluster
         if made and here and made != here:
             raise other_cluster(made, self.options.target, here)
 
     def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
-        """Where a wish lies."""
+        """The position for a requested one."""
         if at_ms:
             return self.replicas.bounds(partition, at_us=at_ms * 1000).at
         if wanted == EARLIEST:
@@ -156,7 +156,7 @@ class Planner:
         return bounds.end if wanted == LATEST else wanted
 
     def begin(self, partition: int, position: int, bounds: export_pb2.BoundsReply) -> int:
-        """Where reading begins. Raises Gone when retention has passed it and that is to be told: position 0 is one as well."""
+        """The begin of a read. Raises Gone if retention has passed it and `failOnDataLoss` is set; position 0 counts, too."""
         if position >= bounds.first:
             return position
         if self.options.fail_on_data_loss:
@@ -165,16 +165,16 @@ class Planner:
         return int(bounds.first)
 
     def end(self, partition: int, bounds: export_pb2.BoundsReply) -> int:
-        """Where a batch ends. Raises InvalidArgument for a position that nobody has written."""
+        """The end of a batch. Raises InvalidArgument for a position that was not written yet."""
         end = self.position(partition, self.options.ending.of(partition), self.options.ending_ms, bounds)
         if end > bounds.end and bounds.leads:
             raise InvalidArgument(
                 f"option endingOffsets names position {end} of Xiu partition {partition}, which ends at {bounds.end}"
             )
-        return end  # where the leader does not answer, a task waits for a replica that has it
+        return end  # if the leader does not answer, a task waits for a replica that has it
 
     def tasks(self, begins: Offsets, ends: Offsets) -> list[RowsPartition]:
-        """Ranges as tasks: one for each partition, or `minPartitions` in all."""
+        """Make tasks of ranges: one for each partition, or `minPartitions` in all."""
         found: list[RowsPartition] = []
         ranges = [(partition, begins[partition], end) for partition, end in sorted(ends.items()) if begins[partition] < end]
         pieces = -(-self.options.min_partitions // len(ranges)) if ranges and self.options.min_partitions else 1
@@ -198,13 +198,13 @@ class Planner:
 
 
 class PixiuReader(DataSourceReader):
-    """A batch read. Its end is fixed when the query is planned: what comes later is not in it."""
+    """A batch read. Its end is fixed when the query is planned: later messages are not in it."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Plan the tasks."""
         options = self._options
         with Replicas(options.target, options.role, retry_s=options.retry_s) as replicas:
             planner = Planner(options, replicas)
@@ -221,7 +221,7 @@ class PixiuReader(DataSourceReader):
             return planner.tasks(begins, ends)
 
     def _of_pi(self, replicas: Replicas, wanted: Sequence[int]) -> list[RowsPartition]:
-        """A task for each partition, or for each that has one of the users."""
+        """Plan a task for each partition, or for each that has one of the users."""
         options, count, found = self._options, replicas.count, list[RowsPartition]()
         for partition in wanted:
             users = tuple(uin for uin in options.users if uin % count == partition)
@@ -233,20 +233,20 @@ class PixiuReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task."""
+        """Run one task."""
         return read_partition(self._options, partition)
 
 
 class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read: offsets are the positions that are to be read next."""
+    """A streaming read: offsets are the next positions to read."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._replicas: Replicas | None = None
         self._target: Offsets | None = None
-        """With `Trigger.AvailableNow`: nothing behind this is read."""
+        """With `Trigger.AvailableNow`: the end of the query."""
         self._planned: Offsets = {}
-        """Where the newest micro-batch ends."""
+        """The end of the newest micro-batch."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replicas": None}
@@ -258,7 +258,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def cluster(self) -> str:
-        """Whose messages these are, as soon as a replica or the registry has said so."""
+        """The cluster of the messages, once a replica or the registry has reported it."""
         return self._planner().replicas.cluster
 
     def initialOffset(self) -> dict[str, int | str]:
@@ -273,19 +273,19 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(found, planner.replicas.cluster)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxOffsetsPerTrigger`."""
+        """Return the limit by `maxOffsetsPerTrigger`."""
         most = self._options.max_offsets_per_trigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The query ends where the partitions end now."""
+        """Fix the query's end at the partitions' current ends."""
         self._target = self._ends(self._planner())
 
     def _ends(self, planner: Planner) -> Offsets:
         return {partition: int(planner.replicas.bounds(partition).end) for partition in planner.partitions()}
 
     def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, int | str]:
-        """Where the next micro-batch ends."""
+        """The end of the next micro-batch."""
         planner, begins = self._planner(), from_json(start)
         wanted = planner.partitions() if self._target is None else sorted(self._target)
         ends: Offsets = dict(begins)
@@ -318,8 +318,8 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends, planner.replicas.cluster or cluster_of(start))
 
     def reportLatestOffset(self) -> dict[str, int | str]:
-        """The newest offset, for the query's progress, and `rows_behind`: how many rows lie between the newest micro-batch and it.
-        Positions alone do not tell: they jump with every epoch."""
+        """The newest offset, for the query's progress, and `rows_behind`: the number of rows after the newest micro-batch.
+        Positions alone do not show it: they jump with every epoch."""
         planner, ends, behind = self._planner(), dict[int, int](), 0
         for partition in planner.partitions():
             bounds = planner.replicas.bounds(partition, self._planned.get(partition, 0))
@@ -328,12 +328,12 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends, planner.replicas.cluster) | {"rows_behind": behind}
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch."""
+        """Plan the tasks of a micro-batch."""
         begins = self.begins(start, end)
         return self._planner().tasks(begins, from_json(end))
 
     def begins(self, start: Mapping[str, object], end: Mapping[str, object]) -> Offsets:
-        """Where a micro-batch begins in each partition; those that a doubling added begin at 0. Raises Gone."""
+        """The begin of a micro-batch in each partition; 0 in those that a doubling added. Raises Gone."""
         planner, begins = self._planner(), from_json(start)
         if not planner.replicas.addresses:
             planner.partitions()
@@ -348,15 +348,16 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task."""
+        """Run one task."""
         return read_partition(self._options, partition)
 
     def commit(self, end: Mapping[str, object]) -> None:
-        """Everything before this was processed: retention need not wait for it. It lags a batch behind, which is safe."""
+        """Report that everything before this was processed: retention need not wait for it. It lags a batch behind, which is
+        safe."""
         self._hold(self._planner(), from_json(end))
 
     def _hold(self, planner: Planner, offsets: Offsets) -> None:
-        """Name this reader in every partition: of one that the offsets do not name yet, it needs everything."""
+        """Report this reader's positions to every partition: 0, for everything, to those that the offsets do not name yet."""
         reader = self._options.reader
         if not reader:
             return
@@ -372,7 +373,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 LOG.warning("retention does not wait for reader %s in Xiu partition %d: %s", reader, partition, problem)
 
     def stop(self) -> None:
-        """The query ends."""
+        """Close the connections at the end of the query."""
         if self._replicas is not None:
             self._replicas.close()
             self._replicas = None

@@ -1,6 +1,6 @@
-"""From a record's user to the gateways of the user's devices, and of rooms' messages from the users they are for. Pure.
+"""Routing of a record from its user to the gateways of the user's devices, and of rooms' messages by their lists of users. Pure.
 
-A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
+A batch is walked once, in place; each record is copied once and added to the list of every gateway that gets it.
 
 Source: PiXiu §7.3 ("forwards Chat Messages … drops them when the user is offline"); docs/architecture.md, "A message to a user".
 """
@@ -19,14 +19,14 @@ from pixiu.wire.uin_list import take_apart
 
 @dataclass(slots=True)
 class ChatCounters:
-    """Records, since the start."""
+    """Numbers of records, since the start."""
 
     records_in: int = 0
     copies_out: int = 0
     records_offline: int = 0
-    """For a user without a device that takes them."""
+    """For a user without a device that accepts them."""
     records_wrong_kind: int = 0
-    """To a room, mail, or an addressed record that is malformed."""
+    """Sent to a room, mail, or a malformed addressed record."""
     addressed_in: int = 0
     """Rooms' messages from brokers."""
     records_unroutable: int = 0
@@ -38,24 +38,24 @@ class ChatCounters:
 
 @dataclass(slots=True)
 class Routed:
-    """What became of a batch beside the parcels."""
+    """Outcome of a batch beside the parcels."""
 
     offline: list[int] = field(default_factory=list)
-    """SnowflakeIDs of records that nobody takes."""
+    """SnowflakeIDs of records without a receiver."""
     stale: int = 0
     """Records for users of another partition."""
     lost: int = 0
-    """Of these, such that could not be passed on."""
+    """Those of them that could not be passed on."""
 
 
 class ChatFanout:
     """Routes records to the gateways of their users' devices.
 
     Args:
-        gateways: the targets of a user that this partition serves; () where no device takes messages.
-        serves: whether this partition serves a user.
-        elsewhere: where to pass on the records of a user that it does not serve; None: nowhere.
-        connected: the targets of all of a user's connections, for rooms' messages.
+        gateways: returns the targets of a user that this partition serves; () if no device accepts messages.
+        serves: returns True if this partition serves a user.
+        elsewhere: returns the target for records of a user that it does not serve; None: there is none.
+        connected: returns the targets of all of a user's connections, for rooms' messages.
         tracer: stamps traced records.
     """
 
@@ -75,8 +75,8 @@ class ChatFanout:
         self.counters = ChatCounters()
 
     def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed | None:
-        """Send a batch's records, one parcel for each destination and lane. None: the batch is malformed; nothing of it
-        is sent. One user's records keep their order."""
+        """Send a batch's records, one parcel for each destination and lane. None: the batch is malformed, and nothing of it is
+        sent. One user's records keep their order."""
         unpack, touched, routed = WALK.unpack_from, dict[Target, None](), Routed()
         position, plain, traced_us = start, CHAT, 0
         for _ in range(count):
@@ -93,7 +93,7 @@ class ChatFanout:
                 if kind == CHAT or (kind == SIGNAL and not flags & Flag.TO_ROOM):
                     targets, record = self._targets(uin, snowflake, routed), b""
                     if kind == CHAT and not flags & Flag.TRACED:
-                        plain = what  # as a rule the next record's as well
+                        plain = what  # usually the next record's as well
                 else:
                     targets, record = self._addressed(kind, data, position, after)
                     flags = record[5] if record else 0
@@ -137,7 +137,7 @@ class ChatFanout:
         return (elsewhere,)
 
     def _addressed(self, kind: int, data: bytes, start: int, end: int) -> tuple[tuple[Target, ...], bytes]:
-        """A room's message, cut out of its list of users; gateways know which of their clients are in the room.
+        """Cut a room's message out of its list of users; gateways know which of their clients are in the room.
 
         Users of another partition are looked up as well: after a doubling they are still known here for a while.
         """

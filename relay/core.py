@@ -1,11 +1,11 @@
-"""The relay's core: on which gateways each user's devices are, and users' messages to those gateways.
+"""The relay's core: locates each user's devices at gateways, and sends users' messages to those gateways.
 
     proxy ──▶ relay ──▶ the gateways of the user's devices, one copy each
       ▲         ▲ │
-      └─────────┼─┘ who was offline
-    gateway ────┘ a device connected or went: passed on to the peers, kept in the Relay DB, confirmed
+      └─────────┼─┘ users who are offline
+    gateway ────┘ a device connected or disconnected: passed on to the peers, kept in the Relay DB, confirmed
 
-What a gateway says is handled by `cluster.membership.replica_core`, over `cluster.membership.devices.Devices`.
+Messages of gateways are handled by `cluster.membership.replica_core`, over `cluster.membership.devices.Devices`.
 
 Source: PiXiu §7.3; docs/architecture.md, "A message to a user", docs/memberships.md.
 """
@@ -31,29 +31,29 @@ from relay.chat import ChatFanout
 from relay.login_conflicts import Contests
 
 MAX_NEWER: Final = 100_000
-"""Unconfirmed connects that another connection is above. Policy: the oldest is confirmed without a word of it."""
+"""Limit of unconfirmed connects below a newer connection. Policy: the oldest is confirmed without mentioning that."""
 MAX_QUERY: Final = 1000
-"""UINs in one presence query."""
+"""Limit of UINs in one presence query."""
 MAX_OFFLINE: Final = 128
-"""SnowflakeIDs in one notice of who is offline, so that it fits a datagram."""
+"""Limit of SnowflakeIDs in one notice of offline users, so that it fits a datagram."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserPresence:
-    """Whether a user is online, and on how many devices."""
+    """Number of devices on which a user is online; 0: offline."""
 
     uin: int
     devices: int
 
 
 class Core(ReplicaCore):
-    """Decides; arguments as `ReplicaCore` has them, the devices empty, and what
-    stamps traced records. `step` never raises on what comes from the network."""
+    """Decides; arguments as in `ReplicaCore`, the devices empty, and a tracer that stamps traced records. `step` never raises on
+    input from the network."""
 
     ROLE: ClassVar[str] = "relay"
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("relay",)
     MAX_CONFIRMS: ClassVar[int] = 64
-    """A connect that is not the newest takes a place of its own beside its ID."""
+    """A connect that is not the newest needs space of its own beside its ID."""
 
     def __init__(
         self,
@@ -82,24 +82,24 @@ class Core(ReplicaCore):
         self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets, tracer)
         self.contests = Contests(self.devices, heartbeat_s)
         self.replaced = 0
-        """Connections whose gateways were told that a newer login took their place."""
+        """Connections whose gateways were notified that a newer login replaced them."""
         self._newer: dict[int, int] = {}
-        """GatewayMsgID of a connect that is not confirmed yet → the connect time above it."""
+        """GatewayMsgID of an unconfirmed connect → the connect time above it."""
         self.table.on(RecordsReceived, self._on_records)
 
     def presence(self, uins: Iterable[int]) -> list[UserPresence]:
-        """Who of these users is online, on how many devices, in the order asked for."""
+        """Presence of these users, in the order of the query."""
         return [UserPresence(uin, len(self.devices.connections(uin))) for uin in uins]
 
     # --- users' mail
 
     @property
     def partitions(self) -> int:
-        """How many partitions of relays the view has."""
+        """Number of relay partitions in the view."""
         return self._view.partitions if self._view is not None else 1
 
     def mail_owners(self) -> tuple[int, ...]:
-        """The relays among which the owner of each of this partition's users is chosen; () while this one is none of them."""
+        """The relays among which the owner of each of this partition's users is chosen; () while this one is not among them."""
         if self._view is None or self.state is not State.RUNNING or self.partition >= self._view.partitions:
             return ()
         return tuple(sorted((self.endpoint, *self._view.running(self.partition, self._dead))))
@@ -109,14 +109,14 @@ class Core(ReplicaCore):
         return [target.endpoint for target in self._gateways.values() if target.endpoint not in self._dead]
 
     def gateway_at(self, instance: int) -> int | None:
-        """The endpoint of a gateway instance, if it can be reached."""
+        """The endpoint of a gateway instance, if it is reachable."""
         target = self._gateways.get(instance)
         return None if target is None or target.endpoint in self._dead else target.endpoint
 
     # --- users' messages
 
     def _on_records(self, event: RecordsReceived, now: float, out: list[Effect]) -> None:
-        """Records out first, then who is offline, so that the notice leaves before the acknowledgement of the batch."""
+        """Send records first, then the notice of offline users, so that both leave before the batch is acknowledged."""
         self._batch_at = now
         routed = self.chat.route(event.data, event.start, event.end, event.count, out)
         if routed is None:
@@ -144,14 +144,14 @@ class Core(ReplicaCore):
         super()._reach_changed(now, out)
 
     def _set_reachable(self) -> None:
-        """Devices on a gateway that is out of the registry, or silent, are offline."""
+        """Treat devices on a gateway that is not in the registry, or silent, as offline."""
         reachable = [instance for instance, target in self._gateways.items() if target.endpoint not in self._dead]
         self.devices.set_reachable(frozenset(reachable))
 
-    # --- what gateways say
+    # --- messages of gateways
 
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
-        """Tell a connect that is not the newest by its confirmation, and those that it replaces by their gateways.
+        """Note newer connects for confirmations, and notify the gateways of connections that are replaced.
 
         Source: docs/memberships.md.
         """
@@ -174,8 +174,8 @@ class Core(ReplicaCore):
         return stale
 
     def _replace(self, change: Update, out: list[Effect]) -> None:
-        """The login policy allows the rivals of the newest connection no longer. Every replica says so: what one of
-        them knows too late the other one knew; a gateway takes it once."""
+        """Notify the gateways of connections that the login policy no longer allows beside the newest one. Every replica does so,
+        since one may know the newer login before another; a gateway acts on the first notice."""
         winner = connection_of(change)
         for rival in self.devices.rivals(change):
             gateway = self._gateways.get(rival.instance)
@@ -212,7 +212,7 @@ class Core(ReplicaCore):
 
 
 def _replaced(uin: int, loser: Connection, winner: Connection) -> bytes:
-    """Tells a gateway to end a login for a newer one."""
+    """Encode the request to a gateway to end a login for a newer one."""
     reason = control_pb2.REASON_MOVED if loser.device == winner.device else control_pb2.REASON_KICKED
     message = control_pb2.DeviceReplaced(uin=uin, device=loser.key, connect_time=loser.connect_time, reason=reason)
     return control_pb2.Control(device_replaced=message).SerializeToString()

@@ -1,4 +1,4 @@
-"""What happens to a relay's core, and what it asks its shell to do: as with all members of the shared map."""
+"""Events and effects of a relay's core: as for all members of the shared map."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A relay's streams to gateways: deliveries out, acknowledgements in. Nothing waits here without a bound.
+"""A relay's streams to gateways: deliveries out, acknowledgements in. All waiting data is bounded.
 
-    wanted ─▶ call, the relay's name ─▶ `ready` ─▶ deliveries ─▶ broken ─▶ pause, and again while somebody is there
+    wanted ─▶ call, the relay's name ─▶ `ready` ─▶ deliveries ─▶ broken ─▶ pause, and again while sessions need it
 
 Source: docs/delivery.md, docs/promises.md, "Failure rules".
 """
@@ -28,51 +28,51 @@ from relay.delivery.events import Chunk, DeviceLane
 from relay.mail_devices import Place
 
 READY_S: Final = 5.0
-"""For the gateway's first word."""
+"""Time limit of the gateway's first message, seconds."""
 STALL_S: Final = 10.0
-"""A stream that takes nothing for so long is broken."""
+"""Time for which a message may be unsent before the stream is broken, seconds."""
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 2.0
 MAX_MESSAGE_BYTES: Final = 512 << 10
-"""Of one message, but for a single larger record."""
+"""Size limit of one message, except for a single larger record."""
 MAX_SAID: Final = 200_000
-"""Devices that a stream has named. Policy: all are forgotten, and named again."""
+"""Limit of devices that a stream has named. Policy: all are forgotten, and named again."""
 Deliveries = Duplex[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
 
 
 class Owner(Protocol):
-    """What the streams tell of."""
+    """Receiver of the streams' events."""
 
     def stream_ready(self, gateway: int) -> None:
         """Called when the gateway's stream takes deliveries."""
 
     def stream_broken(self, gateway: int) -> None:
-        """What was on the way may be lost."""
+        """Called when deliveries on the way may be lost."""
 
     def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
-        """Clients have got something."""
+        """Called with acknowledgements of clients."""
 
     def place(self, uin: int, number: int) -> Place | None:
-        """Where a device is."""
+        """Return a device's place, by Pi's number."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What leaves in one message."""
+    """Content of one message."""
 
     devices: list[delivery_pb2.MailDevice] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
     count: int = 0
-    """Of envelopes in them."""
+    """Number of envelopes in them."""
     asked: list[delivery_pb2.DeviceLane] = field(default_factory=list)
     size: int = 0
 
 
 class Outbox:
-    """What waits for one stream, and which devices it has named.
+    """Deliveries that wait for one stream, and the devices that it has named.
 
     Args:
-        place: where a device is, by UIN and Pi's number.
+        place: returns a device's place, by UIN and Pi's number.
         gateway: the endpoint of the stream's gateway.
     """
 
@@ -82,13 +82,13 @@ class Outbox:
         self._said: dict[tuple[int, int], tuple[int, int]] = {}
         """(UIN, number) → (key, connect time)."""
         self.bytes = 0
-        """That wait, or are being sent."""
+        """Size of deliveries that wait, or are being sent."""
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def add(self, chunks: Sequence[Chunk]) -> None:
-        """Mails. A device is named before its first one, and again when its connection is another."""
+        """Add mails. A device is named before its first one, and again when its connection has changed."""
         for uin, number, count, chunk in chunks:
             place = self._place(uin, number)
             named: delivery_pb2.MailDevice | None = None
@@ -100,7 +100,7 @@ class Outbox:
                     self._said[uin, number] = meant
                     named = delivery_pb2.MailDevice(uin=uin, key=place.key, connect_time=place.connection, device=number)
             last = self._batches[-1] if self._batches else None
-            # What was for a device's former connection leaves before the new one is named.
+            # Mail for a device's former connection leaves before the new one is named.
             if last is None or last.asked or (named is not None and last.chunks) or last.size + len(chunk) > MAX_MESSAGE_BYTES:
                 last = Batch()
                 self._batches.append(last)
@@ -112,13 +112,13 @@ class Outbox:
             self.bytes += len(chunk)
 
     def ask(self, lanes: Sequence[DeviceLane]) -> None:
-        """Ask what was written of these, behind all that waits."""
+        """Ask up to where these lanes were written, after all waiting deliveries."""
         if not self._batches:
             self._batches.append(Batch())
         self._batches[-1].asked.extend(delivery_pb2.DeviceLane(**lane._asdict()) for lane in lanes)
 
     def take(self) -> Batch:
-        """The next message; `sent` when it has left."""
+        """Return the next message; call `sent` when it has left."""
         return self._batches.popleft()
 
     def sent(self, batch: Batch) -> None:
@@ -127,15 +127,15 @@ class Outbox:
 
 
 class _Stream:
-    """One gateway's."""
+    """The stream to one gateway."""
 
     def __init__(self, gateway: int, streams: GatewayStreams) -> None:
         self.gateway, self._streams = gateway, streams
         self.outbox = Outbox(streams.owner.place, gateway)
         self._duplex: Deliveries | None = None
-        """While the gateway takes deliveries."""
+        """Set while the gateway accepts deliveries."""
         self._leaving: Batch | None = None
-        """What is being written."""
+        """The batch being written."""
         self._stalled: asyncio.TimerHandle | None = None
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-deliver-{gateway:016x}")
         self.task.add_done_callback(streams.ended)
@@ -155,7 +155,7 @@ class _Stream:
             self._duplex.wake()
 
     def give_up(self) -> None:
-        """It does not take what is sent."""
+        """End the stream: it does not accept deliveries."""
         duplex, self._duplex = self._duplex, None
         if duplex is not None:
             duplex.end("the gateway does not take what is sent")
@@ -170,7 +170,7 @@ class _Stream:
             await asyncio.sleep(backoff.next_s())
 
     async def _serve(self, node: Node) -> bool:
-        """One stream to its end. Whether it was ready."""
+        """Run one stream to its end. Returns True if it was ready."""
 
         def by_grpc() -> GrpcCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]:
             return GrpcCall.over(
@@ -188,7 +188,7 @@ class _Stream:
                 self._streams.owner.stream_ready(self.gateway)
                 await duplex.run()
         except StreamEnded:
-            return False  # it was not opened; the pause is what is done about it
+            return False  # it was not opened; the pause suffices
         return True
 
     def _take(self, reply: delivery_pb2.DeliveryReply) -> None:
@@ -196,7 +196,7 @@ class _Stream:
             self._streams.owner.acknowledged(reply)
 
     def _give(self) -> delivery_pb2.DeliveryBatch | None:
-        """The next batch. The one before has left."""
+        """Return the next batch. The one before has left."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -220,13 +220,14 @@ class _Stream:
 
 
 class GatewayStreams:
-    """One stream to each gateway that has somebody with mail.
+    """A stream to each gateway with a device that takes mail.
 
     Args:
-        owner: is told.
+        owner: receives events.
         endpoint: of this relay.
-        view: gives the newest view of the cluster.
-        max_bytes: that may wait for one gateway. Policy: its stream is broken, and what was not acknowledged is sent again.
+        view: returns the newest view of the cluster.
+        max_bytes: limit of deliveries that wait for one gateway. Policy: its stream is broken, and unacknowledged mail is sent
+            again.
         crash: called with an error that is a bug here.
         framed: opens framed streams to gateways that offer them; None: gRPC carries all.
     """
@@ -249,7 +250,7 @@ class GatewayStreams:
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """That deliver."""
+        """Number of streams that deliver."""
         return sum(stream.ready for stream in self._streams.values())
 
     @property
@@ -258,14 +259,14 @@ class GatewayStreams:
         return sum(stream.outbox.bytes for stream in self._streams.values() if stream.ready)
 
     def want(self, gateway: int) -> bool:
-        """Open a stream if there is none. Whether it delivers already."""
+        """Open a stream if there is none. Returns True if it delivers already."""
         stream = self._streams.get(gateway)
         if stream is None:
             stream = self._streams[gateway] = _Stream(gateway, self)
         return stream.ready
 
     def deliver(self, gateway: int, chunks: Sequence[Chunk]) -> bool:
-        """Send, in order. Whether there is a stream that takes it."""
+        """Send, in order. Returns False if no stream accepts it."""
         if not self.want(gateway):
             return False
         stream = self._streams[gateway]
@@ -276,13 +277,13 @@ class GatewayStreams:
         return True
 
     def ask_written(self, gateway: int, lanes: Sequence[DeviceLane]) -> None:
-        """Ask what was written. Nobody answers while there is no stream; what it had is sent again then."""
+        """Ask up to where lanes were written. Without a stream there is no answer; its deliveries are sent again later."""
         stream = self._streams.get(gateway)
         if stream is not None:
             stream.ask(lanes)
 
     def keep(self, gateways: Collection[int]) -> None:
-        """End the streams to all others."""
+        """End the streams to all other gateways."""
         for gateway in [gateway for gateway in self._streams if gateway not in gateways]:
             task = self._streams.pop(gateway).task
             task.cancel()
@@ -290,17 +291,17 @@ class GatewayStreams:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all streams."""
         self.keep(())
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self.channels.close()
 
     def broke(self, gateway: int) -> None:
-        """A stream that delivered is gone."""
+        """Report that a stream that delivered has broken."""
         self.broken += 1
         self.owner.stream_broken(gateway)
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """The task of a stream."""
+        """Handle the end of a stream's task."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._crash(error)

@@ -1,8 +1,8 @@
-"""Users of whom more logins are known than may stay together, looked at again until the superfluous ones are gone. Pure.
+"""Track users with more logins than the policy allows until the extra ones are gone. Pure.
 
-The relay that applies the newest login tells the others' gateways at once. That fails where the login came by comparison
-or in a snapshot, where a gateway was out of reach at that moment, and where the word was lost too often. What is still there
-some heartbeats after the last change is told again.
+The relay that applies the newest login notifies the others' gateways at once. That fails if the login came by comparison or in a
+snapshot, if a gateway was unreachable at that moment, or if the notice was lost too often. Logins still there some heartbeats after
+the last change are reported again.
 
 Source: docs/memberships.md, "Devices and logins".
 """
@@ -15,13 +15,13 @@ from typing import Final
 from cluster.membership.devices import MAX_TOGETHER, Connection, Devices
 
 MAX_CONTESTED: Final = MAX_TOGETHER
-"""Users that are looked at again. Policy: the one that waits longest is forgotten, and its logins stay."""
+"""Limit of tracked users. Policy: the one that waits longest is dropped, and its logins stay."""
 PAUSE_HEARTBEATS: Final = 3
-"""A gateway whose clock is behind has said by then that its login is the newer one."""
+"""Heartbeats before a check: by then a gateway whose clock is behind has reported that its login is the newer one."""
 
 
 class Contests:
-    """Users with conflicting logins, checked again until the superfluous ones are gone.
+    """Users with conflicting logins, checked again until the extra ones are gone.
 
     Args:
         devices: relay data.
@@ -32,13 +32,13 @@ class Contests:
         self._devices = devices
         self._pause_s = PAUSE_HEARTBEATS * heartbeat_s
         self._look_at: dict[int, float] = {}
-        """UIN → when to look; ascending, since all pause alike."""
+        """UIN → time of the next check; ascending, since all intervals are equal."""
 
     def __len__(self) -> int:
         return len(self._look_at)
 
     def note(self, uins: Iterable[int], now: float) -> None:
-        """Something changed for these users."""
+        """Track users whose logins changed."""
         for uin in uins:
             self._look_at.pop(uin, None)
             if len(self._look_at) >= MAX_CONTESTED:
@@ -46,7 +46,7 @@ class Contests:
             self._look_at[uin] = now + self._pause_s
 
     def due(self, now: float) -> list[tuple[int, Connection, Connection]]:
-        """UIN, a login that must go, and the newest of those that it makes place for."""
+        """(UIN, a login that must end, the newest of those that replace it) of users that are due."""
         found: list[tuple[int, Connection, Connection]] = []
         again: list[int] = []
         while self._look_at:
@@ -57,7 +57,7 @@ class Contests:
             losers = self._devices.losers(uin)
             if losers:
                 again.append(uin)
-            # A gateway that is out of reach may be gone, and its logins with it: nobody makes place for them.
+            # An unreachable gateway may be gone, and its logins with it: they replace no other login.
             found += [(uin, loser, winner) for loser, winner in losers if self._devices.is_reachable(winner.instance)]
         self.note(again, now)
         return found

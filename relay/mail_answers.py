@@ -1,4 +1,4 @@
-"""What a relay asks Pi for, in requests of an allowed size, and what answers and notices mean to deliveries. Pure.
+"""Translation between deliveries and Pi's messages: requests of an allowed size, answers, notices. Pure.
 
 Source: docs/delivery.md, docs/stores.md.
 """
@@ -16,9 +16,10 @@ from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 
 MAX_NOTICES: Final = 4096
-"""In one batch of a proxy."""
+"""Limit of notices in one batch of a proxy."""
 MAX_READS: Final = 64
-"""In one request. A Pi reads them in one turn of its event loop, of inboxes that are perhaps not in memory: some pages each."""
+"""Limit of reads in one request. A Pi serves them in one turn of its event loop, from inboxes that may not be in memory: some pages
+each."""
 _CODES: Final = {UnknownDevice.code: ev.Failure.REFUSED, OldSession.code: ev.Failure.FENCED}
 _MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE, Overloaded.code: ev.Missing.FULL}
 
@@ -29,8 +30,8 @@ FetchItem = tuple[ev.Asked, Sequence[int]]
 
 
 def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
-    """Reads of one partition, as many in a request as `MAX_READS` and as Pi answers in full: what is cut off would be taken for the
-    inbox's end."""
+    """Split reads of one partition into requests: at most `MAX_READS` each, and no more entries than Pi returns, since a cut-off
+    answer would look like the inbox's end."""
     part: list[ReadItem] = []
     reads = entries = 0
     for item in items:
@@ -46,7 +47,7 @@ def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
 
 
 def reads_of(items: Sequence[ReadItem]) -> list[pi_pb2.PiRead]:
-    """Reads in their wire form."""
+    """Encode reads."""
     return [
         pi_pb2.PiRead(uin=asked.uin, device=asked.device, lane=read.lane, session=session, start=read.start, num=read.num)
         for asked, session, reads in items
@@ -57,7 +58,7 @@ def reads_of(items: Sequence[ReadItem]) -> list[pi_pb2.PiRead]:
 def listings_of(
     items: Sequence[ReadItem], reply: pi_pb2.PiReply | None
 ) -> list[tuple[ev.Asked, Sequence[ev.Listing] | ev.Failure]]:
-    """The answers to the reads of a request."""
+    """Translate the answers to a request's reads."""
     if reply is None or len(reply.reads) != sum(len(reads) for _, _, reads in items):
         return [(asked, ev.Failure.LATER) for asked, _, _ in items]
     answers: list[tuple[ev.Asked, Sequence[ev.Listing] | ev.Failure]] = []
@@ -90,7 +91,7 @@ def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | ev.Failur
 
 
 def fetches_of(items: Sequence[FetchItem]) -> list[list[FetchItem]]:
-    """What may be fetched apart: a partition of Xiu that does not answer holds up those alone who have mail there."""
+    """Split fetches by the partitions of Xiu that they need: one that does not answer delays only users with mail there."""
     apart: dict[frozenset[int], list[FetchItem]] = {}
     for item in items:
         apart.setdefault(frozenset(map(msg_partition, item[1])), []).append(item)
@@ -100,7 +101,7 @@ def fetches_of(items: Sequence[FetchItem]) -> list[list[FetchItem]]:
 def records_of(
     items: Sequence[FetchItem], found: Mapping[int, tuple[str, bytes]]
 ) -> list[tuple[ev.Asked, Sequence[bytes | ev.Missing] | ev.Failure]]:
-    """The answers to a fetch. What could not be had now, or is damaged and may be repaired, is asked for again."""
+    """Translate the answers to a fetch. Records that are unavailable now, or damaged and may be repaired, are requested again."""
     return [(asked, [_record(found.get(each)) for each in msg_ids]) for asked, msg_ids in items]
 
 
@@ -112,7 +113,7 @@ def _record(answer: tuple[str, bytes] | None) -> bytes | ev.Missing:
 
 
 def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
-    """A batch's notices, what follows each other in a lane of a user in one; None for a batch that is malformed."""
+    """Decode a batch of notices; consecutive ones in a user's lane are joined. None: the batch is malformed."""
     count = len(batch.uins)
     if count > MAX_NOTICES or not count == len(batch.seqs) == len(batch.msg_ids) == len(batch.sizes):
         return None
@@ -121,7 +122,7 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
         return None
     found: list[ev.Notice] = []
     growing: dict[int, tuple[int, list[int], list[bytes]]] = {}
-    """UIN << 2 | lane → what would be the next InboxSeq of the last notice of it, and the lists of that notice."""
+    """UIN << 2 | lane → the InboxSeq after its last notice, and the lists of that notice."""
     at = 0
     for uin, seq, msg_id, size in zip(batch.uins, batch.seqs, batch.msg_ids, batch.sizes, strict=True):
         record = records[at : at + size]
@@ -143,7 +144,7 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
 
 
 def acknowledgements_of(reply: delivery_pb2.DeliveryReply) -> list[ev.Acknowledgement]:
-    """What a gateway says that devices have got, and where it was asked what it has written."""
+    """Decode a gateway's report: acknowledgements, and what it has written if it was asked."""
     return [
         ev.Acknowledgement(
             each.uin, each.device, each.session, each.lane, each.up_to, each.bits, each.written if each.HasField("written") else -1

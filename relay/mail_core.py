@@ -1,10 +1,10 @@
-"""A relay's mail: whom it delivers to, when that is looked at, and what Pi is asked, one request a partition. Pure.
+"""A relay's mail: chooses and checks the devices it delivers to, and asks Pi, with one request per partition. Pure.
 
     relay data ─▶ MailDevices ─▶ logins ┐              ┌ AskPi: sessions, entries, cursors, numbers of devices
     proxies' notices ───────────────────┼─ Deliveries ─┼ FetchMessages
     gateways' acknowledgements ─────────┘              └ Deliver
 
-A cluster without Pi or Xiu delivers no mail: then nobody is owned here.
+A cluster without Pi or Xiu delivers no mail: the relay then owns no users.
 
 Source: PiXiu §6.4; docs/delivery.md.
 """
@@ -27,24 +27,24 @@ from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests,
 from relay.mail_devices import MailDevices
 
 HEARTBEAT_S: Final = 5.0
-"""So often everybody who takes mail is looked at again: who has no session gets one."""
+"""Interval at which all users who take mail are checked, seconds: those without a session get one."""
 WALK_USERS: Final = 1000
-"""Of them in one turn of the event loop."""
+"""Number of them checked in one turn of the event loop."""
 WALK_PAUSE_S: Final = 0.01
 ASK_PAUSE_S: Final = 0.25
-"""Devices whose numbers Pi did not say are asked about again so often."""
+"""Interval at which Pi is asked again for missing numbers of devices, seconds."""
 SETTLE_S: Final = 5.0
-"""So long after a change of owners, or of gateways, logins are taken for such that others have served until now."""
+"""Time after a change of owners or gateways for which new logins count as taken over from other relays, seconds."""
 
 Answered = Callable[[pi_pb2.PiReply | None, float, list[ev.Effect]], None]
 Again = Callable[[list[ev.Effect]], None]
-"""Asks the same of whoever serves these users now."""
+"""Repeats the request at the current server of these users."""
 ItemT = TypeVar("ItemT")
 
 
 @dataclass(slots=True)
 class _Cursors:
-    """Cursors that Pi is asked to save, in as many requests as partitions have some."""
+    """Cursors to be saved by Pi, with one request for each partition concerned."""
 
     call: dv.SaveCursors
     results: list[dv.Failure | None]
@@ -52,10 +52,10 @@ class _Cursors:
 
 
 class MailCore:
-    """Decides; see the module. `step` never raises on what comes from the network.
+    """Decides; see the module. `step` never raises on input from the network.
 
     Args:
-        devices: who takes mail here.
+        devices: that take mail here.
         deliveries: to the users whom `devices` owns.
     """
 
@@ -64,14 +64,14 @@ class MailCore:
         self._cluster: ev.ClusterChanged | None = None
         self._pis = 0
         self._split = SplitPartitions()
-        """Of Pi: parents are split one by one before the layout says so."""
+        """Of Pi: parents are split one by one before the layout shows it."""
         self._gateways: frozenset[int] = frozenset()
-        """That can be reached."""
+        """Endpoints of reachable gateways."""
         self._ready: set[int] = set()
         """Gateways whose streams deliver."""
         self._stopping = False
         self._asked: dict[int, tuple[int, Answered, Again]] = {}
-        """By the number of a question: whom it was for, and what is done with its answer; every one is answered."""
+        """Number of a question → (partition, handler of the answer, repeat); every question is answered."""
         self._number = 0
         self._to_walk: list[int] = []
         self._walk_began = self._settled_at = 0.0
@@ -89,11 +89,11 @@ class MailCore:
         self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, monotonic seconds; `NEVER` while nobody takes mail."""
+        """Time at which a `Tick` is due, monotonic seconds; `NEVER` while nobody takes mail."""
         return min(self.deliveries.next_deadline(), self._walk_due, self._ask_due)
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
@@ -106,7 +106,7 @@ class MailCore:
             self._walk(now, out)
 
     def _deliver(self, event: dv.Event, now: float, out: list[ev.Effect]) -> None:
-        """Give the deliveries an event; what they ask of Pi goes to its partitions."""
+        """Give the deliveries an event; send their requests to Pi's partitions."""
         for effect in self.deliveries.step(event, now):
             if isinstance(effect, dv.OpenSessions):
                 self._open(effect.items, out)
@@ -135,18 +135,18 @@ class MailCore:
             self._walk(now, out)
 
     def _connect(self, out: list[ev.Effect]) -> None:
-        """Children of partitions that are split have their place behind all others."""
+        """Connect to all partitions, including children of split ones, which have the highest numbers."""
         out.append(ev.ConnectPis(max(self._split.all()) + 1 if self._pis else 0))
 
     def _on_stopping(self, event: dv.Stopping, now: float, out: list[ev.Effect]) -> None:
-        """Deliver nothing more, and own nobody; what devices have acknowledged is still saved."""
+        """Stop deliveries, and own no users; acknowledgements of devices are still saved."""
         self._stopping = True
         self._deliver(event, now, out)
         if self._cluster is not None:
             self._on_cluster(self._cluster, now, out)
 
     def _on_stream_ready(self, event: dv.StreamReady, now: float, out: list[ev.Effect]) -> None:
-        # What was sent before this stream was there is lost.
+        # Deliveries sent before this stream was there are lost.
         if self.deliveries.sendable(event.gateway, now):
             self._deliver(dv.StreamBroken(event.gateway), now, out)
         self._ready.add(event.gateway)
@@ -156,15 +156,15 @@ class MailCore:
         self._ready.discard(event.gateway)
         self._deliver(event, now, out)
 
-    # --- who takes mail
+    # --- users who take mail
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
-        """Look at those whose devices have changed in this turn."""
+        """Check users whose devices have changed in this turn."""
         if self.devices.devices.dirty:
             self._look(self.devices.devices.take(), now, out)
 
     def _walk(self, now: float, out: list[ev.Effect]) -> None:
-        """Look at everybody, a part a turn of the loop; then from the beginning, once in `HEARTBEAT_S`."""
+        """Check all users, some in each turn of the loop; begin again every `HEARTBEAT_S`."""
         if not self._to_walk:
             wanted = set(self.deliveries.gateways())
             self._ready &= wanted
@@ -187,7 +187,7 @@ class MailCore:
         if not event.logins:
             return
         self._deliver(event, now, out)
-        # A session that opens finds a stream that is ready, or one that is known not to be.
+        # A session that opens finds its stream ready, or held.
         missing = list(dict.fromkeys(login.gateway for login in event.logins if login.gateway not in self._ready))
         if missing:
             out.append(ev.OpenStreams(missing))
@@ -229,15 +229,15 @@ class MailCore:
             answered(event.reply, now, out)
 
     def _moved(self, partition: int, partitions: int) -> bool:
-        """Whether a partition's refusal says where to ask at once. A child that is not open refuses, too: its parent, whose cut may
-        be undone, is asked when the sessions ask again."""
+        """Learn from a partition's refusal; return True if the question can be repeated at once. A child that is not open refuses,
+        too: its parent, whose cut may be taken back, is asked when the sessions ask again."""
         if partition >= self._split.count:
             self._split.forget(partition)
             return False
         return self._split.learn(partition, partitions) or (partitions == 2 * self._split.count and self._split.splits(partition))
 
     def _ask_numbers(self, now: float, out: list[ev.Effect]) -> None:
-        """Ask how Pi numbers devices that have come; again after a pause while some are not numbered."""
+        """Ask Pi for the numbers of new devices; again after a pause while some are missing."""
         self._ask_for(self.devices.to_number(now), out)
         if self.devices.unnumbered and self._ask_due == NEVER:
             self._ask_due = now + ASK_PAUSE_S
@@ -285,7 +285,7 @@ class MailCore:
         self._save_some(cursors, range(count), out)
 
     def _save_some(self, cursors: _Cursors, wanted: Iterable[int], out: list[ev.Effect]) -> None:
-        """Some of a call's cursors, in as many requests as partitions have some; they were one that was not answered."""
+        """Send some of a call's cursors, with one request for each partition concerned; they replace one unanswered request."""
         items = cursors.call.items
         found = self._by_partition(wanted, lambda index: items[index].uin)
         cursors.unanswered += len(found) - 1
@@ -300,7 +300,7 @@ class MailCore:
     def _saved(
         self, cursors: _Cursors, indexes: Sequence[int], reply: pi_pb2.PiReply | None, now: float, out: list[ev.Effect]
     ) -> None:  # fmt: skip
-        """The deliveries are told when all partitions have answered."""
+        """Take the answer to one request; the deliveries are informed when all partitions have answered."""
         for index, answer in zip(indexes, numbers_of(len(indexes), reply), strict=True):
             cursors.results[index] = answer if isinstance(answer, dv.Failure) else None
         cursors.unanswered -= 1

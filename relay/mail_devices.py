@@ -1,4 +1,4 @@
-"""Which devices take mail from this relay: where they are, since when, and how Pi numbers them. Pure.
+"""Devices that take mail from this relay: their gateways, connect times, and Pi's numbers for them. Pure.
 
     relay data ─▶ users who take mail ─▶ of those that this relay owns: the current connection of each device
                                              │ no number: Pi is asked (a batch at a time)
@@ -20,19 +20,20 @@ from pixiu.placement.partition import rendezvous
 from relay.delivery import events as ev
 
 MAX_NUMBERS: Final = 200_000
-"""Devices whose number is remembered after they have gone. Policy: the oldest is forgotten, and Pi is asked again."""
+"""Limit of numbers remembered for devices that have gone. Policy: the oldest is forgotten, and Pi is asked again."""
 MAX_NAMES: Final = 100_000
-"""Devices whose name Pi was not told. Policy: the oldest is forgotten, and has none."""
+"""Limit of device names not reported to Pi yet. Policy: the oldest is forgotten, and that device has none."""
 NUMBER_AGE_S: Final = 3600.0
-"""An older number is asked for again when its device comes: Pi gives the number of a device that is long gone to another."""
+"""Age at which a number is requested again when its device comes, seconds: Pi gives the number of a device long gone to another
+one."""
 MAX_ASKED: Final = 256
-"""Devices that Pi is asked about at a time. Policy: the others wait in their order."""
+"""Limit of devices in questions to Pi. Policy: the others wait in order."""
 LATER_S: Final = 0.5
-"""After Pi did not answer."""
+"""Pause after Pi did not answer, seconds."""
 REFUSED_S: Final = 60.0
-"""After Pi refused a device: the user has too many."""
+"""Pause after Pi refused a device, seconds: the user has too many."""
 MAX_REFUSED: Final = 100_000
-"""Devices that pause. Policy: all are forgotten, and asked about again."""
+"""Limit of pausing devices. Policy: all are forgotten, and asked for again."""
 UNKNOWN: Final = -1
 _MAIL: Final = 4
 
@@ -40,11 +41,11 @@ assert connected(1, 1, 1, 0, chat=False, login=False, mail=True).value == _MAIL
 
 
 class TrackedDevices(Devices):
-    """Relay data that notes whose devices have changed, as far as they take mail.
+    """Relay data that tracks changes of devices that take mail.
 
     Args:
-        changed: called when the first user is noted.
-        policy, max_entries: as `Devices` has them.
+        changed: called when the first changed user is noted.
+        policy, max_entries: as in `Devices`.
     """
 
     __slots__ = ("_changed", "dirty", "names", "takers")
@@ -57,12 +58,12 @@ class TrackedDevices(Devices):
         self.takers: dict[int, None] = {}
         """Users with an entry that takes mail; no more than there are entries."""
         self.dirty: dict[int, None] = {}
-        """Of these, or of those who were: changed since the last `take`."""
+        """Current and former `takers` that changed since the last `take`."""
         self.names: dict[tuple[int, int], str] = {}
-        """(UIN, DeviceID) → the name of one that takes mail, until Pi has been told."""
+        """(UIN, DeviceID) → name of a device that takes mail, until Pi has it."""
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
-        """Apply updates as `Devices.apply`, and report users whose devices changed."""
+        """Apply updates as `Devices.apply`, and note users whose devices changed."""
         applied = super().apply(batch, now)
         takers = self.takers
         for change in applied.changes:
@@ -78,7 +79,7 @@ class TrackedDevices(Devices):
         return applied
 
     def take(self) -> list[int]:
-        """Who has changed since the last call."""
+        """Return the users that changed since the last call."""
         found, self.dirty = list(self.dirty), {}
         for uin in found:
             if not any(self.value(*key) & _MAIL for key in self.live_keys(uin)):
@@ -105,7 +106,7 @@ class TrackedDevices(Devices):
 
 
 class Place(NamedTuple):
-    """A device that takes mail here."""
+    """Connection of a device that takes mail here."""
 
     key: int
     """Class and DeviceID."""
@@ -119,7 +120,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Looked:
-    """Changes found by a look at users' devices."""
+    """Changes found by a check of users' devices."""
 
     logged_out: list[ev.Login] = field(default_factory=list)
     logged_in: list[ev.Login] = field(default_factory=list)
@@ -131,59 +132,59 @@ class MailDevices:
 
     Args:
         devices: relay data.
-        gateway_of: the endpoint of a gateway instance that is in the registry and not silent.
+        gateway_of: returns the endpoint of a gateway instance that is in the registry and not silent.
         endpoint: of this relay.
     """
 
     def __init__(self, devices: TrackedDevices, gateway_of: Callable[[int], int | None], endpoint: int) -> None:
         self.devices = devices
         self.refused = 0
-        """Times that Pi refused a device: its user has too many."""
+        """Number of times that Pi refused a device: its user has too many."""
         self._gateway_of = gateway_of
         self._endpoint = endpoint
         self._owners: tuple[int, ...] = ()
         self._partition, self._partitions = 0, 1
         self._places: dict[int, dict[int, Place]] = {}
-        """UIN → DeviceID → where. Of users that are owned here."""
+        """UIN → DeviceID → place. Only users that are owned here."""
         self._numbers: dict[tuple[int, int], tuple[int, float]] = {}
-        """(UIN, DeviceID) → Pi's number, and when it said so."""
+        """(UIN, DeviceID) → (Pi's number, time of its answer)."""
         self._ask: dict[tuple[int, int], None] = {}
         self._asked: set[tuple[int, int]] = set()
         self._not_before: dict[tuple[int, int], float] = {}
 
     def __len__(self) -> int:
-        """Users with devices here."""
+        """Number of users with devices here."""
         return len(self._places)
 
     @property
     def unnumbered(self) -> int:
-        """Devices whose number Pi has not said yet."""
+        """Number of devices without a number of Pi."""
         return len(self._ask) + len(self._asked)
 
     def set_owners(self, owners: Sequence[int], partition: int, partitions: int) -> bool:
-        """The relays among which the owner of each user of a partition is chosen. Whether something changed: then everybody
-        who takes mail is to be looked at again."""
+        """Set the relays among which the owner of each user of a partition is chosen. Returns True if something changed: then all
+        users who take mail must be checked again."""
         new = tuple(owners), partition, partitions
         changed = new != (self._owners, self._partition, self._partitions)
         self._owners, self._partition, self._partitions = new
         return changed
 
     def owns(self, uin: int) -> bool:
-        """Whether this relay delivers a user's mail."""
+        """True if this relay delivers a user's mail."""
         if self._endpoint not in self._owners or uin % self._partitions != self._partition:
             return False
         return len(self._owners) == 1 or rendezvous(uin, self._owners) == self._endpoint
 
     def place(self, uin: int, number: int) -> Place | None:
-        """Where a device is, by Pi's number."""
+        """Return a device's place, by Pi's number."""
         return next((place for place in self._places.get(uin, {}).values() if place.number == number), None)
 
     def users(self) -> list[int]:
-        """Who takes mail, or did."""
+        """Users who take mail, or did."""
         return list({**self.devices.takers, **dict.fromkeys(self._places)})
 
     def look(self, uins: Iterable[int], now: float, served: Container[ev.Device] | None = None) -> Looked:
-        """Compare with relay data. With `served`, the devices that have a session, also say who is there without one."""
+        """Compare users with relay data. With `served`, the devices that have a session, also report devices without one."""
         found = Looked()
         for uin in uins:
             self._look(uin, now, found)
@@ -210,7 +211,7 @@ class MailDevices:
                 continue
             number = old.number if old is not None else self._known(uin, device, now)
             if old is not None and number != UNKNOWN and place.connection <= old.connection:
-                found.logged_out.append(_login(uin, old))  # the newer connection went, and an older one is there again
+                found.logged_out.append(_login(uin, old))  # the newer connection ended, and an older one is there again
             there[device] = place = place._replace(number=number)
             if number != UNKNOWN:
                 found.logged_in.append(_login(uin, place))
@@ -230,7 +231,7 @@ class MailDevices:
     # --- numbers
 
     def to_number(self, now: float) -> list[tuple[int, int]]:
-        """(UIN, DeviceID) of those that Pi is to be asked about now; `numbered` takes the answers."""
+        """(UIN, DeviceID) of devices whose numbers must be requested now; `numbered` takes the answers."""
         found: list[tuple[int, int]] = []
         for who in list(self._ask):
             if len(self._asked) >= MAX_ASKED:
@@ -242,11 +243,11 @@ class MailDevices:
         return found
 
     def name(self, uin: int, device: int) -> str:
-        """What a device is called, as far as Pi was not told; else empty."""
+        """The name of a device if Pi does not have it yet; else empty."""
         return self.devices.names.get((uin, device), "")
 
     def numbered(self, uin: int, device: int, answer: int | ev.Failure, now: float) -> ev.Login | None:
-        """Pi's answer; returns who is there under this number."""
+        """Record the number Pi assigned; return the device that uses it now."""
         who = uin, device
         self._asked.discard(who)
         place = self._places.get(uin, {}).get(device)
@@ -270,7 +271,7 @@ class MailDevices:
         return _login(uin, place)
 
     def forget(self, uin: int, number: int) -> None:
-        """Pi knows no such device: the next heartbeat asks about it."""
+        """Forget a device's number, unknown to Pi: the next heartbeat requests one."""
         for device, place in self._places.get(uin, {}).items():
             if place.number == number:
                 self._places[uin][device] = place._replace(number=UNKNOWN)

@@ -1,4 +1,4 @@
-"""What happens to a relay's mail, and what it asks its shell to do, beside what `relay.delivery.events` has.
+"""Events and effects of a relay's mail, beside those of `relay.delivery.events`.
 
 Source: docs/delivery.md.
 """
@@ -15,29 +15,29 @@ from relay.delivery import events as dv
 
 @dataclass(frozen=True, slots=True)
 class ClusterChanged:
-    """Who runs, and who can be reached, may have changed."""
+    """Running processes, or their reachability, may have changed."""
 
     owners: Sequence[int]
-    """Relays among which the owner of each user of the partition is chosen; none while this one is none of them."""
+    """Relays among which the owner of each user of the partition is chosen; none while this one is not among them."""
     partition: int
-    """Of this relay."""
+    """This relay's."""
     partitions: int
-    """Of relays."""
+    """Number of relay partitions."""
     gateways: frozenset[int]
-    """Endpoints of gateways that can be reached."""
+    """Endpoints of reachable gateways."""
     pis: int
-    """Partitions of Pi; 0: the cluster has none."""
+    """Number of Pi partitions; 0: the cluster has none."""
     xius: int
 
 
 @dataclass(frozen=True, slots=True)
 class PiAnswered:
-    """The answer to `AskPi`; None: it was not done, or is not known to be."""
+    """The answer to `AskPi`; `reply` None: the request failed, or its outcome is unknown."""
 
     number: int
     reply: pi_pb2.PiReply | None
     partitions: int = 0
-    """Not 0: the partition that was asked serves some of these users no more, or not yet, and says that there are so many."""
+    """Not 0: the partition does not serve some of these users any more, or not yet, and this is its number of partitions."""
 
 
 Event = (
@@ -48,14 +48,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ConnectPis:
-    """Have a stream to the leader of each of so many partitions of Pi, and to no others."""
+    """Keep a stream to the leader of each of this number of Pi partitions, and to no others."""
 
     partitions: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskPi:
-    """Ask the leader of a partition; `PiAnswered` comes in any case."""
+    """Ask the leader of a partition; `PiAnswered` follows in any case."""
 
     number: int
     partition: int
@@ -65,7 +65,7 @@ class AskPi:
 
 @dataclass(frozen=True, slots=True)
 class OpenStreams:
-    """Have a stream to these gateways: `StreamReady` says when it delivers."""
+    """Keep streams to these gateways: `StreamReady` follows when one delivers."""
 
     gateways: Collection[int]
 

@@ -39,9 +39,9 @@ from relay.mail_stores import PiLinks
 from relay.options import Options
 
 FETCH_S: Final = 2.5
-"""Below the time in which a fetch must be answered."""
+"""Shorter than the time limit for a fetch."""
 SAVE_S: Final = 3.0
-"""A relay that ends waits so long for Pi to take cursors."""
+"""Time limit of a stopping relay's wait for Pi to save cursors, seconds."""
 SAVE_POLL_S: Final = 0.02
 MALFORMED: Final = "a batch of notices has lists of the same length, at most 4096, and records of the sizes that it says"
 
@@ -55,7 +55,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
     Args:
         context: of the process.
         core: of the relay.
-        devices: relay data; `changed` is called when somebody who takes mail has changed.
+        devices: relay data; must call `changed` when a user who takes mail has changed.
     """
 
     def __init__(self, context: Context[Options], core: Core, devices: TrackedDevices) -> None:
@@ -74,7 +74,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         )  # fmt: skip
         self.runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self.core, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._confirmed: list[dv.ConfirmNotices] = []
-        """Of the step under way."""
+        """Of the current step."""
         self._enter_effects()
         self._peers = itertools.count(1)
         self._malformed = 0
@@ -95,18 +95,18 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
     # --- what the relay's service calls
 
     def look_around(self) -> None:
-        """Who runs, and who can be reached, may have changed."""
+        """Pass on that running processes, or their reachability, may have changed."""
         relay, layout = self._relay, self._context.view.layout
         pis, xius = (layout.partitions(role) if role in layout.roles else 0 for role in ("pi", "xiu"))
         partition, gateways = self._context.options.partition, frozenset(relay.reachable_gateways())
         self.runner.step(ev.ClusterChanged(relay.mail_owners(), partition, relay.partitions, gateways, pis, xius))
 
     def changed(self) -> None:
-        """Relay data has changed: looked at when this turn of the loop has ended."""
+        """Relay data has changed: check it at the end of this turn of the loop."""
         self.runner.end_turn_soon()
 
     async def drain(self) -> None:
-        """Deliver nothing more, and save what devices have acknowledged."""
+        """Stop deliveries, and save acknowledgements of devices."""
         self.runner.step(dv.Stopping())
         loop = asyncio.get_running_loop()
         end = loop.time() + SAVE_S
@@ -122,7 +122,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         await self._channels.close()
 
     def health(self) -> dict[str, object]:
-        """Sessions, and which of Pi's partitions answer."""
+        """Report sessions and connections."""
         return {
             "sessions": len(self.core.deliveries.sessions),
             "gateways": len(self._gateways),
@@ -154,23 +154,23 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
     async def Notify(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[delivery_pb2.NoticeBatch], context: NoticeCall
     ) -> None:
-        """One proxy's stream."""
+        """Serve one proxy's stream."""
         await self.notify(GrpcHandler(context))
 
     async def notify(self, handler: NoticeHandler) -> None:
-        """One proxy's stream, whatever carries it: each batch is answered at once."""
+        """Serve one proxy's stream over any carrier: each batch is answered at once."""
         peer = next(self._peers)
         try:
             while (batch := await handler.read()) is not None:
                 for each in self._notified(peer, batch):
                     await handler.write(delivery_pb2.NoticesTaken(number=each.number, elsewhere=each.elsewhere))
         except StreamEnded:
-            pass  # the proxy tells what is unanswered again
+            pass  # the proxy repeats unanswered batches
         except PixiuError as error:
             await handler.refuse(error)
 
     def _notified(self, peer: int, batch: delivery_pb2.NoticeBatch) -> list[dv.ConfirmNotices]:
-        """What to answer. Raises `InvalidArgument`."""
+        """Process a batch; return the answers. Raises `InvalidArgument`."""
         notices = notices_of(batch)
         if notices is None:
             self._malformed += 1
@@ -187,15 +187,15 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         self.runner.step(dv.StreamReady(gateway))
 
     def stream_broken(self, gateway: int) -> None:
-        """What was on the way may be lost."""
+        """Pass on that deliveries on the way may be lost."""
         self.runner.step(dv.StreamBroken(gateway))
 
     def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
-        """Clients have got something."""
+        """Pass on acknowledgements of clients."""
         self.runner.step(dv.Acknowledged(acknowledgements_of(reply)))
 
     def place(self, uin: int, number: int) -> Place | None:
-        """Where a device is."""
+        """Return a device's place, by Pi's number."""
         return self.devices.place(uin, number)
 
     # --- effects

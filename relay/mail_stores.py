@@ -1,4 +1,4 @@
-"""A relay's streams to the leaders of Pi. Every question is answered, at the latest when its stream is given up.
+"""A relay's streams to the leaders of Pi. Every question is answered, at the latest when its stream is abandoned.
 
 Source: docs/links.md, docs/delivery.md.
 """
@@ -17,18 +17,18 @@ from pixiu.rpc.channels import Channels
 from pixiu.wire.v1 import pi_pb2
 
 MAX_UNANSWERED: Final = 1000
-"""Requests to one partition. Policy: further ones are answered at once, with nothing."""
+"""Limit of unanswered requests to one partition. Policy: further ones are answered with None at once."""
 STALL_S: Final = 3.0
-"""A leader that answers nothing for so long may have lost its office: another stream is opened."""
+"""Time without an answer after which a leader's stream is replaced, seconds: it may no longer lead."""
 CHECK_S: Final = 1.0
 
 Answered = Callable[[pi_pb2.PiReply | None, int], None]
-"""None: it was not done, or is not known to be. Then the number of partitions by the one that was asked, where that serves some
-of these users no more, or not yet; else 0."""
+"""Called with the reply, None if the request failed or its outcome is unknown; and with the partition's number of partitions, if it
+does not serve some of these users any more, or not yet, else 0."""
 
 
 class _Partition:
-    """One partition's stream, and what was asked on it."""
+    """One partition's stream, and its questions."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class _Partition:
         self.stream.send(pi_pb2.PiRequest(request=self._request, operations=operations, reads=reads))
 
     def check(self, now: float) -> None:
-        """Give up a stream on which nothing comes."""
+        """Abandon a stream without answers."""
         if self._unanswered and next(iter(self._unanswered.values()))[0] + STALL_S <= now:
             self.stream.leave()
 
@@ -64,7 +64,7 @@ class _Partition:
         return asyncio.ensure_future(self.stream.close())
 
     def _up(self, epoch: int) -> None:
-        """Questions may be asked."""
+        """Nothing to do: questions may be asked."""
 
     def _replied(self, reply: Reply) -> None:
         _, answered = self._unanswered.pop(reply.request if isinstance(reply, pi_pb2.PiReply) else 0, (0.0, None))
@@ -84,7 +84,7 @@ class PiLinks:
     """A stream to the leader of each partition.
 
     Args:
-        view: gives the newest view of the cluster.
+        view: returns the newest view of the cluster.
         channels: gRPC channels by address.
         crash: called with an error that is a bug here.
         framed: opens framed streams; None: gRPC carries all.
@@ -104,16 +104,16 @@ class PiLinks:
 
     @property
     def partitions(self) -> int:
-        """How many there are."""
+        """Number of partitions."""
         return len(self._partitions)
 
     @property
     def open(self) -> int:
-        """How many partitions have a leader that is known and reached."""
+        """Number of partitions with a known leader that is connected."""
         return sum(partition.stream.open for partition in self._partitions)
 
     def set_partitions(self, count: int) -> None:
-        """Follow the layout. Requests to a partition that is gone are answered with nothing."""
+        """Follow the layout. Requests to a removed partition are answered with None."""
         while len(self._partitions) > count:
             task = self._partitions.pop().close()
             self._closing.add(task)

@@ -50,7 +50,7 @@ class Service(ReplicaService):
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)
 
     async def drain(self) -> None:
-        """Mail is left to the other replicas first: they take its devices when they see this one Draining."""
+        """Drain mail first: other replicas take its devices when they see this one Draining."""
         await self.mail.drain()
         await super().drain()
 
@@ -60,7 +60,7 @@ class Service(ReplicaService):
         await super().stop()
 
     def health(self) -> dict[str, object]:
-        """Also how many users have a device, and the delivery of mail."""
+        """Report the number of users with a device, and the delivery of mail, too."""
         return {**super().health(), "users": self._relay.devices.users, "mail": self.mail.health()}
 
     def on_view(self, view: View) -> None:
@@ -74,7 +74,7 @@ class Service(ReplicaService):
         self.mail.look_around()
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """A proxy's batch; or another relay's, whose partition the user has left."""
+        """Route a batch of a proxy, or of another relay whose partition the user has left."""
         return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
     def _become(self, state: NodeState) -> None:
@@ -96,7 +96,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         self._core = core
 
     async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
-        """Answer who is online."""
+        """Answer presence of users."""
         if self._core.state is not State.RUNNING:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"this relay is {self._core.state.value}; ask a Running one")
         if len(request.uins) > MAX_QUERY:

@@ -1,3 +1,3 @@
-"""The xiu. Its first import decides whether the compiled build runs (`cluster.runtime.compiled`)."""
+"""The Xiu role. Its first import decides whether the compiled build runs (`cluster.runtime.compiled`)."""
 
 import cluster.runtime.compiled  # noqa: F401

@@ -1,6 +1,6 @@
-"""What a parent of Xiu answers a child of its own, and the operator's tool. Pure.
+"""Answers of a Xiu parent to its child and to the operator's tool. Pure.
 
-    child ── Ask ──▶ look: what is known here ── unknown, and older than the parent's own cut ──▶ its parent ──▶ reply
+    child ── Ask ──▶ look: known here ── unknown, and older than the parent's own cut ──▶ its parent ──▶ reply
 
 Source: docs/doubling.md.
 """
@@ -20,45 +20,45 @@ from xiu.doubling import Doubling, Phase, is_asked, parent_of
 from xiu.state import Head
 
 MAX_ASKED: Final = 4096
-"""SnowflakeIDs of one call."""
+"""Limit of SnowflakeIDs in one call."""
 Wanted = Sequence[tuple[int, bool]]
-"""SnowflakeIDs, and whether each is derived."""
+"""(SnowflakeID, True if it is derived) of each record."""
 Known = list[tuple[int, int] | None]
-"""MsgID and CRC of each; None: it is not known."""
+"""MsgID and CRC of each; None: unknown."""
 
 
 class Ids(Protocol):
-    """Who knows SnowflakeIDs: `xiu.core.Core`."""
+    """Interface to a look-up of SnowflakeIDs: `xiu.core.Core`."""
 
     def known(self, wanted: Wanted) -> Known:
-        """What is stored of them."""
+        """Look up stored SnowflakeIDs."""
 
     @property
     def copies(self) -> int:
-        """Disks that what is committed is on; 0: fewer than `min_in_sync`."""
+        """Number of disks with everything committed; 0: fewer than `min_in_sync`."""
 
 
 @dataclass(slots=True)
 class Look:
-    """What is known here of a child's question."""
+    """Local answer to a child's question."""
 
     doubling: int
-    """That split the two; 0: nothing is said."""
+    """The doubling that split the two; 0: no answer."""
     split_at: int
     split_us: int
     known: Known
     above: list[int]
-    """Of `wanted`: the parent's parent may know them."""
+    """Indexes of `wanted` that the parent's parent may know."""
     wanted: Wanted
     copies: int = 0
-    """Disks that all of the parent's is on; 0: fewer than `min_in_sync`."""
+    """Number of disks with everything that the parent has; 0: fewer than `min_in_sync`."""
 
     def asked(self) -> Wanted:
-        """What the parent's parent is asked."""
+        """The question to the parent's parent."""
         return [self.wanted[at] for at in self.above]
 
     def reply(self, more: Known, copies: int = 0) -> AskReply:
-        """The answer, with what the parent's parent has said to `asked`, which is on so many disks."""
+        """Build the reply. `more` is the answer of the parent's parent to `asked`, `copies` the number of disks with it."""
         on_disks = ([self.copies] if any(self.known) else []) + ([copies] if any(more) else [])
         for at, each in zip(self.above, more, strict=True):
             self.known[at] = each
@@ -73,7 +73,7 @@ class Look:
 
 
 def check_question(partition: int, request: AskRequest) -> None:
-    """Raises InvalidArgument."""
+    """Raise InvalidArgument for a malformed question."""
     if len(request.snowflakes) > MAX_ASKED or any(at >= len(request.snowflakes) for at in request.derived):
         raise InvalidArgument(f"at most {MAX_ASKED} SnowflakeIDs are asked for at once")
     if request.child < 1 or parent_of(request.child) != partition:
@@ -81,17 +81,17 @@ def check_question(partition: int, request: AskRequest) -> None:
 
 
 class Answers:
-    """How a parent's leader looks a question up."""
+    """Look-up of questions in a parent's leader."""
 
     def sure(self, lease: bool) -> bool:
-        """Whether what is known here is all that is committed. lease: nobody else leads, and all of it is applied."""
+        """True if everything committed is known here. lease: no other replica leads, and everything is applied."""
         return lease
 
     def look(self, request: AskRequest, head: Head, ids: Ids, layout: RoleLayout, lease: bool) -> Look:
-        """Look a question up that was checked. Raises Unavailable.
+        """Look up a checked question. Raises Unavailable.
 
-        A parent whose disks were lost knows of no cut, and the layout says that there was one: what it does not know then is not
-        stored any more. Not while it is being restored.
+        A parent whose disks were lost knows of no cut, although the layout shows that there was one: what it does not know then is
+        no longer stored. This does not hold while it is being restored.
         """
         now, doubling = head.doubling, head.doubling.id
         if now.partitions <= request.child:
@@ -110,7 +110,7 @@ class Answers:
 
     @staticmethod
     def _lost(child: int, head: Head, layout: RoleLayout) -> int:
-        """The doubling that the layout has ended, where a log knows of none; 0: there is none."""
+        """The doubling that the layout has ended, if the log knows none; 0: there is none."""
         if head.doubling.id or head.below or layout.n <= child:
             return 0
         made = child.bit_length() - (layout.n >> len(layout.ended)).bit_length()
@@ -118,7 +118,7 @@ class Answers:
 
 
 def check_layout(change: tuple[int, int], layout: RoleLayout | None) -> None:
-    """Nobody is cut whose doubling, (ID, partitions), was taken back, or never began. Raises Unavailable."""
+    """Check that the doubling, (ID, partitions), has begun and was not taken back. Raises Unavailable."""
     number, partitions = change
     if layout is None or layout.next != partitions or layout.doublings[-1:] != (hex_id(number),):
         text = f"doubling {hex_id(number)} to {partitions} partitions is not the last one in the layout"
@@ -128,9 +128,9 @@ def check_layout(change: tuple[int, int], layout: RoleLayout | None) -> None:
 def status_of(
     partition: int, now: Doubling, ahead: Doubling, committed: int, learned: int, layout: int
 ) -> doubling_pb2.DoublingStatus:
-    """Where a partition stands. A SPLIT counts from its append on: it may commit at any time.
+    """Status of a partition. A SPLIT counts from its append on: it may commit at any time.
 
-    now, ahead: what the log says up to what is committed, and up to its end. learned: what a parent said of its cut.
+    now, ahead: state of the log up to its last committed entry, and up to its end. learned: the cut that a parent reported.
     """
     if ahead.phase is Phase.SPLIT and ahead.id != now.id:
         return doubling_pb2.DoublingStatus(
@@ -150,7 +150,7 @@ def status_of(
 
 
 def problem_of(now: Doubling, layout: RoleLayout) -> str:
-    """What an operator has to put right; "" if nothing."""
+    """A problem that an operator must solve; "" if there is none."""
     if now.phase is Phase.SPLIT and layout.n < now.partitions and hex_id(now.id) not in layout.doublings:
         return (
             f"this partition was split by doubling {hex_id(now.id)}, which the layout does not name: mail to its moved users is "

@@ -1,4 +1,4 @@
-"""Batches of a child that wait for what its parent says of their SnowflakeIDs. Those of one stream leave in order. Pure.
+"""A child's batches that wait for the parent's answers about their SnowflakeIDs. Those of one stream leave in order. Pure.
 
 Source: docs/doubling.md.
 """
@@ -18,17 +18,17 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A SnowflakeID that the parent is asked for."""
+    """A SnowflakeID in a question to the parent."""
 
     index: int
-    """Of its record in the batch."""
+    """Index of its record in the batch."""
     snowflake: int
     derived: bool
     crc: int
 
 
 class Held(Generic[BatchT]):
-    """A batch that waits."""
+    """A waiting batch."""
 
     __slots__ = ("answered", "asked", "at_us", "batch", "copies", "known", "runs", "stream")
 
@@ -38,16 +38,16 @@ class Held(Generic[BatchT]):
         self.runs = runs
         self.at_us = at_us
         self.asked = asked
-        """Nothing is asked of a batch that only waits for others of its stream."""
+        """Empty for a batch that only waits for others of its stream."""
         self.answered = True
         self.known: Mapping[int, tuple[int, int]] | None = {}
-        """Index of a record → (MsgID, CRC) that the parent has; None: it does not answer."""
+        """Index of a record → (MsgID, CRC) in the parent; None: it does not answer."""
         self.copies = 0
-        """Disks that these are on; 0: fewer than `min_in_sync`."""
+        """Number of disks with these; 0: fewer than `min_in_sync`."""
 
 
 class Asking(Generic[BatchT]):
-    """All that wait. Bounded by the streams' windows."""
+    """All waiting batches. Bounded by the streams' windows."""
 
     def __init__(self) -> None:
         self._streams: dict[int, deque[Held[BatchT]]] = {}
@@ -57,19 +57,19 @@ class Asking(Generic[BatchT]):
         return sum(map(len, self._streams.values()))
 
     def waits(self, stream: int) -> bool:
-        """Whether a batch of a stream waits, and so must those behind it."""
+        """True if a batch of a stream waits: later ones must wait, too."""
         return stream in self._streams
 
     def add(self, number: int, held: Held[BatchT]) -> None:
-        """A batch waits; for the answer to a question, if it has one."""
+        """Add a batch that waits, for the answer to its question if it has one."""
         self._streams.setdefault(held.stream, deque()).append(held)
         if held.asked:
             held.answered = False
             self._asked[number] = held
 
     def answer(self, number: int, known: Sequence[tuple[int, int] | None] | None, copies: int) -> Iterator[Held[BatchT]]:
-        """The parent's answer for each SnowflakeID of a question, None: there was none; and the disks that what it knows is on.
-        The batches that need wait no longer."""
+        """Take the parent's answer: for each SnowflakeID (MsgID, CRC) or None, and the number of disks with them; `known` None: no
+        answer. Yields batches that no longer need to wait."""
         held = self._asked.pop(number, None)
         if held is None:
             return
@@ -86,14 +86,14 @@ class Asking(Generic[BatchT]):
             del self._streams[held.stream]
 
     def drop(self) -> list[BatchT]:
-        """Nothing waits any more; what did."""
+        """Drop all waiting batches; return them."""
         lost = [held.batch for waiting in self._streams.values() for held in waiting]
         self._streams, self._asked = {}, {}
         return lost
 
 
 def without(runs: Sequence[Run], left_out: frozenset[int]) -> list[Run]:
-    """Runs of a batch without some of its records, by their indexes in it."""
+    """Remove records, by their indexes in a batch, from its runs."""
     kept: list[Run] = []
     for run in runs:
         if left_out.isdisjoint(range(run.index, run.index + run.count)):

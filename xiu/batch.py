@@ -1,4 +1,4 @@
-"""A writer's batch before it reaches the log: what is wrong with single records, and the rest cut into entries. Pure.
+"""Checks of a writer's batch before it reaches the log: refuses single records, and cuts the rest into entries. Pure.
 
 Source: PiXiu §6.1.1 step 2; docs/protocol.md, "Record", docs/routing.md, docs/promises.md, "Failure rules" 1.
 """
@@ -19,22 +19,22 @@ _FIELDS: Final = struct.Struct("<IBB6xI8xQ")
 """size, kind, flags, CRC, key."""
 assert _FIELDS.size == 32
 MAX_LOOKED_AT: Final = 64
-"""Records of a batch out of which `drawn_user` draws."""
+"""Number of records of a batch among which `drawn_user` chooses."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Records that become one entry."""
+    """Records of one entry."""
 
     index: int
-    """Of the first one in the batch."""
+    """Index of the first one in the batch."""
     count: int
     records: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that is not taken."""
+    """A refused record."""
 
     index: int
     code: str
@@ -43,22 +43,22 @@ class Refusal:
 
 @dataclass(slots=True)
 class Checked:
-    """A batch taken apart."""
+    """A checked batch."""
 
     runs: list[Run] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
 
 def check(data: bytes, count: int, partition: int, partitions: int, limit: int, addresses: Sequence[str] = ()) -> Checked | None:
-    """Look at every record. None: the bytes are not `count` records end to end.
+    """Check every record. None: the bytes are not `count` records end to end.
 
     Args:
         data: the batch.
         count: records in it.
         partition: of this Xiu.
-        partitions: of all.
-        limit: bytes of the largest record.
-        addresses: who serves each partition, for texts.
+        partitions: of all Xius.
+        limit: size limit of a record, bytes.
+        addresses: of each partition's server, for texts.
     """
     checked = Checked()
     unpack, mail, least, traced, rest = _FIELDS.unpack_from, int(Kind.MAIL), MIN_SIZE, Flag.TRACED, partition % partitions
@@ -98,8 +98,7 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int, 
 
 
 def drawn_user(data: bytes, count: int, lot: float) -> int:
-    """The user of one record, drawn by lot out of the first 64: he speaks for the batch where it is counted who is hot. 0: the
-    bytes are no records. lot: 0 to below 1."""
+    """UIN of a random record among the first 64, used to sample hot users. 0: the bytes are no records. lot: 0 to below 1."""
     position = 0
     for _ in range(int(lot * min(count, MAX_LOOKED_AT))):
         position += SIZE_FIELD + int.from_bytes(data[position : position + SIZE_FIELD], "little")
@@ -111,7 +110,7 @@ def drawn_user(data: bytes, count: int, lot: float) -> int:
 def _refusal(
     index: int, record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]
 ) -> Refusal | None:
-    """Why a record is not taken; None: it is."""
+    """Return the refusal of a record; None: it is valid."""
     if record[4] != Kind.MAIL:
         return Refusal(index, InvalidArgument.code, f"a record of kind {record[4]}; a Xiu stores mail, kind {int(Kind.MAIL)}")
     if key % partitions != partition % partitions:

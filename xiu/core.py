@@ -1,11 +1,11 @@
-"""A Xiu's core: from writers' batches to entries of the replicated log, and from its entries to what is stored. Pure.
+"""A Xiu's core: turns writers' batches into log entries, and log entries into stored records. Pure.
 
     writer ──▶ check ──▶ propose ──▶ accepted ──▶ decided: MsgIDs, into the table ──▶ answer "accepted"
                                      persisted ─────────────────────────────────────▶ answer "persisted"
                                      committed ──▶ written: RocksDB, one batch ─────▶ answer "replicated"
 
-A leader decides when it appends, so that it can answer; whatever does not commit is forgotten when it is deposed. A MsgID holds
-the leader's epoch, so that one that was answered and forgotten is never given again.
+A leader decides when it appends, so that it can answer; decisions that do not commit are dropped when it is deposed. A MsgID
+contains the leader's epoch, so that one that was reported and dropped is never assigned again.
 
 Source: PiXiu §6.1.1; docs/promises.md, docs/architecture.md, docs/stores.md.
 """
@@ -39,13 +39,13 @@ from xiu.state import STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdi
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
-"""Of the log, read at a time."""
+"""Limits of one read of the log."""
 SLICE_BYTES: Final = 1 << 20
-"""Of the log, that a new leader decides in one turn of the event loop, or `READ_ENTRIES`. Policy: until it is through it refuses
-with OVERLOADED."""
+"""Part of the log that a new leader decides in one turn of the event loop, bytes, or `READ_ENTRIES`. Policy: until it has finished
+it refuses with OVERLOADED."""
 CATCHING_UP: Final = "the new leader still reads its log; send again in a moment"
 RETRY_S: Final = 1.0
-"""After a full disk."""
+"""Pause after a full disk, seconds."""
 RETRY_BUSY_S: Final = 0.02
 RETRIES_BEFORE_REOPEN: Final = 3
 """With space on the disk again: RocksDB mostly recovers by itself."""
@@ -67,57 +67,57 @@ REJECTIONS: Final = {
 
 
 class Entries(Protocol):
-    """What the core needs of the log."""
+    """The core's interface to the log."""
 
     @property
     def last(self) -> Position:
         """Position of the last entry."""
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
-        """Entries from `after` + 1 on."""
+        """Return entries from `after` + 1 on."""
 
 
 class Store(Protocol):
-    """What the core needs of RocksDB."""
+    """The core's interface to RocksDB."""
 
     head: Head
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
-        """The values of keys."""
+        """Return the values of keys."""
 
     def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """The last row at or before a key."""
+        """Return the last row at or before a key."""
 
     def write(self, decisions: Iterable[Decision]) -> None:
-        """Write decisions and the last one's head, whole or not at all. Raises Blocked."""
+        """Write decisions and the last one's head, all or none. Raises Blocked."""
 
     def reopen(self) -> None:
-        """When it goes on refusing: go back to what is durable, and take writes again. Raises StorageError."""
+        """Go back to the durable state, and accept writes again, after repeated failures. Raises StorageError."""
 
     def marks(self) -> Iterator[tuple[int, int, int]]:
-        """(sequence, clock µs, bytes before) of every mark."""
+        """Yield (sequence, clock µs, bytes before) of every mark."""
 
     def next_first(self, sequence: int) -> int | None:
-        """The first sequence of the first block at or behind one."""
+        """Return the first sequence of the first block at or after one."""
 
 
 class Table(Protocol):
-    """What the core needs of the table."""
+    """The core's interface to the table."""
 
     def has_room(self, records_bytes: int) -> bool:
-        """Whether unpersisted records of so many bytes fit."""
+        """Return True if unpersisted records of this size fit."""
 
     def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
         """Add blocks and their values."""
 
     def persisted(self, firsts: Iterable[int]) -> None:
-        """These blocks are in the store."""
+        """Mark blocks as stored."""
 
     def dropped(self) -> int:
-        """Unpersisted blocks are forgotten; how many there were."""
+        """Drop unpersisted blocks; return their number."""
 
     def trim(self, floor: int) -> None:
-        """Blocks below a sequence are not stored any more."""
+        """Remove blocks below a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Settings:
     """See `xiu.retention`."""
     keep_bytes: int = 0
     await_restore: bool = False
-    """A partition that never stored anything takes nothing before a restore has begun."""
+    """A partition that never stored anything accepts no mail before a restore has begun."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Counters:
     moved: int = 0
     """Refused because they belong to another partition since a doubling."""
     asked: int = 0
-    """SnowflakeIDs that the parent was asked for."""
+    """SnowflakeIDs in questions to the parent."""
     batches_malformed: int = 0
     trims: int = 0
     cut_off: int = 0
@@ -154,7 +154,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Batch:
-    """A writer's batch on its way."""
+    """A writer's batch in progress."""
 
     stream: int
     position: int
@@ -162,10 +162,10 @@ class Batch:
     runs: list[tuple[int, int]]
     """(index in the batch, records) of each entry."""
     refused: list[ev.Result]
-    """Before they came into the log."""
+    """Refused before the log."""
     results: list[ev.Result]
     elsewhere: int | None = None
-    """Disks that what its parent has of it is on; None: its parent has nothing of it."""
+    """Number of disks with its records that the parent has; None: the parent has none."""
 
 
 class Core:
@@ -173,7 +173,7 @@ class Core:
 
     Args:
         settings: of this core.
-        log: of the partition, as replication has it.
+        log: of the partition, provided by replication.
         store: RocksDB, opened.
         table: on /dev/shm, recovered.
     """
@@ -182,27 +182,27 @@ class Core:
         self.settings = settings
         self.counters = Counters()
         self.epoch = 0
-        """Of this leader; 0: it does not lead."""
+        """Epoch of this leader; 0: it does not lead."""
         self.committed = store.head.applied.counter
         self.full = ""
         """Why writes are refused; empty: they are not."""
         self.damaged = ""
-        """What of the store could not be read or written; empty: nothing, or it was repaired since."""
+        """Damage of the store that was found and not repaired; empty: none."""
         self.stuck = False
-        """That was needed to decide an entry: nothing is decided before the store is repaired."""
+        """Damage prevents a decision: nothing is decided before the store is repaired."""
         self._written = self.committed
         self._log, self._store, self._table = log, store, table
         self._state = State(settings.partition, store, store.head)
         self._decided: deque[Decision] = deque()
-        """Not written yet. As many as replication lets wait for their commit."""
+        """Decisions not written yet; bounded by replication's limit of uncommitted entries."""
         self._owed: list[Block] = []
-        """Committed, and not in the store while that takes nothing; in order."""
+        """Committed, but not in the store while that accepts no writes; in order."""
         self._catches_up = False
-        """This leader has not decided all that stood in its log when it took office."""
+        """This leader has not decided all entries that were in its log when it took office."""
         self.layout_version, self._partitions = 0, 0
         self._addresses: tuple[str, ...] = ()
         self.copies = 0
-        """Disks that what is committed is on; 0: fewer than `min_in_sync`."""
+        """Number of disks with everything committed; 0: fewer than `min_in_sync`."""
         self._token = 0
         self._asking: Asking[Batch] = Asking()
         self._proposed: dict[int, Batch] = {}
@@ -227,15 +227,15 @@ class Core:
         self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Raises StorageError when the store is broken."""
+        """Handle one event; `now` is monotonic seconds. Raises StorageError if the store is broken."""
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """Now while a new leader reads its log, else `NEVER`: a full disk is tried again when replication gives entries again."""
+        """Now while a new leader reads its log, else `NEVER`: after a full disk replication passes the entries again."""
         return -math.inf if self._catches_up else NEVER
 
     def replaced(self) -> None:
-        """The store and the log hold another state: a snapshot was loaded."""
+        """Adopt the state of the store and the log after a snapshot was loaded."""
         self._state.forget(self._store.head)
         self._decided.clear()
         self._owed = []
@@ -243,16 +243,16 @@ class Core:
         self.committed = self._written = self._store.head.applied.counter
 
     def rewound(self, now: float) -> None:
-        """The store holds an earlier state of its own, without damage: what follows it comes from the log once more."""
+        """Adopt an earlier, undamaged state of the store: the log repeats what follows it."""
         self._state.forget(self._store.head)
         self._decided.clear()
         self.damaged, self.stuck = "", False
-        # Only what had been written: what was not is still to come, and is counted by who gives it.
+        # Only what had been written: replication passes and counts the rest.
         self._write(self._written, (), now)
 
     def catch_up(self, store: Store) -> bool:
-        """Apply to another store, which holds an earlier state, a little of what the log has behind it. Whether it is where this
-        core's store is, but for what one call does. Raises DiskFull; StoreDamaged when it is damaged as well."""
+        """Apply some of the following log entries to another store with an earlier state. Returns True if it has reached this
+        core's store, as of the beginning of the call. Raises DiskFull; StoreDamaged if it is damaged as well."""
         after, target = store.head.applied.counter, self._store.head.applied.counter
         if after < target:
             state = State(self.settings.partition, store, store.head)
@@ -266,28 +266,28 @@ class Core:
         return store.head.applied.counter >= target
 
     def met_damage(self, text: str) -> None:
-        """The shell found the store damaged."""
+        """Note damage that the shell found in the store."""
         self.damaged = text
 
     def owed(self, sequence: int) -> Block | None:
-        """The block that a sequence lies in, if it is committed and the store has no space for it."""
+        """The block that contains a sequence, if it is committed and the store has no space for it."""
         at = bisect_right(self._owed, sequence, key=lambda block: block.first)
         block = self._owed[at - 1] if at else None
         return block if block is not None and sequence <= block.last else None
 
     @property
     def why_not(self) -> str:
-        """Why committed entries are not written now."""
+        """Reason why committed entries are not written now."""
         return self.damaged or self.full or "the store is busy"
 
     @property
     def waiting(self) -> int:
-        """Entries that are decided and not written."""
+        """Number of decided entries that are not written."""
         return len(self._decided)
 
     @property
     def unanswered(self) -> int:
-        """Batches whose writers wait."""
+        """Number of batches whose writers wait."""
         return len(self._asking) + len(self._proposed) + len(self._persisting) + len(self._committing)
 
     # --- writers
@@ -358,25 +358,25 @@ class Core:
 
     @property
     def _counted(self) -> int:
-        """By how many partitions this one counts, as its log says up to its last entry, committed or not; 0: nothing says."""
+        """Number of partitions by which this one assigns users, by its log up to the last entry, committed or not; 0: unknown."""
         return counted(self._state.head.doubling, self._partitions)
 
     def doubling_entry(self, change: Change) -> tuple[int, bytes]:
-        """The entry (kind, payload) that takes a doubling a step on; to be appended in this turn. Raises NotLeader, Overloaded,
+        """Return the entry (kind, payload) for a step of a doubling; append it in this turn. Raises NotLeader, Overloaded,
         StoreDamaged, InvalidArgument."""
         if problem := problem_of(self.doubling(), change, self.settings.partition):
             raise errors.InvalidArgument(problem)
         return int(Kind.DOUBLING), change.encode()
 
     def doubling(self) -> Doubling:
-        """What the log says of doublings up to its last entry, committed or not. Raises NotLeader, Overloaded, StoreDamaged."""
+        """State of doublings by the log up to its last entry, committed or not. Raises NotLeader, Overloaded, StoreDamaged."""
         self._catch_up_now()
         if self.stuck:
             raise errors.StoreDamaged("the store is damaged and is to be repaired first")
         return self._state.head.doubling
 
     def _catch_up_now(self) -> None:
-        """Decide what stands in the log, for an operator's entry. Raises NotLeader, Overloaded."""
+        """Decide all entries in the log, before an operator's entry. Raises NotLeader, Overloaded."""
         if not self.epoch:
             raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
         if self._catches_up:
@@ -388,7 +388,7 @@ class Core:
         return self._state.known(wanted)
 
     def _to_ask(self, runs: Sequence[Run]) -> list[Asked]:
-        """What of a batch the parent is asked for. Raises StoreDamaged."""
+        """The SnowflakeIDs of a batch that the parent must be asked for. Raises StoreDamaged."""
         head = self._state.head
         found: list[Asked] = []
         if head.doubling.cut_us:
@@ -410,7 +410,7 @@ class Core:
             self._propose(batch, without(held.runs, left_out), held.at_us, out)
 
     def _told(self, held: Held[Batch], asked: Asked) -> ev.Result | None:
-        """What is answered of a record without the log; None: the parent does not have it."""
+        """Answer for a record that does not reach the log; None: the parent does not have it."""
         position = held.batch.position + asked.index
         if held.known is None:
             self.counters.refused += 1
@@ -430,8 +430,8 @@ class Core:
         return ev.Result(position, 1, code, text=text)
 
     def _when_full(self, event: ev.StoreReceived, text: str) -> list[ev.Result]:
-        """Nothing new is taken, and what is stored is confirmed, on `min_in_sync` disks: whoever sends it again would take it for
-        lost, else."""
+        """Results for a batch while the disk is full: new records are refused. Stored ones are confirmed if they are on
+        `min_in_sync` disks, since a writer that repeats them would take them for lost."""
         settings, full = self.settings, errors.DiskFull.code
         checked = check(event.data, event.count, settings.partition, self._counted or 1, settings.max_record_bytes, self._addresses)
         if checked is None:
@@ -455,7 +455,7 @@ class Core:
         return results
 
     def _refusal(self, event: ev.StoreReceived) -> tuple[str, str] | None:
-        """Why nothing of a batch is taken."""
+        """Reason for refusing a whole batch."""
         if not self.epoch:
             return REJECTIONS[Rejection.NOT_LEADER]
         if event.epoch not in (0, self.epoch):
@@ -493,7 +493,7 @@ class Core:
     # --- operators
 
     def restore_entry(self, step: Step, blocks: Sequence[Block] = ()) -> tuple[int, bytes]:
-        """The entry (kind, payload) that takes a restore a step on; to be appended in this turn. Raises NotLeader, Overloaded,
+        """Return the entry (kind, payload) for a step of a restore; append it in this turn. Raises NotLeader, Overloaded,
         StoreDamaged, DiskFull, Unavailable, InvalidArgument."""
         self._catch_up_now()
         if self.stuck:
@@ -508,8 +508,8 @@ class Core:
         return int(Kind.RESTORE), encode_restore(step, below, blocks)
 
     def trim_before(self, position: int) -> tuple[int, bytes] | None:
-        """The entry (kind, payload) by which what lies before a position goes; to be appended in this turn. None: nothing goes.
-        Raises NotLeader, StoreDamaged, Unavailable."""
+        """Return the entry (kind, payload) that trims records before a position; append it in this turn. None: there is nothing to
+        trim. Raises NotLeader, StoreDamaged, Unavailable."""
         if not self.epoch:
             raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
         head = self._store.head
@@ -530,7 +530,7 @@ class Core:
             raise errors.Unavailable("what is stored is not written yet, or all of it was trimmed; try again in a moment")
         return first
 
-    # --- what replication says
+    # --- events of replication
 
     def _on_leading(self, event: Leading, now: float, out: list[ev.Effect]) -> None:
         self.epoch = event.epoch
@@ -538,14 +538,14 @@ class Core:
         self._on_tick(Tick(), now, out)
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
-        """A new leader decides some more of what it found in its log."""
+        """Decide some more of the log's entries, in a new leader."""
         if self._catches_up:
             last = self._log.last.counter
             self._decide_some(last, SLICE_BYTES)
             self._catches_up = not self.stuck and self._state.head.applied.counter < last
 
     def _on_deposed(self, event: Deposed, now: float, out: list[ev.Effect]) -> None:
-        """What was not answered may commit or not: its writers ask the next leader, with the same IDs."""
+        """Unanswered entries may commit or not: writers ask the next leader, with the same IDs."""
         self.epoch, self._catches_up = 0, False
         lost = [
             *self._asking.drop(),
@@ -589,7 +589,7 @@ class Core:
             self._committing.append((event.last, batch))
 
     def _add_results(self, batch: Batch, begin: int, rulings: Sequence[Ruling]) -> bool:
-        """Whether the epoch has no numbers left."""
+        """Add the results of rulings; return True if the epoch has no numbers left."""
         used_up = False
         for ruling in rulings:
             position, count, verdict, value = batch.position + begin + ruling.index, ruling.count, ruling.verdict, ruling.value
@@ -644,7 +644,7 @@ class Core:
     # --- the state
 
     def _decide_to(self, counter: int) -> None:
-        """Decide what stands in the log up to here; not while that needs what is damaged."""
+        """Decide the log's entries up to a counter, unless damage prevents it."""
         while not self.stuck and self._state.head.applied.counter < counter:
             self._decide_some(counter, READ_BYTES)
 
@@ -665,18 +665,19 @@ class Core:
             self._table.put(blocks, persisted=False)
 
     def _stop_deciding(self, damage: errors.StoreDamaged) -> None:
-        """What was decided and not written is forgotten: after the repair the same is decided once more."""
+        """Drop decisions that are not written: after the repair they are made again."""
         self.damaged, self.stuck = str(damage), True
         self._state.forget(self._store.head)
         self._decided.clear()
 
     def _is_stuck(self) -> bool:
-        """Asked by a call, because writing changes it: mypyc takes an attribute that was looked at for what it was."""
+        """Called through a method because writing changes it: mypyc assumes that an attribute keeps the value it was compared
+        with."""
         return self.stuck
 
     def _write(self, before: int, entries: Sequence[Entry], now: float) -> bool:
-        """Write these entries, and before them what a store that went back lacks up to `before`. Whether all of it is written;
-        when the store cannot now, the writes wait."""
+        """Write these entries, and before them those up to `before` that a store that went back lacks. Returns True if all are
+        written; False if the store cannot write now, or is damaged."""
         if self._is_stuck() or now < self._retry_at:
             return False
         try:
@@ -705,7 +706,7 @@ class Core:
         return True
 
     def _write_entries(self, entries: Sequence[Entry]) -> None:
-        """Write what was decided when these entries were appended, or is decided now; they follow what is in the store."""
+        """Write the decisions on these entries, which follow what is in the store; decide those that are not decided."""
         if not self.stuck and len(self._decided) < len(entries):
             self._decide(entries[len(self._decided) :])
         if self.stuck or not entries:

@@ -1,4 +1,4 @@
-"""A Xiu's shell of doubling: what the operator's tool asks, what a child asks its parent, and what a parent answers.
+"""A Xiu's shell of doubling: requests of the operator's tool, questions of a child, and a parent's answers.
 
     tool ──Advance──▶ leader ──▶ log            child's core ──AskParent──▶ parent's leader ──(forwarded)──▶ its parent's leader
 
@@ -38,32 +38,32 @@ from xiu.state import Head
 ADVANCED: Final = "xiu_doubling_advanced"
 ANSWERS: Final = Answers()
 SPLIT_WAIT_MS: Final = 500
-"""So long a parent waits with its answer to a child that learns, until it is split: moved users wait for that. Shorter than
-`CALL_S`."""
+"""Time for which a parent that is not split delays its answer to a child that learns, milliseconds: moved users wait for the split.
+Shorter than `CALL_S`."""
 SPLIT_POLL_S: Final = 0.02
-"""Before a child asks again: a parent that does not lead, or one of an earlier version, answers at once."""
+"""Pause before a child asks again, seconds: a parent that does not lead, or one of an earlier version, answers at once."""
 CALL_S: Final = 1.0
 ASK_S: Final = 2.0
-"""For a whole question. Policy: then nobody has answered, and the mail is refused for now."""
+"""Time limit of a whole question, seconds. Policy: then there was no answer, and the mail is refused for now."""
 
 
 class Shell(Protocol):
-    """What is needed of the service."""
+    """Interface of the service."""
 
     @property
     def core(self) -> Core | None:
-        """While the partition is open."""
+        """The core while the partition is open."""
 
     @property
     def head(self) -> Head:
-        """The head of what is committed."""
+        """The head of the committed state."""
 
     @property
     def holding(self) -> Holding:
-        """Whom retention waits for."""
+        """The readers for which retention waits."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> object:
-        """Run it beside."""
+        """Run a coroutine as a task."""
 
 
 class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
@@ -73,7 +73,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         context: of the process.
         replica: of the partition.
         shell: the service.
-        answered: takes the parent's answers.
+        answered: called with the parent's answers.
     """
 
     def __init__(
@@ -82,24 +82,24 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         self._context, self._replica, self._shell, self._answered = context, replica, shell, answered
         self._partition = context.options.partition
         self._channels: dict[str, grpc.aio.Channel] = {}
+        """By address. Bounded by the number of the parent's replicas."""
         self._generation = generation()
-        """By address. Bounded by the replicas of the parent."""
         self._leader = ""
-        """Address of who answered last."""
+        """Address of the replica that answered last."""
         self._doubling = NO_DOUBLING
-        """Of the head, as it was seen last."""
+        """From the head, as last seen."""
         self._changed = asyncio.Event()
         DoublingService(context.server, replica, self)
         xiu_partitions_pb2_grpc.add_XiuPartitionsServicer_to_server(self, context.server)
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Close the channels to the parent."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
 
     def applied(self) -> None:
-        """Entries were applied: children that wait are told when this partition was split."""
+        """Note that entries were applied: waiting children get their answer when this partition was split."""
         if self._doubling is not (now := self._shell.head.doubling):
             self._doubling = now
             self._changed.set()
@@ -107,8 +107,8 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     # --- the operator's tool
 
     async def open_when_split(self) -> None:
-        """A child opens by itself as soon as its parent is split: moved users wait for it, whatever became of the tool. Goes on
-        while it learns."""
+        """Open this child as soon as its parent is split, even without the tool, since moved users wait for it. Runs while it
+        learns."""
         while True:
             now = self._shell.head.doubling if self._shell.core is not None else NO_DOUBLING
             if now.phase is not Phase.LEARNING or not self._replica.is_leader:
@@ -145,17 +145,17 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         return {"doubling": hex_id(change.doubling), "partitions": change.partitions, "phase": name}
 
     async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int = 0) -> None:
-        """`wait_ms`: how long a parent that is not split may take to answer."""
+        """`wait_ms`: time for which a parent that is not split may delay its answer."""
         change = await self._change(request, wait_ms)
         if change is None:
             return
         self._core.doubling_entry(change)
         what = self._what(change)
         audit = functools.partial(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
-        if change.step is not Phase.OPEN:  # moved users wait for that; it follows from a SPLIT, which was audited
+        if change.step is not Phase.OPEN:  # moved users wait for OPEN; it follows from a SPLIT, which was audited
             await asyncio.to_thread(audit)
-        # What holds when it is appended counts, and somebody else may have asked for the same meanwhile. What a parent has said of
-        # its cut stays true.
+        # The state at the append decides, and another caller may have asked for the same meanwhile. The parent's answer about its
+        # cut stays true.
         if not reached(self._shell.head.doubling, change):
             if change.step in (Phase.LEARNING, Phase.SPLIT):
                 self._check_layout(change)
@@ -167,7 +167,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
 
     async def _change(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int) -> Change | None:
-        """What takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
+        """The step to a phase; None: the partition has reached it. Raises PixiuError."""
         change = Change(Phase(request.phase), request.doubling, request.partitions, fence=request.fence)
         if reached(self._shell.head.doubling, change):
             return None
@@ -190,7 +190,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
 
     @property
     def problem(self) -> str:
-        """What an operator has to put right; "" if nothing."""
+        """A problem that an operator must solve; "" if there is none."""
         return problem_of(self._shell.head.doubling, self._layout or RoleLayout(1, 1))
 
     async def doubling_status(self) -> doubling_pb2.DoublingStatus:
@@ -215,7 +215,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     # --- a child asks
 
     def ask(self, effect: AskParent) -> None:
-        """The core's question; it is answered in any case."""
+        """Send the core's question to the parent; it is answered in any case."""
         self._shell.spawn(self._ask(effect))
 
     async def _ask(self, effect: AskParent) -> None:
@@ -227,7 +227,8 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         self._answered(ParentAnswered(effect.number, known, copies))
 
     async def _known_to_parent(self, wanted: Wanted) -> tuple[Known, int]:
-        """And on how many disks it is. Raises PixiuError where the parent does not answer, or was not split."""
+        """Ask the parent for MsgIDs and CRCs, and the number of disks with them. Raises PixiuError if it does not answer, or was
+        not split."""
         found: Known = []
         on_disks: list[int] = []
         while len(found) < len(wanted):
@@ -265,7 +266,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         raise Unavailable(f"partition {parent} of Xiu cannot be asked: {reason}")
 
     async def _call(self, address: str, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
-        if generation() != self._generation:  # with the certificates of before a channel would not connect again for ever
+        if generation() != self._generation:  # with the former certificates a channel would never reconnect
             self._generation, former, self._channels = generation(), self._channels, {}
             for channel in former.values():
                 await channel.close(CALL_S)
@@ -281,7 +282,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     # --- a parent answers
 
     async def _until_split(self, child: int, wait_s: float) -> None:
-        """Until this partition was split from a child, or for a while."""
+        """Wait until this partition was split from a child, at most `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self._shell.head.doubling.partitions <= child and self._replica.is_leader:
@@ -291,7 +292,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     async def Ask(
         self, request: xiu_partitions_pb2.AskRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> xiu_partitions_pb2.AskReply:
-        """What is known here of SnowflakeIDs of a child."""
+        """Answer a child's question about SnowflakeIDs."""
         try:
             return await self._asked(request)
         except PixiuError as error:

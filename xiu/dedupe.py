@@ -1,20 +1,20 @@
-"""Which SnowflakeIDs a Xiu has stored, and under which MsgIDs: in written rows, and in decisions that are not written yet. Pure.
+"""Look-up of stored SnowflakeIDs and their MsgIDs: in written rows, and in decisions that are not written yet. Pure.
 
     SnowflakeID   0 | upper time 19 | lower time 22 | worker 12     | sequence 10
     place         0 | upper time 19 | worker 12     | lower time 22 | sequence 10
                       └── span: 70 min of a worker ─┘└── low: rises with the ID ┘
 
     b"w" place of the first      MsgID u64 of the first | records u32 | low u32 of each | CRC u32 of each
-                                 and where the MsgIDs are not consecutive: offset u16 of each from the first one's
+                                 and if the MsgIDs are not consecutive: offset u16 of each from the first one's
 
 A writer's SnowflakeIDs rise. New records of one worker, span and type with rising IDs in one entry of the log are a run, which has
-one row. An ID goes into a run only when it is above all that runs of its span hold. Therefore no two runs of a span overlap, and
-such an ID is new without a look-up. One that is not above them is looked up, and has a row of its own when it is new. So do
-derived IDs, which hold no time.
+one row. An ID is added to a run only if it is above all IDs in runs of its span. Therefore no two runs of a span overlap, and such
+an ID is new without a look-up. Another ID is looked up, and gets a row of its own if it is new. So do derived IDs, which contain no
+time.
 
-Of the IDs at or above `runs_from` only those have rows of their own that were not above a run's. What is below may have been
-restored. Runs are deleted by whole spans, when all that they hold is `forgotten`; IDs below that
-may be taken again when the clock is set back, and have rows of their own then.
+At or above `runs_from`, only IDs that were not above a run's have rows of their own. IDs below may have been restored. Runs are
+deleted by whole spans, when all their IDs are `forgotten`; IDs below that may be accepted again when the clock is set back, and
+then get rows of their own.
 
 Source: docs/stores.md, docs/identifiers.md.
 """
@@ -33,15 +33,15 @@ from xiu.block import MAX_BLOCK_RECORDS
 from xiu.keys import DEDUPE, DERIVED, DERIVED_KEY, KEY, RUNS, SNOWFLAKES
 
 Known = tuple[int, int]
-"""MsgID and CRC of a record that is stored."""
+"""MsgID and CRC of a stored record."""
 Row = tuple[bytes, bytes]
 
 FIELDS: Final = struct.Struct("<IxBB5xIQ")
 """size, flags, type, CRC, SnowflakeID of a record."""
 MAX_MARKS: Final = 16_384
-"""Highest IDs that are held in memory: of 4,096 workers in four spans. Policy: all are forgotten, and read again when asked for."""
+"""Limit of highest IDs kept in memory: of 4,096 workers in four spans. Policy: all are dropped, and read again when needed."""
 SPAN_BITS: Final = 44
-"""Of a SnowflakeID, below the upper part of its time."""
+"""Bits of a SnowflakeID below the upper part of its time."""
 _UPPER: Final = ((1 << 63) - 1) >> SPAN_BITS << SPAN_BITS
 _WORKER: Final = 0xFFF << 10
 _TIME: Final = 0xFFFF_FC00
@@ -55,46 +55,46 @@ assert MAX_BLOCK_RECORDS <= 1 << 16, "an offset within an entry has 16 bits"
 
 
 def place_of(snowflake: int) -> int:
-    """A SnowflakeID with its worker moved before the lower part of its time."""
+    """Return a SnowflakeID with its worker moved before the lower part of its time."""
     return snowflake & _UPPER | (snowflake & _WORKER) << 22 | (snowflake >> 12 & _TIME) | snowflake & _SEQUENCE
 
 
 def runs_before(time_ms: int) -> int:
-    """The place at which the spans begin that hold a time, ms since 2020: what lies below is older."""
+    """The first place of the spans that contain a time, ms since 2020: smaller places are older."""
     return time_ms >> 22 << SPAN_BITS
 
 
 class Window(NamedTuple):
-    """What of the head says what is looked up."""
+    """The fields of the head that decide which IDs are looked up."""
 
     oldest: int
     newest: int
-    """SnowflakeIDs that are taken, the end excluded."""
+    """Range of accepted SnowflakeIDs, the end excluded."""
     day: int
-    """The current one; of derived IDs the one before counts as well."""
+    """The current day; for derived IDs the day before counts as well."""
     runs_from: int
     forgotten: int
     """See `xiu.state.Head`."""
 
 
 class Reader(Protocol):
-    """What was decided and written."""
+    """Interface to written rows."""
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
-        """The values of keys. Raises StoreDamaged."""
+        """Return the values of keys. Raises StoreDamaged."""
 
     def row_before(self, key: bytes) -> Row | None:
-        """The last row at or before a key. Raises StoreDamaged."""
+        """Return the last row at or before a key. Raises StoreDamaged."""
 
 
 class Run:
-    """Records of one worker, span and type in an entry, whose SnowflakeIDs rise.
+    """Records of one worker, span and type in an entry, with rising SnowflakeIDs.
 
     Args:
-        span: of all.
+        span: common to all.
         lows, crcs: of each.
-        msg_id: to which the offset of each is added.
-        offsets: while the entry is decided, the indexes there.
+        msg_id: base of the offsets.
+        offsets: of each MsgID; while the entry is being decided, the records' indexes in it.
     """
 
     __slots__ = ("crcs", "lows", "msg_id", "offsets", "span")
@@ -103,14 +103,14 @@ class Run:
         self.span, self.lows, self.crcs, self.msg_id, self.offsets = span, lows, crcs, msg_id, offsets
 
     def find(self, low: int) -> Known | None:
-        """The record with an ID, if it is one of these."""
+        """Return MsgID and CRC of the record with an ID, if it is in this run."""
         at = bisect_left(self.lows, low)
         if at == len(self.lows) or self.lows[at] != low:
             return None
         return self.msg_id + self.offsets[at], self.crcs[at]
 
     def row(self) -> Row:
-        """What is written of it."""
+        """Encode the run as a row."""
         lows, offsets = self.lows, self.offsets
         count, first = len(lows), offsets[0]
         value = struct.pack(f"<QI{2 * count}I", self.msg_id + first, count, *lows, *self.crcs)
@@ -137,7 +137,7 @@ class WrittenRun:
         return word
 
     def find(self, low: int) -> Known | None:
-        """The record with an ID, if it is one of these."""
+        """Return MsgID and CRC of the record with an ID, if it is in this run."""
         at = bisect_left(range(self._count), low, key=self._word)
         if at == self._count or self._word(at) != low:
             return None
@@ -146,7 +146,7 @@ class WrittenRun:
 
 
 def run_of_row(key: bytes, value: bytes) -> Run | None:
-    """What `Run.row` wrote; None when it is something else."""
+    """Decode a row of `Run.row`; None if it is something else."""
     if len(key) != KEY.size or key[:1] != RUNS or len(value) < _RUN.size:
         return None
     msg_id, count = _RUN.unpack_from(value)
@@ -160,7 +160,7 @@ def run_of_row(key: bytes, value: bytes) -> Run | None:
 
 
 def _run_at(runs: Sequence[Run] | None, low: int) -> Run | None:
-    """The last run of a span, of these, that begins at or before an ID."""
+    """The last of a span's runs that begins at or before an ID."""
     at = bisect_right(runs, low, key=lambda run: run.lows[0]) if runs is not None else 0
     return runs[at - 1] if runs is not None and at else None
 
@@ -179,12 +179,12 @@ class Single:
     snowflake: int
     derived: bool
     known: Known | None = None
-    """What was written of it."""
+    """The record written under its ID, if any."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """The records of an entry, as they are decided."""
+    """The records of an entry while it is being decided."""
 
     spans: dict[int, list[Run]]
     """The runs of each span, in order. Their records are new."""
@@ -192,14 +192,14 @@ class Parts:
     """In order."""
 
     def find(self, snowflake: int) -> tuple[int, int, int] | None:
-        """(index, MsgID, CRC) of the record of a run that has an ID."""
+        """(index, MsgID, CRC) of the record with an ID, if it is in a run."""
         place = place_of(snowflake)
         run = _run_at(self.spans.get(place >> 32), place & _LOW)
         known = run.find(place & _LOW) if run is not None else None
         return (known[0] - run.msg_id, *known) if run is not None and known is not None else None
 
     def cut(self, end: int) -> None:
-        """Nothing at this index or behind it is stored."""
+        """Drop runs' records from this index on."""
         for span, runs in list(self.spans.items()):
             for run in runs:
                 kept = bisect_left(run.offsets, end)
@@ -209,14 +209,14 @@ class Parts:
                 del self.spans[span]
 
     def leave_out(self, indexes: Sequence[int]) -> None:
-        """These records, in order, are not stored: those that follow them move up."""
+        """Drop these records, given in order, from the numbering: later ones move up."""
         for runs in self.spans.values():
             for run in runs:
                 run.offsets = [index - bisect_left(indexes, index) for index in run.offsets]
 
 
 def heads(data: bytes, count: int, offset: int) -> list[tuple[int, bool, int, int]]:
-    """(SnowflakeID, whether it is derived, CRC, type) of each record."""
+    """(SnowflakeID, True if it is derived, CRC, type) of each record."""
     found: list[tuple[int, bool, int, int]] = []
     unpack, derived = FIELDS.unpack_from, int(Flag.DERIVED_ID)
     for _ in range(count):
@@ -230,26 +230,26 @@ class Dedupe:
     """Finds records by their SnowflakeIDs, and keeps those of new ones.
 
     Args:
-        reader: what was written.
+        reader: of written rows.
     """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._rows: dict[bytes, Known] = {}
         self._runs: dict[int, list[Run]] = {}
-        """By span, in order. These and `_rows` are of decisions that are not written yet: as many as the replication lets wait for
-        their commit."""
+        """By span, in order. These and `_rows` belong to decisions not written yet, bounded by replication's limit of uncommitted
+        entries."""
         self._marks: dict[int, int] = {}
-        """The highest low that runs of a span hold, -1 where there is none; of those spans that were asked for."""
+        """The highest low in runs of a span, -1 if there is none; only spans that were looked up."""
 
     def forget(self) -> None:
-        """Know only what was written."""
+        """Drop everything that is not written."""
         self._rows.clear()
         self._runs.clear()
         self._marks.clear()
 
     def written(self, puts: Iterable[Row]) -> None:
-        """The reader has these rows now."""
+        """Note that the reader has these rows now."""
         rows, runs = self._rows, self._runs
         for key, _ in puts:
             if key[:1] != RUNS:
@@ -262,15 +262,15 @@ class Dedupe:
                 if not waiting:
                     del runs[span]
 
-    # --- what is known
+    # --- look-ups
 
     def find(self, wanted: Sequence[tuple[int, bool]], window: Window, days: int = 2) -> list[Known | None]:
-        """What was written of SnowflakeIDs (and whether they are derived, of the last `days`). Raises StoreDamaged."""
+        """Look up written records of SnowflakeIDs, and of derived IDs of the last `days`. Raises StoreDamaged."""
         found: list[Known | None] = [None] * len(wanted)
         keys: list[bytes] = []
         askers: list[int] = []
         runs: dict[int, WrittenRun | None] = {}
-        """By span: that in which the last ID was looked for."""
+        """By span: the run in which the last ID was searched."""
         for at, (snowflake, derived) in enumerate(wanted):
             if derived:
                 keys += [DERIVED_KEY.pack(DERIVED, window.day - ago & 0xFFFF, snowflake) for ago in range(days)]
@@ -297,7 +297,7 @@ class Dedupe:
         return found
 
     def decided(self, snowflake: int, derived: bool, window: Window, days: int = 2) -> Known | None:
-        """What is decided of a SnowflakeID, and not written yet."""
+        """Look up a SnowflakeID in decisions that are not written yet."""
         if derived:
             for ago in range(days):
                 known = self._rows.get(DERIVED_KEY.pack(DERIVED, window.day - ago & 0xFFFF, snowflake))
@@ -331,17 +331,17 @@ class Dedupe:
         row = self._reader.row_before(KEY.pack(RUNS, place))
         return row if row is not None and row[0][:1] == RUNS and _span_of(row[0]) == place >> 32 else None
 
-    # --- what is new
+    # --- new records
 
     def parts(
         self, data: bytes, count: int, offset: int, window: Window, moved: Collection[int], partition: int, first: int
     ) -> Parts:
-        """The records of an entry, as they are decided. Raises StoreDamaged: then nothing has changed.
+        """Sort the records of an entry into runs and single ones. Raises StoreDamaged: then nothing has changed.
 
         Args:
             data: the records begin at `offset`.
-            moved: indexes of those that are not taken.
-            partition, first: the first record that is stored gets this sequence.
+            moved: indexes of records that belong to another partition.
+            partition, first: the first stored record gets this sequence.
         """
         spans: dict[int, list[Run]] = {}
         singles: list[Single] = []
@@ -395,7 +395,7 @@ class Dedupe:
         return Parts(spans, singles)
 
     def keep_runs(self, parts: Parts, puts: list[Row]) -> None:
-        """Runs of an entry are stored under their MsgIDs."""
+        """Store an entry's runs, under their final MsgIDs."""
         for span, runs in parts.spans.items():
             for run in runs:
                 puts.append(run.row())
@@ -407,7 +407,7 @@ class Dedupe:
             self._marks[span] = runs[-1].lows[-1]
 
     def keep(self, snowflake: int, derived: bool, day: int, known: Known, puts: list[Row]) -> None:
-        """A record is stored that belongs to no run."""
+        """Store a record that belongs to no run."""
         key = DERIVED_KEY.pack(DERIVED, day & 0xFFFF, snowflake) if derived else KEY.pack(SNOWFLAKES, snowflake)
         self._rows[key] = known
         puts.append((key, DEDUPE.pack(*known)))

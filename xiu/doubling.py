@@ -1,15 +1,15 @@
-"""Doubling of a Xiu by a cut in the log: phases of a partition, what takes it from one to the next, and whose mail it takes. Pure.
+"""Doubling of a Xiu by a cut in the log: a partition's phases, the steps between them, and whose mail it accepts. Pure.
 
     doubling entry    step u8 | doubling u64 | partitions u32 | split at u64 | split at, Unix µs u64 | fence u64
                       | OPEN: a hold entry's payload
 
-    parent   NONE ── SPLIT: refuses what moved ─────────────── CLEANING ──▶ NONE
-    child    LEARNING: takes nothing ── OPEN: takes what moved ── CLEANING ──▶ NONE
+    parent   NONE ── SPLIT: refuses moved users ────────────── CLEANING ──▶ NONE
+    child    LEARNING: accepts nothing ── OPEN: accepts moved users ── CLEANING ──▶ NONE
 
-A step NONE takes a doubling back before the cut: a SPLIT that was asked for before it names an earlier fence, and does nothing.
+A step NONE takes a doubling back before the cut: a SPLIT requested before it names an earlier fence, and has no effect.
 
-Stored messages stay where they are, because their MsgIDs name the partition. So that a mail which the parent has is not stored
-again by its child, the child asks the parent for SnowflakeIDs that may be older than the cut, and for derived ones, until none is.
+Stored messages stay where they are, because their MsgIDs name the partition. To avoid storing a mail again that the parent has, the
+child asks the parent for SnowflakeIDs that may be older than the cut, and for derived ones, as long as there may be any.
 
 Source: docs/doubling.md.
 """
@@ -25,17 +25,17 @@ from pixiu.ids import SNOWFLAKE_EPOCH_MS
 from pixiu.placement.partition import is_partition_count
 
 ASK_AHEAD_MS: Final = 120_000
-"""A SnowflakeID may be 60 s ahead of the parent's clock, and that of the child 60 s behind."""
+"""A SnowflakeID may be 60 s ahead of the parent's clock, and the child's clock may be 60 s late."""
 ASK_US: Final = 2 * 24 * 3_600_000_000
-"""So long after the cut the parent may know a derived ID: it keeps them by the day."""
+"""Time after the cut for which the parent may know a derived ID, µs: it keeps them by the day."""
 _ENTRY: Final = struct.Struct("<BQIQQQ")
 _DOUBLING: Final = struct.Struct("<QIBQQQQ")
 DOUBLING_BYTES: Final = _DOUBLING.size
-"""Of the head, of a partition that was doubled or came from a doubling."""
+"""Size in the head of a partition that was doubled or came from a doubling."""
 
 
 class Phase(IntEnum):
-    """Where the doubling of a partition stands. The numbers are those of `DoublingPhase` in doubling.proto."""
+    """Phase of a partition in a doubling. The numbers are those of `DoublingPhase` in doubling.proto."""
 
     NONE = 0
     LEARNING = 1
@@ -45,36 +45,36 @@ class Phase(IntEnum):
 
 
 _RANK: Final = {Phase.LEARNING: 1, Phase.SPLIT: 2, Phase.OPEN: 2, Phase.CLEANING: 3, Phase.NONE: 3}
-"""Of one doubling's phases; the last one is NONE."""
+"""Order of one doubling's phases; the last one is NONE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubling:
-    """What the log of a partition says of doublings. It stays when a doubling is over."""
+    """State of doublings in a partition's log. It stays when a doubling is over."""
 
     id: int = 0
-    """Of the last one; 0: there was none."""
+    """The last one; 0: there was none."""
     partitions: int = 0
-    """Of the role behind it; 0: the log says nothing, the layout decides."""
+    """Number of the role's partitions after it; 0: the log has none, the layout decides."""
     phase: Phase = Phase.NONE
     split_at: int = 0
     """Parent: counter of its last SPLIT entry; child: the parent's."""
     split_us: int = 0
-    """Parent: when that was, in the time of its state, Unix µs."""
+    """Parent: time of that entry by its state, Unix µs."""
     cut_us: int = 0
-    """Of a partition that came from a doubling: when its parent was split; 0: it did not, or is not open."""
+    """In a partition that came from a doubling: when its parent was split; 0: in others, or before it is open."""
     fence: int = 0
     """Counter of the last entry that took a doubling back."""
 
     def encode(self) -> bytes:
-        """Bytes of the head; none where there was no doubling."""
+        """Encode for the head; empty if there was no doubling."""
         if self is NO_DOUBLING or self == NO_DOUBLING:
             return b""
         return _DOUBLING.pack(self.id, self.partitions, self.phase, self.split_at, self.split_us, self.cut_us, self.fence)
 
     @classmethod
     def decode(cls, data: bytes) -> Doubling:
-        """What `encode` made."""
+        """Decode the result of `encode`."""
         if not data:
             return NO_DOUBLING
         number, partitions, phase, *others = _DOUBLING.unpack(data)
@@ -86,7 +86,7 @@ NO_DOUBLING: Final = Doubling()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A step of a doubling, as an entry says it."""
+    """A step of a doubling, as in an entry."""
 
     step: Phase
     doubling: int
@@ -97,33 +97,33 @@ class Change:
     holds: bytes = b""
     """OPEN: the parent's readers (`xiu.readers`), which have read nothing of the child."""
     fence: int = 0
-    """SPLIT: of the partition, as whoever asks for it has seen it."""
+    """SPLIT: the partition's fence, as the caller has seen it."""
 
     def encode(self) -> bytes:
-        """The payload of a doubling entry."""
+        """Encode as the payload of a doubling entry."""
         return _ENTRY.pack(self.step, self.doubling, self.partitions, self.split_at, self.split_us, self.fence) + self.holds
 
     @classmethod
     def decode(cls, payload: bytes) -> Change:
-        """What `encode` made."""
+        """Decode the result of `encode`."""
         step, number, partitions, split_at, split_us, fence = _ENTRY.unpack_from(payload)
         return cls(Phase(step), number, partitions, split_at, split_us, payload[_ENTRY.size :], fence)
 
 
 def parent_of(partition: int) -> int:
-    """The partition that one came from. Partition 0 came from none."""
+    """The partition from which one was split. Partition 0 has none."""
     assert partition > 0, "the first partition has no parent"
     return partition - (1 << partition.bit_length() - 1)
 
 
 def reached(now: Doubling, change: Change) -> bool:
-    """Whether a partition has taken this step already, or one behind it."""
+    """True if a partition has taken this step already, or a later one."""
     same = now.id == change.doubling and now.partitions == change.partitions
     return same and change.step is not Phase.NONE and _RANK[now.phase] >= _RANK[change.step]
 
 
 def problem_of(now: Doubling, change: Change, partition: int) -> str:
-    """Why a partition cannot take this step; "" if it can."""
+    """Reason why a partition cannot take this step; "" if it can."""
     total, step = change.partitions, change.step
     if not change.doubling or not is_partition_count(total) or total < 2 or partition >= total:
         return f"doubling {change.doubling:016x} to {total} partitions does not concern partition {partition}"
@@ -151,7 +151,7 @@ def problem_of(now: Doubling, change: Change, partition: int) -> str:
 
 
 def after(now: Doubling, change: Change, partition: int, counter: int, clock_us: int) -> Doubling:
-    """What stands behind an entry at a counter and a time of the state, Unix µs. One that does not fit changes nothing."""
+    """State after an entry at a counter and a time of the state, Unix µs. An unsuitable entry has no effect."""
     if reached(now, change) or problem_of(now, change, partition):
         return now
     number, total = change.doubling, change.partitions
@@ -167,22 +167,22 @@ def after(now: Doubling, change: Change, partition: int, counter: int, clock_us:
 
 
 def counted(now: Doubling, layout: int) -> int:
-    """How many partitions a partition counts by: its log's number, or the layout's where that is larger or the log has none. One
-    whose own number is not below takes nothing: it is a child that is not open."""
+    """Number of partitions by which a partition assigns users: its log's, or the layout's if that is larger or the log has none. A
+    partition whose own number is not below it accepts nothing: it is a child that is not open."""
     if now.phase is Phase.LEARNING:
         return now.partitions // 2
     return max(now.partitions, layout)
 
 
 def takes(now: Doubling, partition: int, key: int) -> bool:
-    """Whether an entry of the log that was proposed before the last step may store a key's mail behind it."""
+    """True if an entry proposed before the last step may store a key's mail after it."""
     if now.phase is Phase.LEARNING:
         return False
     return now.phase is not Phase.SPLIT or key % now.partitions == partition
 
 
 def is_asked(now: Doubling, clock_us: int, snowflake: int, derived: bool) -> bool:
-    """Whether the parent may have stored a SnowflakeID before the cut. `clock_us`: the time of the child's state."""
+    """True if the parent may have stored a SnowflakeID before the cut. `clock_us`: time of the child's state."""
     if not now.cut_us or clock_us >= now.cut_us + ASK_US:
         return False
     return derived or snowflake >> 22 < now.cut_us // 1000 - SNOWFLAKE_EPOCH_MS + ASK_AHEAD_MS

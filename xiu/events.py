@@ -1,5 +1,4 @@
-"""What happens to a Xiu's core, and what it asks its shell to do. What replication says and is asked for is in
-`cluster.replication.events`. Pure.
+"""Events and effects of a Xiu's core. Those of replication are in `cluster.replication.events`. Pure.
 
 Source: PiXiu §6.1.1; Swift (the triple V, S, C); docs/promises.md, docs/architecture.md, docs/stores.md.
 """
@@ -20,11 +19,11 @@ from pixiu.wire.levels import Level, Triple
 
 @dataclass(slots=True)
 class StoreReceived:
-    """`count` records lie in `data` end to end, from one writer's stream."""
+    """`count` records from one writer's stream, end to end in `data`."""
 
     stream: int
     position: int
-    """Of the first record in the stream."""
+    """Position of the first record in the stream."""
     level: Level
     epoch: int
     """S as the writer knows it; 0: it knows none yet."""
@@ -36,54 +35,54 @@ class StoreReceived:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChanged:
-    """The layout has this version and Xiu so many partitions; 0: nothing says how many."""
+    """The layout's version, and its number of Xiu partitions; 0: unknown."""
 
     version: int
     partitions: int
     addresses: tuple[str, ...] = ()
-    """Who serves each partition, also those that a doubling under way adds, as far as is known."""
+    """Server of each partition, if known, including partitions that a doubling in progress adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceChanged:
-    """How much of the disk is free and how much of it is kept in reserve, both in MiB."""
+    """Free space of the disk, and the reserve that must stay free, both in MiB."""
 
     free_mb: int
     reserve_mb: int
 
     @property
     def enough(self) -> bool:
-        """Whether the reserve is whole."""
+        """True if the reserve is free."""
         return self.free_mb >= self.reserve_mb
 
 
 @dataclass(frozen=True, slots=True)
 class TrimDue:
-    """It is time to look for what may be trimmed; the host's time, Unix µs."""
+    """Records may be due for trimming; the host's time, Unix µs."""
 
     at_us: int
     keep_from: int = MAX_MSG_SEQUENCE
-    """A reader needs what lies at this sequence or behind."""
+    """A reader needs records from this sequence on."""
 
 
 @dataclass(slots=True)
 class EntriesCommitted:
-    """These entries follow what is in the store, and are committed. Answered by `Settle`: TAKEN when they are all written;
-    what is not comes again, with what follows it."""
+    """Committed entries that follow what is in the store. Answered by `Settle`: TAKEN when all are written; those that are not come
+    again, with later ones."""
 
     entries: Sequence[Entry]
     copies: int
-    """On so many disks; 0: on fewer than `min_in_sync`, and no writer is told that they are replicated."""
+    """Number of disks with them; 0: fewer than `min_in_sync`, so they are not reported as replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParentAnswered:
-    """What the parent has of a question's SnowflakeIDs: (MsgID, CRC) of each, None where it has none. None: it did not answer."""
+    """The parent's answer: (MsgID, CRC) of each SnowflakeID, None if it has none. `known` None: it did not answer."""
 
     number: int
     known: Sequence[tuple[int, int] | None] | None
     copies: int
-    """Disks that what it has is on; 0: fewer than `min_in_sync`."""
+    """Number of disks with the records that it has; 0: fewer than `min_in_sync`."""
 
 
 Event = (
@@ -92,41 +91,41 @@ Event = (
 )  # fmt: skip
 
 
-# --- effects, to be done in the order in which they stand
+# --- effects, to be performed in order
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of some records of a stream, one after the other."""
+    """Outcome of consecutive records of a stream."""
 
     position: int
-    """Of the first one in its stream."""
+    """Position of the first one in its stream."""
     count: int
     code: str
-    """Of `pixiu.errors`; empty: they are stored."""
+    """Code of `pixiu.errors`; empty: they are stored."""
     sequence: int = 0
-    """Stored now: of the first one; the others follow."""
+    """Stored now: sequence of the first one; the others follow."""
     msg_id: int = 0
     """Stored before under this SnowflakeID: its MsgID."""
     text: str = ""
     partitions: int = 0
-    """With WRONG_PARTITION: by how many this partition counts."""
+    """With WRONG_PARTITION: number of partitions by which this one assigns users."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Tell a writer what became of its records, with the triple."""
+    """Report the outcome of records to their writer, with the triple."""
 
     stream: int
     results: Sequence[Result]
     triple: Triple
     copies: int = 0
-    """On so many disks."""
+    """Number of disks with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndStream:
-    """End a writer's stream: what came is no batch."""
+    """End a writer's stream after a malformed batch."""
 
     stream: int
     text: str
@@ -134,16 +133,16 @@ class EndStream:
 
 @dataclass(frozen=True, slots=True)
 class NeedEpoch:
-    """The sequences of this epoch are used up: the replica must be promoted anew."""
+    """Request a new promotion: the sequences of this epoch are used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskParent:
-    """Ask the partition that this one came from for SnowflakeIDs. `ParentAnswered` comes in any case."""
+    """Ask the parent partition for SnowflakeIDs. `ParentAnswered` follows in any case."""
 
     number: int
     wanted: Sequence[tuple[int, bool]]
-    """SnowflakeID, and whether it is derived."""
+    """SnowflakeID, and True if it is derived."""
 
 
 Effect = Answer | EndStream | NeedEpoch | AskParent | Propose | Settle

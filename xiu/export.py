@@ -26,38 +26,38 @@ from xiu.readers import EVERYTHING
 from xiu.state import Head
 
 NO_LIMIT: Final = MAX_MSG_SEQUENCE
-"""Of a scan: it counts whole blocks, those before the first position too."""
+"""Limit of a scan: it counts whole blocks, including records before the first position."""
 
 
 class Messages(Protocol):
-    """What an export needs of `xiu.reading.Reading`."""
+    """Interface of `xiu.reading.Reading` to an export."""
 
     @property
     def head(self) -> Head:
-        """The head of what can be read."""
+        """The head of the readable state."""
 
     def scan(self, begin: int, end: int, limit: int) -> Iterator[Block]:
-        """Blocks with records from one sequence to another, both included."""
+        """Yield blocks with records from one sequence to another, both included."""
 
     def first_at_or_after(self, sequence: int) -> int | None:
-        """The first sequence of a record at or behind one; None at the end."""
+        """Return the first sequence of a record at or after one; None at the end."""
 
     def last_before(self, sequence: int) -> int:
-        """The last sequence of a record before one; 0: there is none."""
+        """Return the last sequence of a record before one; 0: there is none."""
 
     def stored_since(self, at_us: int) -> int | None:
-        """The first sequence of a record that was stored at a time or later; None: none was."""
+        """Return the first sequence of a record stored at a time or later; None: there is none."""
 
 
 class Export:
-    """Reads the rows of one request, a part at a time. Its methods are called in one thread.
+    """Reads the rows of one request, a part at a time. Its methods must be called in one thread.
 
     Args:
         partition: of the Xiu.
-        messages: what is stored.
+        messages: stored ones.
         columns, users: see `Rows`.
         begin: the first position.
-        end: behind the last one.
+        end: after the last one.
     """
 
     def __init__(self, partition: int, messages: Messages, columns: Columns, users: frozenset[int], begin: int, end: int) -> None:
@@ -66,9 +66,9 @@ class Export:
         self._expected = 0
 
     def part(self) -> Part:
-        """The next rows. Raises Gone when they were trimmed meanwhile, StoreDamaged, DiskFailed."""
+        """Read the next rows. Raises Gone if they were trimmed meanwhile, StoreDamaged, DiskFailed."""
         check_floor(self._next, self._messages.head)
-        from xiu.export_rows import Rows  # a process that exports nothing does without Arrow's 40 MiB
+        from xiu.export_rows import Rows  # a process that exports nothing saves Arrow's 40 MiB
 
         rows, breath = Rows(self._partition, self._columns, self._users), Breath()
         seen = size = 0
@@ -86,19 +86,19 @@ class Export:
 
 
 def check_floor(position: int, head: Head) -> None:
-    """Raises Gone when what lies at a position was trimmed."""
+    """Raise Gone if the record at a position was trimmed."""
     if position < head.floor:
         raise Gone(f"position {position} was trimmed by retention; the first that is stored is {head.floor}")
 
 
 def check_restored(begin: int, end: int, head: Head) -> None:
-    """Raises NotYet when a restore may still bring messages between two positions, the end excluded."""
+    """Raise NotYet if a restore may still bring messages between two positions, the end excluded."""
     if begin < min(end, head.below) and end > head.restored + 1:
         raise NotYet("the partition is being restored: read again when `pixiu pipeline restore` has ended")
 
 
 def advance(messages: Messages, begin: int, end: int, limit: int) -> tuple[int, int]:
-    """The position behind `limit` rows from `begin` on, at most `end`, and how many rows lie between `begin` and it.
+    """Return the position after `limit` rows from `begin` on, at most `end`, and the number of rows between `begin` and it.
 
     Sequences are dense within an epoch: a few look-ups, however many rows there are.
     """
@@ -115,7 +115,7 @@ def advance(messages: Messages, begin: int, end: int, limit: int) -> tuple[int, 
 
 
 def bounds(messages: Messages, request: export_pb2.BoundsRequest) -> export_pb2.BoundsReply:
-    """Where positions lie. Raises StoreDamaged, DiskFailed."""
+    """Report bounds of positions. Raises StoreDamaged, DiskFailed."""
     head = messages.head
     end = head.last + 1
     begin, stop = max(request.begin, head.floor), min(request.end or end, end)
@@ -130,19 +130,19 @@ def bounds(messages: Messages, request: export_pb2.BoundsRequest) -> export_pb2.
 
 
 class Shell(Protocol):
-    """What the service needs of its role."""
+    """Interface of the role to the service."""
 
     @property
     def reading(self) -> Messages | None:
-        """While the partition is open."""
+        """Readable messages while the partition is open."""
 
     @property
     def core(self) -> Core | None:
-        """The same."""
+        """The core while the partition is open."""
 
     @property
     def holding(self) -> Holding:
-        """Whom retention waits for."""
+        """The readers for which retention waits."""
 
 
 class XiuExport(export_pb2_grpc.ExportServicer):
@@ -153,12 +153,12 @@ class XiuExport(export_pb2_grpc.ExportServicer):
         self._partition = options.partition
         self.exporter = Exporter(options.export_share)
         self.view: View | None = None
-        """Of the cluster."""
+        """View of the cluster."""
 
     async def Bounds(
         self, request: export_pb2.BoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> export_pb2.BoundsReply:
-        """Where positions lie, and who has them."""
+        """Report bounds of positions, and the replicas that have them."""
         try:
             messages = self._messages()
             reply = await self.exporter.run(lambda: bounds(messages, request))
@@ -175,7 +175,7 @@ class XiuExport(export_pb2_grpc.ExportServicer):
     async def Rows(
         self, request: export_pb2.RowsOfRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[export_pb2.RowsOfReply]:
-        """Messages in order."""
+        """Stream messages in order."""
         try:
             messages = self._messages()
             if request.table != MESSAGES:
@@ -191,7 +191,7 @@ class XiuExport(export_pb2_grpc.ExportServicer):
             await abort(context, error)
 
     async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
-        """Note a reader, in the partition's log: a replica that does not lead refuses."""
+        """Note a reader in the partition's log: a replica that does not lead refuses."""
         try:
             self._messages()
             await self._shell.holding.hold(request.reader, EVERYTHING if request.release else request.position)

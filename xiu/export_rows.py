@@ -1,7 +1,7 @@
 """A Xiu's records as Arrow record batches.
 
-A block's records become columns without an object for each field: their heads are laid end to end, and every field is then
-a strided slice of these.
+A block's records become columns without an object for each field: their heads are joined, and every field is then a strided slice
+of these.
 
     records   head₀ ext₀ body₀ head₁ ext₁ body₁ …
     heads     head₀ head₁ …          as u64: head 5i+2 is the SnowflakeID of row i, 5i+3 its key, 5i+4 its sender
@@ -29,7 +29,7 @@ from xiu.block import MAX_BLOCK_RECORDS, Block
 _SIZE: Final = struct.Struct("<I")
 _COUNTING: Final = pa.array(range(MAX_BLOCK_RECORDS), pa.int64())
 _FEW: Final = 32
-"""Numbers that Python counts as fast as Arrow."""
+"""Up to this number of rows Python counts as fast as Arrow."""
 _SNOWFLAKE_TIME_BITS: Final = 22
 _WORD, _SHORT = 8, 2
 assert HEADER_SIZE % _WORD == 0
@@ -37,12 +37,12 @@ _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
 class Rows:
-    """Rows that are being collected into one record batch.
+    """Rows collected into one record batch.
 
     Args:
         partition: of the Xiu.
-        columns: that are wanted.
-        users: whose messages; none: everybody's.
+        columns: wanted.
+        users: whose messages are wanted; none: everybody's.
     """
 
     def __init__(self, partition: int, columns: Columns, users: frozenset[int]) -> None:
@@ -57,7 +57,7 @@ class Rows:
         self._stored = array("q")
 
     def add(self, block: Block, begin: int, end: int) -> None:
-        """Rows of a block, from one sequence to another, both in it."""
+        """Add rows of a block, from one sequence to another, both in it."""
         data, (position, stop) = block.records, block.range_of(begin, end)
         unpack, starts = _SIZE.unpack_from, list[int]()
         while position < stop:
@@ -81,7 +81,7 @@ class Rows:
         return [place for place, key in enumerate(keys) if key in users]
 
     def _note_numbers(self, begin: int, places: Sequence[int]) -> None:
-        """The sequences of rows, which are dense where nobody is left out."""
+        """Add the rows' sequences, which are dense if no row is left out."""
         count = len(places)
         if isinstance(places, range) and _FEW < count <= len(_COUNTING):
             numbers = pc.add(_COUNTING.slice(0, count), _long(begin))
@@ -90,7 +90,7 @@ class Rows:
             self._seqs.extend([begin + place for place in places])
 
     def _add_contents(self, data: bytes, heads: list[bytes], spans: list[tuple[int, int]]) -> None:
-        """Extensions, bodies and stamps: from where a record begins to where it ends. Most have a body alone."""
+        """Add extensions, bodies and stamps; `spans`: begin and end of each record. Most records have only a body."""
         joined = b"".join(heads)
         traced = any(flag & Flag.TRACED for flag in set(joined[5::HEADER_SIZE]))
         if not traced and not any(joined[8::HEADER_SIZE]) and not any(joined[9::HEADER_SIZE]):
@@ -107,7 +107,7 @@ class Rows:
             self._traces.append(data[last : after - 1] if head[5] & Flag.TRACED else b"")
 
     def batch(self) -> pa.RecordBatch | None:
-        """All of them; None: there are none."""
+        """Build the record batch; None: there are no rows."""
         if not self._heads:
             return None
         heads = memoryview(b"".join(self._heads))
@@ -133,7 +133,7 @@ class Rows:
         return made[name]()
 
     def _msg_ids(self, heads: memoryview) -> bytearray:
-        """Partition and type above the six bytes of the sequence."""
+        """Put partition and type above the six bytes of the sequence."""
         made = bytearray(self._seqs.tobytes())
         made[6::_WORD] = heads[6::HEADER_SIZE]
         made[7::_WORD] = bytes([self._partition]) * len(self._heads)
@@ -141,7 +141,7 @@ class Rows:
 
 
 def _long(value: int) -> pa.Scalar:
-    """A plain number would make Arrow look for NumPy, at each call."""
+    """Make a scalar: for a plain number Arrow would look for NumPy at each call."""
     return pa.scalar(value, pa.int64())
 
 
@@ -158,7 +158,7 @@ def _small(kind: pa.DataType, field: memoryview) -> pa.Array:
 
 
 def _sent_at(heads: memoryview) -> pa.Array:
-    """From the SnowflakeID; null where it was derived."""
+    """Times from SnowflakeIDs; null for derived ones."""
     flags = heads[5::HEADER_SIZE].tobytes()
     milliseconds = pc.add(pc.shift_right(_word(heads, 2), _long(_SNOWFLAKE_TIME_BITS)), _long(SNOWFLAKE_EPOCH_MS))
     found = pc.multiply(milliseconds, _long(1000)).cast(_TIMESTAMP)

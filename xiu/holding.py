@@ -1,4 +1,4 @@
-"""A Xiu's shell of `xiu.readers`: readers are noted one after the other, in the partition's log.
+"""A Xiu's shell of `xiu.readers`: notes readers one after the other, in the partition's log.
 
 Source: docs/pipeline.md.
 """
@@ -16,15 +16,15 @@ from xiu.readers import Held, alive, encode, hold, keep_from
 from xiu.state import Kind
 
 MAX_WAITING: Final = 64
-"""Calls that wait to be noted. Policy: further ones are refused."""
+"""Limit of waiting calls. Policy: further ones are refused."""
 
 
 class Holding:
-    """Whom retention of one partition waits for.
+    """The readers for which retention of one partition waits.
 
     Args:
         machine, replica: of the partition.
-        hold_h: hours for which a reader is waited for that says nothing.
+        hold_h: hours after which a silent reader is ignored.
     """
 
     def __init__(self, machine: Machine, replica: Replica, hold_h: float) -> None:
@@ -35,20 +35,20 @@ class Holding:
 
     @property
     def readers(self) -> dict[str, Held]:
-        """Those that were heard of, by the time that the partition agreed on. Raises StoreDamaged, DiskFailed."""
+        """Readers heard of recently, by the time that the partition agreed on. Raises StoreDamaged, DiskFailed."""
         return alive(self._machine.store.readers(), self._replica.now_us(), self._hold_us)
 
     def keep_from(self) -> int:
-        """The lowest position that one of them needs. Raises StoreDamaged, DiskFailed."""
+        """The lowest position that a reader needs. Raises StoreDamaged, DiskFailed."""
         return keep_from(self.readers)
 
     async def hold(self, reader: str, position: int) -> None:
-        """A reader needs what lies at a position or behind; `EVERYTHING`: it is let go. Raises PixiuError."""
+        """Note that a reader needs records from a position on; `EVERYTHING`: it is removed. Raises PixiuError."""
         if self._waiting >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} readers wait to be noted; try again later")
         self._waiting += 1
         try:
-            async with self._one:  # what is known of the others counts
+            async with self._one:  # the entry depends on the other readers
                 self._replica.check_leader()
                 said = hold(self._machine.store.readers(), reader, position, self._replica.now_us(), self._hold_us)
                 await self._replica.submit([(int(Kind.HOLD), encode(said))]).reached(Level.REPLICATED)

@@ -31,4 +31,4 @@ DERIVED_KEY: Final = struct.Struct(">cHQ")
 HELD: Final = struct.Struct("<QQ")
 MARK: Final = struct.Struct("<QQ")
 DEDUPE: Final = struct.Struct("<QI")
-"""Of one SnowflakeID: MsgID, CRC."""
+"""Value of one SnowflakeID: MsgID, CRC."""

@@ -1,4 +1,4 @@
-"""A Xiu as the state machine of its replica: what commits is written to RocksDB; snapshots are checkpoints of it.
+"""A Xiu as the state machine of its replica: committed entries are written to RocksDB; snapshots are checkpoints of it.
 
     DATA_DIR/replica   log, snapshots on their way, audit (`cluster.replication.folder`)
     DATA_DIR/store     RocksDB
@@ -30,13 +30,13 @@ CHECKPOINT: Final = "store"
 
 
 BUILDING: Final = ".new"
-"""Ends the name of a store that is being built. A finished one ends with a number; the highest is the newest."""
+"""Suffix of a store that is being built. A finished one has a number as suffix; the highest is the newest."""
 ROWS_AT_ONCE: Final = 256
 IN_LOOP_S: Final = 60.0
 PUT_TRIES: Final = 1000
 PUT_AGAIN_S: Final = 0.01
 CATCH_UP_PAUSE_S: Final = 0.001
-"""Between two turns that bring a new store forward: writes go on in between."""
+"""Pause between two turns that advance a new store, seconds: writes go on in between."""
 T = TypeVar("T")
 
 
@@ -48,7 +48,7 @@ def _resolve(done: Future[T], call: Callable[[], T]) -> None:
 
 
 def _put_rows(store: Store, rows: Sequence[Row], head: Head | None = None) -> None:
-    """Wait while the store cannot take so many so fast."""
+    """Put rows; retry while the store is too busy."""
     for _ in range(PUT_TRIES):
         try:
             store.put_rows(rows, head)
@@ -62,7 +62,8 @@ def _put_rows(store: Store, rows: Sequence[Row], head: Head | None = None) -> No
 
 
 def settle(folder: Path) -> None:
-    """Give the newest finished store its name, and remove what it replaces, before anything is open. Again after a crash."""
+    """Give the newest finished store its name, and remove those that it replaces, before anything is open. May be repeated after a
+    crash."""
     shutil.rmtree(folder.with_suffix(BUILDING), ignore_errors=True)
     built = [path for path in folder.parent.glob(f"{folder.name}.*") if path.suffix[1:].isdigit()]
     if not built:
@@ -75,16 +76,16 @@ def settle(folder: Path) -> None:
 
 
 class Machine:
-    """Xiu's state machine: RocksDB behind the replicated log.
+    """Xiu's state machine: RocksDB over the replicated log.
 
     Args:
         folder: of RocksDB.
         memtable_bytes, cache_bytes: see `Store`.
         apply: writes committed entries that follow what is in the store, all or none; returns why it cannot now, or "".
-        on_replaced: the store holds another state now.
-        on_damaged: a snapshot found damage; whether it can be repaired from another replica.
+        on_replaced: called when the store holds another state.
+        on_damaged: called when a snapshot found damage; returns True if another replica can repair it.
 
-    `open` first.
+    Call `open` first.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Machine:
         self._store: Store | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self.warning = ""
-        """What was found at the start."""
+        """A problem found at the start."""
 
     @property
     def store(self) -> Store:
@@ -111,7 +112,7 @@ class Machine:
         return self._store
 
     async def open(self) -> None:
-        """Open RocksDB; one that is damaged as a whole is set aside, and filled again from the log or a replica. Raises
+        """Open RocksDB. A store damaged as a whole is set aside, and filled again from the log or a replica. Raises
         StorageError."""
         await self._in_thread(self._open)
 
@@ -130,7 +131,7 @@ class Machine:
         return Store(folder, memtable_bytes=self._memtable_bytes, cache_bytes=self._cache_bytes)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
-        """One at a time: flushes, checkpoints, opening and closing."""
+        """Run work in the thread of flushes, checkpoints, opening and closing, one at a time."""
         await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     # --- what the replica calls
@@ -142,7 +143,7 @@ class Machine:
 
     @property
     def flushed(self) -> int:
-        """The state is durable up to this counter."""
+        """Counter up to which the state is durable."""
         return self.store.flushed
 
     @property
@@ -151,17 +152,17 @@ class Machine:
         return self.store.head.clock_us
 
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
-        """Write these entries. Raises DiskFull when the store takes nothing now."""
+        """Write these entries. Raises DiskFull if the store cannot write now."""
         if why := self._apply(entries):
             raise DiskFull(why)
         return (None,) * len(entries)
 
     def look_ahead(self, entries: Sequence[Entry]) -> None:
-        """Nothing in the log repairs a store: another replica does."""
+        """Do nothing: no log entry repairs a store; another replica does."""
 
     async def snapshot(self, folder: Path) -> int:
-        """A checkpoint, in hard links; writes go on. Damage is repaired first, where another replica has what is missing; the only
-        replica's is passed on as it is. Raises StorageError."""
+        """Make a checkpoint, in hard links; writes go on. Damage is repaired first if another replica has the missing rows; a
+        single replica's damage is passed on as it is. Raises StorageError."""
         await self._in_thread(lambda: self.store.checkpoint(folder / CHECKPOINT))
         counter, damaged = await asyncio.to_thread(self._checked, folder)
         if damaged:
@@ -171,7 +172,7 @@ class Machine:
         return counter
 
     def _checked(self, folder: Path) -> tuple[int, int]:
-        """The position of a checkpoint, and how much of it is damaged."""
+        """Check a checkpoint: (its position, number of damaged places)."""
         copy = self._make(folder / CHECKPOINT)
         try:
             with contextlib.closing(copy.cursor()) as cursor:
@@ -181,14 +182,14 @@ class Machine:
             copy.close()
 
     async def check(self, folder: Path) -> None:
-        """Whether a checkpoint can be opened. Damaged places come with the only replica's: they are never served. Raises
+        """Check that a checkpoint can be opened. Damaged places may be in that of a single replica: they are never served. Raises
         StorageError."""
         if not (folder / CHECKPOINT).is_dir():
             raise StoreDamaged("the snapshot holds no store")
         await asyncio.to_thread(self._checked, folder)
 
     async def load(self, folder: Path) -> None:
-        """Take a checkpoint's place. Raises StorageError."""
+        """Replace the state by a checkpoint. Raises StorageError."""
 
         def take() -> None:
             received = folder / CHECKPOINT
@@ -204,26 +205,26 @@ class Machine:
         catch_up: Callable[[Store], bool],
         on_adopted: Callable[[], None],
     ) -> int:
-        """Build the store anew beside itself, damaged places from another replica, and hold that one; how many rows were taken
+        """Build a new store beside the old one, with damaged places from another replica, and adopt it. Returns the number of rows
         from there. Reads and writes go on meanwhile.
 
         Args:
-            peer: another replica's rows from a key on, of a state with at least this entry.
-            catch_up: applies to the new store a little of what the log has behind it, in one turn of the event loop; whether it
-                is where the old one is.
+            peer: returns another replica's rows from a key on, of a state with at least this entry.
+            catch_up: applies some of the following log entries to the new store, in one turn of the event loop; returns True if it
+                has reached the old one.
             on_adopted: called when the store holds the new state, which may be a little older: the rest is applied again.
 
-        Raises StoreDamaged, DiskFull, DiskFailed, what `peer` raises: then everything is as it was.
+        Raises StoreDamaged, DiskFull, DiskFailed, errors of `peer`: then nothing has changed.
         """
         loop = asyncio.get_running_loop()
 
         def in_loop(call: Callable[[], T]) -> T:
-            """There the state changes: what the call sees is of one moment."""
+            """Call a function in the event loop: the state changes there, so the call sees it as of one moment."""
             done: Future[T] = Future()
             loop.call_soon_threadsafe(_resolve, done, call)
             return done.result(IN_LOOP_S)
 
-        # In the thread that flushes: meanwhile nothing that the new state needs leaves the log.
+        # In the thread that flushes: meanwhile no entry that the new state needs leaves the log.
         return await loop.run_in_executor(self._executor, self._rebuild, in_loop, peer, catch_up, on_adopted)
 
     def _rebuild(
@@ -257,7 +258,7 @@ class Machine:
                 new.close()
                 raise
         except BaseException:
-            # A start would take it for the newer one, when the log behind it has gone.
+            # The next start would take it for the newer one, when the log after it has been trimmed.
             shutil.rmtree(final, ignore_errors=True)
             raise
 
@@ -288,7 +289,7 @@ class Machine:
         return taken
 
     async def flush(self) -> None:
-        """Make everything written durable. Raises DiskFull, DiskFailed."""
+        """Make all writes durable. Raises DiskFull, DiskFailed."""
 
         def flush() -> None:
             self.store.flush()
@@ -296,7 +297,7 @@ class Machine:
         await self._in_thread(flush)
 
     def require_room(self) -> None:
-        """Whether another store of this size has room beside it. Raises DiskFull."""
+        """Check that the disk has space for another store of this size. Raises DiskFull."""
         folder = self.store.folder
         needed = sum(file.stat().st_size for file in folder.glob("*.sst"))
         if self.free_bytes() < needed:
@@ -305,7 +306,7 @@ class Machine:
     def free_bytes(self) -> int:
         """Free bytes of the disk. Raises DiskFailed.
 
-        Asked of the folder around the store: the store's own goes when another one takes its place.
+        Measured at the folder around the store: the store's own goes when another one replaces it.
         """
         return free_bytes(self._folder.parent)
 

@@ -1,11 +1,12 @@
-"""Readers that retention waits for, by name: what they have not processed is not trimmed. Pure.
+"""Readers for which retention waits, by name: records that they have not processed are not trimmed. Pure.
 
     hold entry    {position u64 | since u64 | size of the name u16 | name}, one after the other
     row           b"o" name: position u64, since u64
 
-A hold is an entry of the partition's log, so that every replica has it, whoever leads and whatever snapshot it began with. Its time
-is the entry's: no replica asks its host. A reader that was not heard of for a while holds nothing any more, so that one that was
-given up does not fill the disk. A partition that came from a doubling inherits its parent's readers: they have read nothing of it.
+A hold is an entry of the partition's log, so that every replica has it, whichever leads and whatever snapshot it began with. Its
+time is the entry's: no replica uses its host's clock. A reader not heard of for a while no longer holds anything, so that an
+abandoned one does not fill the disk. A partition that came from a doubling inherits its parent's readers: they have read nothing of
+it.
 
 Source: docs/pipeline.md.
 """
@@ -22,20 +23,20 @@ from pixiu.ids import MAX_MSG_SEQUENCE
 from xiu.keys import HELD, HOLDS
 
 MAX_READERS: Final = 64
-"""Policy: a further one is refused."""
+"""Limit of readers. Policy: a further one is refused."""
 MAX_NAME: Final = 128
 EVERYTHING: Final = MAX_MSG_SEQUENCE + 1
-"""Nobody needs anything. As a reader's position in an entry: it is let go."""
+"""Position if no reader needs anything; as a reader's position in an entry: the reader is removed."""
 _HOLD: Final = struct.Struct("<QQH")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a reader needs."""
+    """The position that a reader needs."""
 
     position: int
     since_us: int
-    """When it said so, Unix µs; in an entry 0: at the entry's time."""
+    """Time of its last report, Unix µs; 0 in an entry: the entry's time."""
 
 
 def encode(readers: Mapping[str, Held]) -> bytes:
@@ -48,7 +49,7 @@ def encode(readers: Mapping[str, Held]) -> bytes:
 
 
 def decode(payload: bytes) -> Iterator[tuple[bytes, Held]]:
-    """What `encode` made; names as bytes."""
+    """Decode the result of `encode`; names as bytes."""
     offset = 0
     while offset < len(payload):
         position, since_us, size = _HOLD.unpack_from(payload, offset)
@@ -62,29 +63,29 @@ def row_of(name: bytes, held: Held) -> tuple[bytes, bytes]:
 
 
 def of_row(key: bytes, value: bytes) -> tuple[str, Held]:
-    """What `row_of` made."""
+    """Decode the result of `row_of`."""
     return key[len(HOLDS) :].decode(errors="replace"), Held(*HELD.unpack(value))
 
 
 def alive(readers: Mapping[str, Held], now_us: int, hold_us: int) -> dict[str, Held]:
-    """Readers that were heard of.
+    """Return the readers heard of recently.
 
     Args:
         readers: all that are stored.
         now_us: the time that the partition agreed on, Unix µs.
-        hold_us: how long a reader is waited for that says nothing.
+        hold_us: time after which a silent reader is ignored.
     """
     return {name: held for name, held in readers.items() if now_us - held.since_us < hold_us}
 
 
 def keep_from(readers: Mapping[str, Held]) -> int:
-    """The lowest position that somebody needs; `EVERYTHING` when nobody does."""
+    """The lowest position that a reader needs; `EVERYTHING` if there is none."""
     return min((held.position for held in readers.values()), default=EVERYTHING)
 
 
 def hold(readers: Mapping[str, Held], name: str, position: int, now_us: int, hold_us: int) -> dict[str, Held]:
-    """What the entry says by which a reader needs what lies at a position or behind, `EVERYTHING` to let it go: who was given up
-    goes with it. Raises InvalidArgument, Overloaded."""
+    """Make the entry for a reader that needs records from a position on, `EVERYTHING` to remove it; abandoned readers are removed,
+    too. Raises InvalidArgument, Overloaded."""
     if not 0 < len(name) <= MAX_NAME or position > EVERYTHING:
         raise InvalidArgument(f"a reader has a name of at most {MAX_NAME} characters, and a position of this partition")
     there = alive(readers, now_us, hold_us)
@@ -95,5 +96,5 @@ def hold(readers: Mapping[str, Held], name: str, position: int, now_us: int, hol
 
 
 def inherited(readers: Mapping[str, Held]) -> bytes:
-    """The same readers for a partition of which they have read nothing, as an entry says it."""
+    """Encode the same readers for a partition of which they have read nothing."""
     return encode({name: Held(0, held.since_us) for name, held in list(readers.items())[:MAX_READERS]})

@@ -1,12 +1,12 @@
-"""Reading what was stored: by MsgID, and in order.
+"""Reads of stored records: by MsgID, and in order.
 
-    MsgID above the last that is in the state       NOT_YET; what is committed and has no room in the store is read from memory
+    MsgID above the last that is in the state       NOT_YET; committed ones for which the store has no space come from memory
     one that a restore may bring back               NOT_YET
     below the floor, or of an epoch that was cut    GONE
     in the table, else in RocksDB                   the record, its block's CRC checked
     in a damaged block, or in a hole of an epoch    STORE_DAMAGED: never other bytes than were stored
 
-Sequences are dense within an epoch, so that a hole before a later block of the same epoch is damage.
+Sequences are dense within an epoch, so a hole before a later block of the same epoch is damage.
 
 Source: PiXiu §6.1.2; docs/stores.md.
 """
@@ -23,53 +23,53 @@ from xiu.repair import Cursor, Row
 from xiu.state import Head
 
 TYPE_OFFSET: Final = 6
-"""Of a record's type in its head."""
+"""Offset of a record's type in its head."""
 MAX_FETCH_BYTES: Final = 2 << 20
 MAX_COLD_BLOCKS: Final = 32
-"""That one call of a fetch reads from RocksDB: each may be a read of the disk, in a turn of the event loop in which nothing is
-written and no heartbeat leaves. Policy: the answer ends there, and the caller asks again for the rest."""
+"""Limit of blocks that one call of a fetch reads from RocksDB: each may be a read of the disk, in a turn of the event loop in which
+nothing is written and no heartbeat leaves. Policy: the answer ends there, and the caller asks again for the rest."""
 MAX_PAGE_BYTES: Final = 1 << 20
 MAX_PAGE_ROWS: Final = 2048
-"""Of `rows`: one page is read in one turn of the event loop."""
+"""Limits of `rows`: one page is read in one turn of the event loop."""
 COUNTER_MASK: Final = (1 << MSG_COUNTER_BITS) - 1
 
 
 class Found(NamedTuple):
-    """One MsgID's answer: a record, or a code of `pixiu.errors`."""
+    """The answer for one MsgID: a record, or a code of `pixiu.errors`."""
 
     code: str
     record: bytes = b""
 
 
 class StoredBlocks(Protocol):
-    """What reading needs of RocksDB."""
+    """Interface to RocksDB."""
 
     head: Head
 
     def block_of(self, sequence: int) -> Block | None:
-        """The block that a sequence lies in."""
+        """Return the block that contains a sequence."""
 
     def next_first(self, sequence: int) -> int | None:
-        """The first sequence of the first block at or behind one."""
+        """Return the first sequence of the first block at or after one."""
 
     def last_before(self, sequence: int) -> int:
-        """The last sequence of the last block that begins before one; 0: there is none."""
+        """Return the last sequence of the last block that begins before one; 0: there is none."""
 
     def marks(self) -> Iterator[tuple[int, int, int]]:
-        """(sequence, clock µs, bytes before) of every mark."""
+        """Yield (sequence, clock µs, bytes before) of every mark."""
 
     def scan(self, sequence: int) -> Iterator[Block]:
-        """Blocks from one on."""
+        """Yield blocks from a sequence on."""
 
     def cursor(self) -> Cursor:
-        """A cursor over all rows."""
+        """Return a cursor over all rows."""
 
 
 class RecentBlocks(Protocol):
-    """What reading needs of the table."""
+    """Interface to the table."""
 
     def get(self, sequence: int) -> Block | None:
-        """The block that a sequence lies in, if it is there."""
+        """Return the block that contains a sequence, if the table has it."""
 
 
 class Reading:
@@ -79,7 +79,7 @@ class Reading:
         partition: of this Xiu.
         store: RocksDB.
         table: on /dev/shm.
-        owed: the block of a sequence that is committed and not in the store, which has no space.
+        owed: returns the block of a sequence that is committed, but for which the store has no space.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Reading:
         self._store = store
         self._table = table
         self.damaged = 0
-        """Answers STORE_DAMAGED."""
+        """Number of answers STORE_DAMAGED."""
 
     @property
     def head(self) -> Head:
-        """The head of what can be read."""
+        """The head of the readable state."""
         return self._store.head
 
     def fetch(self, msg_ids: Sequence[int], max_bytes: int = MAX_FETCH_BYTES, max_cold: int | None = None) -> list[Found]:
-        """What each MsgID names; the answers end before `max_bytes` of records are there, but for the first one, and before more
-        than `max_cold` blocks are read from RocksDB (None: any number). Raises DiskFailed."""
+        """Fetch records by MsgID. The answers end before `max_bytes` of records, but have at least one, and before more than
+        `max_cold` blocks are read from RocksDB (None: no limit). Raises DiskFailed."""
         took = cold = 0
         found: list[Found] = []
         block: Block | None = None
@@ -128,7 +128,7 @@ class Reading:
         return found
 
     def _recent(self, sequence: int) -> Block | None:
-        """The block of a sequence that is committed, if it is in memory."""
+        """Return the block of a committed sequence, if it is in memory. Raises NotYet, Gone."""
         head = self._store.head
         if sequence > head.last:
             owed = self._owed(sequence)
@@ -142,7 +142,7 @@ class Reading:
         return self._table.get(sequence)
 
     def _stored(self, sequence: int) -> Block:
-        """The same, from RocksDB."""
+        """Return the block of a sequence from RocksDB. Raises StoreDamaged, Gone."""
         block = self._store.block_of(sequence)
         if block is not None:
             return block
@@ -152,7 +152,7 @@ class Reading:
         raise Gone("cut off before it was committed")
 
     def rows(self, begin: bytes, max_bytes: int = MAX_PAGE_BYTES, max_rows: int = MAX_PAGE_ROWS) -> list[Row]:
-        """Rows as they are stored, from a key on: at least one, where there is one. Raises StoreDamaged, DiskFailed."""
+        """Return stored rows from a key on: at least one if there is any. Raises StoreDamaged, DiskFailed."""
         found: list[Row] = []
         cursor = self._store.cursor()
         row, took = cursor.seek(begin), 0
@@ -163,9 +163,9 @@ class Reading:
         return found
 
     def scan(self, begin: int, end: int, limit: int) -> Iterator[Block]:
-        """Blocks with records from one sequence to another, both included, in order, until there are `limit` records.
+        """Yield blocks with records from one sequence to another, both included, in order, until there are `limit` records.
 
-        The first and the last block may hold more than was asked for. Raises StoreDamaged, DiskFailed.
+        The first and the last block may contain more than that. Raises StoreDamaged, DiskFailed.
         """
         expected = 0
         for block in self._store.scan(max(begin, self._store.head.floor)):
@@ -178,7 +178,7 @@ class Reading:
             yield block
 
     def first_at_or_after(self, sequence: int) -> int | None:
-        """The first sequence of a record at or behind one; None at the end. Raises StoreDamaged, DiskFailed."""
+        """The first sequence of a record at or after one; None at the end. Raises StoreDamaged, DiskFailed."""
         sequence = max(sequence, self._store.head.floor, 1)
         return sequence if self._store.last_before(sequence + 1) >= sequence else self._store.next_first(sequence)
 
@@ -187,7 +187,7 @@ class Reading:
         return min(self._store.last_before(sequence), max(sequence - 1, 0))
 
     def stored_since(self, at_us: int) -> int | None:
-        """The first sequence of a record that was stored at a time or later; None: none was. Raises StoreDamaged, DiskFailed."""
+        """The first sequence of a record stored at a time or later; None: there is none. Raises StoreDamaged, DiskFailed."""
         begin = self._store.head.floor
         for sequence, marked_us, _ in self._store.marks():
             if marked_us >= at_us:

@@ -1,11 +1,11 @@
-"""Checking everything that a Xiu stores, and building it anew with what another replica has in the damaged places. Pure.
+"""Check of everything that a Xiu stores, and rebuilding of the store with another replica's rows in damaged places. Pure.
 
     rows here    ──▶ whole: taken
                  ──▶ unreadable, a block with a wrong CRC, a hole in an epoch: the other replica's rows of that place
     rows there   ──▶ only what the entries up to the position of the rows here made, blocks with a right CRC
 
-RocksDB refuses whole pages of rows when one bit of them is wrong, and goes on refusing while its file is there: a row written
-over them helps nobody who reads in order, and the next compaction fails. Therefore the store is built anew.
+RocksDB refuses whole pages of rows when one bit of them is wrong, and goes on refusing while the file is there: writing a row again
+does not help reads in order, and the next compaction fails. Therefore the store is built anew.
 
 Source: docs/stores.md, docs/promises.md, "Failure rules".
 """
@@ -27,35 +27,35 @@ from xiu.state import Head
 
 Row = tuple[bytes, bytes]
 RANGE_BITS: Final = 16
-"""A range of digests has 2^16 sequences."""
+"""Sequences in a range of digests: 2^16."""
 MAX_DAMAGED: Final = 100_000
-"""Damaged places that are passed. Policy: at so many the walk ends; the store is lost as a whole."""
+"""Limit of damaged places. Policy: the walk ends there; the store is lost as a whole."""
 
 
 class Cursor(Protocol):
-    """Rows in order, as of one moment."""
+    """Interface to rows in order, as of one moment."""
 
     def seek(self, key: bytes) -> Row | None:
-        """The first row at or behind a key. Raises StoreDamaged."""
+        """Return the first row at or after a key. Raises StoreDamaged."""
 
     def next(self) -> Row | None:
-        """The row behind the last one. Raises StoreDamaged."""
+        """Return the row after the last one. Raises StoreDamaged."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """What a walk found."""
+    """Result of a walk."""
 
     blocks: int = 0
     records: int = 0
     damaged: int = 0
-    """Places that cannot be read: pages of rows, blocks, holes."""
+    """Number of unreadable places: pages of rows, blocks, holes."""
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     """First sequence of a range → (digest, records) of its blocks."""
 
 
 def verify(cursor: Cursor, end: int) -> Checked:
-    """Read every row, check every block; digests are made of blocks whose first record is not behind `end`."""
+    """Read every row and check every block; digest blocks that begin at or before `end`."""
     checked = Checked()
     expected = 0
     row = _first_readable(cursor, b"", checked)
@@ -81,7 +81,7 @@ def verify(cursor: Cursor, end: int) -> Checked:
             checked.damaged += 1
             row = _first_readable(cursor, key, checked)
         if checked.damaged > before:
-            expected = 0  # what is missing behind damage was counted with it
+            expected = 0  # a hole after damage was counted with it
         if checked.damaged >= MAX_DAMAGED:
             break
     return checked
@@ -94,12 +94,12 @@ def _add_digest(checked: Checked, key: bytes, value: bytes, first: int, count: i
 
 
 def _is_hole(expected: int, first: int) -> bool:
-    """Sequences are dense within an epoch."""
+    """True for a hole: sequences are dense within an epoch."""
     return bool(expected) and first != expected and first >> MSG_COUNTER_BITS == expected >> MSG_COUNTER_BITS
 
 
 def _first_readable(cursor: Cursor, after: bytes, checked: Checked) -> Row | None:
-    """The first row that is found behind a key, in steps that double: where the damage ends is not written anywhere."""
+    """Return the first readable row after a key, searched in doubling steps: the end of the damage is not known."""
     if not after:
         try:
             return cursor.seek(b"")
@@ -116,15 +116,15 @@ def _first_readable(cursor: Cursor, after: bytes, checked: Checked) -> Row | Non
 
 
 def rebuild(cursor: Cursor, head: Head, put: Callable[[Row], None], peer: Callable[[bytes], Iterator[Row]]) -> int:
-    """Put all rows of the state at `head` but the head itself: from the cursor, and from the peer where it is damaged.
+    """Put all rows of the state at `head`, except the head itself: from the cursor, and from the peer where the cursor is damaged.
 
     Args:
         cursor: rows here, of the state at `head`.
         head: its head.
-        put: takes row after row.
-        peer: another replica's rows from a key on; of the same state or a later one.
+        put: called with each row.
+        peer: returns another replica's rows from a key on; of the same state or a later one.
 
-    Returns how many rows are the peer's. Raises StoreDamaged when the peer does not have what is missing; what `peer` raises.
+    Returns the number of rows from the peer. Raises StoreDamaged if the peer lacks missing rows; errors of `peer`.
     """
     taken, wanted, expected = 0, b"", 0
     row = _seek(cursor, b"")
@@ -160,7 +160,7 @@ def rebuild(cursor: Cursor, head: Head, put: Callable[[Row], None], peer: Callab
 
 
 def _seek(cursor: Cursor, key: bytes) -> Row | StoreDamaged | None:
-    """A row here, or its damage: the other replica's is not to be mistaken for it."""
+    """Return a row here, or its damage, to tell it from the other replica's."""
     try:
         return cursor.seek(key)
     except StoreDamaged as damage:
@@ -175,8 +175,8 @@ def _next_row(cursor: Cursor) -> Row | StoreDamaged | None:
 
 
 def _fill(row: Row, expected: int, head: Head, peer: Callable[[bytes], Iterator[Row]]) -> tuple[list[Row], int]:
-    """The rows to put for a row here: itself, the blocks of a hole before it, the whole block for a broken one; and the sequence
-    that follows. The head has its own place."""
+    """Return the rows to put for a row here (itself, the blocks of a hole before it, or the whole block for a broken one), and the
+    sequence that follows. The head is put separately."""
     key, value = row
     if key == HEAD_KEY:
         return [], expected
@@ -207,14 +207,14 @@ def _fill(row: Row, expected: int, head: Head, peer: Callable[[bytes], Iterator[
 
 
 def _next(key: bytes, value: bytes) -> int:
-    """The sequence behind a block that is whole."""
+    """The sequence after an undamaged block."""
     first: int = KEY.unpack(key)[1]
     count: int = blocks.HEAD.unpack_from(value)[1]
     return first + count
 
 
 def _following(expected: int, key: bytes, value: bytes) -> int:
-    """The same for the other replica's next block. Raises StoreDamaged when one before it is missing there."""
+    """The sequence after the other replica's next block. Raises StoreDamaged if one before it is missing there."""
     first: int = KEY.unpack(key)[1]
     if _is_hole(expected, first):
         raise StoreDamaged(f"the other replica lacks the blocks from sequence {expected:012x} to {first:012x}")
@@ -222,7 +222,7 @@ def _following(expected: int, key: bytes, value: bytes) -> int:
 
 
 def _belongs(key: bytes, value: bytes, head: Head) -> bool:
-    """Whether a row of another replica is one of the state at `head`: it may have later ones, and must not have broken ones."""
+    """True if a row of another replica belongs to the state at `head` and is undamaged; later rows do not."""
     space = key[:1]
     if space == DERIVED:
         return len(key) == DERIVED_KEY.size and len(value) == DEDUPE.size and _dedupe_sequence(value) <= head.last

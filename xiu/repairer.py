@@ -1,9 +1,9 @@
-"""What a Xiu does about damage: it answers with what another replica has, and builds its store anew with it.
+"""Repair of a Xiu's damage: reads are answered from another replica, and the store is built anew with its rows.
 
     a read meets damage ──▶ the same read of another replica, its records' CRCs checked ──▶ the answer
                         └─▶ once: a copy of the store, damaged places from that replica ──▶ takes the store's place
 
-Nobody to ask, or nobody who has it: STORE_DAMAGED, as without replicas.
+Without a replica that has the record: STORE_DAMAGED, as without replicas.
 
 Source: docs/stores.md, docs/replication.md, docs/promises.md, "Failure rules".
 """
@@ -40,12 +40,12 @@ NOT_REPAIRED: Final = "store_not_repaired"
 READ_ELSEWHERE: Final = "store_read_elsewhere"
 CALL_S: Final = 10.0
 MAX_CALLS: Final = 16
-"""Reads that ask another replica at the same time. Policy: the next ones are STORE_DAMAGED."""
+"""Limit of concurrent reads from another replica. Policy: further ones are STORE_DAMAGED."""
 AGAIN_S: Final = 60.0
-"""Between two repairs that reads begin: what one of them could not do, the next one cannot at once either."""
+"""Interval of repairs begun by reads, seconds: a repair that failed would fail again at once."""
 BEHIND_S: Final = 10.0
-"""How long a repair waits for another replica: to be in sync, registered and reachable, and to have applied as much as this one.
-Policy: one that was restarted is back within seconds; without one it is Unavailable."""
+"""Time limit of a repair's wait for another replica, seconds: to be in sync, registered and reachable, and to have applied as much
+as this one. Policy: a restarted one is back within seconds; without one the repair raises Unavailable."""
 BEHIND_POLL_S: Final = 0.1
 
 
@@ -54,7 +54,7 @@ class Counters:
     """Totals of repairs since the start."""
 
     reads_repaired: int = 0
-    """Records that were answered from another replica."""
+    """Records answered from another replica."""
     repairs: int = 0
     repairs_failed: int = 0
     rows_repaired: int = 0
@@ -66,7 +66,7 @@ class Repairer:
     Args:
         context: of the process.
         machine: its state.
-        in_sync: members in sync, in hex, this one among them.
+        in_sync: returns the members in sync, in hex, this one included.
         catch_up, on_adopted: see `Machine.rebuild`.
     """
 
@@ -89,8 +89,8 @@ class Repairer:
         self._task: asyncio.Task[None] | None = None
 
     def _peer(self) -> Node | None:
-        """Another replica that has everything that is committed, as it runs now: the view may hold a run of it that is over for a
-        minute."""
+        """The current process of another replica with everything committed: for a minute the view may also hold a former process of
+        it."""
         own = self._context.membership.node
         member = own.member if own is not None else 0
         members = set(self._in_sync())
@@ -105,7 +105,7 @@ class Repairer:
     # --- reads
 
     async def fetch(self, msg_ids: Sequence[int], found: list[Found]) -> list[Found]:
-        """The same answers with those that another replica has in the place of STORE_DAMAGED."""
+        """Return the answers, with another replica's records in place of STORE_DAMAGED."""
         missing = [msg_id for msg_id, each in zip(msg_ids, found, strict=False) if each.code == StoreDamaged.code]
         peer = self._asked()
         if peer is None:
@@ -125,7 +125,7 @@ class Repairer:
         return _bounded(merged)
 
     async def scan(self, begin: int, end: int, limit: int) -> AsyncIterator[xiu_pb2.ScanReply]:
-        """The rest of a scan, from another replica. Raises StoreDamaged when there is none, or when it breaks off."""
+        """Continue a scan from another replica. Raises StoreDamaged if there is none, or if it breaks off."""
         peer = self._asked()
         if peer is None:
             raise StoreDamaged(f"the records from sequence {begin:012x} on are damaged, and no other replica is in sync")
@@ -144,7 +144,7 @@ class Repairer:
             self._calls -= 1
 
     def _asked(self) -> Node | None:
-        """Whom a read that met damage may ask; begins a repair, if it is time."""
+        """The replica that a read with damage may ask; begins a repair if one is due."""
         peer = self._peer() if self._calls < MAX_CALLS else None
         now = time.monotonic()
         if peer is not None and not self._busy.locked() and now >= self._next_s:
@@ -167,8 +167,8 @@ class Repairer:
             self._context.log.error(NOT_REPAIRED, error=str(error), code=error.code)
 
     async def repair(self) -> int:
-        """Build the store anew with another replica's rows in the damaged places; how many there were. Raises DiskFull (no room
-        for another store), Unavailable (no other replica within `BEHIND_S`), Overloaded (another repair is under way),
+        """Build the store anew with another replica's rows in damaged places; return their number. Raises DiskFull (no space
+        for another store), Unavailable (no other replica within `BEHIND_S`), Overloaded (another repair is in progress),
         StorageError."""
         if self._busy.locked():
             raise Overloaded("a repair is under way")
@@ -185,7 +185,7 @@ class Repairer:
         return taken
 
     async def _rebuilt(self) -> int:
-        """With the help of whichever replica is there; one that was restarted has another address."""
+        """Rebuild from any replica available; a restarted one has another address."""
         self._machine.require_room()
         limit, asked = time.monotonic() + BEHIND_S, ""
         while True:
@@ -204,7 +204,7 @@ class Repairer:
             await asyncio.sleep(BEHIND_POLL_S)
 
     async def idle(self) -> None:
-        """Wait until no repair is under way."""
+        """Wait until no repair is in progress."""
         async with self._busy:
             pass
 
@@ -214,7 +214,7 @@ class Repairer:
         return await asyncio.to_thread(verify, cursor, end)
 
     async def close(self) -> None:
-        """A repair that is under way ends first: it holds the store's files. One that waits for another replica fails."""
+        """Let a repair in progress end first, since it holds the store's files; one that waits for another replica fails."""
         self._closing = True
         await self.idle()
         if self._task is not None:
@@ -226,7 +226,7 @@ class Rows:
 
     Args:
         channel: to it.
-        applied: what it must have applied.
+        applied: counter up to which it must have applied the log.
     """
 
     def __init__(self, channel: grpc.Channel, applied: int) -> None:
@@ -260,13 +260,13 @@ class Rows:
 
 
 def _records(reply: xiu_pb2.FetchReply) -> list[Found | None]:
-    """The records of a fetch elsewhere; None where there is none."""
+    """The records of a fetch from another replica; None where it has none."""
     records = iter(_check(reply.batch, sum(not code for code in reply.codes)))
     return [None if code else Found("", next(records)) for code in reply.codes]
 
 
 def _check(batch: bytes, count: int) -> list[bytes]:
-    """The records of a batch. Raises StoreDamaged when they are not whole."""
+    """Split a batch into records. Raises StoreDamaged if they are not whole."""
     if offsets(batch, 0, len(batch), count) is None:
         raise StoreDamaged("the other replica's answer is not a batch of records")
     records = split_records(batch, count)
@@ -276,7 +276,7 @@ def _check(batch: bytes, count: int) -> list[bytes]:
 
 
 def _bounded(found: list[Found]) -> list[Found]:
-    """As many as one answer may hold."""
+    """Cut answers to the size of one reply."""
     took = 0
     for index, each in enumerate(found):
         took += len(each.record)

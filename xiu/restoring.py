@@ -1,12 +1,12 @@
-"""Restoring messages that a partition has lost with its storage, under the MsgIDs that they had. Pure.
+"""Restore of messages that a partition lost with its storage, under their former MsgIDs. Pure.
 
     restore entry    step u8 | below u64 | blocks      block   first u64 | count u32 | at µs u64 | bytes u32 | records
 
     sequences    ├─ restored ─┤─ to come: NOT_YET ─┤─ stored since the loss ─▶
                               restored             below
 
-Blocks come in order and without a hole, below everything that is stored and of epochs that are over: no leader gives such a
-sequence any more, so that restored messages and new ones never meet. New mail goes on meanwhile.
+Blocks come in order and without a hole, below everything stored, and in epochs that are over: no leader assigns such sequences any
+more, so restored messages and new ones never collide. New mail goes on meanwhile.
 
 Source: docs/stores.md, "Restore".
 """
@@ -25,14 +25,14 @@ from xiu.batch import check
 from xiu.block import MAX_BLOCK_RECORDS, Block
 
 MAX_ENTRY_BYTES: Final = 2 << 20
-"""Of the records that are restored at once."""
+"""Limit of the records restored at once."""
 COUNTER_MASK: Final = (1 << MSG_COUNTER_BITS) - 1
 _STEP: Final = struct.Struct("<BQ")
 _BLOCK: Final = struct.Struct("<QIQI")
 
 
 class Step(IntEnum):
-    """What a restore entry says. The numbers are those of `RestoreStep` in xiu.proto."""
+    """The step of a restore entry. The numbers are those of `RestoreStep` in xiu.proto."""
 
     BLOCKS = 0
     BEGIN = 1
@@ -40,7 +40,7 @@ class Step(IntEnum):
 
 
 class Restoring(Protocol):
-    """What of `xiu.state.Head` matters here."""
+    """The part of `xiu.state.Head` needed here."""
 
     @property
     def clock_us(self) -> int:
@@ -52,11 +52,11 @@ class Restoring(Protocol):
 
     @property
     def restored(self) -> int:
-        """The highest sequence that was restored."""
+        """The highest restored sequence."""
 
     @property
     def below(self) -> int:
-        """Where the restore ends; 0: none is under way."""
+        """Sequence at which the restore ends; 0: none is in progress."""
 
 
 def encode(step: Step, below: int = 0, blocks: Sequence[Block] = ()) -> bytes:
@@ -68,7 +68,7 @@ def encode(step: Step, below: int = 0, blocks: Sequence[Block] = ()) -> bytes:
 
 
 def decode(payload: bytes) -> tuple[Step, int, list[Block]]:
-    """What `encode` was given."""
+    """Decode the result of `encode`."""
     step, below = _STEP.unpack_from(payload)
     offset, blocks = _STEP.size, list[Block]()
     while offset < len(payload):
@@ -79,13 +79,13 @@ def decode(payload: bytes) -> tuple[Step, int, list[Block]]:
 
 
 def check_records(blocks: Sequence[Block], partition: int) -> None:
-    """Whether what came from outside is whole records of mail. Raises MalformedData."""
+    """Check that blocks from outside hold whole records of mail. Raises MalformedData."""
     if sum(len(block.records) for block in blocks) > MAX_ENTRY_BYTES or not blocks:
         raise MalformedData(f"blocks with 1 to {MAX_ENTRY_BYTES} bytes of records are restored at once")
     for block in blocks:
         if not 0 < block.count <= MAX_BLOCK_RECORDS:
             raise MalformedData(f"a block has 1 to {MAX_BLOCK_RECORDS} records, not {block.count}")
-        # To whom a partition belongs was decided when it was stored, maybe by another layout.
+        # The user's partition was decided when the record was stored, maybe by another layout.
         checked = check(block.records, block.count, partition, 1, MAX_RECORD_BYTES)
         if checked is None:
             raise MalformedData(f"the block at {block.first} is not {block.count} records end to end")
@@ -94,7 +94,7 @@ def check_records(blocks: Sequence[Block], partition: int) -> None:
 
 
 def problem_of(blocks: Sequence[Block], epoch: int, head: Restoring) -> str:
-    """Why blocks cannot be restored now, by a leader of an epoch; "" if they can."""
+    """Reason why a leader of an epoch cannot restore blocks now; "" if it can."""
     if not head.below:
         return "no restore is under way: begin one"
     expected, latest_us = head.restored + 1 if head.restored else 0, 0

@@ -1,4 +1,4 @@
-"""Which records a leader trims, by age and by size: at marks, so that every replica trims at the same place. Pure.
+"""Choice of the records that a leader trims, by age and by size: at marks, so that every replica trims at the same place. Pure.
 
 Source: docs/stores.md; by size where an operator asked for it).
 """
@@ -14,15 +14,15 @@ from xiu.state import Head
 def trim_to(
     marks: Iterable[tuple[int, int, int]], head: Head, at_us: int, keep_us: int, keep_bytes: int, keep_from: int = MAX_MSG_SEQUENCE
 ) -> tuple[int, int] | None:
-    """(sequence, bytes stored before it): what lies before may go. None: nothing may.
+    """Return (sequence, bytes stored before it): earlier records may be trimmed. None: nothing may.
 
     Args:
         marks: (sequence, clock µs, bytes stored before it), in order.
         head: of the state.
         at_us: the leader's time, Unix µs.
-        keep_us: records are kept for at least so long; 0: for ever.
-        keep_bytes: at least so many bytes of the newest records are kept; 0: all of them.
-        keep_from: what lies at this sequence or behind is needed by a reader (`xiu.readers`).
+        keep_us: older records may be trimmed; 0: none by age.
+        keep_bytes: records before this size of the newest ones may be trimmed; 0: none by size.
+        keep_from: a reader needs records from this sequence on (`xiu.readers`).
     """
     found: tuple[int, int] | None = None
     for sequence, marked_us, before in marks:
@@ -36,12 +36,12 @@ def trim_to(
 
 
 def trim_below(marks: Iterable[tuple[int, int, int]], head: Head, position: int) -> tuple[int, int] | None:
-    """(sequence, bytes stored before it) of the last mark at or below a position: what lies before it may go, if an operator
-    says so. None: no mark is between the floor and the position.
+    """Return (sequence, bytes stored before it) of the last mark at or below a position: earlier records may be trimmed on an
+    operator's request. None: no mark is between the floor and the position.
 
     Args:
         marks, head: as of `trim_to`.
-        position: what lies here or behind stays.
+        position: records from here on stay.
     """
     found: tuple[int, int] | None = None
     for sequence, _, before in marks:

@@ -1,4 +1,4 @@
-"""A Xiu's shell: its core over a replica of `cluster.replication`, gRPC streams of writers, reads, and what happens by the clock.
+"""A Xiu's shell: its core over a replica of `cluster.replication`, gRPC streams of writers, reads, and periodic work.
 
     stream ──▶ core ── Propose ──▶ Replica ── accepted, persisted ──▶ core ──▶ answers
                                       └─ committed entries ─▶ Machine ─▶ core ──▶ RocksDB, answers
@@ -69,11 +69,11 @@ LAYOUT_REFUSED: Final = "layout_refused"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 OPEN_POLL_S: Final = 0.1
-"""How often a replica looks whether it leads a child that learns."""
+"""Interval at which a replica checks if it leads a child that learns, seconds."""
 MEND_AGAIN_S: Final = 5.0
-"""Between two tries to repair the store: perhaps another replica has joined."""
+"""Pause between tries to repair the store, seconds: another replica may have joined."""
 LEADER_WAIT_S: Final = 10.0
-"""How long a start waits for the partition to have a leader; then the process is Running without one."""
+"""Time limit of a start's wait for a leader of the partition, seconds; then the process is Running without one."""
 LEADER_POLL_S: Final = 0.05
 REASONS: Final[dict[type[PixiuError], Rejection]] = {
     NotLeader: Rejection.NOT_LEADER,
@@ -86,8 +86,8 @@ REASONS: Final[dict[type[PixiuError], Rejection]] = {
 
 
 def _written(store: Store, keys: Sequence[bytes]) -> list[bool]:
-    """Which rows are in the store. One that cannot be read is not kept in the table either: whether it was committed is unknown
-    before the store is repaired."""
+    """Check which rows are in the store. An unreadable one is not kept in the table either: before a repair it is unknown if it was
+    committed."""
     try:
         return [value is not None for value in store.get_many(list(keys))]
     except StoreDamaged:
@@ -123,11 +123,11 @@ class Service(RoleShell):
         self._table: Table | None = None
         self._layout = ev.LayoutChanged(0, 0)
         self._laid_out: RoleLayout | None = None
-        """Of Xiu, as it was taken last."""
+        """Layout of Xiu, as accepted last."""
         self._refused: RoleLayout | None = None
-        """A layout that no doubling led to."""
+        """A layout that does not follow from a doubling."""
         self._not_repaired = ""
-        """Why the last repair failed, as it was logged."""
+        """Reason for the last failed repair, as logged."""
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=Tick()))
         self._runner.effects.on(ev.Answer, self.streams.answer)
         self._runner.effects.on(ev.EndStream, self.streams.end)
@@ -166,7 +166,7 @@ class Service(RoleShell):
         return node
 
     def _open_table(self) -> Table:
-        """The table; blocks that are neither in the store nor decided from the log go with the next change of leader."""
+        """Open the table; drop blocks that are not in the store: the log has them if they commit."""
         options, store, member = self._options, self._machine.store, self._replica.member
         owner = f"{self._context.root}-{options.partition}-{member:016x}"
         folder = Path(options.table_dir) / (options.table_name or folder_name("xiu", owner))
@@ -176,7 +176,7 @@ class Service(RoleShell):
         return table
 
     async def start(self) -> None:
-        """Take part; returns when the partition has a leader, or after a while without."""
+        """Start; returns when the partition has a leader, or after `LEADER_WAIT_S` without."""
         await self._replica.start()
         self.every(self._options.flush_interval_s, self._flush)
         self.every(self._options.trim_interval_s, self._trim)
@@ -191,11 +191,11 @@ class Service(RoleShell):
         return self.core is not None and self.core.epoch > 0 and self._replica.lease_valid()
 
     async def drain(self) -> None:
-        """Hand over to another replica, where there is one."""
+        """Hand over to another replica, if there is one."""
         await self._replica.drain()
 
     async def stop(self) -> None:
-        """Flush and close; nothing is left of the table when everything is in the store."""
+        """Flush and close; the table is removed if everything is in the store."""
         await self.cancel_tasks()
         self.streams.close()
         self.export.exporter.close()
@@ -216,7 +216,7 @@ class Service(RoleShell):
         await self._machine.close()
 
     def health(self) -> dict[str, object]:
-        """Where the partition stands. `degraded` is a text while something needs an operator."""
+        """Report the partition's status. `degraded` is a text while something needs an operator."""
         status = self._replica.status()
         core = self.core
         degraded = ((core.damaged or core.full or self.cuts.problem) if core is not None else "") or status["degraded"]
@@ -228,7 +228,7 @@ class Service(RoleShell):
         }
 
     def on_view(self, view: View) -> None:
-        """Who serves which partition."""
+        """Take the layout, and the address of each partition's server."""
         self.export.view = view
         there = view.layout.roles.get("xiu")
         if there is not None and self._laid_out is not None and not there.grew(self._laid_out):
@@ -247,7 +247,7 @@ class Service(RoleShell):
 
     @property
     def leader_address(self) -> str:
-        """Address of the partition's leader; empty where it is not known."""
+        """Address of the partition's leader; empty if unknown."""
         return self._replica.leader_address
 
     def take(self, event: ev.StoreReceived) -> None:
@@ -263,15 +263,15 @@ class Service(RoleShell):
 
     @property
     def head(self) -> Head:
-        """The head of what is committed."""
+        """The head of the committed state."""
         return self._machine.store.head
 
     async def restore(self, step: Step, blocks: Sequence[Block], operator: str, reason: str) -> Head:
-        """Take a restore a step on; the head after it. Raises PixiuError."""
+        """Take a step of a restore; return the head after it. Raises PixiuError."""
         if self.core is None:
             raise Unavailable("this Xiu is not open; try again soon")
         if step is not Step.BLOCKS:
-            self.core.restore_entry(step)  # what is refused is not audited
+            self.core.restore_entry(step)  # refused steps are not audited
             what = {"restore": step.name.lower(), "restored": self._machine.store.head.restored}
             await asyncio.to_thread(self._replica.audit, operator, reason, what)
             self._context.log.warning(RESTORE, operator=operator, reason=reason, **what)
@@ -283,7 +283,7 @@ class Service(RoleShell):
         return head
 
     async def trim(self, position: int, operator: str, reason: str) -> Head:
-        """Let go what lies before a position and no reader needs; the head after it. Raises PixiuError."""
+        """Trim records before a position that no reader needs; return the head after it. Raises PixiuError."""
         if self.core is None:
             raise Unavailable("this Xiu is not open; try again soon")
         position = min(position, self.holding.keep_from())
@@ -302,7 +302,7 @@ class Service(RoleShell):
         self._runner.step(Leading(epoch))
 
     def _apply(self, entries: Sequence[Entry]) -> str:
-        """Give the core what is committed; why it is not written now. The same entries come again then."""
+        """Pass committed entries to the core; return why they are not written now, or "". The same entries come again then."""
         if self._runner.take(ev.EntriesCommitted(entries, self._replica.copies)) is Outcome.TAKEN:
             self.cuts.applied()
             return ""
@@ -314,7 +314,7 @@ class Service(RoleShell):
             self.core.replaced()
 
     def _met_damage(self, text: str) -> bool:
-        """Damage that no read met; whether another replica is in sync, from which it is repaired."""
+        """Note damage found otherwise than by a read; return True if another replica is in sync that can repair it."""
         self._context.log.error(STORE_DAMAGED, text=text)
         if self.core is not None:
             self.core.met_damage(text)
@@ -351,7 +351,7 @@ class Service(RoleShell):
         try:
             await proposal.reached(Level.PERSISTED)
         except OutcomeUnknown:
-            return  # the core was told that this replica leads no more
+            return  # the core was notified that this replica no longer leads
         self._runner.step(Persisted(proposal.last))
 
     async def _flush(self) -> None:
@@ -365,7 +365,7 @@ class Service(RoleShell):
                 self.core.met_damage(str(error))
 
     async def _mend(self) -> None:
-        """Repair what was found damaged otherwise than by a read: nobody reads it a second time by chance."""
+        """Repair damage found otherwise than by a read, as no further read may find it."""
         if self.core is None or not self.core.damaged:
             return
         try:
@@ -376,7 +376,7 @@ class Service(RoleShell):
                 self._not_repaired = said
                 self._context.log.error(NOT_REPAIRED, error=said, code=error.code, damage=self.core.damaged if self.core else "")
             if isinstance(error, StorageError) and self.core is not None and self.core.stuck and self.core.epoch:
-                # There is another replica, whose store may be whole: it shall lead, and this one wait as a follower.
+                # There is another replica, whose store may be undamaged: it shall lead, and this one wait as a follower.
                 self._context.crash(StoreDamaged(f"this leader can store nothing, and its store is not repaired: {said}"))
             await asyncio.sleep(MEND_AGAIN_S)
 
@@ -392,7 +392,7 @@ class Service(RoleShell):
         space = ev.SpaceChanged(self._machine.free_bytes() >> 20, self._options.reserve_mb)
         enough = space.enough
         if (not enough or self.core.full) and self._replica.leave_for_space() and not enough:
-            return  # the replica refuses writes as one that drains does, until another one leads
+            return  # the replica refuses writes like a draining one, until another one leads
         if enough is not self.core.enough_space:
             self._context.log.warning(
                 SPACE, enough=enough, free_mb=space.free_mb, reserve_mb=space.reserve_mb, folder=self._options.data_dir
@@ -400,7 +400,7 @@ class Service(RoleShell):
         self._runner.step(space)
 
     def _has_room(self) -> bool:
-        """Whether this store has the space that a leader needs, and some to go on with."""
+        """True if this store has the space that a leader needs, and a margin."""
         blocked = self.core is not None and self.core.full
         return not blocked and self._machine.free_bytes() >= 2 * self._options.reserve_mb << 20
 

@@ -1,8 +1,8 @@
-"""What a Xiu decides when it applies an entry of its log: from the state alone, in log order, so that replicas agree. Pure.
+"""Decisions of a Xiu on its log's entries: from the state alone, in log order, so that replicas agree. Pure.
 
-What the state is kept in is in `xiu.keys`. The clock is the highest time that a leader wrote into an entry; no replica asks its
-host. A decision is made once: by a leader when it appends (so that it can answer before the commit), by everybody else when
-the entry is committed. What was decided and never commits is forgotten with `forget`.
+The state's keys are in `xiu.keys`. The clock is the highest time that a leader wrote into an entry; no replica uses its host's
+clock. A decision is made once: by a leader when it appends (so that it can answer before the commit), by other replicas when the
+entry is committed. Decisions that do not commit are dropped with `forget`.
 
 Source: PiXiu §6.1.1; docs/identifiers.md, docs/stores.md.
 """
@@ -31,14 +31,14 @@ from xiu.restoring import Step
 
 _HEAD: Final = struct.Struct("<I10Q")
 _RESTORE: Final = struct.Struct("<QQ")
-"""Of the head, while a restore is under way."""
+"""Part of the head while a restore is in progress."""
 _MORE: Final = (0, _RESTORE.size, DOUBLING_BYTES, _RESTORE.size + DOUBLING_BYTES)
 _COUNT: Final = struct.Struct("<I")
 _TRIM: Final = struct.Struct("<QQ")
 _SIZE: Final = struct.Struct("<I")
 _USER: Final = struct.Struct("<Q")
 _USER_AT: Final = 24
-"""Where a record has its UIN."""
+"""Offset of the UIN in a record."""
 
 NONE_MOVED: Final[frozenset[int]] = frozenset()
 LAST_COUNTER: Final = (1 << MSG_COUNTER_BITS) - 1
@@ -47,7 +47,7 @@ MAX_AHEAD_MS: Final = 60_000
 DAY_US: Final = 24 * 3_600_000_000
 MARK_BYTES: Final = 1 << 20
 MARK_US: Final = 60_000_000
-"""A mark stands at least so far from the one before, in bytes or in time."""
+"""Minimum distance of two marks, in bytes or in time."""
 
 
 class Kind(IntEnum):
@@ -68,7 +68,7 @@ STORE: Final = int(Kind.STORE)
 
 
 class Verdict(IntEnum):
-    """What became of a record."""
+    """Outcome of a record."""
 
     STORED = 0
     SAME = 1
@@ -79,15 +79,15 @@ class Verdict(IntEnum):
     NO_NUMBERS = 5
     """The leader's epoch has no sequences left: another epoch is needed."""
     MOVED = 6
-    """It belongs to another partition since an entry of the log said so."""
+    """It belongs to another partition, by an entry of the log."""
 
 
 @dataclass(slots=True)
 class Ruling:
-    """What became of some records of an entry, one after the other."""
+    """Outcome of consecutive records of an entry."""
 
     index: int
-    """Of the first one, in the entry."""
+    """Index of the first one in the entry."""
     count: int
     verdict: Verdict
     value: int
@@ -96,38 +96,38 @@ class Ruling:
 
 @dataclass(slots=True)
 class Head:
-    """What stands in the state beside the records. There is a new one for every entry, which only `State` fills in."""
+    """Everything in the state beside the records. There is a new head for every entry; only `State` fills it in."""
 
     applied: Position = START
     clock_us: int = 0
     last: int = 0
-    """The highest sequence that was given; its upper half is the epoch."""
+    """The highest sequence assigned; its upper half is the epoch."""
     floor: int = 0
     """Records below this sequence were trimmed."""
     stored_bytes: int = 0
-    """Of all records that were ever stored."""
+    """Total of all records ever stored."""
     trimmed_bytes: int = 0
     marked_us: int = 0
     marked_bytes: int = 0
     restored: int = 0
-    """The highest sequence that a restore which is under way has brought back."""
+    """The highest sequence brought back by the restore in progress."""
     below: int = 0
-    """Where that restore ends: what lies here or behind is stored already. 0: none is under way."""
+    """Sequence at which that restore ends: records from here on are stored already. 0: none is in progress."""
     doubling: Doubling = NO_DOUBLING
     runs_from: int = 0
-    """New runs hold SnowflakeIDs from this one on: those below may have been restored, with rows of their own."""
+    """New runs contain SnowflakeIDs from this one on: lower ones may have been restored, with rows of their own."""
     forgotten: int = 0
-    """What runs hold below this SnowflakeID was beyond the window when something was trimmed, and counts no more."""
+    """Run entries below this SnowflakeID no longer count: they were older than the window at a trim."""
 
     def at(self, applied: Position, clock_us: int) -> Head:
-        """A copy, at another position and time. By hand: `dataclasses.replace` takes five times as long."""
+        """Copy, at another position and time. By hand: `dataclasses.replace` takes five times as long."""
         return Head(
             applied, clock_us, self.last, self.floor, self.stored_bytes, self.trimmed_bytes, self.marked_us, self.marked_bytes,
             self.restored, self.below, self.doubling, self.runs_from, self.forgotten,
         )  # fmt: skip
 
     def encode(self) -> bytes:
-        """The value of `HEAD_KEY`."""
+        """Encode as the value of `HEAD_KEY`."""
         data = _HEAD.pack(
             self.applied.epoch, self.applied.counter, self.clock_us, self.last, self.floor, self.stored_bytes,
             self.trimmed_bytes, self.marked_us, self.marked_bytes, self.runs_from, self.forgotten,
@@ -139,7 +139,7 @@ class Head:
 
     @classmethod
     def decode(cls, value: bytes) -> Head | None:
-        """The head; None when it is broken."""
+        """Decode the head; None if it is broken."""
         end = len(value) - 4
         if zlib.crc32(value[:end]).to_bytes(4, "little") != value[end:]:
             return None
@@ -155,7 +155,7 @@ class Head:
         )  # fmt: skip
 
     def window(self) -> Window:
-        """Which SnowflakeIDs are taken, and how they are looked up."""
+        """The accepted SnowflakeIDs, and the fields for their look-up."""
         now_ms = self.clock_us // 1000 - SNOWFLAKE_EPOCH_MS
         oldest, newest = max(now_ms - DEDUPE_WINDOW_MS, 0) << 22, max(now_ms + MAX_AHEAD_MS + 1, 0) << 22
         return Window(oldest, newest, self.clock_us // DAY_US, self.runs_from, self.forgotten)
@@ -163,10 +163,10 @@ class Head:
 
 @dataclass(slots=True)
 class Decision:
-    """What one entry changes, and the answers to who wrote it."""
+    """The changes of one entry, and the answers to its writer."""
 
     head: Head
-    """After it."""
+    """After the entry."""
     rulings: Sequence[Ruling] = ()
     block: Block | None = None
     puts: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Decision:
 
 
 class Blocked(Exception):
-    """The store takes nothing now, and nothing was written; the same write works later. `full`: its disk has no space."""
+    """The store accepts no writes now, and nothing was written; the same write works later. `full`: its disk has no space."""
 
     def __init__(self, text: str, full: bool) -> None:
         super().__init__(text)
@@ -183,22 +183,22 @@ class Blocked(Exception):
 
 
 def store_entry(records: bytes, count: int) -> bytes:
-    """The payload of an entry that stores records."""
+    """Encode the payload of an entry that stores records."""
     return _COUNT.pack(count) + records
 
 
 def trim_entry(up_to: int, bytes_before: int) -> bytes:
-    """The payload of an entry that trims what lies before a mark, and forgets SnowflakeIDs beyond the window."""
+    """Encode the payload of an entry that trims records before a mark, and forgets SnowflakeIDs beyond the window."""
     return _TRIM.pack(up_to, bytes_before)
 
 
 class State:
-    """Decides entry after entry.
+    """Decides entries one after the other.
 
     Args:
         partition: of this Xiu.
-        reader: what was written.
-        head: of what was written.
+        reader: of written rows.
+        head: of the written state.
     """
 
     def __init__(self, partition: int, reader: Reader, head: Head) -> None:
@@ -208,16 +208,16 @@ class State:
         """After the last decision."""
 
     def forget(self, head: Head) -> None:
-        """Go back to what was written: the decisions after it are made anew from what commits."""
+        """Go back to the written state: later decisions are made again from committed entries."""
         self.head = head
         self._dedupe.forget()
 
     def written(self, decision: Decision) -> None:
-        """The reader has it now."""
+        """Note that the reader has a decision's rows now."""
         self._dedupe.written(decision.puts)
 
     def decide(self, entry: Entry) -> Decision:
-        """The next entry. Every entry of the log comes, whatever its kind."""
+        """Decide the next entry. Every entry of the log must be passed, whatever its kind."""
         before = self.head
         position = entry.position
         assert position.counter == before.applied.counter + 1, f"{position} does not follow {before.applied}"
@@ -290,7 +290,7 @@ class State:
             self._add_block(decision, Block(first, count - len(refused), head.clock_us, _stored(data, decision.rulings)))
 
     def _known(self, single: Single, window: Window, parts: Parts, refused: Sequence[Ruling], left: int) -> Known | None:
-        """What is stored under a record's SnowflakeID, or is earlier in the same entry."""
+        """The record stored under a record's SnowflakeID, or earlier in the same entry."""
         known = self._dedupe.decided(single.snowflake, single.derived, window) or single.known
         if known is None and not single.derived and (earlier := parts.find(single.snowflake)) is not None:
             index, found, crc = earlier
@@ -299,7 +299,7 @@ class State:
         return known
 
     def _moved(self, data: bytes, count: int) -> frozenset[int]:
-        """Indexes of records that were proposed before the partition was split, and come behind that."""
+        """Indexes of records that were proposed before the partition was split, but follow the SPLIT."""
         now, partition, offset = self.head.doubling, self._partition, _COUNT.size
         moved: list[int] = []
         for index in range(count):
@@ -309,8 +309,8 @@ class State:
         return frozenset(moved)
 
     def stored_already(self, payload: bytes) -> list[int | None]:
-        """The MsgID of each record of an entry's payload, without a decision: None when it is not stored, 0 when it is decided and
-        not written yet. Raises StoreDamaged."""
+        """The MsgID of each record of an entry's payload, without a decision: None if it is not stored, 0 if it is decided but not
+        written. Raises StoreDamaged."""
         window, records = self.head.window(), heads(payload, _COUNT.unpack_from(payload)[0], _COUNT.size)
         found = self._dedupe.find([(snowflake, derived) for snowflake, derived, _, _ in records], window)
         values: list[int | None] = []
@@ -322,8 +322,7 @@ class State:
         return values
 
     def unknown(self, records: bytes, count: int) -> list[tuple[int, int, bool, int]]:
-        """(index, SnowflakeID, whether it is derived, CRC) of those of some records that are not known here. Raises StoreDamaged,
-        DiskFailed."""
+        """(index, SnowflakeID, True if derived, CRC) of records that are not known here. Raises StoreDamaged, DiskFailed."""
         window, parsed = self.head.window(), heads(records, count, 0)
         found = self._dedupe.find([(snowflake, derived) for snowflake, derived, _, _ in parsed], window)
         return [
@@ -333,12 +332,12 @@ class State:
         ]
 
     def known(self, wanted: Sequence[tuple[int, bool]]) -> list[tuple[int, int] | None]:
-        """(MsgID, CRC) of each SnowflakeID (and whether it is derived) that was written here. Raises StoreDamaged, DiskFailed."""
+        """(MsgID, CRC) of each SnowflakeID (and True if derived) that was written here. Raises StoreDamaged, DiskFailed."""
         return self._dedupe.find(wanted, self.head.window())
 
     @staticmethod
     def _add_block(decision: Decision, block: Block) -> None:
-        """Into a decision whose head nobody has seen yet."""
+        """Add a block to a new decision, whose head is not shared yet."""
         head, first = decision.head, block.first
         if not head.marked_us or head.stored_bytes - head.marked_bytes >= MARK_BYTES or head.clock_us - head.marked_us >= MARK_US:
             head.marked_us, head.marked_bytes = head.clock_us, head.stored_bytes
@@ -349,7 +348,7 @@ class State:
         head.stored_bytes += len(block.records)
 
     def _restore(self, entry: Entry, decision: Decision) -> None:
-        """What does not fit the head changes nothing: the leader that wrote it sees that, and says so."""
+        """Apply a step of a restore. Unsuitable ones have no effect: the leader that wrote them sees that, and reports it."""
         head = decision.head
         step, below, blocks = restoring.decode(entry.payload)
         if step is Step.BEGIN and not head.below:
@@ -360,7 +359,7 @@ class State:
             for block in blocks:
                 self._remember(block, decision)
                 decision.puts.append((KEY.pack(BLOCKS, block.first), encode_block(block)))
-            # One mark an entry. It counts no bytes: by size, a restored message goes when what was stored since is enough.
+            # One mark per entry. It counts no bytes: by size, a restored message is trimmed when enough has been stored since.
             mark = MARK.pack(blocks[0].at_us, head.trimmed_bytes)
             decision.puts.append((KEY.pack(MARKS, blocks[0].first), mark))
             last = blocks[-1].last
@@ -368,8 +367,8 @@ class State:
             decision.head = replace(head, restored=last, last=max(head.last, last), floor=max(head.floor, floor))
 
     def _remember(self, block: Block, decision: Decision) -> None:
-        """Of what is restored, the SnowflakeIDs that a writer may send again, but for those that were stored again meanwhile. They
-        have rows of their own, below the runs."""
+        """Keep the SnowflakeIDs of restored records that a writer may send again, except those stored again meanwhile. They have
+        rows of their own, below the runs."""
         head, day = decision.head, block.at_us // DAY_US
         window = head.window()
         today, window = window.day, window._replace(day=day)
@@ -406,13 +405,13 @@ def _index_of(ruling: Ruling) -> int:
 
 
 def _late(refused: Sequence[Ruling], count: int, left: int) -> list[Ruling]:
-    """What is said of the records for which there are no sequences left, of those that are not refused."""
+    """Rulings for records that are not refused but for which there are no sequences left."""
     out = {ruling.index for ruling in refused}
     return [Ruling(index, 1, Verdict.NO_NUMBERS, 0) for index in range(count) if index not in out][left:]
 
 
 def _rulings(refused: Sequence[Ruling], count: int, first: int) -> list[Ruling]:
-    """What became of all records of an entry, where these are refused; the sequence of the first one that is not."""
+    """Rulings for all records of an entry, given the refused ones and the sequence of the first stored one."""
     rulings: list[Ruling] = []
     begin = 0
     for ruling in refused:
@@ -427,7 +426,7 @@ def _rulings(refused: Sequence[Ruling], count: int, first: int) -> list[Ruling]:
 
 
 def _stored(data: bytes, rulings: Sequence[Ruling]) -> bytes:
-    """The records of an entry that are stored."""
+    """The stored records of an entry."""
     if len(rulings) == 1:
         return data[_COUNT.size :]
     kept: list[bytes] = []

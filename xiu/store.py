@@ -1,9 +1,9 @@
-"""The state of a Xiu in RocksDB: what was decided, written in batches together with the position that it came from.
+"""The state of a Xiu in RocksDB: decisions, written in batches together with their position in the log.
 
-RocksDB's own log is off: the replicated log is one, and everything behind the flushed position is applied again from it. All
-keys lie in one column family, so that what is in its files after a crash is the content at one applied position.
+RocksDB's own log is off: entries after the flushed position are applied again from the replicated log. All keys are in one column
+family, so that after a crash its files hold the state at one applied position.
 
-Calls are short but for `open`, `flush` and `close`; one thread writes, `flush` may run in another beside it.
+Calls are short except `open`, `flush` and `close`; one thread writes, `flush` may run in another.
 
 Source: docs/stores.md.
 """
@@ -33,7 +33,7 @@ MEMTABLES: Final = 4
 FULL: Final = ("no space left", "disk quota exceeded", "space limit")
 CORRUPT: Final = ("corruption", "checksum mismatch")
 READING: Final = re.compile(r"while (?:pread|reading|open a file for random read|opening a file for sequentially reading)")
-"""What RocksDB was doing, in the words of its errors: what the disk cannot read is repaired as what it reads wrong."""
+"""RocksDB's operation, in the words of its errors: unreadable data is repaired like wrong data."""
 BUSY: Final = ("write stall", "incomplete")
 
 
@@ -44,17 +44,17 @@ class Cursor:
         self._rows, self._error = rows, error
 
     def seek(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """The first row at or behind a key; None at the end. Raises StoreDamaged, DiskFailed."""
+        """Return the first row at or after a key; None at the end. Raises StoreDamaged, DiskFailed."""
         self._rows.seek(key)
         return self._item()
 
     def next(self) -> tuple[bytes, bytes] | None:
-        """The row behind the last one; None at the end. Raises StoreDamaged, DiskFailed."""
+        """Return the row after the last one; None at the end. Raises StoreDamaged, DiskFailed."""
         self._rows.next()
         return self._item()
 
     def close(self) -> None:
-        """Let go of the store's files, which stay open until then, whatever closes the store."""
+        """Release the store's files, which stay open until then, even if the store is closed."""
         self._rows = None
 
     def _item(self) -> tuple[bytes, bytes] | None:
@@ -71,9 +71,9 @@ class Store:
     """The RocksDB store of one partition.
 
     Args:
-        folder: made when it is missing. Nobody else may have it open: the replicated log beside it sees to that.
-        memtable_bytes: what is collected in memory before it becomes a file.
-        cache_bytes: for what was read.
+        folder: created if missing. No other process may have it open: the replicated log beside it ensures that.
+        memtable_bytes: collected in memory before they become a file.
+        cache_bytes: for blocks that were read.
 
     Raises DiskFull, DiskFailed, StoreDamaged.
     """
@@ -83,11 +83,11 @@ class Store:
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
         make_directory(folder)
         self._swapping = threading.Lock()
-        """Held while the database, its head and what is flushed of it are those of another one."""
+        """Held while the database, its head and its flushed position are replaced."""
         self._db = self._open()
         self.head = self._read_head()
         self.flushed = self.head.applied.counter
-        """Up to here a crash loses nothing."""
+        """Counter up to which a crash loses nothing."""
 
     def _open(self) -> Rdict:
         options = Options(raw_mode=True)
@@ -121,7 +121,7 @@ class Store:
         return self.get_many([key])[0]
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
-        """The values of keys. Raises StoreDamaged, DiskFailed."""
+        """Return the values of keys. Raises StoreDamaged, DiskFailed."""
         try:
             found: Any = self._db.get(keys)  # type: ignore[arg-type]  # a list of any keys
         except Exception as problem:
@@ -129,8 +129,7 @@ class Store:
         return list(found)
 
     def write(self, decisions: Iterable[Decision]) -> None:
-        """Write what was decided, in order, in one batch with the last head. Raises Blocked, DiskFailed: then
-        nothing was written."""
+        """Write decisions, in order, in one batch with the last head. Raises Blocked, DiskFailed: then nothing was written."""
         batch = WriteBatch(raw_mode=True)
         put = batch.put
         head: Head | None = None
@@ -156,8 +155,8 @@ class Store:
             raise error from problem
 
     def flush(self) -> int:
-        """Make everything written so far durable; the counter up to which it is. Blocking; for a thread of its own. A store that
-        was opened again meanwhile, or replaced, says by itself what is durable of it. Raises DiskFull, DiskFailed."""
+        """Make everything written so far durable; return the counter up to which it is. Blocking; for a thread of its own. If the
+        store was opened again or replaced meanwhile, that one's counter is returned. Raises DiskFull, DiskFailed."""
         with self._swapping:
             db, counter = self._db, self.head.applied.counter
         try:
@@ -171,14 +170,14 @@ class Store:
             return self.flushed
 
     def checkpoint(self, folder: Path) -> None:
-        """What was written, as a store of its own, in hard links. Blocking. Raises DiskFull, DiskFailed."""
+        """Copy the state as a store of its own, in hard links. Blocking. Raises DiskFull, DiskFailed."""
         try:
             Checkpoint(self._db).create_checkpoint(str(folder))
         except Exception as problem:
             raise self._error("copied", problem) from problem
 
     def block_of(self, sequence: int) -> Block | None:
-        """The block that a sequence lies in; None when there is none. Raises StoreDamaged, DiskFailed."""
+        """Return the block that contains a sequence; None if there is none. Raises StoreDamaged, DiskFailed."""
         found = self._value_of(sequence)
         if found is None:
             return None
@@ -189,7 +188,7 @@ class Store:
         return block if sequence <= block.last else None
 
     def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """The last row at or before a key; None: there is none. Raises StoreDamaged, DiskFailed."""
+        """Return the last row at or before a key; None: there is none. Raises StoreDamaged, DiskFailed."""
         try:
             rows = self._db.iter()
             rows.seek_for_prev(key)
@@ -205,13 +204,13 @@ class Store:
         return (KEY.unpack(found[0])[1], found[1]) if found is not None and found[0][:1] == BLOCKS else None
 
     def next_first(self, sequence: int) -> int | None:
-        """The first sequence of the first block at or behind one; None at the end. Raises StoreDamaged, DiskFailed."""
+        """Return the first sequence of the first block at or after one; None at the end. Raises StoreDamaged, DiskFailed."""
         for first, _ in self._rows(BLOCKS, sequence):
             return first
         return None
 
     def last_before(self, sequence: int) -> int:
-        """The last sequence of the last block that begins before one; 0: there is none. Raises StoreDamaged, DiskFailed."""
+        """Return the last sequence of the last block that begins before one; 0: there is none. Raises StoreDamaged, DiskFailed."""
         found = self._value_of(sequence - 1) if sequence > 0 else None
         if found is None:
             return 0
@@ -221,7 +220,7 @@ class Store:
         return block.last
 
     def scan(self, sequence: int) -> Iterator[Block]:
-        """Blocks from the one that a sequence lies in on, in order, as of the call. Raises StoreDamaged, DiskFailed."""
+        """Yield blocks in order, from the one that contains a sequence, as of the call. Raises StoreDamaged, DiskFailed."""
         found = self._value_of(sequence)
         begin = sequence
         if found is not None:
@@ -234,7 +233,7 @@ class Store:
             yield block
 
     def readers(self) -> dict[str, Held]:
-        """Whom retention waits for. Raises StoreDamaged, DiskFailed."""
+        """The readers for which retention waits. Raises StoreDamaged, DiskFailed."""
         found: dict[str, Held] = {}
         with contextlib.closing(self.cursor()) as rows:
             row = rows.seek(HOLDS)
@@ -245,7 +244,7 @@ class Store:
         return found
 
     def marks(self) -> Iterator[tuple[int, int, int]]:
-        """(sequence, clock µs, bytes stored before it) of every mark, in order. Raises StoreDamaged, DiskFailed."""
+        """Yield (sequence, clock µs, bytes stored before it) of every mark, in order. Raises StoreDamaged, DiskFailed."""
         for sequence, value in self._rows(MARKS, 0):
             at_us, stored = MARK.unpack(value)
             yield sequence, at_us, stored
@@ -267,14 +266,14 @@ class Store:
             raise self._error("read", problem) from problem
 
     def cursor(self) -> Cursor:
-        """All rows as they are now, for one thread at a time. Raises DiskFailed, StoreDamaged."""
+        """Return a cursor over all rows as of now, for one thread at a time. Raises DiskFailed, StoreDamaged."""
         try:
             return Cursor(self._db.iter(), self._error)
         except Exception as problem:
             raise self._error("read", problem) from problem
 
     def put_rows(self, rows: Iterable[tuple[bytes, bytes]], head: Head | None = None) -> None:
-        """Write rows as they are, and the head behind them. Raises Blocked, DiskFailed: then nothing was written."""
+        """Write rows as they are, then the head. Raises Blocked, DiskFailed: then nothing was written."""
         batch = WriteBatch(raw_mode=True)
         for key, value in rows:
             batch.put(key, value)
@@ -284,8 +283,8 @@ class Store:
         self.head = head or self.head
 
     def adopt(self, other: Store) -> Path:
-        """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed. Returns the folder of
-        the old one, to be removed."""
+        """Take over another store's database, which is open and durable. Readers of the old one end undisturbed. Returns the folder
+        of the old one, to be removed."""
         old, folder = self._db, self.folder
         with self._swapping:
             self._db, self.folder = other._db, other.folder
@@ -295,8 +294,8 @@ class Store:
         return folder
 
     def replace(self, other: Path) -> None:
-        """Hold what another store's folder holds, which is moved here. Blocking. Raises StorageError."""
-        with contextlib.suppress(Exception):  # what it held is given up
+        """Move another store's folder here and open it. Blocking. Raises StorageError."""
+        with contextlib.suppress(Exception):  # its former content is given up
             self._db.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         other.rename(self.folder)
@@ -307,8 +306,8 @@ class Store:
             self.flushed = self.head.applied.counter
 
     def reopen(self) -> None:
-        """Open again after a failed write: what was not flushed is gone from the state and comes again from the log."""
-        with contextlib.suppress(Exception):  # it failed before: nothing can be lost that the log does not hold
+        """Open again after a failed write: changes that were not flushed come again from the log."""
+        with contextlib.suppress(Exception):  # it failed before: the log has everything that could be lost
             self._db.close()
         with self._swapping:
             self._db = self._open()
@@ -316,7 +315,7 @@ class Store:
             self.flushed = self.head.applied.counter
 
     def close(self) -> None:
-        """Close the files. What was not flushed comes again from the log."""
+        """Close the files. Changes that were not flushed come again from the log."""
         try:
             self._db.close()
         except Exception as problem:

@@ -38,14 +38,15 @@ from xiu.state import Head
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
-"""Of one stream, and so many answers that it does not read. Policy: it is not read until some are answered, and read."""
+"""Limit of waiting batches of one stream, and of answers that it has not read. Policy: the stream is not read until some are
+answered, and read."""
 WINDOW_BYTES: Final = 8 << 20
-"""Of one writer's records that may wait for their answers. Policy: beyond it the stream is not read."""
+"""Limit of one writer's records that wait for their answers. Policy: beyond it the stream is not read."""
 REPAIR_TRIES: Final = 3
 STEPS: Final = frozenset(map(int, Step))
-"""Of a restore."""
+"""Steps of a restore."""
 MAX_TEXT: Final = 512
-"""Of what an operator says of himself."""
+"""Limit of an operator's name and reason, characters."""
 
 NOT_OPEN: Final = "this Xiu is not open; try again soon"
 
@@ -54,7 +55,7 @@ StoreHandler = Served[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
 
 
 class Shell(Protocol):
-    """What the streams need of the service."""
+    """Interface of the service to the streams."""
 
     streams: Streams
     reading: Reading | None
@@ -62,32 +63,32 @@ class Shell(Protocol):
 
     @property
     def core(self) -> Core | None:
-        """While the partition is open."""
+        """The core while the partition is open."""
 
     @property
     def leader_address(self) -> str:
-        """Address of the partition's leader; empty where it is not known."""
+        """Address of the partition's leader; empty if unknown."""
 
     @property
     def member(self) -> int:
         """This replica's MemberID."""
 
     def take(self, event: StoreReceived) -> None:
-        """Give the core a batch."""
+        """Give a batch to the core."""
 
     async def restore(self, step: Step, blocks: Sequence[Block], operator: str, reason: str) -> Head:
-        """Take a restore a step on."""
+        """Take a step of a restore."""
 
     async def trim(self, position: int, operator: str, reason: str) -> Head:
-        """Let go what lies before a position."""
+        """Trim records before a position."""
 
 
 class Stream:
-    """One writer's stream: what waits for an answer, and answers that wait to leave.
+    """One writer's stream: batches that wait for an answer, and answers that wait to leave.
 
     Args:
         number: of the stream.
-        window_bytes: that may wait for answers. Policy: it is not read until some are answered.
+        window_bytes: limit of bytes that wait for answers. Policy: the stream is not read until some are answered.
         carrier: of it.
         service: takes its batches.
     """
@@ -112,7 +113,7 @@ class Stream:
         await self._duplex.run()
 
     def answered(self, answer: Answer) -> None:
-        """The core answered one batch; each batch is answered once."""
+        """Take the core's answer to one batch; each batch is answered once."""
         self._answers.append(answer)
         if self._waiting:
             self._bytes -= self._waiting.popleft()
@@ -127,7 +128,7 @@ class Stream:
             self._room.clear()
 
     def end(self, problem: str = "") -> None:
-        """Nothing more is taken; what is answered still leaves."""
+        """Accept no more batches; answers still leave."""
         self.problem, self._ended = self.problem or problem, True
         self._duplex.wake()
 
@@ -144,7 +145,7 @@ class Stream:
         return None if self._room.is_set() else self._room.wait()
 
     def _give(self) -> xiu_pb2.StoreReply | None:
-        """All answers that wait, in one reply."""
+        """Return all waiting answers in one reply."""
         answers, self._answers = self._answers, []
         self._look_for_room()
         if answers:
@@ -157,7 +158,7 @@ class Stream:
 
 
 class Streams:
-    """All writers' streams. Bounded by the calls that the server allows."""
+    """All writers' streams. Bounded by the server's limit of calls."""
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
@@ -173,17 +174,17 @@ class Streams:
         return stream
 
     def closed(self, stream: Stream) -> None:
-        """It is gone: answers find nobody."""
+        """Remove a stream that has ended."""
         self._streams.pop(stream.number, None)
 
     def answer(self, effect: Answer) -> None:
-        """The core's answer to one batch of a stream."""
+        """Pass the core's answer to its stream."""
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.answered(effect)
 
     def end(self, effect: EndStream) -> None:
-        """What a stream brought is no batch."""
+        """End a stream after a malformed batch."""
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.end(effect.text)
@@ -209,7 +210,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         await self.store(GrpcHandler(context))
 
     async def store(self, handler: StoreHandler) -> None:
-        """Serve one writer's stream, whatever carries it."""
+        """Serve one writer's stream over any carrier."""
         if self._shell.reading is None or self._shell.core is None:
             await handler.refuse(Unavailable(NOT_OPEN))
         stream = self._shell.streams.open(WINDOW_BYTES, handler, self)
@@ -217,11 +218,11 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         if stream.problem:
             await handler.refuse(MalformedData(stream.problem))
 
-    # --- what its streams call
+    # --- called by its streams
 
     @staticmethod
     def problem_of(request: xiu_pb2.StoreRequest) -> str:
-        """What is wrong with a batch as a whole; "" if nothing is."""
+        """The problem of a batch as a whole; "" if there is none."""
         if Level.from_wire(request.level) is None:
             return f"unknown level {request.level}"
         if request.count > MAX_BATCH_RECORDS or request.position > MAX_ID:
@@ -229,7 +230,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         return ""
 
     def take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> None:
-        """Give a batch to the core; its level is known."""
+        """Give a batch to the core; its level is valid."""
         level = Level.from_wire(request.level)
         assert level is not None, "problem_of was asked first"
         now_us = time.time_ns() // 1000
@@ -240,7 +241,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._shell.streams.closed(stream)
 
     def reply(self, answers: list[Answer]) -> xiu_pb2.StoreReply:
-        """Make the reply that carries these answers."""
+        """Make the reply with these answers."""
         newest = answers[-1]
         return xiu_pb2.StoreReply(
             results=[
@@ -265,12 +266,12 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         )
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:
-        """Answer messages by MsgID."""
+        """Return messages by MsgID."""
         reading, _ = await self._open(context)
         if len(request.msg_ids) > MAX_FETCH:
             await context.abort(GRPC_STATUS[InvalidArgument.code], f"a fetch names at most {MAX_FETCH} MsgIDs; send several")
         try:
-            # Another replica repairs an answer with one of ours, and does not ask twice.
+            # Another replica uses this answer to repair its own, and does not ask twice.
             found = reading.fetch(request.msg_ids, max_cold=None if request.local else MAX_COLD_BLOCKS)
         except StorageError as error:
             await _refuse(context, error)
@@ -286,7 +287,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     async def Scan(
         self, request: xiu_pb2.ScanRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[xiu_pb2.ScanReply]:
-        """A partition in order."""
+        """Stream a partition in order."""
         reading, _ = await self._open(context)
         end = request.end or MAX_MSG_SEQUENCE
         blocks = reading.scan(request.begin, end, request.limit or MAX_ID)
@@ -315,7 +316,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
             await _refuse(context, error)
 
     async def Rows(self, request: xiu_pb2.RowsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.RowsReply:
-        """A page of the state's rows, for another replica."""
+        """Return a page of the state's rows, for another replica."""
         reading, _ = await self._open(context)
         try:
             rows = reading.rows(request.begin)
@@ -326,7 +327,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         return xiu_pb2.RowsReply(keys=keys, values=values, applied=reading.head.applied.counter)
 
     async def Verify(self, request: xiu_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.VerifyReply:
-        """Check what is stored, and repair it."""
+        """Check everything stored, and repair it."""
         await self._open(context)
         if self._verifying.locked():
             await context.abort(GRPC_STATUS[Overloaded.code], "this replica is being checked already; wait for it to end")
@@ -366,7 +367,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         )
 
     async def _repair(self, end: int) -> Checked:
-        """Repair the store, or let a repair end that something else began; what is left. Raises PixiuError."""
+        """Repair the store, or wait for a repair begun elsewhere; return the check after it. Raises PixiuError."""
         healer = self._shell.healer
         for _ in range(REPAIR_TRIES):
             await healer.idle()
@@ -383,7 +384,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     async def Position(
         self, request: xiu_pb2.PositionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> xiu_pb2.PositionReply:
-        """Where the partition stands."""
+        """Report the partition's position."""
         reading, core = await self._open(context)
         head = reading.head
         return xiu_pb2.PositionReply(
@@ -398,7 +399,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         )
 
     async def Restore(self, request: xiu_pb2.RestoreRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.RestoreReply:
-        """Take back what the partition had lost."""
+        """Take a step of a restore."""
         await self._open(context)
         try:
             step, blocks = self._restore_step(request)
@@ -409,7 +410,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         return xiu_pb2.RestoreReply(restored=head.restored, below=head.below, floor=head.floor)
 
     def _restore_step(self, request: xiu_pb2.RestoreRequest) -> tuple[Step, list[Block]]:
-        """What an operator asks for. Raises InvalidArgument, MalformedData."""
+        """Decode an operator's request. Raises InvalidArgument, MalformedData."""
         self._check_operator(request)
         number = int(request.step)
         if number not in STEPS or (request.blocks and number != Step.BLOCKS):
@@ -420,7 +421,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         return step, blocks
 
     async def Trim(self, request: xiu_pb2.TrimRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.TrimReply:
-        """Let go what is kept elsewhere."""
+        """Trim records that are kept elsewhere."""
         await self._open(context)
         try:
             self._check_operator(request)

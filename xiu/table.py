@@ -1,11 +1,11 @@
-"""The newest and the most wanted blocks of records in shared memory: read without RocksDB, and warm after a restart.
+"""The newest and the most read blocks of records in shared memory: read without RocksDB, and kept across a restart.
 
     key    sequence u64 of a block's first record, big-endian     value  the block (`xiu.block`), with its CRC-32 and time
-    key    b"m"                                                   MemberID u64: whose blocks these are
+    key    b"m"                                                   MemberID u64: the owner of these blocks
 
-See `cluster.runtime.shared_memory`. What makes room is what was read or written longest ago, and is persisted: in the state,
-not only in the log. Unpersisted blocks stay; when they alone fill the table, writers are pushed back. The order of use is kept
-in the process and is by sequence after a start.
+See `cluster.runtime.shared_memory`. The persisted blocks (in the state, not only in the log) that were read or written longest ago
+are evicted. Unpersisted blocks stay; when they alone fill the table, writers are pushed back. The order of use is kept in the
+process; after a start it is by sequence.
 
 Source: PiXiu §6.1.1 step 5; docs/stores.md.
 """
@@ -33,8 +33,8 @@ PAGE: Final = 4096
 INLINE_BYTES: Final = 1900
 """A larger value takes whole pages of its own."""
 USED_PERCENT: Final = 60
-"""Of the memory that blocks may take: pages that a transaction leaves are free for the next but one, and large blocks need
-pages that lie together."""
+"""Percentage of the memory that blocks may take: pages freed by a transaction are usable by the next but one, and large blocks need
+contiguous pages."""
 MIN_BYTES: Final = 16 * MAX_BLOCK_BYTES
 FULL_TRIES: Final = 6
 """Each evicts an eighth before it writes again."""
@@ -42,7 +42,7 @@ RECOVER_CHUNK: Final = 64
 
 
 TRIES: Final = 2
-"""A damaged table is removed, and a new one made: what it held stands in the log."""
+"""A damaged table is removed, and a new one made: the log has its content."""
 
 
 def charged(records_bytes: int) -> int:
@@ -59,20 +59,20 @@ class TableCounters:
     misses: int = 0
     evicted: int = 0
     damaged: int = 0
-    """Blocks whose CRC was wrong: they are removed and read from RocksDB."""
+    """Blocks with a wrong CRC: they are removed and read from RocksDB."""
     not_kept: int = 0
-    """Persisted blocks for which there was no room."""
+    """Persisted blocks for which there was no space."""
 
 
 class Table:
     """The table of recent blocks of one partition, in shared memory.
 
     Args:
-        folder: on a tmpfs; made when it is missing.
-        size_bytes: of all of it.
-        member: whose blocks it holds; what another member left is removed.
+        folder: on a tmpfs; created if missing.
+        size_bytes: total size.
+        member: owner of its blocks; another member's are removed.
 
-    Raises ConfigurationError when another process has it, OSError or lmdb.Error when it cannot be had.
+    Raises ConfigurationError if another process has it, OSError or lmdb.Error if it cannot be opened.
     """
 
     def __init__(self, folder: Path, size_bytes: int, member: MemberID) -> None:
@@ -92,7 +92,7 @@ class Table:
             self._lock.close()
             raise
         self._persisted: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        """First sequence → (last sequence, bytes), the one used longest ago first."""
+        """First sequence → (last sequence, bytes), the least recently used one first."""
         self._unpersisted: dict[int, tuple[int, int]] = {}
         self._bytes = 0
         self._unpersisted_bytes = 0
@@ -105,11 +105,11 @@ class Table:
                 transaction.put(MEMBER_KEY, mine)
 
     def recover(self, written: Callable[[Sequence[int]], Sequence[bool]]) -> list[Block]:
-        """Take over what an earlier process left. Returns its unpersisted blocks, which stay until they are `dropped` or
-        `persisted`; what is damaged is removed.
+        """Take over blocks of an earlier process. Returns the unpersisted ones, which stay until they are `dropped` or `persisted`;
+        damaged ones are removed.
 
         Args:
-            written: which blocks, by first sequence, are in RocksDB.
+            written: checks by first sequences which blocks are in RocksDB.
         """
         left: list[Block] = []
         bad: list[bytes] = []
@@ -148,20 +148,20 @@ class Table:
 
     @property
     def used_bytes(self) -> int:
-        """What the blocks take."""
+        """Bytes that the blocks take."""
         return self._bytes
 
     @property
     def unpersisted(self) -> int:
-        """Blocks that are not in the state yet."""
+        """Number of blocks that are not in the state yet."""
         return len(self._unpersisted)
 
     def has_room(self, records_bytes: int) -> bool:
-        """Whether so many bytes of unpersisted records fit beside those that are there."""
+        """True if unpersisted records of this size fit beside those that are there."""
         return self._unpersisted_bytes + charged(records_bytes) <= self.capacity
 
     def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
-        """Add blocks and their values. False: there is no room; persisted ones are then in RocksDB alone."""
+        """Add blocks and their values. False: there is no space; persisted ones are then only in RocksDB."""
         sizes = [charged(len(block.records)) for block, _ in new]
         for block, _ in new:
             self._forget(block.first)
@@ -188,7 +188,7 @@ class Table:
         return False
 
     def persisted(self, firsts: Iterable[int]) -> None:
-        """These blocks are in the state: they may make room from here on."""
+        """Mark blocks as stored in the state: they may be evicted from here on."""
         for first in firsts:
             known = self._unpersisted.pop(first, None)
             if known is not None:
@@ -196,7 +196,7 @@ class Table:
                 self._persisted[first] = known
 
     def dropped(self) -> int:
-        """Unpersisted blocks will never be: their entries were cut off. Returns how many went."""
+        """Drop unpersisted blocks, whose entries were cut off. Returns their number."""
         firsts = list(self._unpersisted)
         for first in firsts:
             self._forget(first)
@@ -204,7 +204,7 @@ class Table:
         return len(firsts)
 
     def clear(self) -> None:
-        """Another state took the place of the one that these blocks are of."""
+        """Remove all blocks: another state replaced theirs."""
         self._persisted.clear()
         self._unpersisted.clear()
         self._bytes = self._unpersisted_bytes = 0
@@ -214,14 +214,14 @@ class Table:
             transaction.put(MEMBER_KEY, member)
 
     def trim(self, floor: int) -> None:
-        """Blocks below a sequence are not stored any more."""
+        """Remove blocks below a sequence."""
         gone = [first for first, (last, _) in self._persisted.items() if last < floor]
         for first in gone:
             self._forget(first)
         self._delete(gone)
 
     def get(self, sequence: int) -> Block | None:
-        """The persisted block that a sequence lies in, its CRC checked."""
+        """Return the persisted block that contains a sequence, its CRC checked."""
         with self._db.begin() as transaction, transaction.cursor() as cursor:
             found = cursor.set_range(KEY.pack(sequence))
             if not found:
@@ -256,7 +256,7 @@ class Table:
         self._bytes -= known[1]
 
     def _evict(self, wanted: int) -> bool:
-        """Remove persisted blocks of so many bytes, the one used longest ago first. False when there is none."""
+        """Evict persisted blocks of this size, the least recently used first. False if there is none."""
         firsts: list[int] = []
         while wanted > 0 and self._persisted:
             first, (_, size) = self._persisted.popitem(last=False)
@@ -275,7 +275,7 @@ class Table:
                 transaction.delete(KEY.pack(first))
 
     def close(self, remove: bool = False) -> None:
-        """Close the table; with `remove` nothing is left of it."""
+        """Close the table; with `remove` delete it."""
         self._db.close()
         if remove:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -283,7 +283,7 @@ class Table:
 
 
 def open_table(folder: Path, size_bytes: int, member: MemberID) -> Table:
-    """The table in a folder, a new one where it cannot be read. Raises ConfigurationError."""
+    """Open the table in a folder, a new one if it is unreadable. Raises ConfigurationError."""
     why = ""
     for _ in range(TRIES):
         try:

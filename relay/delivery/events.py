@@ -1,4 +1,4 @@
-"""What happens to deliveries, and what they ask their shell to do. Every one is a batch.
+"""Events and effects of deliveries. Every one is a batch.
 
 Source: PiXiu §6.4; docs/delivery.md.
 """
@@ -32,30 +32,30 @@ class Login(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A lane of an inbox has new entries, which are committed in Pi and in Xiu; without a number it may be so a moment later."""
+    """New entries in a lane of an inbox, committed in Pi and in Xiu; without a number they may be committed a moment later."""
 
     uin: int
     lane: int
     first: int
-    """InboxSeq of the first one, the others follow it; 0: not known, and there is one."""
+    """InboxSeq of the first one, the others follow it; 0: unknown, and there is one."""
     msg_ids: Sequence[int]
     records: Sequence[bytes]
-    """Of each; empty: not in the notify."""
+    """Record of each; empty: not in the notice."""
 
     @property
     def last(self) -> int:
-        """InboxSeq of the last one; 0: not known."""
+        """InboxSeq of the last one; 0: unknown."""
         return self.first + len(self.msg_ids) - 1 if self.first else 0
 
     def part(self, begin: int, end: int) -> Notice:
-        """The entries from the index `begin` to below `end`; itself when these are all."""
+        """The entries from the index `begin` to below `end`; itself if these are all."""
         if begin == 0 and end == len(self.msg_ids):
             return self
         return Notice(self.uin, self.lane, self.first + begin, self.msg_ids[begin:end], self.records[begin:end])
 
 
 class Acknowledgement(NamedTuple):
-    """What a device has got."""
+    """Acknowledgements of a device in a lane."""
 
     uin: int
     device: int
@@ -64,11 +64,11 @@ class Acknowledgement(NamedTuple):
     up_to: int
     bits: int
     written: int = -1
-    """The highest InboxSeq that its gateway wrote to the connection; -1: it does not say."""
+    """The highest InboxSeq that its gateway wrote to the connection; -1: not reported."""
 
 
 class DeviceLane(NamedTuple):
-    """A lane of what is sent to a device under a session."""
+    """A lane of a device's deliveries under a session."""
 
     uin: int
     device: int
@@ -77,7 +77,7 @@ class DeviceLane(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Who asked for something; echoed in the answer."""
+    """Identity of a question; echoed in the answer."""
 
     uin: int
     device: int
@@ -85,7 +85,7 @@ class Asked(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Entries of a lane after `start`; None: what the device has not acknowledged."""
+    """A request for entries of a lane after `start`; None: those that the device has not acknowledged."""
 
     lane: int
     start: int | None
@@ -93,7 +93,7 @@ class Read(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What Pi says of one lane."""
+    """Pi's answer for one lane."""
 
     entries: Sequence[tuple[int, int]]
     """(InboxSeq, MsgID)."""
@@ -101,11 +101,11 @@ class Listing(NamedTuple):
     gap: int
     last: int
     up_to: int
-    """As the device's cursor is stored."""
+    """The device's stored cursor."""
 
 
 class Missing(Enum):
-    """Why there is no record."""
+    """Reason why there is no record."""
 
     NOT_YET = "not yet"
     GONE = "gone"
@@ -114,7 +114,7 @@ class Missing(Enum):
 
 
 class Failure(Enum):
-    """Why a call was not answered with what it asked for."""
+    """Reason why a call failed."""
 
     LATER = "try again"
     FENCED = "a newer session"
@@ -130,7 +130,7 @@ class LoggedIn:
 
     logins: Sequence[Login]
     taken_over: bool = False
-    """Others may have taken themselves for the owner until now, or do so still: what they are told is read for once more."""
+    """Other relays may have owned the devices until now, or still do: read once more later, for notices sent to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ class GatewayLost:
 
 @dataclass(frozen=True, slots=True)
 class StreamBroken:
-    """What is under way to a gateway is lost; sessions send nothing to it before `StreamReady`.
+    """Deliveries in progress to a gateway are lost; sessions send nothing to it before `StreamReady`.
 
-    Comes whenever something that was to be delivered was not, and before anything goes through a stream that is new.
+    Follows whenever a delivery failed, and precedes all deliveries through a new stream.
     """
 
     gateway: int
@@ -166,14 +166,14 @@ class StreamBroken:
 
 @dataclass(frozen=True, slots=True)
 class StreamReady:
-    """Deliveries to a gateway go again."""
+    """A gateway's stream accepts deliveries again."""
 
     gateway: int
 
 
 @dataclass(frozen=True, slots=True)
 class OwnersChanged:
-    """Ask again which users this relay serves."""
+    """Check again which users this relay serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The answer to `SaveCursors`: None for what is done. `results` None: the call failed."""
+    """The answer to `SaveCursors`: None for each saved one. `results` None: the call failed."""
 
     number: int
     results: Sequence[Failure | None] | None
@@ -244,7 +244,7 @@ class OpenSessions:
 
 @dataclass(frozen=True, slots=True)
 class ReadInboxes:
-    """Read inboxes: who asks, under which session, and the reads."""
+    """Read inboxes: the question, its session number, and the reads."""
 
     items: Sequence[tuple[Asked, int, Sequence[Read]]]
 
@@ -270,7 +270,7 @@ class Chunk(NamedTuple):
     uin: int
     device: int
     mails: int
-    """How many, gap markers included."""
+    """Number of mails, gap markers included."""
     data: bytes
     """Their envelopes with their records, end to end."""
 
@@ -285,7 +285,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class AskWritten:
-    """Ask a gateway, behind what was delivered, up to where these lanes were written."""
+    """Ask a gateway up to where these lanes were written, after the deliveries sent before."""
 
     gateway: int
     lanes: Sequence[DeviceLane]
@@ -293,7 +293,7 @@ class AskWritten:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmNotices:
-    """A batch of notices is taken, but for these users, whom another relay serves."""
+    """Confirm a batch of notices, except for these users, whom another relay serves."""
 
     peer: int
     number: int

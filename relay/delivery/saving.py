@@ -1,4 +1,4 @@
-"""Cursors on their way to Pi: together, again until they are answered, the newest of each alone. Pure.
+"""Cursors on their way to Pi: joined, repeated until they are answered, only the newest of each. Pure.
 
 Source: docs/architecture.md.
 """
@@ -19,27 +19,27 @@ def _key(item: ev.Acknowledgement) -> _Key:
 
 
 class Saving:
-    """Cursors that wait to be saved at Pi, those of ended sessions too."""
+    """Cursors that wait to be saved at Pi, including those of ended sessions."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._waiting: dict[_Key, ev.Acknowledgement] = {}
-        """(UIN, device, lane) → the newest. Bounded by the sessions, and by those that ended within a call's time."""
+        """(UIN, device, lane) → the newest. Bounded by the sessions, including those that ended within a call's time."""
         self._under_way: dict[int, tuple[float, Sequence[ev.Acknowledgement]]] = {}
-        """Call → (when it counts as failed, what is in it)."""
+        """Call → (time at which it counts as failed, its cursors)."""
         self._carried: dict[_Key, int] = {}
-        """By the last call under way that has it: what an earlier one had is older, and is not sent again."""
+        """Cursor → the last call in progress that has it: an earlier call's cursor is older, and not repeated."""
         self._due_at = NEVER
         self._number = 0
         self._failures = 0
 
     @property
     def unsaved(self) -> int:
-        """Cursors that wait or are under way."""
+        """Number of cursors that wait or are in progress."""
         return len(self._waiting) + sum(len(items) for _, items in self._under_way.values())
 
     def next_deadline(self) -> float:
-        """When `due` has something to do."""
+        """Time at which `due` has work."""
         calls = min((at for at, _ in self._under_way.values()), default=NEVER)
         return min(calls, self._due_at if len(self._under_way) < self._limits.acknowledge_calls else NEVER)
 
@@ -51,12 +51,12 @@ class Saving:
             self._due_at = due_at
 
     def hurry(self, now: float) -> None:
-        """Wait no longer: once a newer session is open Pi refuses what an older one acknowledges."""
+        """Wait no longer: once a newer session is open, Pi refuses acknowledgements of an older one."""
         if self._waiting:
             self._due_at = min(self._due_at, now)
 
     def due(self, now: float) -> list[ev.SaveCursors]:
-        """The calls to make now."""
+        """Return the calls to make now."""
         for number in [number for number, (at, _) in self._under_way.items() if at <= now]:
             self._retry(number, now)
         calls: list[ev.SaveCursors] = []
@@ -74,7 +74,7 @@ class Saving:
     def answered(
         self, number: int, results: Sequence[ev.Failure | None] | None, now: float
     ) -> list[tuple[ev.Acknowledgement, ev.Failure]]:
-        """Take an answer. Returns what Pi refused for good."""
+        """Take an answer. Returns cursors that Pi refused for good."""
         if number not in self._under_way:
             return []
         if results is None or len(results) != len(self._under_way[number][1]):

@@ -1,12 +1,11 @@
 """Mail to one device of a user: PiXiu's flow as a state table. Pure.
 
-`TABLE` says which state follows which; docs/delivery_states.md draws it. Every state but OffLine has a deadline.
-One fetch is under way at a time: it begins with a read of Pi and ends with the records of Xiu, and what is told meanwhile
-raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be redelivered is fetched again.
+`TABLE` is the table of transitions; docs/delivery_states.md draws it. Every state but OffLine has a deadline. One fetch is in
+progress at a time: it begins with a read of Pi and ends with the records of Xiu. A notice received meanwhile raises `Lane.last`, so
+that another fetch follows. Sent records are not kept: those to be redelivered are fetched again.
 
-Source: PiXiu §6.4; docs/delivery.md. Departs from the article where docs/sources.md, "Where Pixiu differs from PiXiu" says so:
-what a
-logout acknowledges is what the device acknowledged, order and gaps go by InboxSeq, and it is the relay that delivers.
+Source: PiXiu §6.4; docs/delivery.md. Departs from the article where docs/sources.md, "Where Pixiu differs from PiXiu" says so: a
+logout acknowledges what the device acknowledged, order and gaps go by InboxSeq, and the relay delivers.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from relay.delivery.window import WINDOW, Lane, Plan
 _WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 CHUNK_BYTES: Final = 64 << 10
-"""Records of several mails that go in one piece."""
+"""Size limit of several records in one chunk."""
 _FIRST_READS: Final = [ev.Read(lane, None, WINDOW) for lane in range(INBOX_LANES)]
-"""Of a whole window, since it is all that says what of it was acknowledged before."""
+"""Reads of a whole window: only these show which of its entries were acknowledged before."""
 
 
 class SessionHost(Protocol):
-    """What a session asks of the table that it is in."""
+    """Interface of the table of sessions to a session."""
 
     limits: Limits
 
     def next_token(self) -> int:
-        """A number that nobody had."""
+        """Return a number that was not used before."""
 
     def queue(self, session: Session) -> None:
-        """Wait for a slot: `Cause.SLOT_GRANTED` comes."""
+        """Wait for a slot: `Cause.SLOT_GRANTED` follows."""
 
     def leave(self, session: Session) -> None:
         """Give the slot back."""
@@ -57,7 +56,7 @@ class SessionHost(Protocol):
         """Send to a gateway."""
 
     def sendable(self, gateway: int, now: float) -> bool:
-        """Whether its stream takes deliveries."""
+        """Return True if a gateway's stream accepts deliveries."""
 
     def ask(self, gateway: int, lane: ev.DeviceLane) -> None:
         """Ask a gateway up to where it has written."""
@@ -66,65 +65,65 @@ class SessionHost(Protocol):
         """Queue an acknowledgement to be saved at Pi."""
 
     def hurry(self, now: float) -> None:
-        """Acknowledge to Pi at once."""
+        """Save acknowledgements at Pi at once."""
 
     def sent_gap(self) -> None:
-        """A gap marker was sent."""
+        """Count a gap marker."""
 
 
 class Session:
-    """One device. `on` takes what happens; see `TABLE`."""
+    """One device. `on` takes events; see `TABLE`."""
 
     def __init__(self, uin: int, device: int, host: SessionHost) -> None:
         self.uin, self.device = uin, device
         self.state = State.OFFLINE
         self.number = 0
-        """Of Pi; 0: none yet."""
+        """Pi's session number; 0: none yet."""
         self.gateway = self.connection = 0
         self.lanes = [self.make_lane() for _ in range(INBOX_LANES)]
         self.token = 0
-        """New with everything that is asked, and never used again in this relay: an answer with another one is to a question
-        that is no longer open."""
+        """New with every question, and never used again in this relay: an answer with another token belongs to a question that is
+        no longer open."""
         self.deadline = NEVER
         self.opening = True
-        """It waits for, or has, a slot among those that are opened."""
+        """True if the session needs, or has, a slot for opening."""
         self._host = host
         self._fresh = True
-        """Its lanes are as they were made: nobody has logged in yet."""
+        """True if its lanes are new: there was no login yet."""
         self._pausing = False
         self._failures = 0
         self._asked: list[ev.Read] = []
         self._plans: list[Plan] = []
         self._ask_at = self._resend_at = self._poll_at = self._reread_at = NEVER
         self._seen_at = 0.0
-        """When Pi heard of the device last."""
+        """Time at which Pi heard of the device last."""
         self._resends = 0
         self._overdue = False
-        """The time for an acknowledgement has passed since the last one."""
+        """True if the time for an acknowledgement has passed since the last one."""
         self.cautious = False
-        """Nothing has been acknowledged since a connection ended with that."""
+        """True if nothing was acknowledged since a connection ended with an acknowledgement overdue."""
 
     def make_lane(self) -> Lane:
-        """A lane; a test puts another kind in its place."""
+        """Make a lane; a test overrides it."""
         return Lane()
 
     @property
     def asked(self) -> ev.Asked:
-        """What an answer echoes."""
+        """Identity of the current question, echoed in its answer."""
         return ev.Asked(self.uin, self.device, self.token)
 
     @property
     def acknowledges_nothing(self) -> bool:
-        """Whether the next connection of the device is to be sent little."""
+        """True if the next connection of the device should get little mail."""
         return self.cautious or self._overdue
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether its deadline is the end of a wait, for its turn or for an answer."""
+        """True if its deadline limits the wait for a slot or an answer."""
         return self.state in _WAITING and not self._pausing
 
     def on(self, cause: Cause, what: Any, now: float) -> bool:
-        """Something happened. Whether it means anything in this state."""
+        """Handle an event. Returns False if it has no meaning in this state."""
         row = TABLE.get((self.state, cause))
         if row is None:
             return False
@@ -135,7 +134,7 @@ class Session:
     # --- time
 
     def set_deadline(self, now: float) -> None:
-        """Called after whatever happened."""
+        """Compute the deadline; called after every event."""
         if self.state is State.OFFLINE:
             self.deadline = NEVER
         elif self.state is State.SENDING:
@@ -146,7 +145,7 @@ class Session:
             self.deadline = deadline
 
     def on_time(self, now: float) -> None:
-        """The deadline is due."""
+        """Handle the deadline."""
         if self.state in _WAITING:
             self.on(Cause.PAUSED_ENOUGH if self._pausing else Cause.FAILED, None, now)
         elif self._resend_at <= now:
@@ -164,7 +163,7 @@ class Session:
         self.deadline = now + seconds
 
     def _jitter(self, salt: int) -> float:
-        """From 0.5 to 1, the same in every run: a core has no chance in it."""
+        """A factor from 0.5 to 1, the same in every run: a core has no randomness."""
         mixed: int = (self.uin * _GOLDEN + self.device * 31 + salt) * _GOLDEN & (1 << 64) - 1
         return 0.5 + (mixed >> 40) / (1 << 25)
 
@@ -283,7 +282,7 @@ class Session:
             size = 0
             whole = True
             for seq, msg_id in plan.items:
-                # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
+                # Fewer answers than MsgIDs: the reply was full, and the rest is requested again at once.
                 answer = next(records, ev.Missing.FULL) if msg_id else ev.Missing.GONE
                 if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
                     continue
@@ -299,7 +298,7 @@ class Session:
                         lane.blocked_until = now + self._pause_s(lane.failures)
                         lane.failures += 1
                 if not whole:
-                    # The lane goes on from here; what other lanes have behind it in the answer still counts.
+                    # The lane continues from here; later answers for other lanes still count.
                     for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
                         next(records, None)
                     break
@@ -315,7 +314,7 @@ class Session:
         self._look(now)
 
     def _chunks(self, number: int, ready: Sequence[tuple[int, int, bytes]], now: float) -> list[ev.Chunk]:
-        """(InboxSeq, MsgID, record) as they are sent, what follows each other together; an empty record is a gap marker."""
+        """Encode (InboxSeq, MsgID, record), consecutive ones in one chunk; an empty record is a gap marker."""
         chunks: list[ev.Chunk] = []
         msg_ids: list[int] = []
         records: list[bytes] = []
@@ -337,7 +336,7 @@ class Session:
         return chunks
 
     def _chunk(self, number: int, first: int, msg_ids: Sequence[int], records: Sequence[bytes], now: float) -> ev.Chunk:
-        """These mails of a lane as they are sent."""
+        """Encode mails of a lane, and note that they were sent."""
         lane = self.lanes[number]
         if not lane.unacknowledged:
             self._set_resend(now)
@@ -350,7 +349,7 @@ class Session:
         return ev.Chunk(uin, device, len(records), b"".join(parts))
 
     def _marker(self, number: int, seq: int, msg_id: int, now: float) -> ev.Chunk:
-        """A gap marker as it is sent."""
+        """Encode a gap marker, and note that it was sent."""
         lane = self.lanes[number]
         if not lane.unacknowledged:
             self._set_resend(now)
@@ -367,7 +366,7 @@ class Session:
         self._ask_at, self._resend_at = now + wait_s / 2, now + wait_s
 
     def _ask_written(self, now: float) -> None:
-        """Half of the time has passed: is anything missing there, or does the device only not acknowledge it?"""
+        """Ask the gateway, after half of the time, if mail is missing there, or only unacknowledged by the device."""
         self._ask_at = NEVER
         for lane in self.lanes:
             lane.asked = 0
@@ -378,7 +377,8 @@ class Session:
                     self._host.ask(self.gateway, ev.DeviceLane(self.uin, self.device, self.number, number))
 
     def kind_of(self, notice: ev.Notice, now: float) -> tuple[Cause, int]:
-        """What a notice is to this session, and for how many of its entries; the others are another notice behind it."""
+        """Classify a notice; return the cause, and the number of its entries. The other entries are treated as another notice after
+        it."""
         count = len(notice.msg_ids)
         if not notice.first:
             return Cause.NOTIFIED_SOME, count
@@ -421,7 +421,7 @@ class Session:
         self._look(now)
 
     def _look(self, now: float) -> None:
-        """Fetch if there is something that the windows take."""
+        """Fetch if the windows have space for more of the inbox."""
         if self.state is not _SENDING or not self._host.sendable(self.gateway, now):
             return
         for lane in self.lanes:
@@ -442,11 +442,11 @@ class Session:
         self._look(now)
 
     def ready(self, now: float) -> None:
-        """The gateway's stream takes deliveries again."""
+        """Continue: the gateway's stream accepts deliveries again."""
         self._look(now)
 
     def reread(self, at: float) -> None:
-        """Ask Pi once more then: somebody else may have been told of what came in the meantime."""
+        """Read Pi once more at a time: notices may have gone to another relay meanwhile."""
         self._reread_at = at
 
     # --- acknowledgements
@@ -473,7 +473,7 @@ class Session:
         return any(lane.unacknowledged for lane in self.lanes)
 
     def acknowledge_after_logout(self, item: ev.Acknowledgement, now: float) -> None:
-        """What the device acknowledged before its logout, and what comes behind it."""
+        """Take an acknowledgement that the device sent before its logout, even if it comes later."""
         self._acknowledge(item, now)
         self._host.hurry(now)
 

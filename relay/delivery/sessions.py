@@ -1,11 +1,11 @@
-"""All deliveries of a relay: sessions, their turns and timers, and what they ask for, batched. Pure.
+"""All deliveries of a relay: sessions, their turns and timers, and their requests, batched. Pure.
 
     logins, heartbeats, logouts ┐                         ┌ OpenSessions, ReadInboxes, SaveCursors ─▶ Pi
     notices (Pi's) ─────────────┼─▶ session of (UIN, ─────┼ FetchMessages ─▶ Xiu
     acknowledgements (gateways')┤   device): `session`    └ Deliver ─▶ gateways
     answers, ticks ─────────────┘
 
-What one event makes all sessions ask for leaves in one effect of each kind.
+Requests of all sessions from one event leave in one effect of each kind.
 
 Source: PiXiu §6.4; docs/delivery.md.
 """
@@ -34,43 +34,43 @@ class DeliveryCounters:
     delivered: int = 0
     """Envelopes sent, repeats included."""
     asked: int = 0
-    """Lanes of which a gateway was asked what it has written, because nothing was acknowledged for half the time."""
+    """Lanes for which a gateway was asked what it has written, because nothing was acknowledged for half the time."""
     gaps: int = 0
     """Gap markers among them."""
     from_notices: int = 0
-    """Sent as the notify had them, without reading Pi or Xiu."""
+    """Sent with the record from the notice, without reading Pi or Xiu."""
     opened: int = 0
     fenced: int = 0
     """Sessions that ended because a newer one was opened elsewhere."""
     refused: int = 0
-    """Logins that were refused: too many sessions, or a device that Pi does not know."""
+    """Refused logins: too many sessions, or a device that Pi does not know."""
     failures: int = 0
     """Calls without an answer in time, or refused for now."""
     acknowledgements_old: int = 0
-    """Of a session that is no longer the device's."""
+    """Acknowledgements of a session that is no longer the device's."""
     answers_late: int = 0
-    """To a question that was no longer open."""
+    """Answers to a question that was no longer open."""
 
 
 @dataclass(slots=True)
 class _Remembered:
-    """A device that is not served."""
+    """A device without a session."""
 
     sent: tuple[int, ...]
-    """Per lane, the highest InboxSeq that was sent to it."""
+    """Per lane, the highest InboxSeq sent to it."""
     not_before: float
-    """It is not served again before."""
+    """Time before which it is not served again."""
     cautious: bool
-    """It is sent little until it acknowledges something."""
+    """True if it gets little mail until it acknowledges something."""
 
 
 class Deliveries:
-    """All delivery sessions of a relay. `step` never raises on what comes from the network.
+    """All delivery sessions of a relay. `step` never raises on input from the network.
 
     Args:
-        owns: whether this relay serves a user, by its view of the cluster now.
+        owns: returns True if this relay serves a user, by its current view of the cluster.
         limits: validated.
-        make_session: a test puts another kind in its place.
+        make_session: for tests that replace it.
     """
 
     def __init__(self, owns: Callable[[int], bool], limits: Limits, make_session: type[Session] = Session) -> None:
@@ -81,19 +81,19 @@ class Deliveries:
         self._at: dict[int, dict[Session, None]] = {}
         """Gateway → its sessions."""
         self._held: dict[int, float] = {}
-        """Gateways whose streams take nothing → until when that is believed; only those with sessions."""
+        """Gateways whose streams accept nothing → time until which they count as such; only gateways with sessions."""
         self._owns = owns
         self._make_session = make_session
         self._remembered: dict[ev.Device, _Remembered] = {}
         self._leaving: dict[ev.Device, Session] = {}
-        """Sessions that a logout ended, for what their devices acknowledged last: it takes another way than the logout."""
+        """Sessions ended by a logout, for their devices' last acknowledgements, which come by another path than the logout."""
         self._opening: Slots[Session] = Slots(limits.opening)
         self._fetching: Slots[Session] = Slots(limits.fetching)
         self._saving = Saving(limits)
         self._timers: list[tuple[float, int, Session]] = []
-        """A heap. An entry that comes earlier than its session's deadline is put back."""
+        """A heap. An entry earlier than its session's deadline is put back."""
         self._timed: dict[Session, float] = {}
-        """When the session's entry in the heap comes."""
+        """Time of the session's entry in the heap."""
         self._order = self._token = 0
         self._touched: dict[Session, None] = {}
         self._opens: list[ev.Asked] = []
@@ -122,7 +122,7 @@ class Deliveries:
     # --- the outside
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
         out = self._events.step(event, now)
         while granted := [*self._opening.grant(), *self._fetching.grant()]:
             for session in granted:
@@ -135,30 +135,30 @@ class Deliveries:
         return out
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, monotonic seconds; `NEVER` while there is nobody to deliver to."""
+        """Time at which a `Tick` is due, monotonic seconds; `NEVER` while there are no deliveries."""
         return min(self._timers[0][0] if self._timers else NEVER, self._saving.next_deadline())
 
     @property
     def unsaved(self) -> int:
-        """Cursors that Pi has not confirmed."""
+        """Number of cursors that Pi has not confirmed."""
         return self._saving.unsaved
 
     def gateways(self) -> Collection[int]:
-        """Where there are sessions."""
+        """Gateways with sessions."""
         return self._at.keys()
 
     @property
     def busy(self) -> int:
-        """Sessions that have a slot: they open, or fetch."""
+        """Number of sessions that have a slot: they open, or fetch."""
         return self._opening.held + self._fetching.held
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for one."""
+        """Number of sessions that wait for a slot."""
         return self._opening.waiting + self._fetching.waiting
 
     def _leave_together(self, now: float, out: list[ev.Effect]) -> None:
-        """What the step made sessions ask for. Cursors first: what is opened behind them would make them old."""
+        """Send the sessions' requests of this step. Cursors first: sessions opened before them would make them stale."""
         out += self._saving.due(now)
         if self._opens:
             out.append(ev.OpenSessions(self._opens))
@@ -180,15 +180,15 @@ class Deliveries:
         out += self._confirmed
         self._confirmed.clear()
 
-    # --- what sessions ask for
+    # --- requests of sessions
 
     def next_token(self) -> int:
-        """A number that nobody had."""
+        """Return a number that was not used before."""
         self._token += 1
         return self._token
 
     def queue(self, session: Session) -> None:
-        """Wait for a slot."""
+        """Queue a session for a slot."""
         if session.opening:
             self._fetching.leave(session)
             self._opening.ask(session)
@@ -197,7 +197,7 @@ class Deliveries:
             self._fetching.ask(session)
 
     def leave(self, session: Session) -> None:
-        """Give the slot back."""
+        """Give a session's slot back."""
         self._opening.leave(session)
         self._fetching.leave(session)
 
@@ -226,7 +226,7 @@ class Deliveries:
         self._asks.setdefault(gateway, []).append(lane)
 
     def sendable(self, gateway: int, now: float) -> bool:
-        """Whether its stream takes deliveries."""
+        """Return True if a gateway's stream accepts deliveries."""
         return gateway not in self._held or now >= self._held[gateway]
 
     def save(self, item: ev.Acknowledgement, now: float) -> None:
@@ -234,11 +234,11 @@ class Deliveries:
         self._saving.add(item, now)
 
     def hurry(self, now: float) -> None:
-        """Acknowledge to Pi at once."""
+        """Save acknowledgements at Pi at once."""
         self._saving.hurry(now)
 
     def sent_gap(self) -> None:
-        """A gap marker was sent."""
+        """Count a gap marker."""
         self.counters.gaps += 1
 
     # --- sessions
@@ -280,7 +280,7 @@ class Deliveries:
                 self._held.pop(session.gateway, None)
 
     def _serve(self, login: ev.Login, cause: Cause, now: float, *, taken_over: bool = False) -> None:
-        """A device is there: a session for it, or a new one for a newer connection."""
+        """Serve a connected device: make a session for it, or restart it for a newer connection."""
         if not self._owns(login.uin):
             return
         device = ev.Device(login.uin, login.device)
@@ -354,7 +354,7 @@ class Deliveries:
     def _sessions_at(self, gateway: int) -> list[Session]:
         return list(self._at.get(gateway, ()))
 
-    # --- what inboxes and devices say
+    # --- reports of inboxes and devices
 
     def _on_notified(self, event: ev.Notified, now: float, out: list[ev.Effect]) -> None:
         elsewhere: dict[int, None] = {}
@@ -398,7 +398,7 @@ class Deliveries:
         return session
 
     def _answered(self, answers: Iterable[tuple[ev.Asked, Any]], now: float) -> Iterator[tuple[Session, Any]]:
-        """The sessions whose questions are still open, with what they asked for; failures are dealt with here."""
+        """Yield sessions whose questions are still open, with the answers; failures are handled here."""
         for asked, answer in answers:
             session = self._open_question(asked)
             if session is None:
@@ -454,7 +454,7 @@ class Deliveries:
             self._touched[session] = None
 
     def _schedule(self, session: Session) -> None:
-        """An entry in the heap that comes no later than the deadline; one that comes earlier stays."""
+        """Make sure that the heap has an entry no later than the deadline; an earlier one stays."""
         at = self._timed.get(session)
         if session.deadline < (NEVER if at is None else at):
             self._order += 1

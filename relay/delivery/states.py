@@ -1,4 +1,4 @@
-"""The states of the delivery to one device, and what moves it between them. `session.TABLE` says how."""
+"""The states of the delivery to one device, and the causes of transitions. `session.TABLE` has the transitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """What a session is doing."""
+    """Activity of a session."""
 
     __hash__ = object.__hash__  # `Enum` has one in Python, and every step of a session looks up (state, cause)
 
@@ -16,11 +16,11 @@ class State(Enum):
     GETTING_IDS = "GettingMsgIDList"
     GETTING_MESSAGES = "GettingMsgList"
     SENDING = "SendingMsg"
-    """Nothing is asked for: what the windows take was sent."""
+    """No question is open: everything that the windows take was sent."""
 
 
 class Cause(Enum):
-    """Why it changes what it is doing."""
+    """Cause of a transition."""
 
     __hash__ = object.__hash__
 

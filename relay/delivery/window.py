@@ -1,9 +1,9 @@
-"""One lane of a session: what the device has, what was sent to it, and what may be sent now. Pure.
+"""One lane of a session: the device's acknowledgements, what was sent, and what may be sent now. Pure.
 
     ─── cursor.up_to ─── sent ─── reach ─── cursor.up_to + 64 ─── last
         acknowledged              bound of acknowledgements       newest in the inbox
 
-`sent` is `reach` but after a break, when sending begins again behind the cursor.
+`sent` equals `reach`, except after a break, when sending begins again after the cursor.
 
 Source: Long connections (the sliding window); docs/delivery.md.
 """
@@ -17,25 +17,25 @@ from pixiu.wire.cursor import MAP_BITS, Cursor
 from relay.delivery import events as ev
 
 WINDOW: Final = MAP_BITS
-"""A lane is sent up to so many entries beyond its cursor: what is unacknowledged is always within the cursor's map."""
+"""Limit of entries sent beyond the cursor: unacknowledged entries are always within the cursor's map."""
 WINDOW_BYTES: Final = 1 << 20
-"""Of records that were sent on a lane and are not acknowledged; no record is larger. So a gateway holds at most so much of a lane
-for a connection that does not read."""
+"""Size limit of unacknowledged records of a lane; no record is larger. It bounds what a gateway holds of a lane for a connection
+that does not read."""
 CAUTIOUS_BYTES: Final = 64 << 10
-"""Instead, or a single record, for a device that let its last connection end without an acknowledgement."""
+"""The limit, or a single record, for a device whose last connection ended without an acknowledgement."""
 _WORTH_A_FETCH: Final = WINDOW // 2
 _NO_SIZES: Final[list[int]] = []
-"""Of all lanes on which nothing is unacknowledged, which most are: never appended to."""
+"""Shared by all lanes without unacknowledged records, the great majority: never appended to."""
 
 
 class Plan(NamedTuple):
-    """What to send of one lane, in order."""
+    """Entries of one lane to send, in order."""
 
     lane: int
     items: list[tuple[int, int]]
     """(InboxSeq, MsgID); MsgID 0 for a gap marker."""
     end: int
-    """When all of them are sent, the lane is sent up to here."""
+    """The lane is sent up to here when all of them are."""
 
 
 class Lane:
@@ -53,51 +53,51 @@ class Lane:
         self.open()
 
     def open(self, *, cautious: bool = False) -> None:
-        """A new session: the inbox is to be read from the stored cursor. cautious: little is sent until `widen`."""
+        """Begin a new session: the inbox must be read from the stored cursor. cautious: little is sent until `widen`."""
         self.window_bytes = min(CAUTIOUS_BYTES, WINDOW_BYTES) if cautious else WINDOW_BYTES
-        """What may be unacknowledged."""
+        """Limit of unacknowledged bytes."""
         self.marked = max(self.marked, self.reach)
         self.cursor = Cursor()
         self.sent = self.reach = self.last = self.failures = 0
         self.top = 0
-        """The highest InboxSeq that was sent, as a record or a marker."""
+        """The highest InboxSeq sent, as a record or a marker."""
         self.asked = self.written = 0
-        """`top` when the gateway was asked what it has written, 0: it was not; what it has said since."""
+        """`asked`: `top` when the gateway was asked up to where it has written, 0: it was not. `written`: its latest answer."""
         self.known = False
-        """The cursor was read."""
+        """True if the cursor was read."""
         self.unread = True
-        """There may be more than `last`."""
+        """True if there may be more than `last`."""
         self.blocked_until = 0.0
         self._base = 0
         self._sizes: list[int] = _NO_SIZES
-        """Bytes of the records of InboxSeqs `_base` + 1, `_base` + 2 …, where they were sent and are not acknowledged, else 0."""
+        """Bytes of the records of InboxSeqs `_base` + 1, `_base` + 2 …; 0 if not sent, or acknowledged."""
         self.bytes_sent = 0
         """Their sum."""
         self._typical = 1
-        """Bytes of a record here: of the next one, if it did not fit, else of the last one, or of larger ones before it."""
+        """Bytes of a record here: the next one's if it did not fit, else the last one's, or a decaying maximum."""
 
     def widen(self) -> None:
-        """The device acknowledges what it gets."""
+        """Use the full window: the device acknowledges what it gets."""
         self.window_bytes = WINDOW_BYTES
 
     @property
     def limit(self) -> int:
-        """The highest InboxSeq that the window takes."""
+        """The highest InboxSeq within the window."""
         return self.cursor.up_to + WINDOW
 
     @property
     def unacknowledged(self) -> bool:
-        """Whether something that was sent is not acknowledged."""
+        """True if something sent is not acknowledged."""
         return self.cursor.up_to < self.reach
 
     @property
     def behind(self) -> bool:
-        """Whether the inbox has, or may have, more than was sent."""
+        """True if the inbox has, or may have, more than was sent."""
         return self.unread or self.last > self.sent
 
     def worth_a_fetch(self, now: float) -> bool:
-        """Whether to read now: everything that is left fits the window, or half of the window is free."""
-        if not self.unread and self.last <= self.sent:  # first what most lanes are: caught up
+        """True if a read is due: the rest of the inbox fits the window, or half of the window is free."""
+        if not self.unread and self.last <= self.sent:  # first the most frequent case: caught up
             return False
         room = self.limit - self.sent
         if now < self.blocked_until or room <= 0 or not self.fits(self._typical):
@@ -105,25 +105,25 @@ class Lane:
         return self.unread or room >= _WORTH_A_FETCH or self.last - self.sent <= room
 
     def fits(self, size: int, before: int = 0) -> bool:
-        """Whether a record of so many bytes may be sent now, behind others of so many that are sent with it."""
+        """True if a record of this size may be sent now, after others of `before` bytes that are sent with it."""
         sent = self.bytes_sent + before
         return not sent or sent + size <= self.window_bytes
 
     @property
     def most(self) -> int:
-        """How many entries are worth asking for: more would be fetched in vain."""
+        """Number of entries worth requesting: more would be fetched in vain."""
         return max(1, min(WINDOW, self.limit - self.sent, (self.window_bytes - self.bytes_sent) // self._typical))
 
     def wait_for_room(self, size: int) -> None:
-        """The next record, of so many bytes, does not fit: it is fetched again when it does."""
+        """Note that the next record, of this size, does not fit: it is fetched again when it does."""
         self._typical = max(size, self._typical)
 
     def takes(self, seq: int) -> bool:
-        """Whether an entry follows what was sent, and may be sent."""
+        """True if an entry is the next after those sent, and may be sent."""
         return self.known and not self.unread and seq == self.sent + 1 and self.last <= self.sent and seq <= self.limit
 
     def acknowledge(self, up_to: int, bits: int) -> bool:
-        """Take an acknowledgement as far as it is of what was sent. Whether something changed."""
+        """Apply an acknowledgement, limited to what was sent. Returns True if something changed."""
         if up_to >= self.reach:
             up_to, bits = self.reach, 0
         else:
@@ -137,7 +137,7 @@ class Lane:
         return changed
 
     def _make_room(self) -> None:
-        """What was acknowledged counts no more."""
+        """Release the space of acknowledged records."""
         sizes, up_to, bits = self._sizes, self.cursor.up_to, self.cursor.bits
         if up_to > self._base:
             freed = up_to - self._base
@@ -157,11 +157,11 @@ class Lane:
 
     @property
     def all_written(self) -> bool:
-        """Whether the gateway has said that it wrote everything that had been sent when it was asked."""
+        """True if the gateway has reported that it wrote everything sent before it was asked."""
         return 0 < self.asked <= self.written
 
     def rewind(self, written: int = 0) -> None:
-        """What is neither acknowledged nor among the first so many entries, which were written, is to be redelivered."""
+        """Prepare redelivery of entries that are neither acknowledged nor up to `written`."""
         self.marked = max(self.marked, self.reach)
         self.last = max(self.last, self.reach, self.sent)
         self.sent = max(self.cursor.up_to, min(written, self.top))
@@ -171,7 +171,7 @@ class Lane:
         self.bytes_sent = sum(self._sizes)
 
     def room_for(self, first: int, records: Sequence[bytes], most: int) -> int:
-        """How many records from an InboxSeq on may be sent now: up to the first one that does not fit, is not there or has more
+        """Number of records from an InboxSeq on that may be sent now: up to the first one that does not fit, is missing or has more
         than `most` bytes."""
         count, room, sent = 0, self.cursor.up_to + WINDOW - first + 1, self.bytes_sent
         for record in records:
@@ -183,7 +183,7 @@ class Lane:
         return count
 
     def sent_records(self, first: int, records: Sequence[bytes]) -> None:
-        """The records from this InboxSeq on were sent."""
+        """Note that the records from this InboxSeq on were sent."""
         sizes = self._sizes
         if not sizes:
             self._base = first - 1
@@ -203,17 +203,17 @@ class Lane:
         self.sent_up_to(self.top)
 
     def sent_up_to(self, seq: int) -> None:
-        """Everything up to here was sent, or need not be."""
+        """Note that everything up to here was sent, or need not be."""
         if seq > self.sent:
             self.sent = seq
         if self.sent > self.reach:
             self.reach = self.sent
 
     def plan(self, lane: int, listing: ev.Listing, asked: int, budget: int) -> Plan:
-        """Take what Pi says, and say what of it to send: at most `budget` messages.
+        """Take Pi's listing; choose the entries to send, with at most `budget` messages.
 
         Args:
-            asked: how many entries were asked for: fewer mean that there are no more.
+            asked: number of entries requested: fewer mean that there are no more.
         """
         self.unread, self.last = False, max(self.last, listing.last)
         entries = listing.entries
@@ -232,7 +232,7 @@ class Lane:
         return Plan(lane, items, end)
 
     def _learn(self, listing: ev.Listing, end: int) -> None:
-        """The first read is of what the device has not acknowledged: what is missing in it was."""
+        """Derive the cursor from the first read, of unacknowledged entries: missing ones were acknowledged."""
         self.known = True
         self.cursor.up_to, self.cursor.bits = listing.up_to, 0
         self.sent = listing.up_to
@@ -247,9 +247,9 @@ class Lane:
         self.cursor.acknowledge(listing.up_to, bits)
 
     def _skip(self, listing: ev.Listing) -> list[tuple[int, int]]:
-        """Pass over what cannot be read any more; with a marker where this device misses it.
+        """Skip entries that cannot be read any more; with a marker if this device misses them.
 
-        A device that has acknowledged nothing yet misses only what was dropped, not what was there before it.
+        A device that has acknowledged nothing yet misses only dropped entries, not those from before it.
         """
         floor = listing.floor
         if not self.cursor.up_to and listing.gap <= self.sent:
