@@ -1,6 +1,6 @@
-"""Asks a web service: who somebody is (`Callback`), or whether he may do something (`Decider`). Fails closed: what cannot be
-asked, or answers nonsense, lets nobody in and allows nothing. A status from 400 to 499 is a no to the question: who asks what a
-service refuses harms nobody else.
+"""Ask a web service to identify a client (`Callback`), or to decide on an action (`Decider`). Fails closed: a service that cannot
+be asked, or gives a malformed answer, admits nobody and allows nothing. A status from 400 to 499 is a no to the question, so that a
+client whose questions a service refuses harms nobody else.
 
     POST URL {"user": …, "secret": …, "client_id": …, "address": …}
     200 {"allow": true, "user": "alice", "uin": 7, "groups": ["players"], "expires_in_s": 3600}
@@ -30,28 +30,28 @@ from pixiu.errors import NotAuthenticated, Overloaded, PixiuError
 MAX_ANSWER_BYTES: Final = 16 << 10
 RETRY_MS: Final = 1000
 WAIT_S: Final = 2.0
-"""How long a question waits for its turn."""
+"""Longest wait of a question for its turn, seconds."""
 UNANSWERED_S: Final = 1.0
-"""For how long no answer is a no."""
+"""Time for which a missing answer counts as a no, seconds."""
 Answer = TypeVar("Answer")
 UNREACHABLE: Final = "the service that decides about logins does not answer: try again later"
 COME_AGAIN: Final = (408, 425, 429)
-"""Statuses below 500 that are no answer to the question."""
+"""Statuses below 500 that do not answer the question."""
 
 
 class Unanswered(Overloaded):
-    """A question was asked, and had no answer: who brought it pays a part."""
+    """A question got no answer; a part of the cost of a failed login is charged to its address."""
 
 
 class _ServiceFailed(Exception):
-    """The service said itself that it failed."""
+    """The service itself reported a failure."""
 
 
 class Asker(Generic[Answer]):
-    """One service that is asked, a bounded number of times at once; what it said is remembered.
+    """Asks one service, with a bounded number of questions at once, and remembers its answers.
 
     Args:
-        now: monotonic seconds.
+        now: returns monotonic seconds.
     """
 
     def __init__(self, settings: CallbackSettings, now: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class Asker(Generic[Answer]):
         self.asked = self.failed = self.cached = 0
 
     def known(self, key: tuple[str, ...]) -> Answer | None:
-        """An answer that is remembered."""
+        """A remembered answer."""
         found = self.remembered.get(key, self._now())
         self.cached += found is not None
         return found
@@ -71,12 +71,12 @@ class Asker(Generic[Answer]):
     async def ask(
         self, key: tuple[str, ...], body: dict[str, object], address: str, read: Callable[[Any], tuple[Answer, float]]
     ) -> Answer:
-        """Ask, and remember the answer. Raises `Unanswered` when no answer comes, `Overloaded` when nobody may ask now.
+        """Ask, and remember the answer. Raises `Unanswered` if no answer comes, `Overloaded` if no question may be asked now.
 
         Args:
-            address: of who wants to know.
-            read: makes an answer and the seconds for which it holds of what came; of None for a status that says no. What it raises
-                is no answer.
+            address: of the client that the question is about.
+            read: converts the decoded body, None for a status that means no, into an answer and the seconds for which it is valid.
+                If it raises, there is no answer.
         """
         settings = self._settings
         if self._under_way >= settings.at_once or not self.breaker.may_ask(self._now(), self.let_in(self.remembered.last(key))):
@@ -91,7 +91,7 @@ class Asker(Generic[Answer]):
             self.breaker.failed(machine_of(address), self._now())
             raise Unanswered(UNREACHABLE, RETRY_MS) from None
         except (ValueError, ArithmeticError, RecursionError, PixiuError):
-            self.failed += 1  # it lives, but this was no answer
+            self.failed += 1  # it is alive, but this was no answer
             raise Unanswered(UNREACHABLE, RETRY_MS) from None
         finally:
             self._under_way -= 1
@@ -100,7 +100,7 @@ class Asker(Generic[Answer]):
         return found
 
     def let_in(self, answer: Answer | None) -> bool:
-        """Whether an answer is a yes."""
+        """True if an answer is a yes."""
         return answer is True
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class Asker(Generic[Answer]):
 
     async def _post(self, body: dict[str, object]) -> Any:
         if self._session is None:
-            # An answer is never unpacked: a small one could become a huge one.
+            # An answer is never decompressed: a small one could become a huge one.
             plain = {"Accept-Encoding": "identity"}
             jar = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(headers=plain, cookie_jar=jar, trust_env=False, auto_decompress=False)
@@ -131,10 +131,10 @@ class Asker(Generic[Answer]):
 
 
 class Callback(Asker[Identity]):
-    """A service that says who somebody is.
+    """Service that identifies clients.
 
     Args:
-        now: monotonic seconds. wall: Unix seconds.
+        now: returns monotonic seconds. wall: returns Unix seconds.
     """
 
     def __init__(self, settings: CallbackSettings, now: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -142,12 +142,12 @@ class Callback(Asker[Identity]):
         self._wall = wall
 
     def remembered_login(self, credentials: Credentials) -> Identity | None:
-        """Who it is by an answer that is remembered; None: none is. Raises `NotAuthenticated` by a remembered no."""
+        """Identity from a remembered answer; None if there is none. Raises `NotAuthenticated` if the answer was a no."""
         identity = self.known(_key(credentials))
         return None if identity is None else _checked(identity)
 
     async def log_in(self, credentials: Credentials) -> Identity:
-        """Who it is. Raises `NotAuthenticated`, or `Overloaded` when the service does not answer."""
+        """Identify a client. Raises `NotAuthenticated`, or `Overloaded` if the service does not answer."""
         identity = self.remembered_login(credentials)
         if identity is not None:
             return identity
@@ -165,19 +165,19 @@ class Callback(Asker[Identity]):
         return _checked(await self.ask(_key(credentials), body, credentials.address, read))
 
     def let_in(self, answer: Identity | None) -> bool:
-        """Whether an answer says who somebody is."""
+        """True if an answer identifies a client."""
         return answer is not None and bool(answer.user)
 
 
 class Decider(Asker[bool]):
-    """A service that says whether somebody may do something: rules name it (`ask`)."""
+    """Service that decides on actions for rules that name it (`ask`)."""
 
     def __init__(self, settings: CallbackSettings, now: Callable[[], float]) -> None:
         super().__init__(settings, now)
         self._slots = asyncio.Semaphore(settings.at_once)
 
     async def decide(self, question: Question) -> None:
-        """Have the answer remembered; where there is none, a no for a moment."""
+        """Get and remember the answer; if none comes, a no for a moment."""
         settings, key = self._settings, question.key
         if self.known(key) is not None:
             return
@@ -196,11 +196,11 @@ class Decider(Asker[bool]):
 
 
 NOBODY: Final = Identity("", 0)
-"""A no."""
+"""Identity that stands for a no."""
 
 
 def read_answer(answer: Any, credentials: Credentials, wall: float, max_session_s: float) -> Identity:
-    """Who a service says that it is; `NOBODY` for a no. Raises `ValueError` or `NotAuthenticated` for what is neither."""
+    """Identity in a service's answer; `NOBODY` for a no. Raises `ValueError` or `NotAuthenticated` if it is neither."""
     allowed, expires_in_s = _yes_or_no(answer)
     if not allowed:
         return NOBODY
@@ -215,7 +215,7 @@ def read_answer(answer: Any, credentials: Credentials, wall: float, max_session_
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether somebody may do something. topic: `room/42`, `user/7` or a free one."""
+    """Question about an action of a login. topic: `room/42`, `user/7` or a free one."""
 
     identity: Identity
     client_id: str
@@ -225,12 +225,12 @@ class Question:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What of it an answer depends on."""
+        """Parts of the question on which the answer depends."""
         who = self.identity
         return who.user, str(who.uin), " ".join(sorted(who.groups)), self.client_id, self.address, self.action, self.topic
 
     def body(self) -> dict[str, object]:
-        """The question as the service gets it."""
+        """Body of the request to the service."""
         who = self.identity
         return {
             "user": who.user, "uin": who.uin, "groups": sorted(who.groups), "client_id": self.client_id,
@@ -245,7 +245,7 @@ def _checked(identity: Identity) -> Identity:
 
 
 def _yes_or_no(answer: Any) -> tuple[bool, float | None]:
-    """What a service says, and for how long at most. Raises `ValueError` for what is neither yes nor no."""
+    """A service's decision, and the limit of its validity in seconds. Raises `ValueError` if it is neither yes nor no."""
     if not isinstance(answer, dict) or not isinstance(answer.get("allow"), bool):
         raise ValueError("neither yes nor no")
     lasts_s = answer.get("expires_in_s")

@@ -1,4 +1,4 @@
-"""Clients' certificates: who one says that somebody is. TLS has verified whose it is; here is read what is in it. Pure.
+"""Clients' certificates: the identities in them. TLS has verified the certificate; here its content is read. Pure.
 
     name = "CN"   template = "{user}"                       CN=alice                       → alice
     name = "URI"  template = "pixiu://user/{uin}/{user}"    URI:pixiu://user/7/alice       → alice, UIN 7
@@ -21,9 +21,9 @@ from pixiu.errors import ConfigurationError, NotAuthenticated
 from pixiu.rpc.tls import ROLE_URI
 
 NAMES: Final = ("CN", "DNS", "email", "URI")
-"""Where a name can be: the subject's common name, or a kind of its alternative names."""
+"""Places of a name: the subject's common name, or a kind of its alternative names."""
 CLIENT: Final = "client"
-"""The role in a certificate of somebody who is no process (`pixiu pki issue client`)."""
+"""The role in a client's certificate, which is not a process (`pixiu pki issue client`)."""
 MAX_NAMES: Final = 64
 _PARTS: Final = {"{user}": r"(?P<user>[^/]+)", "{uin}": r"(?P<uin>[0-9]{1,19})", "{group}": r"(?P<group>[^/]+)"}
 _SPLIT: Final = re.compile(r"(\{[^}]*\})")
@@ -31,20 +31,20 @@ _SPLIT: Final = re.compile(r"(\{[^}]*\})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateSettings:
-    """How names are read."""
+    """Settings for reading names."""
 
     name: str = "CN"
     template: str = "{user}"
-    """`{user}`, `{uin}`, `{group}`, each at most once; the rest stands for itself. Without `{user}` the user is the whole name."""
+    """`{user}`, `{uin}`, `{group}`, each at most once; other text is literal. Without `{user}` the user is the whole name."""
     groups: tuple[str, ...] = ()
-    """Of everybody who logs in so."""
+    """Groups of everybody who logs in with a certificate."""
     revoked: str = ""
-    """Path of a file with serial numbers, hexadecimal, one a line; empty: none."""
+    """Path of a file with serial numbers, hexadecimal, one per line; empty: none."""
     uins: Mapping[str, int] = field(default_factory=dict)
-    """User → UIN, where the name holds none."""
+    """User → UIN, for names without a UIN."""
 
     def pattern(self) -> re.Pattern[str]:
-        """What a name must be. Raises `ValueError` for a template that is none."""
+        """Pattern of a valid name. Raises `ValueError` for an invalid template."""
         parts = _SPLIT.split(self.template)
         named = [part for part in parts if part.startswith("{")]
         if not named or len(set(named)) < len(named) or not set(named) <= _PARTS.keys():
@@ -53,7 +53,7 @@ class CertificateSettings:
 
 
 def read_revoked(text: bytes, name: str) -> frozenset[int]:
-    """The serial numbers in a file of revoked certificates; what follows a # is a comment. Raises `ConfigurationError`."""
+    """Serial numbers in a file of revoked certificates; text after a # is a comment. Raises `ConfigurationError`."""
     found = set()
     for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
         word = line.partition("#")[0].strip().replace(":", "")
@@ -66,7 +66,8 @@ def read_revoked(text: bytes, name: str) -> frozenset[int]:
 
 
 def read(der: bytes, revoked: frozenset[int], now: float) -> x509.Certificate:
-    """A certificate that TLS has verified. Raises `NotAuthenticated` when it is revoked, over, a process's, or unreadable."""
+    """Decode a certificate that TLS has verified. Raises `NotAuthenticated` if it is revoked, not valid now, a process's, or
+    unreadable."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
@@ -83,7 +84,7 @@ def read(der: bytes, revoked: frozenset[int], now: float) -> x509.Certificate:
 
 
 def identity_of(certificate: x509.Certificate, settings: CertificateSettings) -> Identity:
-    """Who a certificate says that somebody is. Raises `NotAuthenticated` when no name, or more than one, fits the template."""
+    """Identity in a certificate. Raises `NotAuthenticated` if no name, or more than one, fits the template."""
     pattern = settings.pattern()
     fitting = [found for name in _names(certificate, settings.name)[:MAX_NAMES] if (found := pattern.fullmatch(name))]
     if len(fitting) != 1:

@@ -1,8 +1,8 @@
-"""What is remembered of a slow authenticator's answers, and when it is asked no more. Pure.
+"""Remembered answers of a slow authenticator, and a breaker that stops questions to it. Pure.
 
-A breaker opens when too many of the last questions failed, of several addresses: one client that asks what a service fails at
-closes it to nobody else. Nobody is asked then until a while is over; one is asked after it, and an answer closes the breaker. Whose
-question was answered with yes before has the first try: strangers cannot take it away from them.
+A breaker opens when too many of the latest questions failed, from several addresses: one client with questions that make a service
+fail cannot close it to others. Then nothing is asked for a while; after that one question is asked, and an answer closes the
+breaker. Clients whose last answer was a yes have the first try: strangers cannot take it away from them.
 
     CLOSED ──(failures of the last 20, of 3 addresses)──▶ OPEN ──(open_s)──▶ one is asked ──(answer)──▶ CLOSED
                                                             ▲───────────────────(failure)──────┘
@@ -19,18 +19,18 @@ from typing import Final, Generic, TypeVar
 Answer = TypeVar("Answer")
 DIGEST_BYTES: Final = 16
 WINDOW: Final = 20
-"""Questions by which a breaker judges."""
+"""Number of latest questions that a breaker considers."""
 MIN_ADDRESSES: Final = 3
-"""Of which failures come before it opens."""
+"""Addresses whose questions must have failed before it opens."""
 
 
 class Remembered(Generic[Answer]):
-    """Answers by what was asked, each for a time, at most so many: the oldest go first. What was asked is kept as a keyed
-    digest only.
+    """Answers by question, each valid for a time; at most `limit`, of which the oldest are dropped first. Of a question only a
+    keyed digest is kept.
 
     Args:
         key: secret of this process.
-        limit: answers.
+        limit: number of answers.
     """
 
     def __init__(self, key: bytes, limit: int) -> None:
@@ -41,7 +41,7 @@ class Remembered(Generic[Answer]):
         return len(self._answers)
 
     def put(self, asked: tuple[str, ...], answer: Answer, until: float) -> None:
-        """Keep an answer until then."""
+        """Keep an answer until this time."""
         digest = self._digest(asked)
         self._answers.pop(digest, None)
         self._answers[digest] = (until, answer)
@@ -49,17 +49,17 @@ class Remembered(Generic[Answer]):
             self._answers.popitem(last=False)
 
     def get(self, asked: tuple[str, ...], now: float) -> Answer | None:
-        """The answer, if there is one and its time is not over."""
+        """The answer, if there is one that is still valid."""
         found = self._answers.get(self._digest(asked))
         return None if found is None or now >= found[0] else found[1]
 
     def last(self, asked: tuple[str, ...]) -> Answer | None:
-        """The answer of before, even if its time is over, as long as there is room for it."""
+        """The previous answer, even if no longer valid, while there is space for it."""
         found = self._answers.get(self._digest(asked))
         return None if found is None else found[1]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all answers."""
         self._answers.clear()
 
     def _digest(self, asked: tuple[str, ...]) -> bytes:
@@ -71,19 +71,21 @@ class Remembered(Generic[Answer]):
 
 
 class Breaker:
-    """Args: failures: of the last `WINDOW` questions, that open it. open_s: seconds until one is asked again."""
+    """Args: failures: number of the last `WINDOW` questions that must fail to open it. open_s: seconds until a question is asked
+    again."""
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._limit, self._open_s = failures, open_s
         self._last: deque[str] = deque(maxlen=WINDOW)
-        """Of each question whose failed; empty: it was answered."""
+        """Address of each failed question; empty for an answered one."""
         self._again_at = 0.0
         self.is_open = False
-        """Whether failures have opened it, and no answer has closed it."""
+        """True if failures have opened it and no answer has closed it since."""
         self.opened = 0
 
     def may_ask(self, now: float, known: bool = False) -> bool:
-        """Whether to ask now. While it is open one may at a time: who had a yes before (`known`), after twice the time others."""
+        """True if a question may be asked now. While the breaker is open these are single ones: by clients with an earlier yes
+        (`known`) after `open_s`, by others after twice that time."""
         if not self.is_open:
             return True
         if now < self._again_at + (0.0 if known else self._open_s):
@@ -92,14 +94,14 @@ class Breaker:
         return True
 
     def answered(self) -> None:
-        """An answer came, whatever it says."""
+        """Note that an answer came, of whatever content."""
         if self.is_open:
             self.is_open = False
             self._last.clear()
         self._last.append("")
 
     def failed(self, address: str, now: float) -> None:
-        """None came to a question of this address."""
+        """Note that a question from this address got no answer."""
         self._last.append(address)
         failed = [each for each in self._last if each]
         if not self.is_open and len(failed) >= self._limit and len(set(failed)) >= MIN_ADDRESSES:

@@ -1,4 +1,4 @@
-"""The way from a call or a connection to a session: what gRPC clients of gateways and proxies bring, and who checks it.
+"""From a call or a connection to a session: the credentials of gRPC clients of gateways and proxies, and their verification.
 
     authorization: Bearer TOKEN
     authorization: Basic BASE64(USER:PASSWORD)
@@ -27,7 +27,7 @@ from cluster.runtime.options import ClusterOptions
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
 KEYS_S: Final = 1.0
-"""How long keys by which processes prove what they are are remembered."""
+"""Time for which the keys of processes' proofs are cached, seconds."""
 
 
 def guard_of(
@@ -37,9 +37,9 @@ def guard_of(
     audit: Audit,
     called: Callable[[str], None] = lambda _peer: None,
 ) -> Guard | None:
-    """The guard of a process's client doors; None where nobody has to log in. Raises `ConfigurationError`.
+    """Create the guard of a process's client ports; None if no login is required. Raises `ConfigurationError`.
 
-    called: told of each gRPC call's peer.
+    called: called with each gRPC call's peer.
     """
     if not options.access_file:
         return None
@@ -57,7 +57,7 @@ def guard_of(
 
 
 async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[str], None]) -> Session | None:
-    """A session for a gRPC call; None where nobody has to log in. `end`: ends the call, with why in words.
+    """Open a session for a gRPC call; None if no login is required. `end`: ends the call, with a reason in words.
 
     Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`.
     """
@@ -68,7 +68,7 @@ async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[s
 
 
 def brought(guard: Guard, context: Any, client: str) -> Credentials:
-    """What a gRPC caller brought. Raises `NotAuthenticated` for what is none."""
+    """Credentials of a gRPC caller. Raises `NotAuthenticated` if they are invalid."""
     peer = str(context.peer())
     guard.called(peer)
     address = address_of(peer)
@@ -77,13 +77,13 @@ def brought(guard: Guard, context: Any, client: str) -> Credentials:
 
 
 CALLS: Final = ("gateway", "proxy, calls")
-"""Keys by which gateways prove to proxies what they are."""
+"""Keys with which gateways prove their role to proxies."""
 LOANS: Final = ("proxy", "proxy, loans")
-"""Keys by which proxies prove to proxies that they lent a worker number."""
+"""Keys with which proxies prove to proxies that they lent a worker number."""
 
 
 def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tuple[bytes, ...]:
-    """The keys of a purpose, the one that signs first; none without a key ring. Raises `ConfigurationError`."""
+    """Keys of a purpose, the one that signs first; none without a key ring. Raises `ConfigurationError`."""
     ring = cluster.key_ring()
     if ring is None:
         return ()
@@ -92,7 +92,7 @@ def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tup
 
 
 class ProofKeys:
-    """The keys of a purpose as they are now. They are read again every `KEYS_S`, however often strangers make a process look."""
+    """Current keys of a purpose. They are read again every `KEYS_S` at most, however often strangers cause a check."""
 
     def __init__(self, cluster: ClusterOptions, purpose: tuple[str, str], now: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._purpose, self._now = cluster, purpose, now
@@ -100,7 +100,7 @@ class ProofKeys:
         self._until = 0.0
 
     def newest(self) -> tuple[bytes, ...]:
-        """The one that signs first; none while they cannot be read: /health says what is wrong with a key folder."""
+        """The keys, the one that signs first; none while they cannot be read: /health reports problems with a key folder."""
         if self._now() >= self._until:
             try:
                 self._keys = proof_keys(self._cluster, self._purpose)
@@ -111,13 +111,13 @@ class ProofKeys:
 
 
 class ProcessProofs:
-    """Knows calls of the cluster's processes by what they prove."""
+    """Recognizes calls of the cluster's processes by their proofs."""
 
     def __init__(self, cluster: ClusterOptions, now: Callable[[], float] = time.monotonic) -> None:
         self._keys = ProofKeys(cluster, CALLS, now)
 
     def is_process(self, context: Any, role: str) -> bool:
-        """Whether a call is one of a process that has this role. Nobody's is while the keys cannot be read."""
+        """True if a call comes from a process with this role. False for every call while the keys cannot be read."""
         header = header_of(context)
         if not header.startswith(SCHEME):
             return False
@@ -125,13 +125,13 @@ class ProcessProofs:
 
 
 def header_of(context: Any) -> str:
-    """A call's authorization, as it is; empty for none."""
+    """Authorization of a call, unchanged; empty if there is none."""
     found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
     return str(found[0]) if len(found) == 1 else ""
 
 
 def certificate_of(context: Any) -> bytes:
-    """The certificate that a caller showed, DER, and that TLS verified; empty: none."""
+    """Certificate of a caller, DER, verified by TLS; empty if there is none."""
     found = context.auth_context().get("x509_pem_cert")
     try:
         return ssl.PEM_cert_to_DER_cert(found[0].decode()) if found else b""
@@ -140,7 +140,7 @@ def certificate_of(context: Any) -> bytes:
 
 
 def credentials_of(header: str, client: str, address: str, certificate: bytes = b"") -> Credentials:
-    """What an authorization brings, or a certificate alone. Raises `NotAuthenticated` for what is none."""
+    """Credentials in an authorization, or a certificate alone. Raises `NotAuthenticated` if they are invalid."""
     if certificate and not header:
         return Credentials("", "", client, address, certificate)
     scheme, _, value = header.partition(" ")
@@ -161,5 +161,5 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
 
 
 def address_of(peer: str) -> str:
-    """The machine's address in gRPC's name of a peer, such as ipv4:10.0.0.7:41000 or ipv6:%5B::1%5D:41000."""
+    """Address of the machine in gRPC's name of a peer, such as ipv4:10.0.0.7:41000 or ipv6:%5B::1%5D:41000."""
     return unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]") or peer

@@ -1,6 +1,6 @@
-"""The access file and those that it names, read again when they have changed.
+"""The access file and the files that it names, read again when they have changed.
 
-A file is taken when it stood still from one look to the next: half of one that is being written may be a good file, too, with half
+A changed file is taken when it did not change between two checks: half of a file that is being written may be valid too, with half
 of the users in it.
 
 Source: docs/security.md, "The access file".
@@ -18,29 +18,29 @@ from cluster.runtime.options import read_bounded
 
 MAX_FILE_BYTES: Final = 64 << 20
 Stamp = tuple[int, int, int]
-"""Of a file: another one when it was written."""
+"""Version of a file: differs after every write."""
 Proof = tuple[str, str]
-"""By which authenticator, and by what there, somebody has logged in (`Identity.by`, `Identity.proof`)."""
+"""Authenticator and its proof with which somebody has logged in (`Identity.by`, `Identity.proof`)."""
 Made = TypeVar("Made")
 
 
 class Files:
-    """The access file and those that it names, as they are read once. Args: before: what was read the last time that it did."""
+    """The access file and the files that it names, read once. Args: before: the result of the last successful read."""
 
     def __init__(self, path: Path, before: Files | None = None) -> None:
         self.path, self._before = path, before
         self._parsed: dict[tuple[str, Path], tuple[Stamp, Any]] = {}
         self.stamps: dict[Path, Stamp] = {}
-        """Of each file before it was read: what is written meanwhile is a change. Also of those that do not do."""
+        """Version of each file before it was read: a later write counts as a change. Includes invalid files."""
         self.settings = Settings()
         self.keys: tuple[tokens.Key, ...] = ()
         self.users: Mapping[str, passwords.Entry] = {}
         self.revoked: frozenset[int] = frozenset()
         self.gone: frozenset[Proof] = frozenset()
-        """Proofs that were good before and are not any more. An empty one: nobody's by this authenticator is."""
+        """Proofs that were valid before and no longer are. An empty proof means all proofs of this authenticator."""
 
     def read(self) -> None:
-        """Read them; what has not changed is not parsed again. Blocking. Raises `ConfigurationError`."""
+        """Read the files; unchanged ones are not parsed again. Blocking. Raises `ConfigurationError`."""
         self.settings = self._parse("access", self.path, lambda data, name: parse(data.decode(errors="replace"), name))
         folder = self.path.parent
         if self.settings.keys:
@@ -55,7 +55,7 @@ class Files:
         self._before = None
 
     def stood_still(self) -> bool:
-        """Whether no file has changed since it was read."""
+        """True if no file has changed since it was read."""
         return all(stamp_of(path) == stamp for path, stamp in self.stamps.items())
 
     def _gone_since(self, before: Files) -> set[Proof]:
@@ -83,7 +83,7 @@ class Files:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Another one for another file, or other contents. Zeros: there is none."""
+    """Version of a file, different for another file or other contents. Zeros if there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -1,12 +1,12 @@
-"""The guard of a process's client doors: asks the authenticators in turn, opens sessions, ends them when their time is over.
+"""The guard of a process's client ports: asks the authenticators in turn, opens sessions, ends expired ones.
 
     credentials ─▶ certificate? ─▶ token? ─▶ password? ─▶ callback? ─▶ Identity ─▶ Session ─▶ Permissions
-                     │               │          │            │            │           └ ends: expired, kicked, not allowed any more
+                     │               │          │            │            │           └ ends: expired, kicked, no longer allowed
                      └───────────────┴──────────┴────────────┴─ no ───────┴─▶ refused, counted, audited
 
-The access file, and the files that it names, are read again when they change. What cannot be read then is said in the log, and what
-was read before stays. A change concerns those whose proof is gone (a password's line, a key, a certificate), and everybody where
-the rules change. They are visited in slices; until then each is decided anew at its next message.
+The access file, and the files that it names, are read again when they change. A file that cannot be read then is reported in the
+log, and the previous content stays. A change concerns sessions whose proof is gone (a password's line, a key, a certificate), and
+all sessions if the rules change. They are visited in slices; until then each is decided anew at its next message.
 
 Source: docs/security.md.
 """
@@ -38,18 +38,18 @@ from cluster.runtime.token_bucket import Meter, Meters
 from pixiu.errors import ConfigurationError, NotAllowed, NotAuthenticated, Overloaded, PixiuError
 
 LOOK_S: Final = 1.0
-"""How often files are looked at. What stood still from one look to the next is read."""
+"""Interval at which files are checked, seconds. Changes that stayed the same between two checks are read."""
 FAILED: Final = 4
-"""What a failed login costs its address, in quarters of one; a login that had no answer costs one."""
+"""Cost of a failed login for its address, in quarters of one; a login without an answer costs one quarter."""
 MAX_HASHING: Final = 4
-"""Passwords that are hashed at one time, 16 MiB each."""
+"""Passwords hashed at one time, 16 MiB each."""
 MAX_WAITING: Final = 64
-"""That wait for it; more are refused."""
+"""Passwords that wait to be hashed; more are refused."""
 REMEMBER_S: Final = 300.0
 MAX_REMEMBERED: Final = 100_000
 MAX_TIMER_S: Final = 86_400.0
 MAX_HOLD_S: Final = 10.0
-"""A client that publishes too much is not read from for at most so long; then it is looked whether anything is owed still."""
+"""Longest time for which a client that publishes too much is not read from, seconds; then its debt is checked again."""
 MAX_ADDRESSES: Final = 100_000
 RETRY_MS: Final = 1000
 ACCESS_FILE_READ: Final = "access_file_read"
@@ -57,9 +57,9 @@ ACCESS_FILE_WRONG: Final = "access_file_wrong"
 
 
 class Session:
-    """One client's time at a door.
+    """Session of one client at a port.
 
-    end: ends the connection, with why in words.
+    end: ends the connection, with a reason in words.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Session:
         self.identity, self.address = identity, address
         self.end = end
         self.over = ""
-        """Why it is over; empty: it is not."""
+        """Reason why the session is over; empty if it is not."""
         self._told = False
         self._permissions, self._as_of = permissions, guard.as_of
         self.rules_changed: Callable[[], None] = lambda: None
-        """Called after the rules have changed: what is held on must be allowed still."""
+        """Called after the rules have changed: subscriptions and inboxes must still be allowed."""
         self.client_id = ""
         self._guard = guard
         self._timer: asyncio.TimerHandle | None = None
@@ -80,29 +80,29 @@ class Session:
 
     @property
     def permissions(self) -> Permissions:
-        """What the client may do as of now: another object after the rules have changed, none once the session is over."""
+        """Present permissions of the client: another object after the rules have changed, none when the session is over."""
         if self._as_of != self._guard.as_of and not self.over and (why := self._guard.renew(self)):
-            # In the middle of a client's message: what there is goes on to its end, without any rights.
+            # In the middle of a client's message: its handling continues to its end, without any permissions.
             self.lose(why)
             asyncio.get_running_loop().call_soon(self._end)
         return self._permissions
 
     def renewed(self, permissions: Permissions) -> None:
-        """It has these from now on, and what callbacks have given it under the rules of before."""
+        """Take over new permissions, and what callbacks have granted under the previous rules."""
         permissions.keep(self._permissions)
         self._permissions, self._as_of = permissions, self._guard.as_of
 
     def doubt(self) -> None:
-        """Something has changed about it: it is to be decided anew before it is used again."""
+        """Have the session decided anew before it is used again."""
         self._as_of = -1
 
     def lose(self, why: str) -> None:
-        """It is over: nothing is allowed any more."""
+        """End the session: nothing is allowed any more."""
         self.over = self.over or why
         self._permissions = NOTHING
 
     def visit(self) -> None:
-        """After a change: end it if it is over, else have its owner look whether what is held on is allowed still."""
+        """Handle a change: end the session if it is over, otherwise have its owner check that everything held is still allowed."""
         if self not in self._guard.sessions:
             return
         self.permissions  # noqa: B018 (decided anew)
@@ -117,7 +117,7 @@ class Session:
             self.end(self.over)
 
     def allows(self, action: str, target: Target) -> bool:
-        """Whether the client may do something; a new no is counted and audited."""
+        """True if the client may do something; a new no is counted and audited."""
         permissions = self.permissions
         new = not permissions.seen(action, target)
         allowed = permissions.allows(action, target)
@@ -126,49 +126,51 @@ class Session:
         return allowed
 
     def require(self, action: str, target: Target) -> None:
-        """Raises `NotAllowed`, unless the client may do it."""
+        """Raise `NotAllowed` unless the client may do it."""
         if not self.allows(action, target):
             self.permissions.require(action, target)
 
     @property
     def asks(self) -> bool:
-        """Whether a callback may have to be asked what the client may do: a door says before what it will try (`foresee`)."""
+        """True if a callback may have to be asked about the client's actions: a port then announces what it will try
+        (`foresee`)."""
         return self.permissions.asks
 
     def foresee(self, action: str, target: Target) -> None:
-        """The client will try this."""
+        """Announce an action that the client will try."""
         self.permissions.foresee(action, target)
 
     @property
     def must_ask(self) -> bool:
-        """Whether something foreseen has to be asked for."""
+        """True if a callback must be asked about an announced action."""
         return bool(self.permissions.foreseen)
 
     async def ask(self) -> None:
-        """Have callbacks asked for all that was foreseen. What they do not answer in time is a no."""
+        """Ask callbacks about all announced actions. Missing answers count as a no."""
         foreseen = list(self.permissions.foreseen)
         self.permissions.foreseen.clear()
         await asyncio.gather(*(self._guard.ask(self, *question) for question in foreseen))
 
     def not_lent(self, ids: int) -> None:
-        """The client used so many message IDs that it may not; `ids` above 0."""
+        """Note that the client used `ids` message IDs (above 0) that were not lent to it."""
         self._guard.not_lent(self, ids)
 
     def spend(self, messages: int, size: int) -> float:
-        """The client published. Returns the seconds for which it is not to be read from."""
+        """Note a publish of the client. Returns the seconds for which it must not be read from."""
         return self._guard.spend(self.identity, messages, size)
 
     def owed(self) -> float:
-        """The seconds for which the client is not to be read from: its user has published too much, here or in other sessions."""
+        """Seconds for which the client must not be read from, because its user has published too much, here or in other
+        sessions."""
         return self._guard.spend(self.identity, 0, 0)
 
     async def hold(self) -> None:
-        """Wait until nothing is owed any more; looks again every `MAX_HOLD_S`, as the quota may have changed."""
+        """Wait until nothing is owed any more; checks again every `MAX_HOLD_S`, because the quota may have changed."""
         while wait_s := self.owed():
             await asyncio.sleep(min(wait_s, MAX_HOLD_S))
 
     def close(self) -> None:
-        """The client is gone."""
+        """Note that the client is gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -189,20 +191,20 @@ class Session:
 
 
 class Guard:
-    """Knows who may come in at a process's client doors, and who is in.
+    """Admits clients at a process's client ports, and tracks their sessions.
 
     Args:
-        path: of the access file. log, audit: of the process.
+        path: path of the access file. log, audit: the process's.
 
-    Raises `ConfigurationError` when the file, or one that it names, does not do.
+    Raises `ConfigurationError` if the file, or one that it names, is invalid.
     """
 
     def __init__(self, path: str, log: FilteringBoundLogger, audit: Audit) -> None:
         self._path, self._log, self._audit = Path(path), log, audit
         self._stamps: dict[Path, Stamp] = {}
-        """Of the last try to read them."""
+        """Versions at the last attempt to read the files."""
         self._seen: dict[Path, Stamp] = {}
-        """Of the last look."""
+        """Versions at the last check."""
         self._callback: Callback | None = None
         self._deciders: dict[str, Decider] = {}
         """Callbacks that rules name."""
@@ -219,27 +221,27 @@ class Guard:
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
         self.called: Callable[[str], None] = lambda _peer: None
-        """Told of each gRPC call's peer, as gRPC names it."""
+        """Called with each gRPC call's peer, as gRPC names it."""
         self._rules = RuleSet(())
         self.as_of = 0
-        """Of the rules: a session whose permissions are of another time is decided anew."""
+        """Version of the rules: a session whose permissions are of another version is decided anew."""
         self._ending: Visits[Session] = Visits(Session.visit, self._wrong)
-        """Whose proof is gone, or whom an operator ends."""
+        """Sessions whose proof is gone, or that an operator ends."""
         self._changed: Visits[Session] = Visits(Session.visit, self._wrong)
-        """Who has other rules."""
+        """Sessions whose rules have changed."""
         self._files, files = Files(self._path), Files(self._path)
         files.read()
         self._use(files)
 
     @property
     def settings(self) -> Settings:
-        """Settings as the files say them now."""
+        """Current settings of the files."""
         return self._files.settings
 
     # --- logging in
 
     def check_now(self, credentials: Credentials) -> Identity | None:
-        """Who it is, when that can be said without waiting; None: `check` can. Raises `NotAuthenticated` or `Overloaded`."""
+        """Identify a client if that is possible without waiting; None: use `check`. Raises `NotAuthenticated` or `Overloaded`."""
         with self.refusing(credentials.address, credentials.client_id):
             credentials.check()
             self._check_failures(credentials.address)
@@ -265,7 +267,7 @@ class Guard:
             return None
 
     async def check(self, credentials: Credentials) -> Identity:
-        """Who it is. Raises `NotAuthenticated` or `Overloaded`."""
+        """Identify a client. Raises `NotAuthenticated` or `Overloaded`."""
         found = self.check_now(credentials)
         if found is not None:
             return found
@@ -284,7 +286,7 @@ class Guard:
             self._waiting -= 1
             raise
         entry = self._files.users.get(credentials.user)
-        # A thread goes on when whoever waits for it has hung up: its place is free when it is done.
+        # A thread continues after its caller has hung up: its place is free when it is done.
         hashing = asyncio.get_running_loop().run_in_executor(None, passwords.check, entry, credentials.secret)
         hashing.add_done_callback(self._hashed_one)
         await asyncio.wait((hashing,))
@@ -298,19 +300,19 @@ class Guard:
         self._waiting -= 1
         self._hashing.release()
         if not hashing.cancelled():
-            hashing.exception()  # somebody may have hung up, and nobody else ask for it
+            hashing.exception()  # the caller may have hung up, and nobody else retrieve the exception
 
     @contextlib.contextmanager
     def refusing(self, address: str, client: str) -> Iterator[None]:
-        """What is raised in here keeps a client out: it is counted and audited. Of who did not prove who he is, or hung up before
-        the answer, the address pays."""
+        """Count and audit exceptions in this block, which keep a client out. Clients that did not prove their identity, or hung up
+        before the answer, are charged to their address."""
         try:
             yield
         except NotAuthenticated as error:
             self._failed(address, client, str(error))
             raise
         except PixiuError as error:
-            # Who comes is not to blame, and all may be told the same: it has one line a second.
+            # The client is not to blame, and all may get the same error: it is logged once a second.
             if isinstance(error, Unanswered):
                 self._charge(address, 1)
             self._refused(str(error), address, client, str(error))
@@ -333,7 +335,7 @@ class Guard:
         self._audit.write_limited("login_refused", about, address=address, client=client[:128], why=why)
 
     def refused_certificate(self, address: str, why: str) -> None:
-        """TLS has refused a client for its certificate, before it could say anything."""
+        """Note that TLS has refused a client's certificate, before the client could send anything."""
         self._failed(address, "", why)
 
     def _check_failures(self, address: str) -> None:
@@ -347,7 +349,7 @@ class Guard:
     # --- sessions
 
     def open(self, identity: Identity, address: str, client_id: str, end: Callable[[str], None]) -> Session:
-        """A session of somebody who has logged in; its owner closes it. Raises `NotAllowed` or `Overloaded`."""
+        """Open a session for a login; its owner closes it. Raises `NotAllowed` or `Overloaded`."""
         quota = self._quota(identity)
         try:
             if quota.sessions_per_user and self._of_user[identity.user] >= quota.sessions_per_user:
@@ -383,7 +385,7 @@ class Guard:
         return Permissions(identity, self._rules, client_id, answers)
 
     def _gone(self, identity: Identity) -> str:
-        """Why somebody's login is good no more; empty: it is."""
+        """Reason why a login is no longer valid; empty if it is."""
         if identity.by == "password":
             entry = self._files.users.get(identity.user)
             return "" if entry and entry.identity.proof == identity.proof else "the user's password entry has changed; log in again"
@@ -396,7 +398,7 @@ class Guard:
         return ""
 
     def renew(self, session: Session) -> str:
-        """Give a session the permissions of now. Returns why it has none any more; empty: it has."""
+        """Give a session the present permissions. Returns the reason if it no longer has any; otherwise empty."""
         why = self._gone(session.identity)
         if not why:
             try:
@@ -406,13 +408,13 @@ class Guard:
         return why
 
     async def ask(self, session: Session, callback: str, action: str, target: Target) -> None:
-        """Have a callback asked whether a session may do something."""
+        """Ask a callback about an action of a session."""
         found = self._deciders.get(callback)
         if found is not None:
             await found.decide(Question(session.identity, session.client_id, session.address, action, topic_of(target)))
 
     def closed(self, session: Session) -> None:
-        """A session is over."""
+        """Remove a session that is over."""
         if session in self.sessions:
             self.sessions.discard(session)
             proof = session.identity.by, session.identity.proof
@@ -425,13 +427,13 @@ class Guard:
                     del counter[key]
 
     def expired(self, session: Session) -> None:
-        """A session's time is over."""
+        """Note that a session's time is over."""
         self.counts["expired"] += 1
         user, address = session.identity.user, session.address
         self._audit.write_limited("login_expired", f"{user} {address}", user=user, address=address)
 
     def denied(self, session: Session, action: str, target: Target, new: bool) -> None:
-        """A session may not do what it tried."""
+        """Note that a session tried something that it may not do."""
         self.counts["denied"] += 1
         if new:
             user = session.identity.user
@@ -440,15 +442,15 @@ class Guard:
             )
 
     def not_lent(self, session: Session, ids: int) -> None:
-        """A session used message IDs that it may not."""
+        """Note that a session used message IDs that were not lent to it."""
         self.counts["ids_refused"] += ids
         user = session.identity.user
         self._audit.write_limited("ids_refused", f"{user} {session.address}", user=user, address=session.address, ids=ids)
 
     def kick(self, request: str) -> int:
-        """End the sessions that an operator's request is about (`Kick`). Returns how many; what is no request ends none.
+        """End the sessions that match an operator's request (`Kick`). Returns their number; an invalid request ends none.
 
-        From now on they may do nothing; their owners are told in slices.
+        From now on they are allowed nothing; their owners are informed in slices.
         """
         kick = kick_of(request)
         found = [] if kick is None else [session for session in self.sessions if kick.fits(session.identity)]
@@ -464,7 +466,7 @@ class Guard:
         return len(found)
 
     def spend(self, identity: Identity, messages: int, size: int) -> float:
-        """Somebody published. Returns the seconds for which he is not to be read from."""
+        """Note a publish of a login. Returns the seconds for which its client must not be read from."""
         quota = self._quota(identity)
         meters = self._spent.get(quota)
         if meters is None:
@@ -474,18 +476,18 @@ class Guard:
         return meter.spend(messages, size, now)
 
     def _quota(self, identity: Identity) -> Quota:
-        """Of the first of the file's groups that somebody is in, or the one of all."""
+        """Quota of the first of the file's groups that a login is in, or the general one."""
         quotas = self.settings.group_quotas
         return next((quota for group, quota in quotas.items() if group in identity.groups), self.settings.quota)
 
     # --- files
 
     def start(self) -> None:
-        """Look at the files from now on."""
+        """Start checking the files."""
         self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def close(self) -> None:
-        """Look no more, and end the connections to the callback."""
+        """Stop checking the files, and close the connections to callbacks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -496,8 +498,8 @@ class Guard:
                 await asker.close()
 
     async def read_again(self) -> None:
-        """Read what has changed, and stood still since the last look; sessions get the new rules. What does not do is said in the
-        log, and changes nothing."""
+        """Read files that have changed and stayed the same since the last check; sessions get the new rules. Invalid files are
+        reported in the log, and change nothing."""
         before, self._seen = self._seen, {path: stamp_of(path) for path in self._seen or self._stamps}
         if self._seen == self._stamps or self._seen != before:
             return
@@ -509,7 +511,7 @@ class Guard:
             self._wrong(error)
             return
         if not files.stamps.items() <= self._seen.items() or not files.stood_still():
-            self._seen = self._seen | files.stamps  # it names another file, or is written again: wait for one more look
+            self._seen = self._seen | files.stamps  # it names another file, or is being written again: wait for one more check
             return
         changed = self._use(files)
         self._log.info(ACCESS_FILE_READ, path=str(self._path), rules=len(self.settings.rules))
@@ -531,7 +533,7 @@ class Guard:
         return len(self._ending) + len(self._changed)
 
     async def visited(self) -> None:
-        """Wait until all whom a change concerns were visited."""
+        """Wait until all sessions that a change concerns were visited."""
         await self._ending.done()
         await self._changed.done()
 
@@ -566,11 +568,11 @@ class Guard:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.read_again()
-            except Exception as error:  # whatever it is: the next change must be seen
+            except Exception as error:  # of any kind: the next change must be seen
                 self._wrong(error)
 
     def _use(self, files: Files) -> bool:
-        """Whether the rules are others."""
+        """Use the content of files. Returns True if the rules have changed."""
         settings = files.settings
         changed = settings.rules != self.settings.rules
         if changed:

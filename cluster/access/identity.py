@@ -1,4 +1,4 @@
-"""Who somebody is, as an authenticator says it, and with what he came. Pure.
+"""Identity of a client, as an authenticator reports it, and the client's credentials. Pure.
 
 Source: docs/security.md, "Logging in".
 """
@@ -14,25 +14,24 @@ from pixiu.errors import NotAuthenticated
 from pixiu.ids import MAX_ID
 
 MAX_SECRET_BYTES: Final = 8192
-"""Of a token or a password; a longer one is refused before anybody looks into it."""
+"""Size of a token or a password; a longer one is refused before it is inspected."""
 MAX_USER_BYTES: Final = 256
 MAX_GROUPS: Final = 64
 NEVER_S: Final = float("inf")
 MAX_CLAIM_BYTES: Final = 256
-"""Of a claim that rules can use."""
+"""Size of a claim that rules can use."""
 UNUSABLE: Final = "\0"
-"""What stands for a claim that a login has in a form that rules cannot use: no `allow` fits it, every `deny` does, and no template
-takes it."""
+"""Value of a claim in a form that rules cannot use: no `allow` matches it, every `deny` does, and no template accepts it."""
 NETWORK_BITS: Final = 64
-"""Of an address of IPv6: the rest is its owner's to choose."""
+"""Network bits of an IPv6 address: its owner may choose the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client brought. The secret is never shown.
+    """Credentials of a client. The secret is never shown.
 
-    user: as the client says; may be empty where a token says it. secret: a token or a password. client_id: of MQTT, or the
-    client's name. address: of its machine. certificate: that TLS has verified, DER; empty: none was shown.
+    user: as given by the client; may be empty if a token contains it. secret: a token or a password. client_id: MQTT's, or the
+    client's name. address: of the client's machine. certificate: verified by TLS, DER; empty: none was shown.
     """
 
     user: str
@@ -42,7 +41,7 @@ class Credentials:
     certificate: bytes = field(default=b"", repr=False)
 
     def check(self) -> None:
-        """Raises `NotAuthenticated` for what is missing or too long."""
+        """Raise `NotAuthenticated` if something is missing or too long."""
         if not self.secret and not self.certificate:
             raise NotAuthenticated("this port requires a login: a token, or a user name and a password")
         if len(self.secret.encode(errors="replace")) > MAX_SECRET_BYTES:
@@ -50,7 +49,7 @@ class Credentials:
         if len(self.user.encode(errors="replace")) > MAX_USER_BYTES:
             raise NotAuthenticated(f"a user name has at most {MAX_USER_BYTES} bytes")
         for text in (self.user, self.client_id, self.secret):
-            # What a service behind a callback may choke on is not its to judge.
+            # Text that a service behind a callback may be unable to handle is not passed to it.
             if (not text.isascii() and not _is_unicode(text)) or not _CONTROL.isdisjoint(text):
                 raise NotAuthenticated(
                     "a user name, a client's ID and a secret must not contain control characters or lone surrogates"
@@ -59,7 +58,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who somebody is. `uin` 0: a service, which is no user and receives nothing."""
+    """Identity of a client. `uin` 0: a service, which is not a user and receives nothing."""
 
     user: str
     uin: int
@@ -68,26 +67,26 @@ class Identity:
     expires_at: float = NEVER_S
     """Unix seconds."""
     by: str = ""
-    """Which authenticator said so: jwt, password, certificate or callback."""
+    """Authenticator that identified the client: jwt, password, certificate or callback."""
     proof: str = ""
-    """By what: the fingerprint of the key, the digest of the password file's line, the certificate's serial number. The login ends
-    when that is good no more."""
+    """Proof of the login: fingerprint of the key, digest of the password file's line, or serial number of the certificate. The
+    login ends when its proof is no longer valid."""
     signed_by: str = ""
-    """The name of the key that signed a token, for people."""
+    """Name of the key that signed a token, for people."""
 
     def check_name(self, name: str) -> None:
-        """Raises `NotAuthenticated` when a client calls itself by the number of another user."""
+        """Raise `NotAuthenticated` if a client uses the number of another user as its name."""
         if name.isascii() and name.isdecimal() and int(name[:20]) != self.uin:
             raise NotAuthenticated("the user name is the number of another user; leave it out, or give your own")
 
     def check_uin(self, uin: int) -> None:
-        """Raises `NotAuthenticated` when a client asks for another user's UIN. 0: it asks for none."""
+        """Raise `NotAuthenticated` if a client requests another user's UIN. 0: it requests none."""
         if uin and uin != self.uin:
             raise NotAuthenticated("the UIN belongs to another user: leave it out, or give your own")
 
 
 def machine_of(address: str) -> str:
-    """What limits of one address count: the address, or of IPv6 its network, since whoever has one has 2^64 of them."""
+    """Unit to which limits per address apply: the address, or for IPv6 its network, whose owner has 2^64 addresses."""
     if ":" not in address:
         return address
     try:
@@ -109,22 +108,22 @@ def _is_unicode(text: str) -> bool:
 
 
 def text_of_claim(value: object) -> str:
-    """The one form of a claim's value, whoever says it: texts as they are, integers in decimal, `true` and `false`."""
+    """Canonical text of a claim's value from any source: texts unchanged, integers in decimal, `true` and `false`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
-        value = int(value)  # JSON knows no difference between 1 and 1.0
+        value = int(value)  # JSON does not distinguish 1 and 1.0
     text = str(value) if isinstance(value, str | int) else UNUSABLE
     return text if _is_unicode(text) and len(text.encode()) <= MAX_CLAIM_BYTES else UNUSABLE
 
 
 def claims_of(found: Mapping[str, object]) -> dict[str, str]:
-    """Claims as rules use them; null is none."""
+    """Claims as rules use them; null means no claim."""
     return {str(name): text_of_claim(value) for name, value in found.items() if value is not None}
 
 
 def user_of(value: object) -> str:
-    """The name that an authenticator gave: a text, or an integer. Raises `NotAuthenticated`."""
+    """Name from an authenticator: a text, or an integer. Raises `NotAuthenticated`."""
     user = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     try:
         size = len(user.encode())
@@ -136,7 +135,7 @@ def user_of(value: object) -> str:
 
 
 def uin_of(value: object) -> int:
-    """The UIN that an authenticator gave: an integer, or its decimal digits; 0 for None. Raises `NotAuthenticated`."""
+    """UIN from an authenticator: an integer, or its decimal digits; 0 for None. Raises `NotAuthenticated`."""
     if value is None:
         return 0
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 19:
@@ -147,7 +146,7 @@ def uin_of(value: object) -> int:
 
 
 def groups_of(value: object) -> frozenset[str]:
-    """The groups that an authenticator gave: a list of texts, or one with spaces; none for None. Raises `NotAuthenticated`."""
+    """Groups from an authenticator: a list of texts, or one text with spaces; none for None. Raises `NotAuthenticated`."""
     if value is None:
         return frozenset()
     items = value.split() if isinstance(value, str) else value

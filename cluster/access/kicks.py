@@ -1,4 +1,4 @@
-"""Whose sessions an operator wants to end: a user's, those that one key, certificate or authenticator let in, or all. Pure.
+"""An operator's request to end sessions: those of a user, those opened with one key, certificate or authenticator, or all. Pure.
 
     {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}
 
@@ -19,16 +19,16 @@ AUTHENTICATORS: Final = ("jwt", "password", "certificate", "callback")
 
 @dataclass(frozen=True, slots=True)
 class Kick:
-    """A request. One of `user`, `by` and `everybody` is given; `signed_by` narrows `by` down to one key, or serial number."""
+    """A request. One of `user`, `by` and `everybody` is given; `signed_by` restricts `by` to one key, or serial number."""
 
     user: str = ""
-    """By name or UIN."""
+    """Name or UIN."""
     by: str = ""
     signed_by: str = ""
     everybody: bool = False
 
     def check(self) -> None:
-        """Raises `InvalidArgument`."""
+        """Raise `InvalidArgument` if the request is invalid."""
         if sum((bool(self.user), bool(self.by), self.everybody)) != 1:
             raise InvalidArgument("give one of: USER (a name or a UIN), --by, --all")
         if self.by and self.by not in AUTHENTICATORS:
@@ -37,21 +37,21 @@ class Kick:
             raise InvalidArgument("--key: goes with --by jwt (a key's kid) or --by certificate (a serial number, hexadecimal)")
 
     def fits(self, identity: Identity) -> bool:
-        """Whether it is about somebody."""
+        """True if the request applies to an identity."""
         if self.user:
-            # A service has no UIN, and is ended by its name.
+            # A service has no UIN, and is selected by its name.
             return self.user in (identity.user, str(identity.uin or identity.user))
         if not self.by:
             return self.everybody
         return identity.by == self.by and self.signed_by in ("", identity.signed_by, identity.proof)
 
     def text(self) -> str:
-        """The request as the registry has it."""
+        """The request in the registry's form."""
         return json.dumps({name: value for name, value in asdict(self).items() if value})
 
 
 def kick_of(text: str) -> Kick | None:
-    """A request out of the registry; None for what is none."""
+    """Parse a request from the registry; None if it is invalid."""
     try:
         found = Kick(**json.loads(text))
         found.check()

@@ -1,4 +1,4 @@
-"""Proofs of the worker numbers that proxies lend: which SnowflakeIDs a login may use, at whichever proxy. Pure.
+"""Proofs of the worker numbers that proxies lend: the SnowflakeIDs that a login may use, at any proxy. Pure.
 
     offset  type  field                              a proof, little-endian
     0       u16   worker number
@@ -6,8 +6,8 @@
     10      u64   until                              to below this
     18      16 B  keyed BLAKE2b of these and of the login that it was lent to
 
-A client shows on each stream the proofs that it has been given. A proof serves for IDs of its time, also after that: mail is sent
-again with the ID that it had. Who holds a number now need not be asked: no two loans of a number share a millisecond, but those to
+A client shows the proofs that it was given on each stream. A proof covers IDs of its time, even after that time: mail is sent
+again with its ID. The present holder of a number does not matter: no two loans of a number share a millisecond, except those to
 one login.
 
 Source: docs/security.md, "IDs of messages".
@@ -30,11 +30,11 @@ TAG_BYTES: Final = 16
 PROOF_BYTES: Final = HEAD.size + TAG_BYTES
 PERSON: Final = b"pixiu-loan"
 MAX_SHOWN: Final = 16
-"""Loans that a stream may have at one time; one more takes the place of the one that was shown first."""
+"""Loans that a stream may have at one time; a further one replaces the one shown first."""
 TIME_SHIFT: Final = SNOWFLAKE_WORKER_BITS + SNOWFLAKE_SEQUENCE_BITS
 WORKER_MASK: Final = (WORKERS - 1) << SNOWFLAKE_SEQUENCE_BITS
 NOBODY: Final = -1
-"""No ID has these worker bits."""
+"""Worker bits that no ID has."""
 
 
 class Loan(NamedTuple):
@@ -46,7 +46,7 @@ class Loan(NamedTuple):
 
 
 def owner_of(identity: Identity) -> bytes:
-    """Whom a number is lent to: a login's UIN and user."""
+    """Owner of a loan: a login's UIN and user."""
     return f"{identity.uin} {identity.user}".encode()
 
 
@@ -57,7 +57,7 @@ def prove(key: bytes, loan: Loan, owner: bytes) -> bytes:
 
 
 def proven(keys: Iterable[bytes], proof: bytes, owner: bytes) -> Loan | None:
-    """The loan that a proof is of; None for what is none, or somebody else's."""
+    """The loan proved by a proof; None if it is invalid, or somebody else's."""
     if len(proof) != PROOF_BYTES:
         return None
     head, tag = proof[: HEAD.size], proof[HEAD.size :]
@@ -73,7 +73,7 @@ def _tag(key: bytes, head: bytes, owner: bytes) -> bytes:
 class Lent:
     """The SnowflakeIDs that one stream may use.
 
-    owner: of `owner_of`. may_derive: whether it may use derived IDs, which no worker number is in.
+    owner: from `owner_of`. may_derive: True if it may use derived IDs, which contain no worker number.
     """
 
     __slots__ = ("_loans", "_owner", "high", "low", "may_derive", "refused", "worker")
@@ -82,12 +82,12 @@ class Lent:
         self._owner, self.may_derive = owner, may_derive
         self._loans: dict[tuple[int, int], Loan] = {}
         self.worker, self.low, self.high = NOBODY, 0, 0
-        """Of the loan shown last: worker bits in place, and the range of IDs, whatever their worker and sequence."""
+        """Data of the loan shown last: worker bits in place, and the range of IDs, whatever their worker and sequence."""
         self.refused = 0
-        """IDs that were not."""
+        """Number of IDs refused."""
 
     def show(self, keys: Sequence[bytes], proofs: Sequence[bytes]) -> int:
-        """Take what a client shows. Returns how many were no proofs of this login's loans."""
+        """Take proofs that a client shows. Returns the number that do not prove loans of this login."""
         wrong = max(len(proofs) - MAX_SHOWN, 0)
         for proof in proofs[-MAX_SHOWN:]:
             loan = proven(keys, proof, self._owner)
@@ -104,15 +104,15 @@ class Lent:
         return wrong
 
     def covers(self, snowflake: int) -> bool:
-        """Whether an ID is of one of its loans."""
+        """True if an ID belongs to one of its loans."""
         worker = (snowflake & WORKER_MASK) >> SNOWFLAKE_SEQUENCE_BITS
         return any(
             loan.worker == worker and _first(loan.from_ms) <= snowflake < _first(loan.until_ms) for loan in self._loans.values()
         )
 
     def covers_writer(self, worker: int, generation: int) -> bool:
-        """Whether it may be the writer of mail with this number. Generations are seconds: one far ahead would shut out the number's
-        next holder."""
+        """True if it may be the writer of mail with this number. Generations are seconds: one far in the future would shut out the
+        number's next holder."""
         return any(
             loan.worker == worker and generation <= loan.until_ms // 1000 - GENERATION_EPOCH_S + MAX_AHEAD_S
             for loan in self._loans.values()
@@ -120,5 +120,5 @@ class Lent:
 
 
 def _first(time_ms: int) -> int:
-    """The lowest ID of a millisecond."""
+    """Lowest ID of a millisecond."""
     return (time_ms - SNOWFLAKE_EPOCH_MS) << TIME_SHIFT

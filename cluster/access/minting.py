@@ -1,4 +1,4 @@
-"""Makes keys and tokens, for people who have nobody who issues them: `pixiu token`, `pixiu up --secure`.
+"""Makes keys and tokens, for people without an issuer of their own: `pixiu token`, `pixiu up --secure`.
 
 Source: docs/security.md, "Tokens".
 """
@@ -33,7 +33,7 @@ DAY_S: Final = 86_400.0
 
 
 def key_of(path: Path) -> ed25519.Ed25519PrivateKey:
-    """The private key of a file; it is made, and put into the key set `keys.json` beside it, where there is none.
+    """The private key in a file; if missing, it is made and added to the key set `keys.json` in the same folder.
 
     Raises `ConfigurationError`.
     """
@@ -53,7 +53,8 @@ def key_of(path: Path) -> ed25519.Ed25519PrivateKey:
 
 
 def _publish(path: Path, key: ed25519.Ed25519PrivateKey) -> None:
-    """Add the public half of a key to a key set, replaced whole. Raises `ConfigurationError`, `OSError`, `ValueError`."""
+    """Add the public half of a key to a key set, which is replaced atomically. Raises `ConfigurationError`, `OSError`,
+    `ValueError`."""
     found = json.loads(path.read_bytes()) if path.exists() else {"keys": []}
     if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
         raise ConfigurationError(f"{path}: is not a key set (a JWKS), so a new key cannot be added to it")
@@ -64,7 +65,7 @@ def _publish(path: Path, key: ed25519.Ed25519PrivateKey) -> None:
 
 
 def public_of(key: ed25519.Ed25519PrivateKey) -> dict[str, Any]:
-    """The public half of a key, as a key set has it; its name is made of itself."""
+    """The public half of a key in the form of a key set; its name is derived from itself."""
     found: dict[str, Any] = jwt.get_algorithm_by_name("EdDSA").to_jwk(key.public_key(), as_dict=True)
     return {**found, "kid": str(found["x"])[:8], "alg": "EdDSA", "use": "sig"}
 
@@ -78,7 +79,7 @@ def token(
     lasts_s: float = 3600,
     audience: str = "pixiu",
 ) -> str:
-    """A token of a user, or of a service (UIN 0), for so many seconds from now."""
+    """Make a token of a user, or of a service (UIN 0), valid for `lasts_s` seconds from now."""
     now = int(time.time())
     claims: dict[str, Any] = {"sub": user, "groups": list(groups), "aud": audience, "iat": now, "exp": now + int(lasts_s)}
     if uin:
@@ -87,16 +88,17 @@ def token(
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A file that nobody else may read. Raises `OSError`."""
+    """Write a file that nobody else may read. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
         file.write(data)
 
 
 def make_demo(folder: Path) -> tuple[str, ...]:
-    """What `pixiu up --secure` needs in a folder, each file only where it is missing, and a token of a day for user 7, `token`.
+    """Create the files that `pixiu up --secure` needs in a folder, if missing, and a token for user 7 that is valid for a day,
+    `token`.
 
-    Returns the settings that it is to be run with. Raises `ConfigurationError`.
+    Returns the settings to run it with. Raises `ConfigurationError`.
     """
     folder = folder.resolve()
     key = key_of(folder / "jwt.pem")

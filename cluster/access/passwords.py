@@ -3,8 +3,8 @@
     # comment
     alice:7:players,staff:scrypt$16384$8$1$SALT$HASH
 
-User, UIN (0: a service), groups, hash; salt and hash in base64. `pixiu passwd` writes it. To check a password takes about 50 ms
-and 16 MiB on purpose: it is done in a thread, some at a time.
+User, UIN (0: a service), groups, hash; salt and hash in base64. `pixiu passwd` writes it. Checking a password takes about 50 ms
+and 16 MiB on purpose: it is done in threads, a few at a time.
 
 Source: docs/security.md, "Passwords"; RFC 7914.
 """
@@ -47,17 +47,17 @@ class Entry:
     hash: bytes
 
     def fits(self, password: str) -> bool:
-        """Whether it is the password. Takes long on purpose; not for an event loop."""
+        """True if the password is correct. Slow on purpose; not for an event loop."""
         made = _scrypt(password, self.salt, self.n, self.r, self.p)
         return hmac.compare_digest(made, self.hash)
 
 
 UNKNOWN: Final = Entry(Identity("", 0), N, R, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
-"""What a password of an unknown user is compared with, so that the time does not tell who is known."""
+"""Entry to compare an unknown user's password with, so that the duration does not reveal which users exist."""
 
 
 def read_users(text: str, name: str) -> Mapping[str, Entry]:
-    """The users of a password file. Raises `ConfigurationError` that names the file and the line, and nothing of what is in it."""
+    """Users of a password file. Raises `ConfigurationError` that names the file and the line, but none of its content."""
     users: dict[str, Entry] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -73,7 +73,7 @@ def read_users(text: str, name: str) -> Mapping[str, Entry]:
 
 
 def check(entry: Entry | None, password: str) -> Identity:
-    """Who it is. Takes long on purpose; not for an event loop. Raises `NotAuthenticated`."""
+    """Check a password, and return the user's identity. Slow on purpose; not for an event loop. Raises `NotAuthenticated`."""
     if not (entry or UNKNOWN).fits(password) or entry is None:
         raise NotAuthenticated("the user name or the password is wrong")
     return entry.identity
@@ -94,8 +94,8 @@ def line_of(user: str, password: str, uin: int, groups: tuple[str, ...] = ()) ->
 
 
 def put_user(path: Path, user: str, line: str) -> bool:
-    """Write a user's line into a file, in the place of the one before. Returns whether there was one. The file is replaced whole,
-    and is nobody else's to read. Raises `ConfigurationError`."""
+    """Write a user's line into a file, replacing an earlier one. Returns True if there was one. The file is replaced atomically,
+    and nobody else may read it. Raises `ConfigurationError`."""
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [old for old in lines if old.split(":", 1)[0] != user]

@@ -1,6 +1,6 @@
-"""How a gateway proves to a proxy that it is one: by a key of the cluster, never by a name. Pure.
+"""Proof of a gateway to a proxy that it is one: by a key of the cluster, never by a name. Pure.
 
-    authorization: PixiuProcess ROLE.ENDPOINT.UNIX_SECONDS.TAG        TAG: keyed BLAKE2b of what stands before it
+    authorization: PixiuProcess ROLE.ENDPOINT.UNIX_SECONDS.TAG        TAG: keyed BLAKE2b of the text before it
 
 Source: docs/security.md, "Gateways at proxies".
 """
@@ -13,19 +13,19 @@ from typing import Final
 
 SCHEME: Final = "PixiuProcess"
 VALID_S: Final = 60.0
-"""Seconds around its time in which a proof is taken."""
+"""Greatest difference between a proof's time and the present at which it is accepted, seconds."""
 TAG_BYTES: Final = 32
 PERSON: Final = b"pixiu-process"
 
 
 def prove(key: bytes, role: str, endpoint: int, now: float) -> str:
-    """A proof, of now (Unix seconds), for one call."""
+    """A proof for one call, made now (Unix seconds)."""
     said = f"{role}.{endpoint:016x}.{int(now)}"
     return f"{SCHEME} {said}.{_tag(key, said)}"
 
 
 def proven(key: bytes | None, header: str, now: float) -> str | None:
-    """Which role a proof is of; None when it is none, or not in its time. `key` None: nothing proves anything."""
+    """Role that a proof proves; None if it is invalid or out of its time. `key` None: nothing is accepted."""
     scheme, _, proof = header.partition(" ")
     said, _, tag = proof.rpartition(".")
     parts = said.split(".")

@@ -1,4 +1,4 @@
-"""What somebody may do: an ordered list of rules, of which the first that fits decides; what none allows is denied. Pure.
+"""Permissions: an ordered list of rules, of which the first that fits decides; actions that no rule allows are denied. Pure.
 
     [[rule]]
     allow = ["publish", "subscribe"]     # or deny = …; or ask = … and callback = "live"
@@ -6,10 +6,10 @@
     rooms = ["1-1000"]                   # what: rooms, topics, users; without any: everything
     topics = ["games/{uin}/#"]
 
-A user's rules are chosen once, and logins of which the rules see the same share what was chosen; what they say of one target is
-remembered, so that a message costs one look into a dictionary.
+A user's rules are selected once, and logins that are equal for the rules share the selection. Decisions on a target are remembered,
+so that a message costs one dictionary look-up.
 
-A rule that denies or asks fails closed: about a name that a login does not have it denies whatever the name could have stood for.
+A rule that denies or asks fails closed: for a name that a login does not have, it denies every possible value of the name.
 
 Source: docs/security.md, "Rules"; MQTT 3.1.1 section 4.7 (filters).
 """
@@ -40,31 +40,31 @@ Target = int | str
 """A room's number as a positive integer, a user's UIN as a negative one, a free topic as its name."""
 
 Decision = bool | str
-"""Yes, no, or the name of the callback that is asked."""
+"""Yes, no, or the name of the callback to ask."""
 HELD: Final = (SUBSCRIBE, INBOX)
-"""What a session does not only do, but has from then on."""
+"""Actions with a lasting effect: the session holds the result."""
 MAX_REMEMBERED: Final = 64
-"""Answers that one session remembers, about 25 KB at most; beyond it all are forgotten. A new answer costs 1 µs more."""
+"""Decisions that one session remembers, about 25 KB at most; beyond this all are forgotten. A new decision costs 1 µs more."""
 MAX_GIVEN: Final = 4096
-"""Of each session: what it has by callbacks' answers, and what it has to ask them."""
+"""Limit for each session of held grants of callbacks, and of questions to callbacks."""
 MAX_REMEMBERED_TOPIC: Final = 128
-"""Characters of a topic for which the answer is remembered."""
+"""Longest topic whose decision is remembered, characters."""
 MAX_RULES: Final = 1000
 MAX_CHOICES: Final = 1024
-"""Kinds of logins for which it is remembered which rules are about them; beyond it all are forgotten."""
+"""Kinds of logins whose selection of rules is remembered; beyond this all are forgotten."""
 _TEMPLATE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _UNSAFE: Final = frozenset("#+/\0$")
 ANY: Final = "+"
-"""A level of a filter that every level fits."""
+"""A filter's level that matches every level."""
 
 
 def of_user(uin: int) -> Target:
-    """A user as a target."""
+    """Target of a user."""
     return -uin
 
 
 def of_topic_name(name: str) -> Target:
-    """What a topic's name is as a target: `room/42`, `user/7` or a free topic."""
+    """Target of a topic's name: `room/42`, `user/7` or a free topic."""
     for prefix, sign in ((ROOM_PREFIX, 1), (USER_PREFIX, -1)):
         digits = name.removeprefix(prefix)
         if digits != name and digits.isascii() and digits.isdecimal() and len(digits) <= 19:
@@ -74,12 +74,12 @@ def of_topic_name(name: str) -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule, as the file has it. Numbers are ranges (first, last), both included; texts are templates."""
+    """One rule of the file. Numbers are ranges (first, last), both included; texts are templates."""
 
     allow: bool
     actions: frozenset[str]
     ask: str = ""
-    """The callback that decides in the place of `allow`; empty: none."""
+    """Callback that decides instead of `allow`; empty: none."""
     users: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
     claims: Mapping[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Rule:
     uins: tuple[tuple[int, int] | str, ...] = ()
 
     def is_for(self, identity: Identity) -> bool:
-        """Whether it is about somebody: one of the users or groups named, and with every claim named."""
+        """True if the rule applies to an identity: it is or has one of the named users or groups, and has every named claim."""
         named = not (self.users or self.groups) or identity.user in self.users or not self.groups.isdisjoint(identity.groups)
         return named and all(self._fits(identity.claims.get(name), value) for name, value in self.claims.items())
 
@@ -103,15 +103,15 @@ class Rule:
 
 
 OWN: Final = Rule(allow=True, actions=frozenset((SUBSCRIBE, INBOX, PRESENCE)), uins=("{uin}",))
-"""Everybody's last rule: to receive what is sent to oneself."""
+"""The last rule of everybody: they may receive what is sent to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A rule about some logins. Its templates are filled where a target gets as far as their level."""
+    """A rule selected for some logins. Its templates are filled when a target has matched up to their level."""
 
     number: int
-    """From 1 in the order of the file."""
+    """Position in the file, from 1."""
     decision: Decision
     everything: bool
     rooms: tuple[tuple[int, int], ...]
@@ -123,12 +123,12 @@ class _Chosen:
             return True
         if isinstance(target, str):
             levels = target.split("/")
-            for filter_ in self.topics:  # noqa: SIM110 (a generator costs more than the look)
+            for filter_ in self.topics:  # noqa: SIM110 (a generator costs more than the check)
                 if matches(filter_, levels, names):
                     return True
             return False
         if target > 0:
-            for low, high in self.rooms:  # noqa: SIM110 (a generator costs more than the look)
+            for low, high in self.rooms:  # noqa: SIM110 (a generator costs more than the check)
                 if low <= target <= high:
                     return True
             return False
@@ -136,7 +136,7 @@ class _Chosen:
 
 
 class _Choice:
-    """What the rules are for some logins: by action, in their order. names: that templates need, and these logins have."""
+    """Rules for some logins: by action, in their order. names: names that templates need and these logins have."""
 
     __slots__ = ("asks", "by_action", "names")
 
@@ -146,7 +146,7 @@ class _Choice:
         for number, rule in rules:
             if rule.allow and not rule.names <= has:
                 continue
-            # About a name that they do not have what denies or asks denies whatever the name could have stood for.
+            # For a name that they do not have, a rule that denies or asks denies every possible value of the name.
             decision = (rule.ask or rule.allow) if rule.names <= has else False
             used |= rule.names & has
             everything = not (rule.rooms or rule.topics or rule.uins)
@@ -159,7 +159,7 @@ class _Choice:
 
 
 class RuleSet:
-    """The rules of a file, with `OWN` behind them. Logins of which they see the same share what was chosen for them."""
+    """The rules of a file, followed by `OWN`. Logins that are equal for the rules share a selection."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = list(enumerate((*rules, OWN), 1))
@@ -170,7 +170,7 @@ class RuleSet:
         self._chosen: dict[tuple[object, ...], _Choice] = {}
 
     def about(self, identity: Identity, names: Mapping[str, str]) -> _Choice:
-        """What they are for a login with these names."""
+        """Selection for a login with these names."""
         has = self._names.intersection(names)
         claims = tuple(identity.claims.get(name) for name in self._claims)
         kind = identity.user if identity.user in self._users else None, identity.groups & self._groups, claims, has
@@ -188,16 +188,16 @@ def _unanswered(callback: str, action: str, target: Target) -> bool | None:
 
 
 class Permissions:
-    """What one session may do.
+    """Permissions of one session.
 
     Args:
-        identity: whose.
-        rules: those of the file, with `OWN` behind them.
+        identity: of the session.
+        rules: those of the file, followed by `OWN`.
         client_id: of the session's client.
-        answers: what a callback (its name), an action and a target are remembered with; None: nothing. Then it is a no, but for
-            what the session was given before: a door has it `foresee` and asks first.
+        answers: returns the remembered answer for a callback (its name), an action and a target; None: none. Without an answer the
+            decision is no, except for what the session was granted before: a port calls `foresee` and asks first.
 
-    Raises `NotAllowed` when a name of the session would change the meaning of a rule's template.
+    Raises `NotAllowed` if a name of the session would change the meaning of a rule's template.
     """
 
     __slots__ = ("_answers", "_choice", "_given", "_known", "_names", "foreseen", "identity", "may_impersonate")
@@ -219,26 +219,26 @@ class Permissions:
             if not text or not _UNSAFE.isdisjoint(text):
                 raise NotAllowed(f"the {name} of this login cannot stand in a rule's topic: it is empty or contains # + / $ or NUL")
         self.foreseen: dict[tuple[str, str, Target], None] = {}
-        """What has to be asked: callback, action, target."""
+        """Questions to ask: callback, action, target."""
         self._given: set[tuple[str, str, Target]] = set()
-        """To what it subscribed by a callback's yes."""
+        """Held subscriptions and inboxes that a callback allowed."""
         self._known: dict[tuple[str, Target], Decision] = {}
         self.may_impersonate = self.allows(IMPERSONATE, ALL)
 
     @property
     def asks(self) -> bool:
-        """Whether a callback may have to be asked."""
+        """True if a callback may have to be asked."""
         return self._choice.asks
 
     def allows(self, action: str, target: Target) -> bool:
-        """Whether the session may do something to a target."""
+        """True if the session may perform an action on a target."""
         known = self._known.get((action, target))
         if known is None:
             known = self._decide(action, target)
         return known if known is True or known is False else self._by_callback(known, action, target)
 
     def foresee(self, action: str, target: Target) -> None:
-        """It will be tried: what a callback must be asked for before is noted in `foreseen`."""
+        """Note in `foreseen` the question that a callback must answer before this action is tried, if any."""
         decision = self._known.get((action, target))
         if decision is None:
             decision = self._first(action, target)
@@ -246,7 +246,7 @@ class Permissions:
             self.foreseen[decision, action, target] = None
 
     def keep(self, older: Permissions) -> None:
-        """What the session has by callbacks' answers stays as long as the rules ask the same callback."""
+        """Keep grants of callbacks for as long as the rules ask the same callback."""
         self._given = older._given
 
     def _by_callback(self, callback: str, action: str, target: Target) -> bool:
@@ -260,16 +260,16 @@ class Permissions:
         return answer
 
     def seen(self, action: str, target: Target) -> bool:
-        """Whether it was asked before, and is remembered: what is new is worth a line in the audit log."""
+        """True if a decision is remembered; a new one is worth a line in the audit log."""
         return (action, target) in self._known
 
     def require(self, action: str, target: Target) -> None:
-        """Raises `NotAllowed`, unless the session may do it."""
+        """Raise `NotAllowed` unless the session may do it."""
         if not self.allows(action, target):
             raise NotAllowed(f"this login may not {action} {name_of(target)}; `pixiu acl test` says which rule decides")
 
     def rule_of(self, action: str, target: Target) -> int:
-        """Which rule decides, from 1 in the order of the file; `OWN` has the next number, 0: none does."""
+        """Number of the rule that decides, from 1 in the order of the file; `OWN` has the next number, 0: no rule decides."""
         return next((rule.number for rule in self._choice.by_action.get(action, ()) if rule.covers(target, self._names)), 0)
 
     def _first(self, action: str, target: Target) -> Decision:
@@ -289,21 +289,22 @@ class Permissions:
 
 
 def topic_of(target: Target) -> str:
-    """A target as clients and callbacks name it: `room/42`, `user/7` or a free topic."""
+    """Name of a target for clients and callbacks: `room/42`, `user/7` or a free topic."""
     if isinstance(target, str):
         return target
     return f"{ROOM_PREFIX}{target}" if target > 0 else f"{USER_PREFIX}{-target}"
 
 
 def name_of(target: Target) -> str:
-    """A target as people name it."""
+    """Name of a target for people."""
     if isinstance(target, str):
         return f"the topic {target[:80]!r}" if target != ALL else "anybody"
     return f"room {target}" if target > 0 else f"user {-target}"
 
 
 def matches(filter_: Sequence[str], levels: Sequence[str], names: Mapping[str, str]) -> bool:
-    """Whether a filter, by levels, fits a topic's levels; names fill its templates. `#` fits no topic that begins with `$`."""
+    """True if a filter, by levels, matches a topic's levels; names fill its templates. `#` matches no topic that begins with
+    `$`."""
     for index, level in enumerate(filter_):
         if level == "#":
             return not (index == 0 and levels[0].startswith("$"))
@@ -318,7 +319,7 @@ def matches(filter_: Sequence[str], levels: Sequence[str], names: Mapping[str, s
 
 
 def _fill(template: str, names: Mapping[str, str]) -> str:
-    """A level, or a user, with its names; `ANY` where one of them is missing."""
+    """Fill a level, or a user, with names; `ANY` if one of them is missing."""
     try:
         return _TEMPLATE.sub(lambda found: names[found[1]], template)
     except KeyError:
@@ -326,7 +327,7 @@ def _fill(template: str, names: Mapping[str, str]) -> str:
 
 
 def _range(item: tuple[int, int] | str, names: Mapping[str, str]) -> tuple[int, int]:
-    """Of users: a range, or one number that a template became, or all. What is none is about nobody."""
+    """Range of users: a given one, the number that a template became, or all. An invalid one matches nobody."""
     if not isinstance(item, str):
         return item
     text = _fill(item, names)
@@ -337,4 +338,4 @@ def _range(item: tuple[int, int] | str, names: Mapping[str, str]) -> tuple[int, 
 
 
 NOTHING: Final = Permissions(Identity("", 0), RuleSet((Rule(allow=False, actions=frozenset(ACTIONS)),)))
-"""Of a session that is over."""
+"""Permissions of a session that is over."""

@@ -1,4 +1,4 @@
-"""The access file: which logins are taken, what they may do, and how much. Pure.
+"""The access file: accepted logins, their permissions, and their limits. Pure.
 
 Source: docs/security.md, "The access file".
 """
@@ -25,7 +25,7 @@ from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX, is_filter
 TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule")
 RULE_KEYS: Final = ("allow", "deny", "ask", "callback", "users", "groups", "claims", "rooms", "topics", "uins")
 ASKED: Final = tuple(action for action in ACTIONS if action != IMPERSONATE)
-"""What callbacks are asked for: who may speak for others is a login's own, and known from the beginning."""
+"""Actions that callbacks decide on: impersonation is a property of the login, and known from the beginning."""
 MAX_CALLBACKS: Final = 100
 _RANGE: Final = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 _NAME: Final = r"\{(?:uin|username|client_id|claim\.[A-Za-z_][A-Za-z0-9_.-]*)\}"
@@ -37,50 +37,50 @@ MAX_ITEMS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackSettings:
-    """Who is asked by HTTP, and what is remembered of his answers."""
+    """A service asked by HTTP, and the memory for its answers."""
 
     url: str
     timeout_s: float = 2.0
-    """Seconds for one answer."""
+    """Time-out of one answer, seconds."""
     at_once: int = 64
-    """Questions under way; more are refused."""
+    """Simultaneous questions; more are refused."""
     cache_s: float = 60.0
     """Seconds for which a yes is remembered."""
     refused_s: float = 5.0
-    """Seconds for which a no is."""
+    """Seconds for which a no is remembered."""
     cached: int = 100_000
-    """Answers that are remembered."""
+    """Number of remembered answers."""
     failures: int = 10
-    """Of the last 20 questions, of at least 3 addresses, after which nobody is asked."""
+    """Failures among the last 20 questions, from at least 3 addresses, after which nothing is asked."""
     open_s: float = 5.0
-    """For so many seconds."""
+    """Seconds for which nothing is asked then."""
     max_session_s: float = 86_400.0
-    """Seconds after which a session ends, and the service is asked anew, whatever it said."""
+    """Seconds after which a session ends, and the service is asked anew, whatever its answer was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What one user, or one address, may have at one process. 0: no limit."""
+    """Limits of one user, or one address, at one process. 0: no limit."""
 
     sessions_per_user: int = 1000
     sessions_per_address: int = 20_000
     failed_logins_per_min: int = 120
-    """Of one address; more are refused unlooked at."""
+    """Failed logins of one address; beyond this logins are refused without a check."""
     messages_per_s: float = 20_000
-    """That one user publishes; he is read from more slowly beyond it."""
+    """Messages published by one user; beyond this the user's clients are read more slowly."""
     bytes_per_s: float = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an access file says. `keys` and `users` are paths, as the file has them; empty: no such authenticator."""
+    """Content of an access file. `keys` and `users` are paths as in the file; empty: no such authenticator."""
 
     keys: str = ""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     users: str = ""
     callback: CallbackSettings | None = None
     callbacks: Mapping[str, CallbackSettings] = field(default_factory=dict)
-    """Those that rules ask, by name."""
+    """Callbacks for rules, by name."""
     certificate: CertificateSettings | None = None
     quota: Quota = field(default_factory=Quota)
     group_quotas: Mapping[str, Quota] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Settings:
 
 
 def parse(text: str, name: str) -> Settings:
-    """An access file. Raises `ConfigurationError` that names the file, the key and what is allowed."""
+    """Parse an access file. Raises `ConfigurationError` that names the file, the key and the allowed values."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -221,7 +221,7 @@ Made = TypeVar("Made")
 
 
 def _made(kind: type[Made], values: Mapping[str, Any], name: str, where: str) -> Made:
-    """A dataclass of numbers, texts and lists out of a table."""
+    """Make a dataclass of numbers, texts and lists from a table."""
     known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     _no_more(values, tuple(known), name, where)
     given: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""JSON Web Tokens: which keys, and who a token says that somebody is. Pure: the clock and the keys' text are given.
+"""JSON Web Tokens: keys, and identities in tokens. Pure: the clock and the keys' text are given.
 
-Of a key the type says which algorithms it may be used with, and the settings say which of these are taken at all: what a token
-says of itself only chooses among them. A token is refused for its size before it is parsed.
+A key's type determines the algorithms that it may be used with, and the settings determine which of these are accepted at all: a
+token only selects among them. A token is refused for its size before it is parsed.
 
 Source: docs/security.md, "Tokens"; RFC 7519, RFC 7515, RFC 7517, RFC 8725 (best practices).
 """
@@ -27,7 +27,7 @@ from pixiu.errors import ConfigurationError, NotAuthenticated
 ALGORITHMS: Final = (
     "EdDSA", "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "HS256", "HS384", "HS512",
 )  # fmt: skip
-"""All that settings may name. There is no `none`."""
+"""All algorithms that settings may name. There is no `none`."""
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
 MIN_SHARED_BYTES: Final = 32
@@ -36,7 +36,7 @@ _CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES51
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSettings:
-    """What tokens must be like. Empty `audience` or `issuer`: it is not looked at."""
+    """Requirements for tokens. Empty `audience` or `issuer`: it is not checked."""
 
     algorithms: tuple[str, ...] = ("EdDSA", "ES256", "RS256")
     audience: str = "pixiu"
@@ -44,7 +44,7 @@ class TokenSettings:
     leeway_s: float = 5.0
     """Seconds by which clocks may differ."""
     max_age_s: float = 86_400.0
-    """A token that is valid for longer from now on is refused: who lost one must not lose it for good."""
+    """Longest remaining validity of an accepted token, seconds: a lost token must not be usable for ever."""
     uin_claim: str = "uin"
     user_claim: str = "sub"
     groups_claim: str = "groups"
@@ -58,7 +58,7 @@ class Key:
     key: Any
     algorithms: frozenset[str]
     fingerprint: str = ""
-    """Of the key itself: it stays when the key gets another name, and another key of the same name has another."""
+    """Fingerprint of the key itself: it does not depend on the key's name."""
 
     @property
     def name(self) -> str:
@@ -67,12 +67,12 @@ class Key:
 
 
 def looks_like_token(secret: str) -> bool:
-    """Whether a secret has the three parts of a signed token."""
+    """True if a secret has the three parts of a signed token."""
     return secret.count(".") == 2 and secret.startswith("ey")
 
 
 def read_keys(text: bytes, name: str) -> tuple[Key, ...]:
-    """The keys of a file: a JWKS, or public keys as PEM, one after another. Raises `ConfigurationError` that names the file."""
+    """Keys of a file: a JWKS, or public keys as PEM, one after another. Raises `ConfigurationError` that names the file."""
     try:
         found = _of_pem(text) if b"-----BEGIN" in text else _of_jwks(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
@@ -83,9 +83,9 @@ def read_keys(text: bytes, name: str) -> tuple[Key, ...]:
 
 
 def verify(token: str, keys: Sequence[Key], settings: TokenSettings, now: float) -> Identity:
-    """Who a token says that somebody is. `now`: Unix seconds.
+    """Verify a token and return its identity. `now`: Unix seconds.
 
-    Raises `NotAuthenticated`, which says why, and nothing of what is in the token.
+    Raises `NotAuthenticated`, which gives the reason, but none of the token's content.
     """
     if len(token) > MAX_SECRET_BYTES:
         raise NotAuthenticated(f"a token has at most {MAX_SECRET_BYTES} bytes")
@@ -103,7 +103,7 @@ def verify(token: str, keys: Sequence[Key], settings: TokenSettings, now: float)
 
 
 def _header(token: str) -> tuple[str, str]:
-    """Algorithm and key's name. What would have a verifier fetch or trust a key of the token's own is refused."""
+    """Algorithm and name of the key. Headers that would make a verifier fetch or trust a key of the token's own are refused."""
     try:
         head = token.split(".", 1)[0]
         header = json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
@@ -173,7 +173,7 @@ def _of_jwks(text: bytes) -> list[tuple[str, Any]]:
 
 
 def _checked(kid: str, key: Any, name: str) -> Key:
-    """A key with its algorithms. A private key is as good as its public half."""
+    """A key with its algorithms. A private key is reduced to its public half."""
     if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
         key = key.public_key()
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS:

@@ -1,7 +1,8 @@
-"""Work on many sessions in slices: what a person changes in a file must not stop the loop of every process at once.
+"""Work on many sessions in slices: a person's change of a file must not stop the loops of all processes at once.
 
-Few are visited at once; many over some seconds, as many as each process draws for itself, so that clients whose sessions end do not
-all come back in one moment. Each slice has a millisecond; what lies behind goes on in the next turn of the event loop.
+Few sessions are visited at once; many are spread over some seconds, with a share that each process draws for itself, so that
+clients whose sessions end do not all return in one moment. Each slice takes at most a millisecond; the rest follows in the next
+turn of the event loop.
 
 Source: docs/security.md, "What a change of these files does".
 """
@@ -18,14 +19,15 @@ from typing import Final, Generic, TypeVar
 Item = TypeVar("Item")
 SLICE_S: Final = 0.001
 SPREAD_S: Final = 10.0
-"""Over at most so many seconds, and at least half of them, many are spread."""
+"""Longest time over which many visits are spread, seconds; the shortest is half of it."""
 FEW_PER_S: Final = 1000.0
-"""At least so many are visited in a second."""
+"""Lowest rate of visits, per second."""
 NAP_S: Final = 0.01
 
 
 class Visits(Generic[Item]):
-    """Args: visit: of one; what it raises goes to `failed`. clock: monotonic seconds. share: of `SPREAD_S`, 0.5 to 1."""
+    """Args: visit: visits one item; exceptions go to `failed`. clock: monotonic seconds. share: fraction of `SPREAD_S`, 0.5 to
+    1."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class Visits(Generic[Item]):
         return len(self._waiting)
 
     def add(self, items: Iterable[Item]) -> None:
-        """Visit these, each once, though it be added again before."""
+        """Visit these, each once, even if it is added again before."""
         self._waiting.update(dict.fromkeys(items))
         if not self._waiting:
             return
@@ -54,14 +56,14 @@ class Visits(Generic[Item]):
             self._task = asyncio.get_running_loop().create_task(self._run(), name="visits")
 
     def slice(self) -> float:
-        """Visit those whose turn it is, for `SLICE_S` at most. Returns the seconds until there is more to do."""
+        """Visit the items that are due, for at most `SLICE_S`. Returns the seconds until there is more to do."""
         now = begun = self._clock()
         while self._waiting and self._next_at <= now and now - begun < SLICE_S:
             item, _ = self._waiting.popitem(last=False)
             self._next_at += 1 / self._per_s
             try:
                 self._visit(item)
-            except Exception as error:  # whatever it is: the others wait for their turn
+            except Exception as error:  # of any kind: the others still get their turn
                 self._failed(error)
             now = self._clock()
         return max(self._next_at - now, 0.0)
@@ -72,7 +74,7 @@ class Visits(Generic[Item]):
             await asyncio.shield(self._task)
 
     async def close(self) -> None:
-        """Visit no more."""
+        """Stop visiting."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()

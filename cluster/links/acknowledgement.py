@@ -5,7 +5,7 @@
     16  u64  next control message expected   38  u16  missing ranges of control messages, m
     24  u64  known from (control)            40       n + m ranges: u64 first, u64 last
 
-Of items below "known from" nothing is said: the receiver forgot what was missing there, or had no room to list it.
+Items below "known from" are not reported: the receiver has forgotten which were missing, or had no space to list them.
 
 Source: docs/links.md.
 """
@@ -24,25 +24,25 @@ MAX_WINDOW: Final = (1 << 32) - 1
 
 
 class Told(NamedTuple):
-    """What an acknowledgement says of one sequence."""
+    """Part of an acknowledgement about one sequence."""
 
     next: int
     known_from: int
     missing: list[tuple[int, int]]
-    """(first, last), oldest first."""
+    """Missing ranges as (first, last), oldest first."""
 
 
 class Acknowledgement(NamedTuple):
-    """An acknowledgement taken apart."""
+    """A decoded acknowledgement."""
 
     records: Told
     control: Told
     window: int
-    """Bytes that may be in flight, each datagram with its overhead."""
+    """Bytes that may be in flight; each datagram counts with its overhead."""
 
 
 def encode(records: Tracker, control: Tracker, window: int) -> tuple[bytes, int, bool]:
-    """(body, number of ranges, whether a list was cut)."""
+    """Encode an acknowledgement: (body, number of ranges, True if a list was cut)."""
     known_records, missing_records, cut_records = records.tell()
     known_control, missing_control, cut_control = control.tell()
     body = _BODY.pack(
@@ -59,7 +59,7 @@ def encode(records: Tracker, control: Tracker, window: int) -> tuple[bytes, int,
 
 
 def decode(data: bytes, end: int, count: int) -> Acknowledgement | None:
-    """The acknowledgement in data[HEAD_SIZE:end] whose head says `count` ranges; None when it is malformed. Never raises."""
+    """Decode the acknowledgement in data[HEAD_SIZE:end] whose head states `count` ranges; None if it is malformed. Never raises."""
     start = HEAD_SIZE + _BODY.size
     if end < start or end - start != _RANGE.size * count:
         return None

@@ -1,7 +1,7 @@
-"""What a role sees of its links: peers, what arrives, what is sent.
+"""The interface between a role and its links: peers, received data, sent data.
 
-A link carries batches of records and control messages to one peer, over datagrams or a stream. The role names
-peers by their endpoint ID (63 random bits, new with every start of a process).
+A link carries batches of records and control messages to one peer, over datagrams or a stream. The role names peers by their
+endpoint ID (63 random bits, new with every start of a process).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pixiu.placement.link_quality import Quality
 
 
 class PeerState(Enum):
-    """What heartbeats say of a peer (docs/links.md)."""
+    """State of a peer according to heartbeats (docs/links.md)."""
 
     UNKNOWN = "unknown"
-    """New; nothing heard yet. Counts as usable for the first seconds."""
+    """New; nothing received yet. Counts as usable for the first seconds."""
     ALIVE = "alive"
     SUSPECT = "suspect"
     DEAD = "dead"
@@ -36,44 +36,44 @@ class Peer:
 
 
 class Outcome(Enum):
-    """What became of a batch or of control messages that a link handed over."""
+    """Outcome of a batch or of control messages that a link handed over."""
 
     TAKEN = "taken"
     NOT_TAKEN = "not_taken"
-    """Some of it could not be handled: the sender's parcel settles as not handled, and it may send elsewhere."""
+    """Some of it could not be handled: the sender's parcel settles as not handled, and the sender may try elsewhere."""
     MALFORMED = "malformed"
-    """Dropped whole and counted; the sender's parcel settles as not handled."""
+    """Dropped completely and counted; the sender's parcel settles as not handled."""
 
 
 class LinkHandler(Protocol):
-    """What a role's shell gives to its links. Called in the event loop; must not raise and must not block."""
+    """Callbacks of a role's shell for its links. Called in the event loop; must not raise and must not block."""
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """`count` records lie in data[start:end]."""
+        """Handle `count` records in data[start:end]."""
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Serialized `Control` messages; MALFORMED when one does not parse."""
+        """Handle serialized `Control` messages; MALFORMED if one does not parse."""
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """What became of parcels that were sent with a token: (token, True) when the peer has handled all of it,
-        (token, False) when some of it was lost, dropped or the peer is dead."""
+        """Learn the outcome of parcels sent with a token: (token, True) if the peer has handled all of it, (token, False) if some
+        of it was lost or dropped, or the peer is dead."""
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A peer's state changed."""
+        """Learn the new state of a peer."""
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """A heartbeat (or the reply to ours) with the peer's attachment. Returns the attachment of our reply
-        (ignored where `reply` is True)."""
+        """Handle a heartbeat (or the reply to ours) with the peer's attachment. Returns the attachment of our reply, which is
+        ignored if `reply` is True."""
 
 
 class Links(Protocol):
     """The links of one process. Implemented by `cluster.links.endpoint.Endpoint`."""
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
-        """Whom to heartbeat and to be able to send to; the links of others are closed, their parcels settle as False."""
+        """Set the peers to heartbeat and send to; links to all others are closed, and their parcels settle as False."""
 
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
-        """What the heartbeats to this peer carry, at most 512 bytes. Sends a heartbeat at once when it changed."""
+        """Set the attachment of heartbeats to this peer, at most 512 bytes. Sends a heartbeat at once if it changed."""
 
     def send_records(
         self,
@@ -84,23 +84,25 @@ class Links(Protocol):
         urgent: bool = False,
         more: bool = False,
     ) -> None:
-        """Queue a parcel of whole records; leaves at the end of the event-loop turn. With a token other than 0,
-        `on_settled` tells once what became of it (also when it cannot be queued at all); `urgent`: somebody waits for that, so
-        that the peer acknowledges at once. `more`: other parcels follow at once, so that this one may wait for them, for 20 ms
-        at most, until 64 KiB wait for the peer or fill its window, or a parcel without `more` is queued for any peer."""
+        """Queue a parcel of whole records; it leaves at the end of the event-loop turn.
+
+        With a token other than 0, `on_settled` reports the parcel's outcome once, even if it cannot be queued at all. `urgent`:
+        somebody waits for the outcome, so the peer acknowledges at once. `more`: other parcels follow at once, so this one may wait
+        for them; at most for 20 ms, and only until 64 KiB wait for the peer or fill its window, or a parcel without `more` is
+        queued for any peer."""
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
-        """The same for serialized `Control` messages. They never wait behind records."""
+        """Queue serialized `Control` messages in the same way. They never wait for records."""
 
     def in_turn(self, act: Callable[[], None]) -> None:
-        """Call this now; what it sends leaves when it returns, together, and not with the next turn of the event loop."""
+        """Call this now. Everything that it sends leaves together when it returns, not in the next turn of the event loop."""
 
     def at_end_of_input(self, act: Callable[[], None]) -> bool:
-        """While what came is being handed over: call this when all of it was, once, before what was sent meanwhile leaves. False at
-        any other time: nothing is called."""
+        """While received data is being handed over, call this once after all of it and before the data sent meanwhile leaves. At
+        any other time return False and call nothing."""
 
     def state(self, peer: EndpointID) -> PeerState:
-        """What is known of a peer; UNKNOWN for one that was never set."""
+        """State of a peer; UNKNOWN if it was never set."""
 
     def quality(self, peer: EndpointID) -> Quality:
-        """How well a peer answers heartbeats, over the last few; `UNMEASURED` for one that was never set."""
+        """Quality of a peer's answers to the last few heartbeats; `UNMEASURED` if it was never set."""

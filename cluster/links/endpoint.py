@@ -1,9 +1,10 @@
 """The shell of a process's links: one UDP socket in the event loop, streams, one timer.
 
-    readable: receive up to 64 datagrams ─► handler runs ─► what it wants done at the end of the input ─► data leaves
+    readable: receive up to 64 datagrams ─► handlers run ─► callbacks for the end of the input ─► data leaves
               ─► acknowledgements leave
 
-All of it in one iteration of the event loop: another one costs a system call and as much again as the work for one message.
+All of this happens in one iteration of the event loop: a further iteration costs a system call and as much again as the work for
+one message.
 
 Source: docs/links.md.
 """
@@ -40,14 +41,14 @@ from pixiu.rpc.backoff import Backoff
 from pixiu.wire.v1.wire_pb2_grpc import add_LinkServicer_to_server
 
 DRAIN_DATAGRAMS: Final = 64
-"""Datagrams taken in one wake-up, so that a flood does not starve the rest of the loop."""
+"""Datagrams received in one wake-up, so that a flood does not starve the rest of the loop."""
 MAX_BACKLOG: Final = 4096
-"""Datagrams that wait for the socket to take them again; above it the oldest are lost."""
+"""Datagrams that wait until the socket takes them again; beyond this the oldest are lost."""
 NO_BUFFER_WAIT_S: Final = 0.001
 INTRODUCTION_S: Final = 3.0
-"""Policy: a peer that answers and does not read for so long that this process is there is not waited for any longer."""
+"""Longest wait for a peer that answers but does not know this process yet, seconds. Policy: after that it is not waited for."""
 FIRST_ANSWER_S: Final = 0.25
-"""The same for one that does not answer."""
+"""Longest wait for a peer that does not answer, seconds. Policy: the same."""
 INTRODUCTION_PAUSE_S: Final = 0.02
 FIRST_RESOLVE_BACKOFF_S: Final = 1.0
 MAX_RESOLVE_BACKOFF_S: Final = 30.0
@@ -69,10 +70,11 @@ class Endpoint(Links):
         ring: KeyRing | None = None,
         role: str = "",
     ) -> None:
-        """`on_warning(event, **fields)` logs.
-        `knows`: whether a sender that is no peer is of the cluster. `ring`: keys of datagrams, for a process of the role `role`;
-        None: datagrams are not authenticated.
-        `udp_address_of`: where a peer wants its datagrams; None: at the host and port that it has for streams.
+        """Create the links of a process.
+
+        `on_warning(event, **fields)` logs. `knows`: returns True if a sender that is not a peer belongs to the cluster. `ring`:
+        keys of datagrams, for a process of the role `role`; None: datagrams are not authenticated. `udp_address_of`: returns the
+        address of a peer for datagrams; None: the host and port that it has for streams.
 
         Raises `ConfigurationError` and `InvalidArgument`.
         """
@@ -98,9 +100,9 @@ class Endpoint(Links):
         self._flush_scheduled = False
         self._end_scheduled = False
         self._in_turn = False
-        """Whether data leaves at the end of what is running."""
+        """True if data leaves at the end of the current call."""
         self._in_input = False
-        """Whether that is what came being handed over."""
+        """True while that call hands received data over."""
         self._hurry: Callable[[float], None] | None = None
         self._at_end: list[Callable[[], None]] = []
         self._backlog: deque[tuple[bytes, Address]] = deque()
@@ -108,17 +110,17 @@ class Endpoint(Links):
         self._receive_errors: dict[str, int] = {}
         self._peers: dict[EndpointID, Peer] = {}
         self._udp: dict[EndpointID, tuple[str, int]] = {}
-        """Where each peer's datagrams go: a host, which may be a name, and a port."""
+        """Host, which may be a name, and port for each peer's datagrams."""
         self._addresses: dict[tuple[str, int], Address] = {}
         self._resolver: asyncio.Task[None] | None = None
         self._outgoing: dict[EndpointID, OutgoingStream] = {}
         self._incoming: dict[EndpointID, IncomingStream] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    # ---- life ---------------------------------------------------------------------------------------------------------
+    # ---- life cycle ---------------------------------------------------------------------------------------------------
 
     def bind(self, host: str, port: int) -> int:
-        """Take the UDP port (0: any) and return it. Raises `ConfigurationError` when it cannot be had."""
+        """Bind the UDP port (0: any) and return it. Raises `ConfigurationError` if that fails."""
         try:
             family, kind, proto, _, address = socket.getaddrinfo(
                 host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
@@ -141,14 +143,14 @@ class Endpoint(Links):
         return int(sock.getsockname()[1])
 
     def pace(self, patient: Callable[[socket.socket], None], hurry: Callable[[float], None]) -> None:
-        """Have this process's socket, once it is bound, be patient, and whoever paces the loop told when somebody waits for what is
-        sent or came. See `cluster.runtime.pacing`."""
+        """Make this process's socket patient, if it is bound, and call `hurry` when somebody waits for sent or received data. See
+        `cluster.runtime.pacing`."""
         if self._socket is not None:
             patient(self._socket)
             self._hurry = hurry
 
     def role_of(self, id_: EndpointID) -> str:
-        """The role that a sender's tags have proved, or that of a peer; empty for a process that is neither."""
+        """The role that a sender's tags have proved, or a peer's role; empty if neither is known."""
         proven = self._core.codec.proven_roles.get(id_)
         if proven:
             return proven
@@ -156,7 +158,7 @@ class Endpoint(Links):
         return peer.role if peer is not None else ""
 
     def set_ring(self, ring: KeyRing) -> None:
-        """Sign and check datagrams with other keys from now on."""
+        """Replace the keys that sign and check datagrams."""
         self._core.codec.set_ring(ring)
 
     def attach(self, server: grpc.aio.Server) -> None:
@@ -164,7 +166,7 @@ class Endpoint(Links):
         add_LinkServicer_to_server(LinkService(self), server)
 
     async def start(self) -> None:
-        """Begin to receive and to heartbeat. Raises `NotConnected` before `bind`."""
+        """Start receiving and heartbeating. Raises `NotConnected` before `bind`."""
         if self._socket is None:
             raise NotConnected("call bind() before start()")
         self._loop = asyncio.get_running_loop()
@@ -173,7 +175,7 @@ class Endpoint(Links):
         self._poll()
 
     async def introduced(self) -> None:
-        """Wait until every peer that answers knows this process: one that has not read of it yet refuses what it is sent."""
+        """Wait until every peer that answers knows this process: a peer that has not read of it yet refuses its data."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while (waited := loop.time() - began) < INTRODUCTION_S and self._core.introduce(loop.time(), waited < FIRST_ANSWER_S):
@@ -181,7 +183,7 @@ class Endpoint(Links):
             await asyncio.sleep(INTRODUCTION_PAUSE_S)
 
     async def close(self) -> None:
-        """Send what may still be sent, settle the rest as not handled, close the socket and all streams."""
+        """Send queued data as far as possible, settle the rest as not handled, close the socket and all streams."""
         if self._loop is not None and self._socket is not None:
             now = self._loop.time()
             self._core.flush(now, every=True)
@@ -206,7 +208,7 @@ class Endpoint(Links):
             self._socket.close()
             self._socket = None
 
-    # ---- what roles call ------------------------------------------------------------------------------------------------
+    # ---- for roles --------------------------------------------------------------------------------------------------------
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
         """Set the peers to heartbeat and send to, as `Links.set_peers`."""
@@ -231,7 +233,7 @@ class Endpoint(Links):
         self._schedule_flush()
 
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
-        """See `Links`. Raises `InvalidArgument` above 512 bytes."""
+        """Set a peer's attachment, as `Links.set_attachment`. Raises `InvalidArgument` above 512 bytes."""
         self._core.set_attachment(peer, attachment, self._now())
         self._schedule_flush()
 
@@ -262,32 +264,32 @@ class Endpoint(Links):
             self._schedule_flush()
 
     def state(self, peer: EndpointID) -> PeerState:
-        """What is known of a peer, as `Links.state`."""
+        """State of a peer, as `Links.state`."""
         return self._core.state(peer)
 
     def quality(self, peer: EndpointID) -> Quality:
-        """How well a peer answers heartbeats, as `Links.quality`."""
+        """Quality of a peer's answers to heartbeats, as `Links.quality`."""
         return self._core.quality(peer)
 
     def layout_of(self, peer: EndpointID) -> int:
-        """The layout version in the last datagram of a peer; 0 when none came."""
+        """The layout version in the last datagram of a peer; 0 before the first."""
         return self._core.layout_of(peer)
 
     def stats(self) -> LinkStats:
-        """What was counted so far. Reads the kernel's count of drops from /proc where there is one."""
+        """The counters. Reads the kernel's count of drops from /proc if available."""
         return self._with_socket(self._core.stats())
 
     def stats_by_peer(self) -> tuple[LinkStats, Iterator[tuple[EndpointID, PeerStats]]]:
-        """The same in parts, as `LinkCore.stats_by_peer`."""
+        """The counters in parts, as `LinkCore.stats_by_peer`."""
         stats, peers = self._core.stats_by_peer()
         return self._with_socket(stats), peers
 
     def peer_states(self) -> Counter[PeerState]:
-        """How many peers are in which state."""
+        """Number of peers in each state."""
         return self._core.peer_states()
 
     def tell_waits(self, waited: Callable[[float], None]) -> None:
-        """Have this called, each time that something leaves for a peer, with how long the first of it had waited, seconds."""
+        """Set a function to be called whenever data leaves for a peer, with the time that its first item had waited, seconds."""
         self._core.outputs.waited = waited
 
     def _with_socket(self, stats: LinkStats) -> LinkStats:
@@ -342,7 +344,7 @@ class Endpoint(Links):
         receive_into, view, buffer, receive = sock.recvfrom_into, self._view, self._buffer, self._core.receive
         for _ in range(DRAIN_DATAGRAMS):
             try:
-                # The buffer is a byte longer than any datagram: one that fills it was cut, and is refused as oversized.
+                # The buffer is a byte longer than any datagram: one that fills it was cut off, and is refused as oversized.
                 size, address = receive_into(buffer)
             except (BlockingIOError, InterruptedError):
                 break
@@ -352,7 +354,8 @@ class Endpoint(Links):
             receive(bytes(view[:size]), address, now)
 
     def _act_at_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What handlers want done at the end of the input: one that raises, as one of `call_soon` may, does not end the others."""
+        """Run the handlers' callbacks for the end of the input. An exception in one does not stop the others, as with
+        `call_soon`."""
         at_end, self._at_end = self._at_end, []
         for act in at_end:
             try:
@@ -361,7 +364,7 @@ class Endpoint(Links):
                 loop.call_exception_handler({"message": f"Exception at the end of a link's input: {act!r}", "exception": error})
 
     def in_turn(self, act: Callable[[], None]) -> None:
-        """Call this and have what it sends leave at once, as `Links.in_turn`."""
+        """Call this, then send at once everything that it queued, as `Links.in_turn`."""
         if self._in_turn:
             act()
             return
@@ -373,7 +376,7 @@ class Endpoint(Links):
             self._flush()
 
     def at_end_of_input(self, act: Callable[[], None]) -> bool:
-        """Have this called before what is sent leaves, as `Links.at_end_of_input`."""
+        """Call this before queued data leaves, as `Links.at_end_of_input`."""
         if self._in_input:
             self._at_end.append(act)
         return self._in_input
@@ -384,7 +387,7 @@ class Endpoint(Links):
             return
         if self._core.has_events:
             self._core.dispatch(loop.time())
-        # After everything that handlers scheduled: what they flush leaves before the acknowledgements.
+        # After all callbacks that handlers scheduled: data that they flush leaves before the acknowledgements.
         if not self._end_scheduled:
             self._end_scheduled = True
             loop.call_soon(self._end_of_turn)
@@ -400,7 +403,7 @@ class Endpoint(Links):
         if loop is None:
             return
         if not self._backlog:
-            # While the socket takes nothing, what is new waits in the bounded queues of the links.
+            # While the socket takes nothing, new data waits in the bounded queues of the links.
             self._core.flush(loop.time())
         self._finish()
 
@@ -426,7 +429,7 @@ class Endpoint(Links):
         self._finish()
 
     def _finish(self) -> None:
-        """Give the sockets what the core wants sent, tell the handler what happened, set the timer."""
+        """Give the core's output to the sockets, report events to the handler, set the timer."""
         self._transmit()
         loop = self._loop
         if loop is None:
@@ -580,7 +583,7 @@ class Endpoint(Links):
             self._schedule_flush()
 
     def stream_frame(self, data: bytes, stream: IncomingStream) -> bool:
-        """A frame came on a stream that a peer opened. False: it was refused, and nobody good has spoken there yet."""
+        """Handle a frame on a stream that a peer opened. Returns False if it was refused and no frame has been good there yet."""
         if self._loop is None:
             return False
         source = self._core.receive_frame(data, stream.source, stream.name, self._loop.time())
@@ -596,7 +599,7 @@ class Endpoint(Links):
         return True
 
     def stream_closed(self, stream: IncomingStream) -> None:
-        """A stream that a peer opened ended."""
+        """Handle the end of a stream that a peer opened."""
         if stream.source is not None and self._incoming.get(stream.source) is stream:
             del self._incoming[stream.source]
 

@@ -1,11 +1,11 @@
-"""Items above a datagram's size, cut into fragments that each go in a datagram of their own.
+"""Items larger than a datagram, cut into fragments that are sent in one datagram each.
 
-    offset  type  field                      The head's type says what the item is, its count how many fragments the item
-    0       u16   index of the fragment      has; each fragment has a sequence of its own, one after the other, so that
-    2             its bytes                  sequence - index names the item.
+    offset  type  field                      The head's type gives the kind of item, its count the number of fragments.
+    0       u16   index of the fragment      Each fragment has its own sequence, one after the other, so
+    2             its bytes                  sequence - index identifies the item.
 
-A fragment that is lost loses the item: its sequence stays missing, so that the sender's parcel settles as not handled. Of an item
-that is given up here the further fragments are refused, to the same end: those that came are acknowledged already.
+A lost fragment loses the item: its sequence stays missing, so the sender's parcel settles as not handled. When an item is given up
+here its further fragments are refused, to the same end, because those that arrived are acknowledged already.
 
 Source: docs/links.md, "Sizes".
 """
@@ -18,20 +18,21 @@ from cluster.links.head import Refusal
 from pixiu.ids import EndpointID
 
 MAX_FRAGMENTS: Final = 16
-"""Above so many datagrams an item goes by stream: at 1 % loss 15 % of items of 16 fragments are lost."""
+"""Largest number of fragments; larger items go by stream. At 1 % loss, 15 % of items of 16 fragments are lost."""
 INDEX_SIZE: Final = 2
 MAX_HELD_BYTES: Final = 16 << 20
-"""Of unfinished items of all senders together; above it the oldest are given up."""
+"""Bytes of unfinished items of all senders together; beyond this the oldest are given up."""
 HELD_COST_BYTES: Final = 512
-"""What an unfinished item counts besides its bytes."""
+"""Bytes that an unfinished item counts in addition to its own."""
 HELD_S: Final = 3.0
-"""An item that is unfinished for so long is given up: its sender has given it up too. What was given up is remembered as long."""
+"""Time after which an unfinished item is given up, as its sender has done by then, seconds. Items given up are remembered as
+long."""
 MAX_GIVEN_UP: Final = 16_384
-"""Items that were given up and are remembered. Policy: the oldest are forgotten."""
+"""Items that are remembered as given up. Policy: the oldest are forgotten."""
 
 
 def cut(item: bytes, payload: int) -> list[bytes]:
-    """The bodies of the datagrams that carry an item, each at most `payload` bytes."""
+    """Cut an item into the bodies of its datagrams, each at most `payload` bytes."""
     step = payload - INDEX_SIZE
     starts = range(0, len(item), step)
     return [index.to_bytes(INDEX_SIZE, "little") + item[at : at + step] for index, at in enumerate(starts)]
@@ -48,20 +49,20 @@ class _Unfinished:
 
 
 class Reassembly:
-    """The unfinished items of all senders, a bounded number of bytes and for a bounded time."""
+    """The unfinished items of all senders, bounded in bytes and in time."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[EndpointID, int, int], _Unfinished] = {}
-        """By sender, type, and the sequence of the first fragment; the oldest first."""
+        """Items by sender, type, and sequence of the first fragment; oldest first."""
         self._held = 0
         self.given_up = 0
-        """Items that were given up."""
+        """Number of items given up."""
         self._given_up: dict[tuple[EndpointID, int, int], float] = {}
-        """When each was, in that order."""
+        """Time at which each item was given up, in this order."""
 
     def take(self, sender: EndpointID, type_: int, sequence: int, count: int, body: bytes, now: float) -> bytes | str | None:
-        """A fragment came, for the first time. Returns the whole item when it was the last one that was missing, None when more are
-        missing, and a `Refusal` when it is malformed, does not go with the others, or these were given up."""
+        """Take a fragment that arrives for the first time. Returns the whole item if it was the last one missing, None if more are
+        missing, and a `Refusal` if it is malformed, does not match the others, or its item was given up."""
         index = int.from_bytes(body[:INDEX_SIZE], "little")
         if not 2 <= count <= MAX_FRAGMENTS or index >= count or len(body) <= INDEX_SIZE or sequence <= index:
             return Refusal.MALFORMED_FRAGMENT

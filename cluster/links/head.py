@@ -1,4 +1,4 @@
-"""The head of a datagram (and of a stream's frame), and the tag that ends it where the cluster has keys.
+"""The head of a datagram (and of a stream's frame), and the tag at its end if the cluster has keys.
 
     offset  type  field                                        offset  type  field
     0       2s    "PX"                                         8       u64   sender's EndpointID
@@ -9,14 +9,14 @@
     6       u16   count of items                               end-16        tag (key id not 0)
 
 Little-endian. The tag is an HMAC-SHA256, cut to 16 bytes, over everything before it and the destination's whole EndpointID, which
-is not sent: what was recorded for one process is refused by every other, its successor at the same port included.
-The key id's high half is the key's number in the ring (`cluster.links.key_ring`) and its low half the sender's role, whose key for
-the receiver's role the tag is made with: it proves the role.
-A heartbeat must be understood by a successor, so that it can say that it is another one: it carries flag
+is not sent: a datagram recorded for one process is refused by every other, including its successor at the same port.
+The key id's high half is the key's number in the ring (`cluster.links.key_ring`), its low half the sender's role. The tag is
+made with that role's key for the receiver's role, so it proves the role.
+A successor must understand a heartbeat, to report that it is another process: a heartbeat carries the flag
 `ANY_DESTINATION`, its tag covers no destination, and its body names the target.
 
-Source: docs/protocol.md, "Record". Departs from it in the last word of the head, reserved there: without keys there is no tag,
-and a process that started anew at the same port would take the datagrams meant for its predecessor.
+Source: docs/protocol.md, "Record". Differs from it in the last word of the head, reserved there: without keys there is no tag,
+and a new process at the same port would take the datagrams meant for its predecessor.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ MAGIC: Final = b"PX"
 VERSION: Final = 1
 KEY_NONE: Final = 0
 MAX_PROVEN: Final = 8192
-"""Senders whose role is remembered."""
+"""Senders whose proven role is remembered."""
 LAST_SEQUENCE: Final = 1 << 62
-"""Above it a sequence is malformed; a link that sends ten million items a second takes 14 000 years."""
+"""Highest valid sequence; a link that sends ten million items a second reaches it after 14 000 years."""
 
 FLAG_ANY_DESTINATION: Final = 1
 FLAG_STREAM: Final = 2
-"""A stream's frame: it is not taken from a datagram, nor the other way round."""
+"""A stream's frame: refused in a datagram, as a datagram is on a stream."""
 FLAG_TRUNCATED: Final = 4
-"""An acknowledgement that could not name all missing ranges."""
+"""An acknowledgement that could not list all missing ranges."""
 FLAG_URGENT: Final = 8
-"""Somebody waits for these items to be acknowledged: at the end of the turn, and not when ten milliseconds are over."""
+"""Somebody waits for the acknowledgement of these items: it leaves at the end of the turn instead of after up to ten
+milliseconds."""
 ALL_FLAGS: Final = 15
 
 MIN_RECORD: Final = 40
@@ -59,14 +60,14 @@ assert HEAD.size == HEAD_SIZE
 
 
 class Type(IntEnum):
-    """What a datagram holds."""
+    """Type of a datagram."""
 
     RECORDS = 1
     CONTROL = 2
     HEARTBEAT = 3
     ACKNOWLEDGEMENT = 4
     RECORD_FRAGMENT = 5
-    """One of the head's count of fragments of a record (`cluster.links.fragments`)."""
+    """One fragment of a record; the head's count is the number of fragments (`cluster.links.fragments`)."""
     CONTROL_FRAGMENT = 6
 
 
@@ -79,7 +80,7 @@ CONTROL_FRAGMENT: Final = int(Type.CONTROL_FRAGMENT)
 
 
 class Refusal:
-    """Why something was not taken: the keys of `LinkStats.refused`."""
+    """Reasons why something was refused: the keys of `LinkStats.refused`."""
 
     SHORT: Final = "short"
     OVERSIZED: Final = "oversized"
@@ -100,18 +101,18 @@ class Refusal:
     MALFORMED_CONTROL: Final = "malformed_control"
     MALFORMED_FRAGMENT: Final = "malformed_fragment"
     LATE_FRAGMENT: Final = "late_fragment"
-    """Its item was given up: the other fragments did not come in time."""
+    """The item of a fragment was given up, because the other fragments did not arrive in time."""
     MALFORMED_HEARTBEAT: Final = "malformed_heartbeat"
     MALFORMED_ACKNOWLEDGEMENT: Final = "malformed_acknowledgement"
     HANDLER_RAISED: Final = "handler_raised"
     LINK_RAISED: Final = "link_raised"
-    """Sending to this peer failed, which is a bug; what waited for it was given up."""
+    """Sending to this peer failed, which is a bug; the data queued for it was given up."""
     NOT_TAKEN: Final = "not_taken"
-    """The role cannot handle these records, well-formed as they are."""
+    """The role cannot handle these records, although they are well-formed."""
 
 
 FieldsOfHead = tuple[bytes, int, int, int, int, int, int, int, int, int]
-"""magic, version, type, key id, flags, count, sender, sequence, layout version, destination's low half."""
+"""Fields of a head: magic, version, type, key id, flags, count, sender, sequence, layout version, destination's low half."""
 
 
 class Codec:
@@ -125,8 +126,10 @@ class Codec:
         ring: KeyRing | None = None,
         role: str = "",
     ) -> None:
-        """`own` is the process's EndpointID; sizes include head and tag. `ring`: keys to sign with, for a process of the role
-        `role`; None: nothing is signed.
+        """Create the codec of a process.
+
+        `own` is the process's EndpointID; sizes include head and tag. `ring`: keys to sign with, for a process of the role `role`;
+        None: nothing is signed.
 
         Raises `InvalidArgument`.
         """
@@ -140,9 +143,9 @@ class Codec:
         self._own_word = own & 0xFFFFFFFF
         self._own_bytes = ENDPOINT.pack(own)
         self.peer_roles: dict[int, str] = {}
-        """Of peers, by endpoint."""
+        """Roles of peers by endpoint."""
         self.proven_roles: dict[int, str] = {}
-        """Of senders whose tags proved it."""
+        """Roles that senders' tags have proved, by endpoint."""
         self._role = role
         self._ring: KeyRing | None = None
         self._signing: dict[str, TagKey] = {}
@@ -151,13 +154,13 @@ class Codec:
             self.set_ring(ring)
 
     def set_ring(self, ring: KeyRing) -> None:
-        """Sign and check with other keys from now on."""
+        """Replace the keys to sign and check with."""
         self._ring = ring
         self._key_id = key_byte(ring.signing, self._role)
         self._signing, self._checking = tag_keys(ring, self._role)
 
     def _proves(self, key_id: int, sender: int) -> bool:
-        """Remember the role that a sender's tag has proved; False where it is a peer of another role."""
+        """Remember the role that a sender's tag has proved; False if the sender is a peer of another role."""
         role = ROLES[(key_id & 15) - 1]
         if self.peer_roles.get(sender, role) != role:
             return False
@@ -183,9 +186,9 @@ class Codec:
         return data + key.tag(data, covered)
 
     def unpack(self, data: bytes, stream: bool) -> FieldsOfHead | str:
-        """The fields of a datagram's (or frame's) head, or why it is refused. Never raises.
+        """Check a datagram (or frame) and return the fields of its head, or the reason why it is refused. Never raises.
 
-        Before the tag is checked nothing is read but the key id, which chooses the key, and the flag that says whether the tag
+        Before the tag is checked only two fields are read: the key id, which selects the key, and the flag that shows if the tag
         covers a destination.
         """
         size = len(data)
@@ -241,7 +244,7 @@ class Codec:
 
 
 def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
-    """The messages of a control datagram, `count` items of a u32 size and so many bytes; None when malformed."""
+    """The messages of a control datagram: `count` items, each a u32 size and its bytes; None if malformed."""
     messages = []
     position = start
     for _ in range(count):
@@ -256,5 +259,5 @@ def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] 
 
 
 def join_control(messages: list[bytes]) -> list[bytes]:
-    """The items of serialized control messages: each with its u32 size before it."""
+    """The items of serialized control messages: each with its u32 size in front."""
     return [len(message).to_bytes(MIN_CONTROL, "little") + message for message in messages]

@@ -1,10 +1,10 @@
-"""The keys of datagrams: several, of which the newest in use signs and all are accepted, so that they change while everything runs.
+"""The keys of datagrams. The newest one in use signs and all are accepted, so that keys change while everything runs.
 
     FOLDER/2.key    in use: the one with the highest number signs        16 to 64 bytes, white space at the end left out
-    FOLDER/3.next   accepted already, signs nowhere yet: what comes next, given to every machine before it is used
+    FOLDER/3.next   accepted but not signing yet: the next key, given to every machine before it is used
 
-Numbers are from 1 to 15. Of each key one is derived for every pair of roles (HKDF with BLAKE2b, RFC 5869): what a gateway signs
-for a router is no datagram of a broker, nor one for a relay.
+Numbers are from 1 to 15. From each key, one key is derived for every pair of roles (HKDF with BLAKE2b, RFC 5869): a datagram that a
+gateway signs for a router passes neither as one of a broker nor as one for a relay.
 
 Source: docs/security.md, "Keys of datagrams".
 """
@@ -27,43 +27,43 @@ MAX_BYTES: Final = 64
 FILE: Final = re.compile(r"([1-9]|1[0-5])\.(key|next)")
 SALT: Final = b"pixiu datagrams 1"
 ROLES: Final = ("broker", "gateway", "pi", "proxy", "relay", "router", "xiu")
-"""A role's number on the wire is its place here, from 1 on. Further ones are added at the end."""
+"""Roles; the number of a role on the wire is its position here, from 1. New ones are added at the end."""
 NUMBER: Final = {role: number for number, role in enumerate(ROLES, 1)}
 TAG_SIZE: Final = 16
 SHA256_BLOCK: Final = 64
 SMALL_BYTES: Final = 2048
-"""Up to here a copy of what is signed costs less than a second call."""
+"""Largest size for which copying the signed data costs less than a second call."""
 INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
-"""The two pads of an HMAC, as tables for `bytes.translate`."""
+"""Inner and outer pad of an HMAC, as tables for `bytes.translate`."""
 
 assert len(ROLES) < 16
 
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Keys by number. `signing` is the number of the one that signs."""
+    """Keys by number. `signing` is the number of the key that signs."""
 
     keys: Mapping[int, bytes] = field(repr=False)
     signing: int
 
     def derive(self, number: int, sender: str, receiver: str) -> bytes:
-        """The 32 bytes with which a process of one role signs for one of another."""
+        """The 32-byte key with which a process of one role signs for a process of another."""
         extracted = hmac.digest(SALT, self.keys[number], "blake2b")
         info = f"{sender} to {receiver}".encode()
         return hmac.digest(extracted, info + b"\x01", "blake2b")[:32]
 
     def same_as(self, other: KeyRing) -> bool:
-        """Whether it holds the same keys."""
+        """True if it holds the same keys."""
         return self.signing == other.signing and dict(self.keys) == dict(other.keys)
 
     def name(self) -> str:
-        """What stands for the keys in use where people look: numbers and no keys."""
+        """Description for users: the numbers of the keys, never the keys."""
         return f"signs with {self.signing}, accepts {', '.join(map(str, sorted(self.keys)))}"
 
 
 def read_key_ring(folder: Path) -> KeyRing:
-    """The ring in a folder. Raises ConfigurationError that names the file at fault."""
+    """Read the ring in a folder. Raises ConfigurationError that names the file at fault."""
     keys: dict[int, bytes] = {}
     signing = 0
     try:
@@ -94,7 +94,7 @@ def read_key_ring(folder: Path) -> KeyRing:
 
 
 class TagKey:
-    """A key with which datagrams are signed, prepared once: copying what has taken the key is cheaper than giving it again."""
+    """A key that signs datagrams, prepared once: copying a prepared hash is cheaper than keying a new one."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -105,7 +105,7 @@ class TagKey:
         self._outer = hashlib.sha256(block.translate(OUTER))
 
     def tag(self, data: bytes, destination: bytes) -> bytes:
-        """The tag of a datagram, by HMAC-SHA256 (RFC 2104), cut to 16 bytes."""
+        """The tag of a datagram: HMAC-SHA256 (RFC 2104), cut to 16 bytes."""
         inner, outer = self._inner.copy(), self._outer.copy()
         if len(data) <= SMALL_BYTES:
             inner.update(data + destination)
@@ -117,7 +117,7 @@ class TagKey:
 
 
 def tag_keys(ring: KeyRing, own_role: str) -> tuple[dict[str, TagKey], dict[int, TagKey]]:
-    """The keys to sign with, by the receiver's role; to check with, by the byte that names key and sender."""
+    """The keys to sign with, by the receiver's role, and to check with, by the byte that names key and sender."""
     sign = {role: TagKey(ring.derive(ring.signing, own_role, role)) for role in ROLES}
     check = {key_byte(number, role): TagKey(ring.derive(number, role, own_role)) for number in ring.keys for role in ROLES}
     return sign, check

@@ -1,9 +1,8 @@
-"""The pure core of all links of one process: takes datagrams, frames, parcels and the time; says what to send.
+"""The pure core of all links of one process: takes datagrams, frames, parcels and the time; decides what to send.
 
-A turn of the shell:  receive … receive  ─►  (the handler runs)  ─►  flush: data leaves  ─►  acknowledge: what was handled
+A turn of the shell:  receive … receive  ─►  (the handler runs)  ─►  flush: data leaves  ─►  acknowledge handled data
 
-so that an acknowledgement says "handled and handed on". The core calls the `LinkHandler` and appends to `outputs`;
-it does no I/O.
+so that an acknowledgement means "handled and passed on". The core calls the `LinkHandler` and appends to `outputs`; it does no I/O.
 
 Source: docs/links.md, docs/promises.md, "Failure rules".
 """
@@ -49,18 +48,18 @@ from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import UNMEASURED, Quality
 
 MAX_SENDERS: Final = 4096
-"""Senders known besides the peers of the view; above it the least recently heard are forgotten, a sixteenth at a time."""
+"""Senders known in addition to the peers of the view; beyond this the least recently heard are forgotten, a sixteenth at a time."""
 REPEAT_S: Final = 5.0
-"""For so long after a sender's last data its heartbeats are answered with an acknowledgement too."""
+"""Time after a sender's last data during which its heartbeats are also answered with an acknowledgement, seconds."""
 BEATS_TOGETHER_S: Final = 0.005
-"""Heartbeats that are due within so long leave together: a process with a thousand peers is not woken for each."""
+"""Heartbeats due within this time leave together, so that a process with a thousand peers is not woken for each, seconds."""
 MIN_DELAY_S: Final = 0.001
-"""The core never asks to be woken sooner than this."""
+"""Shortest time after which the core asks to be woken, seconds."""
 
 HOLD_S: Final = 0.02
-"""How long records wait that their sender marked with `more`. Source: docs/links.md, "Datagrams and streams"."""
+"""Longest wait of records that their sender marked with `more`, seconds. Source: docs/links.md, "Datagrams and streams"."""
 HELD_BYTES: Final = 64 << 10
-"""So many for one peer leave at once."""
+"""Bytes for one peer at which waiting records leave at once."""
 
 _OF_RECORDS: Final = frozenset((RECORDS, RECORD_FRAGMENT))
 
@@ -70,8 +69,8 @@ def _name(address: Address | None) -> str:
 
 
 def _stats_of(links: Iterable[Link]) -> Iterator[tuple[EndpointID, PeerStats]]:
-    """What was counted of each, when it is taken."""
-    for link in links:  # no generator expression: compiled, it would be a list made at once
+    """Copies of each link's counters, made as they are taken."""
+    for link in links:  # no generator expression: compiled, it would make a list at once
         yield link.id, link.stats()
 
 
@@ -90,8 +89,11 @@ class LinkCore:
         ring: KeyRing | None = None,
         role: str = "",
     ) -> None:
-        """`knows`: whether a sender that is no peer is of the cluster; a stranger's data is refused without an answer.
-               `ring`: keys of datagrams, for a process of the role `role`.
+        """Create the core of a process's links.
+
+        `knows`: returns True if a sender that is not a peer belongs to the cluster; a stranger's data is refused without an answer.
+        `ring`: keys of datagrams, for a process of the role `role`.
+
         Raises `InvalidArgument`.
         """
         self._knows = knows
@@ -119,26 +121,26 @@ class LinkCore:
         self._states: list[tuple[EndpointID, PeerState]] = []
         self._wake = INFINITY
         self.urgent_came = False
-        """Whether something came for which somebody waits, since its owner has looked."""
+        """True if something urgent has arrived since the owner last looked."""
         self._held_until = -INFINITY
-        """Until when records wait for more; -infinity: they do not."""
+        """Time until which records wait for more; -infinity: they do not wait."""
         self._start = b""
-        """With which heartbeats begin that leave at `_started_at`."""
+        """First fields of heartbeats that leave at `_started_at`."""
         self._started_at = -INFINITY
         self._beats: list[tuple[float, EndpointID]] = []
-        """A heap of when to send whom a heartbeat; what is not its link's time any more is passed over."""
+        """Heap of the times of heartbeats; entries that differ from their link's time are skipped."""
 
     def receive_buffer_given(self, size: int) -> None:
-        """What the kernel gave the socket; windows follow from it."""
+        """Set the buffer size that the kernel granted to the socket; windows are computed from it."""
         self._shares.receive_buffer_bytes = size
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """What the windows are computed from."""
+        """Buffer size from which windows are computed."""
         return self._shares.receive_buffer_bytes
 
     def set_peers(self, peers: Mapping[EndpointID, tuple[Peer, Address | None]], now: float) -> None:
-        """Whom to heartbeat and to be able to send to, each with its address (None while its name is being resolved)."""
+        """Set the peers to heartbeat and send to, each with its address (None while its name is being resolved)."""
         for link in list(self._links.values()):
             if link.peer is not None and link.id not in peers:
                 link.peer = None
@@ -160,7 +162,7 @@ class LinkCore:
         self._bound_senders()
 
     def locate(self, id_: EndpointID, address: Address, now: float) -> None:
-        """The address of a peer whose name was resolved."""
+        """Set the address of a peer whose name was resolved."""
         link = self._links.get(id_)
         if link is not None and link.peer is not None:
             link.sender.locate(address)
@@ -183,7 +185,7 @@ class LinkCore:
         for link in others[: len(others) - MAX_SENDERS + MAX_SENDERS // 16]:
             self._fail(link, Drop.PEER_REMOVED)
             self._orphans += [(link.id, token) for token, _ in link.sender.settled]
-            # A sequence must never start again for a process that may remember it.
+            # A sequence must never restart for a process that may remember it.
             for window in (link.sender.datagram, link.sender.stream):
                 self._first_sequence = max(self._first_sequence, *window.upcoming)
             self._gone.add(link.totals())
@@ -206,34 +208,34 @@ class LinkCore:
             self._fail(link, Drop.PEER_REMOVED)
 
     def state(self, id_: EndpointID) -> PeerState:
-        """What is known of a peer."""
+        """State of a peer."""
         link = self._links.get(id_)
         return link.liveness.state if link is not None and link.peer is not None else PeerState.UNKNOWN
 
     def quality(self, id_: EndpointID) -> Quality:
-        """How well a peer answers heartbeats."""
+        """Quality of a peer's answers to heartbeats."""
         link = self._links.get(id_)
         return link.quality.quality if link is not None else UNMEASURED
 
     def layout_of(self, id_: EndpointID) -> int:
-        """The layout version in the last datagram of a peer; 0 when none came."""
+        """The layout version in the last datagram of a peer; 0 before the first."""
         link = self._links.get(id_)
         return link.layout_version if link is not None else 0
 
     def address_of(self, id_: EndpointID) -> Address | None:
-        """Where a peer (or a sender that was heard from) is."""
+        """Address of a peer (or of a sender that was heard from)."""
         link = self._links.get(id_)
         return link.sender.address if link is not None else None
 
     def set_attachment(self, id_: EndpointID, attachment: bytes, now: float) -> None:
-        """What the heartbeats to a peer carry. Raises `InvalidArgument` above 512 bytes."""
+        """Set the attachment of heartbeats to a peer. Raises `InvalidArgument` above 512 bytes."""
         if len(attachment) > heartbeat.MAX_ATTACHMENT_BYTES:
             raise InvalidArgument(f"an attachment has at most {heartbeat.MAX_ATTACHMENT_BYTES} bytes, this one {len(attachment)}")
         link = self._links.get(id_)
         if link is not None and link.peer is not None and link.attachment != attachment:
             link.attachment = attachment
             if link.sender.address is not None:
-                # Outside the count of missed ones: it is sent because it has something to say.
+                # Not counted as a missed heartbeat: it is sent for its content.
                 self._heartbeat(link, now)
 
     def send_records(
@@ -246,7 +248,7 @@ class LinkCore:
         urgent: bool = False,
         more: bool = False,
     ) -> None:
-        """Queue a parcel of whole records. Leaves with the next `flush`; with `more` it may wait, as `Links.send_records` says."""
+        """Queue a parcel of whole records. It leaves with the next `flush`; with `more` it may wait, see `Links.send_records`."""
         if not more:
             self._held_until = -INFINITY
         elif self._held_until == -INFINITY:
@@ -282,7 +284,7 @@ class LinkCore:
         self.dropped[reason] = self.dropped.get(reason, 0) + items
 
     def flush(self, now: float, every: bool = False) -> None:
-        """Send what is queued, as far as the windows allow; `every`: also what might wait for more."""
+        """Send queued data as far as the windows allow; `every`: also data that may wait for more."""
         least = 0
         if self._held_until != -INFINITY:
             if now < self._held_until and not every:
@@ -296,7 +298,7 @@ class LinkCore:
             sender.layout_version = version
             try:
                 sender.pump(now, least)
-            except Exception as error:  # a bug; the other links are served all the same
+            except Exception as error:  # a bug; the other links are served nevertheless
                 self.refusals.refuse(Refusal.LINK_RAISED, _name(sender.address), now, peer=id_, raised=type(error).__name__)
                 sender.fail(Drop.LINK_RAISED)
             if sender.asks:
@@ -312,12 +314,12 @@ class LinkCore:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """Whether `acknowledge` must be called at the end of this turn."""
+        """True if `acknowledge` must be called at the end of this turn."""
         return bool(self._pending)
 
     def acknowledge(self, now: float, every: bool = False) -> None:
-        """Send the acknowledgements that are due (or every one that is owed). Call it after the `flush` of the turn in which
-        data was handled."""
+        """Send the acknowledgements that are due (`every`: all that are owed). Call it after the `flush` of the turn that handled
+        the data."""
         for receiver, link in list(self._pending.items()):
             if not every and not receiver.due(now):
                 self._wake = min(self._wake, receiver.acknowledged_at + ACK_INTERVAL_S)
@@ -341,7 +343,7 @@ class LinkCore:
         return self._counter
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
-        """A datagram came. Never raises."""
+        """Handle a received datagram. Never raises."""
         head = self.codec.unpack(data, False)
         if isinstance(head, str):
             self.refusals.refuse(head, _name(address), now)
@@ -364,8 +366,8 @@ class LinkCore:
             self._on_acknowledgement(head, link, data, address, now)
 
     def receive_frame(self, data: bytes, source: EndpointID | None, where: str, now: float) -> EndpointID | None:
-        """A stream's frame came. `source` is who speaks on this stream, None before its first good frame; `where` names the
-        stream in warnings. Returns who speaks, None when the frame was refused. Never raises."""
+        """Handle a frame from a stream. `source` is the sender on this stream, None before its first good frame; `where` names the
+        stream in warnings. Returns the sender, None if the frame was refused. Never raises."""
         head = self.codec.unpack(data, True)
         if isinstance(head, str):
             self.refusals.refuse(head, where, now)
@@ -386,7 +388,7 @@ class LinkCore:
         return id_
 
     def _meet(self, head: FieldsOfHead, address: Address | None, now: float) -> Link | None:
-        """A sender that is no peer: it is served if it is of the cluster, one of a bounded number."""
+        """Return a link for a sender that is not a peer, if it belongs to the cluster; their number is bounded."""
         if head[2] == ACKNOWLEDGEMENT or not self._knows(EndpointID(head[6])):
             self.refusals.refuse(Refusal.UNKNOWN_SENDER, _name(address), now)
             return None
@@ -452,7 +454,7 @@ class LinkCore:
             if taken is Outcome.NOT_TAKEN:
                 refusal = Refusal.NOT_TAKEN
         except Exception as error:
-            # A handler must not raise; when it does, the datagram is not handled and the loop goes on.
+            # A handler must not raise; if it does, the datagram is not handled and the loop continues.
             refusal, raised = Refusal.HANDLER_RAISED, type(error).__name__
         self._reject(link, receiver, tracker, head, refusal, address, now, raised)
 
@@ -496,7 +498,7 @@ class LinkCore:
             if reply:
                 self._on_replaced(EndpointID(body.target), address)
             else:
-                # The sender means another process, our predecessor at this port: tell it at once who is here.
+                # The sender means another process, our predecessor at this port: inform it at once who is here.
                 echo = heartbeat.encode(
                     reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=body.target
                 )
@@ -505,7 +507,7 @@ class LinkCore:
         if link is None:
             link = self._meet(head, address, now)
             if link is None:
-                if not reply:  # that somebody is here, and no more than it said itself: its address may be another's
+                if not reply:  # a sign of life, with nothing that the sender did not send itself: its address may be another's
                     echo = heartbeat.encode(
                         reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=head[6]
                     )
@@ -520,17 +522,17 @@ class LinkCore:
             link.sender.locate(address)
         receiver = link.receivers[0]
         next_record, next_control = body.next_record, body.next_control
-        # Most heartbeats reveal nothing: what they tell is what is expected.
+        # Most heartbeats reveal nothing: they contain what is expected.
         revealed = next_record > receiver.records.next and receiver.records.reveal(next_record)
         if next_control > receiver.control.next and receiver.control.reveal(next_control):
             revealed = True
-        # The sender may have missed the acknowledgement of its last data: a heartbeat gets it again.
+        # The sender may have missed the acknowledgement of its last data: a heartbeat triggers it again.
         if revealed or now - receiver.data_at < REPEAT_S:
             receiver.urgent = True
             self._pending[receiver] = link
         if reply:
             link.quality.replied(int(now * 1e6) - body.sent_us)
-            if next_record:  # sequences begin at 1, and a stranger is told none
+            if next_record:  # sequences begin at 1, and a stranger gets none
                 link.introduced = True
         answer = b""
         try:
@@ -541,8 +543,8 @@ class LinkCore:
             self._reply(link, body.sent_us, answer)
 
     def introduce(self, now: float, unanswered: bool) -> bool:
-        """Send another heartbeat to each peer that does not know this process yet, and so refuses its data; with `unanswered` to
-        those, too, that have not answered at all. False when there is none."""
+        """Send another heartbeat to each peer that does not know this process yet and so refuses its data; with `unanswered` also
+        to peers that have not answered at all. Returns False if there are none."""
         states = (PeerState.ALIVE, PeerState.UNKNOWN) if unanswered else (PeerState.ALIVE,)
         strange = [link for link in self._links.values() if not link.introduced and link.peer and link.liveness.state in states]
         for link in strange:
@@ -586,7 +588,7 @@ class LinkCore:
         self.outputs.datagrams.append((data, address))
 
     def poll(self, now: float) -> None:
-        """Do what is due: heartbeats, probes, push-back, expiry. `acknowledge` is to be called at the end of the turn as well."""
+        """Perform everything due: heartbeats, probes, push-back, expiry. Call `acknowledge` at the end of the turn as well."""
         self._wake = INFINITY
         for link in list(self._busy.values()):
             if link.sender.expire(now):
@@ -616,13 +618,13 @@ class LinkCore:
     def _beat(self, link: Link, now: float) -> None:
         if link.sender.address is not None:
             first = link.heartbeat_sent_at == -INFINITY
-            # The first one finds no one to have missed.
+            # The first heartbeat has no predecessor that could be missed.
             if not first and link.liveness.heartbeat_due(link.heard_at >= link.heartbeat_sent_at):
                 self._state_changed(link)
             link.quality.sent()
             self._heartbeat(link, now)
             link.heartbeat_sent_at = now
-            # Peers that were set together are spread over the interval from the second heartbeat on.
+            # The heartbeats of peers that were set together are spread over the interval from the second one on.
             self._beat_at(link, now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s))
             return
         if link.liveness.heartbeat_due(False):
@@ -630,7 +632,7 @@ class LinkCore:
         self._beat_at(link, now + self._interval_s)
 
     def _void(self, link: Link, now: float) -> None:
-        """Nothing was acknowledged for 3 s: the window is void, and the peer with it unless something else was heard."""
+        """Handle 3 s without an acknowledgement: the window is void, and so is the peer unless something else was heard from it."""
         if now - link.heard_at >= VOID_S:
             if link.peer is not None:
                 self._step(link, Event.WINDOW_VOID)
@@ -652,19 +654,19 @@ class LinkCore:
             self._settled(link)
 
     def next_deadline(self, now: float) -> float:
-        """When to call `poll` next; infinity when nothing is due."""
+        """Time of the next `poll`; infinity if nothing is due."""
         return max(self._wake, now + MIN_DELAY_S)
 
     def stream_connected(self, id_: EndpointID, up: bool, now: float) -> None:
-        """The stream that this process opened to a peer is there, or broke."""
+        """Note that the stream that this process opened to a peer was connected or broke."""
         link = self._links.get(id_)
         if link is not None and link.sender.stream_up is not up:
             link.sender.connected(up, now)
             self._settled(link)
 
     def stream_wanted(self, id_: EndpointID) -> bool:
-        """Whether a stream to this peer still has a purpose: it can be sent to and has something waiting or in
-        flight, or streams carry everything."""
+        """True if a stream to this peer is still needed: the peer can be sent to and has data queued or in flight, or streams carry
+        everything."""
         link = self._links.get(id_)
         if link is None or link.liveness.state is PeerState.DEAD:
             return False
@@ -676,11 +678,11 @@ class LinkCore:
 
     @property
     def has_events(self) -> bool:
-        """Whether `dispatch` has something to tell."""
+        """True if `dispatch` has something to report."""
         return bool(self._changed or self._states or self._orphans)
 
     def dispatch(self, now: float) -> None:
-        """Tell the handler which states changed and what became of parcels. What it causes meanwhile waits for the next call."""
+        """Report changed states and settled parcels to the handler. Events that it causes meanwhile wait for the next call."""
         states, self._states = self._states, []
         changed, self._changed = self._changed, {}
         orphans, self._orphans = self._orphans, []
@@ -701,7 +703,7 @@ class LinkCore:
                 self.refusals.refuse(Refusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
 
     def stats(self) -> LinkStats:
-        """A copy of what was counted."""
+        """A copy of the counters."""
         stats, links = self.stats_by_peer()
         peers = dict(links)
         for peer in peers.values():
@@ -709,8 +711,8 @@ class LinkCore:
         return replace(stats, peers=peers)
 
     def stats_by_peer(self) -> tuple[LinkStats, Iterator[tuple[EndpointID, PeerStats]]]:
-        """The same of the links that are gone, and, one by one as they are taken, of those that are there now: many take a while,
-        in which some may go."""
+        """Counters of closed links, and those of open links one by one as they are taken: that may take a while, in which links may
+        close."""
         total = Counts()
         total.add(self._gone)
         links = list(self._links.values())
@@ -724,5 +726,5 @@ class LinkCore:
         return stats, _stats_of(links)
 
     def peer_states(self) -> Counter[PeerState]:
-        """How many peers are in which state."""
+        """Number of peers in each state."""
         return Counter(link.state for link in self._links.values())

@@ -1,4 +1,4 @@
-"""What heartbeats say of a peer: a table of states and events.
+"""State of a peer according to heartbeats: a table of states and events.
 
 Source: docs/links.md.
 """
@@ -12,16 +12,16 @@ from cluster.links.api import PeerState
 
 
 class Event(Enum):
-    """What happens to a peer."""
+    """Event in the life of a peer."""
 
     HEARD = "heard"
-    """Any authentic datagram or frame of the peer."""
+    """Any authentic datagram or frame from the peer."""
     MISSED_SOME = "missed_some"
     """`suspect_after` heartbeats in a row without a sign of life."""
     MISSED_ALL = "missed_all"
     """`dead_after` heartbeats in a row without a sign of life."""
     WINDOW_VOID = "window_void"
-    """Nothing heard for as long as data may be in flight (3 s)."""
+    """Nothing was heard for as long as data may be in flight (3 s)."""
     REPLACED = "replaced"
     """Another process answers at the peer's address."""
 
@@ -51,7 +51,7 @@ TABLE: Final[dict[tuple[PeerState, Event], PeerState]] = {
 
 
 class Liveness:
-    """The state of one peer. Time enters as heartbeats that were sent, so that a pause of this process is one miss."""
+    """The state of one peer. Time is measured in heartbeats sent, so that a pause of this process counts as one miss."""
 
     __slots__ = ("_dead_after", "_suspect_after", "missed", "state")
 
@@ -62,7 +62,7 @@ class Liveness:
         self._dead_after = dead_after
 
     def step(self, event: Event) -> bool:
-        """Apply an event. True when the state changed."""
+        """Apply an event. True if the state changed."""
         if event is Event.HEARD:
             self.missed = 0
         before = self.state
@@ -70,9 +70,10 @@ class Liveness:
         return self.state is not before
 
     def heartbeat_due(self, heard: bool) -> bool:
-        """A heartbeat is about to be sent; `heard`: a sign of life came since the one before. True when the state changed.
+        """Note that a heartbeat is about to be sent; `heard`: a sign of life came since the previous one. True if the state
+        changed.
 
-        The sign itself was an event when it came; a peer that was replaced since then must not live again by it.
+        The sign itself was an event when it came, so a peer that was replaced since then does not become alive by it.
         """
         if heard:
             self.missed = 0

@@ -18,7 +18,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """How the links of a process behave. All processes of a cluster should agree.
+    """Behaviour of a process's links. All processes of a cluster should agree.
 
     Source: docs/links.md.
     """
@@ -33,7 +33,7 @@ class LinkOptions:
     """Socket buffer requested from the kernel; windows are computed from the size that it granted."""
 
     push_back_ms: int = 200
-    """How long a record waits for its peer's window before it is dropped, oldest first."""
+    """Longest wait of a record for its peer's window before it is dropped, oldest first."""
 
     heartbeat_interval_ms: int = 1000
     """Time between heartbeats to each peer."""
@@ -57,7 +57,7 @@ class LinkOptions:
     """Limit of what is joined in one message of a stream."""
 
     def validate(self) -> None:
-        """Raises `ConfigurationError` that names the first key at fault and what is allowed."""
+        """Raise `ConfigurationError` that names the first key at fault and the allowed values."""
         bounds = (
             ("mtu_bytes", MIN_MTU_BYTES, MAX_MTU_BYTES),
             ("loopback_mtu_bytes", MIN_MTU_BYTES, MAX_MTU_BYTES),

@@ -1,4 +1,4 @@
-"""What waits to be sent to one peer: parcels in lanes, bounded in bytes and in time.
+"""Data that waits to be sent to one peer: parcels in lanes, bounded in bytes and in time.
 
 Source: docs/links.md.
 """
@@ -10,28 +10,28 @@ from collections.abc import Sequence
 from typing import Final
 
 RUN_COST_BYTES: Final = 64
-"""What a queued run counts besides its items, so that many small ones are bounded too."""
+"""Bytes that a queued run counts in addition to its items, so that many small ones are bounded too."""
 
 INFINITY: Final = float("inf")
 FIRST_LANE_TURNS: Final = 8
-"""Of nine datagrams while both lanes wait, lane 0 comes first in so many: it is preferred, and the other one never starves."""
+"""Number of nine datagrams in which lane 0 comes first while both lanes wait: it is preferred, and the other one never starves."""
 
 
 class Settlement:
-    """What will become of one parcel: `open` counts its runs not yet sent and its datagrams in flight."""
+    """Pending outcome of one parcel: `open` counts its runs not yet sent and its datagrams in flight."""
 
     __slots__ = ("failed", "open", "token", "urgent")
 
     def __init__(self, token: int, urgent: bool = False) -> None:
         self.token = token
         self.urgent = urgent
-        """Whether somebody waits for it to be decided."""
+        """True if somebody waits for the outcome."""
         self.open = 0
         self.failed = False
 
 
 def close(settlement: Settlement, handled: bool, settled: list[tuple[int, bool]]) -> None:
-    """One of a parcel's runs or datagrams is decided; the last one appends (token, all handled) to `settled`."""
+    """Note that one of a parcel's runs or datagrams is decided; the last one appends (token, all handled) to `settled`."""
     if not handled:
         settlement.failed = True
     settlement.open -= 1
@@ -40,7 +40,7 @@ def close(settlement: Settlement, handled: bool, settled: list[tuple[int, bool]]
 
 
 class Run:
-    """Consecutive items of one parcel that go by the same carrier; or the fragments of one item."""
+    """Consecutive items of one parcel for the same carrier, or the fragments of one item."""
 
     __slots__ = ("at", "fragments", "items", "number", "queued_at", "settlement", "size")
 
@@ -52,7 +52,7 @@ class Run:
         """Bytes not yet sent."""
         self.at = 0
         self.fragments = fragments
-        """Whether `items` are the fragments of one item: each leaves in a datagram of its own."""
+        """True if `items` are the fragments of one item: each leaves in its own datagram."""
         self.number = 0
         self.settlement = settlement
         self.queued_at = now
@@ -61,12 +61,13 @@ class Run:
 
 
 Taken = tuple[list[bytes], int, list[Settlement], int, bool]
-"""What one datagram or frame carries: the items, their bytes together, the parcels with a token among them; 0, or of how many
-fragments of an item this is one; whether it is the item's last. No `NamedTuple`, which takes five times as long to make."""
+"""Contents of one datagram or frame: the items, their total bytes, the parcels with a token among them, the number of fragments of
+the item if this is a fragment (otherwise 0), and True if it is the item's last. A `NamedTuple` would take five times as long to
+make."""
 
 
 class Outbox:
-    """The items of one kind (records or control) that wait for one carrier to one peer, lane 0 preferred."""
+    """Items of one kind (records or control) that wait for one carrier to one peer, lane 0 preferred."""
 
     __slots__ = ("_lanes", "_settled", "_turn", "bytes", "number")
 
@@ -75,9 +76,9 @@ class Outbox:
         self._settled = settled
         self._turn = 0
         self.bytes = 0
-        """Bytes that wait, each run with its own cost."""
+        """Bytes that wait, including the cost of each run."""
         self.number = 0
-        """Of the last run that was queued."""
+        """Number of the run queued last."""
 
     def put(self, run: Run, lane: int) -> None:
         """Queue a run; `overflow` bounds the queue afterwards."""
@@ -87,15 +88,15 @@ class Outbox:
         self._lanes[lane].append(run)
 
     def first_number(self) -> float:
-        """The number of the run that was queued first; infinity when nothing waits."""
+        """Number of the run queued first; infinity if nothing waits."""
         return min((lane[0].number for lane in self._lanes if lane), default=INFINITY)
 
     def _in_turn(self) -> Sequence[deque[Run]]:
-        """The lanes, of which both wait, in the order in which they fill the next datagram."""
+        """The lanes, both with waiting items, in the order in which they fill the next datagram."""
         lanes = self._lanes
         run = lanes[1][0]
         if run.fragments and run.at:
-            # Begun: an item's fragments leave one after the other.
+            # This item is begun: its fragments leave one after the other.
             return lanes[::-1]
         run = lanes[0][0]
         if run.fragments and run.at:
@@ -104,7 +105,7 @@ class Outbox:
         return lanes if self._turn % (FIRST_LANE_TURNS + 1) else lanes[::-1]
 
     def take(self, room: int) -> Taken:
-        """Items for one datagram: at most `room` bytes, but at least one item; or one fragment."""
+        """Take items for one datagram: at most `room` bytes, but at least one item; or one fragment."""
         parts: list[bytes] = []
         settlements: list[Settlement] = []
         size = 0
@@ -120,7 +121,7 @@ class Outbox:
                     self.bytes -= run.size + RUN_COST_BYTES
                     lane.popleft()
                     if run.settlement is not None:
-                        # The run closes and its datagram opens: the count stays.
+                        # The run closes and its datagram opens: the count does not change.
                         settlements.append(run.settlement)
                     continue
                 taken = self._take_some(run, room - size, parts)
@@ -180,7 +181,7 @@ class Outbox:
         return 1 if run.fragments else len(run.items) - run.at
 
     def drop_older(self, queued_before: float) -> int:
-        """Drop runs that were queued before a time, oldest first. Returns how many items."""
+        """Drop runs that were queued before a time, oldest first. Returns the number of items."""
         dropped = 0
         for lane in self._lanes:
             while lane and lane[0].queued_at <= queued_before:
@@ -188,7 +189,7 @@ class Outbox:
         return dropped
 
     def overflow(self, max_bytes: int) -> int:
-        """Drop the oldest runs, the last lane's first, until at most so many bytes wait. Returns how many items."""
+        """Drop the oldest runs, those of the last lane first, until at most this many bytes wait. Returns the number of items."""
         dropped = 0
         for lane in reversed(self._lanes):
             while lane and self.bytes > max_bytes:
@@ -196,7 +197,7 @@ class Outbox:
         return dropped
 
     def clear(self) -> int:
-        """Drop everything. Returns how many items."""
+        """Drop everything. Returns the number of items."""
         dropped = 0
         for lane in self._lanes:
             while lane:
@@ -204,7 +205,7 @@ class Outbox:
         return dropped
 
     def oldest(self) -> float:
-        """When the oldest run was queued; infinity when nothing waits."""
+        """Time at which the oldest run was queued; infinity if nothing waits."""
         oldest = INFINITY
         for lane in self._lanes:
             if lane and lane[0].queued_at < oldest:

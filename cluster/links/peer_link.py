@@ -1,4 +1,4 @@
-"""Everything about one other process: both halves of its link on both carriers, and its liveness."""
+"""A link to one other process: both halves on both carriers, and the peer's liveness."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pixiu.placement.link_quality import Heartbeats
 
 
 class Link:
-    """Everything about one other process: both halves on both carriers, and its liveness."""
+    """A link to one other process: both halves on both carriers, and the peer's liveness."""
 
     __slots__ = (
         "attachment",
@@ -42,16 +42,16 @@ class Link:
         self.attachment = b""
         self.heard_at = -INFINITY
         self.heard_counter = 0
-        """The highest counter of the peer's heartbeats."""
+        """Highest counter of the peer's heartbeats."""
         self.heartbeat_at = INFINITY
         self.heartbeat_sent_at = -INFINITY
         self.introduced = False
-        """Whether the peer has answered as one that knows this process: it takes what it is sent."""
+        """True if the peer has answered and knows this process: it takes our data."""
         self.layout_version = 0
         self.quality = Heartbeats()
 
     def totals(self) -> Counts:
-        """A copy of what this link has counted, with what its sequences say."""
+        """A copy of this link's counters, including those of its sequences."""
         counts = Counts()
         counts.add(self.counts)
         counts.lost = sum(one.lost for one in self.receivers)
@@ -61,11 +61,11 @@ class Link:
 
     @property
     def state(self) -> PeerState:
-        """What is known of the peer; `UNKNOWN` of a sender that is not in the view."""
+        """State of the peer; `UNKNOWN` if the sender is not in the view."""
         return self.liveness.state if self.peer is not None else PeerState.UNKNOWN
 
     def stats(self) -> PeerStats:
-        """A copy of what is known of the peer."""
+        """A copy of the peer's statistics."""
         sender = self.sender
         return PeerStats(
             role=self.peer.role if self.peer is not None else "",

@@ -1,4 +1,4 @@
-"""The receiving half of a link on one carrier: what came from one sender, and when to acknowledge it.
+"""The receiving half of a link on one carrier: the data received from one sender, and when to acknowledge it.
 
 Source: docs/links.md.
 """
@@ -17,18 +17,18 @@ from pixiu.ids import EndpointID
 ACK_DATAGRAMS: Final = 64
 ACK_INTERVAL_S: Final = 0.010
 ACTIVE_S: Final = 1.0
-"""A sender counts as active for so long after its last data."""
+"""Time after its last data for which a sender counts as active, seconds."""
 ACTIVE_CHECK_S: Final = 0.25
 STREAM_WINDOW_BYTES: Final = 4 << 20
-"""What the active senders share on streams; gRPC's own flow control stands behind it."""
+"""Bytes that the active senders share on streams, in addition to gRPC's own flow control."""
 
 
 class Receiver:
     """One sender on one carrier.
 
-    An acknowledgement leaves at the end of a turn: at once for control and where somebody waits for it, after 64 datagrams or
-    half of the window that the sender was told, and else when the last one was 10 ms ago, so that a single datagram on an
-    idle link is acknowledged at once and a busy link pays for 100 a second.
+    An acknowledgement leaves at the end of a turn: at once for control and for urgent data, after 64 datagrams or half of the
+    window that was reported to the sender, and otherwise if the last one was 10 ms ago. So a single datagram on an idle link is
+    acknowledged at once, and a busy link pays for 100 a second.
     """
 
     __slots__ = (
@@ -53,19 +53,19 @@ class Receiver:
         self.control = Tracker()
         self.unacknowledged = 0
         self.unacknowledged_bytes = 0
-        """As the sender counts them in its window."""
+        """Unacknowledged bytes as the sender counts them in its window."""
         self.window = INITIAL_BYTES
-        """What the sender was told last, bytes."""
+        """Window last reported to the sender, bytes."""
         self.urgent = False
         self.acknowledged_at = float("-inf")
         self.data_at = float("-inf")
         self.active = False
-        """Whether it counts as an active sender, whose windows share the buffer."""
+        """True if it counts as an active sender; active senders' windows share the buffer."""
         self.heard = 0
-        """The highest counter of the peer's acknowledgements on this carrier."""
+        """Highest counter of the peer's acknowledgements on this carrier."""
 
     def due(self, now: float) -> bool:
-        """Whether an acknowledgement should leave at the end of this turn."""
+        """True if an acknowledgement should leave at the end of this turn."""
         return (
             self.urgent
             or self.unacknowledged >= ACK_DATAGRAMS
@@ -74,7 +74,7 @@ class Receiver:
         )
 
     def acknowledgement(self, codec: Codec, counter: int, layout_version: int, window: int, now: float) -> bytes:
-        """The acknowledgement to send now."""
+        """Make the acknowledgement to send now."""
         self.unacknowledged = self.unacknowledged_bytes = 0
         self.window = window
         self.urgent = False
@@ -85,31 +85,31 @@ class Receiver:
 
     @property
     def lost(self) -> int:
-        """Items that are missing."""
+        """Number of missing items."""
         return self.records.lost + self.control.lost
 
     @property
     def reordered(self) -> int:
-        """Items that came late."""
+        """Number of late items."""
         return self.records.reordered + self.control.reordered
 
     @property
     def duplicates(self) -> int:
-        """Items that came before."""
+        """Number of repeated items."""
         return self.records.duplicates + self.control.duplicates
 
 
 class Shares:
-    """The window of each sender: half the receive buffer, divided by those that are active."""
+    """The window of each sender: half the receive buffer, divided by the number of active senders."""
 
     def __init__(self, receive_buffer_bytes: int) -> None:
         self.receive_buffer_bytes = receive_buffer_bytes
-        """What the kernel gave."""
+        """Buffer size that the kernel granted."""
         self._active = 0
         self._counted_at = float("-inf")
 
     def window(self, receiver: Receiver, everybody: Iterable[Receiver], now: float) -> int:
-        """The window to tell a sender, in bytes. `everybody` is counted anew four times a second; who is new counts at once."""
+        """The window to report to a sender, in bytes. Active senders are counted four times a second; a new one counts at once."""
         if now - self._counted_at >= ACTIVE_CHECK_S:
             self._counted_at = now
             self._active = 0

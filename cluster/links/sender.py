@@ -1,10 +1,10 @@
-"""The sending half of a link to one peer: what goes by which carrier, and how fast.
+"""The sending half of a link to one peer: selects the carrier of each item, and controls the rate.
 
     records, control ──► outbox ──► datagrams (window, sequence) ──► UDP      alone, joined, or in up to 16 fragments
-                    └──► outbox ──► frames    (window, sequence) ──► gRPC stream        what is larger
+                    └──► outbox ──► frames    (window, sequence) ──► gRPC stream        larger items
 
-What is larger takes its *order* with it (records of the same key; all control messages): what else comes of that order goes by
-stream too, so that it stays in order. Everything else goes on by datagrams, and waits for nothing.
+A larger item takes its *order* with it (records of the same key; all control messages): other items of that order go by stream too,
+so that they stay in order. Everything else continues by datagrams, and waits for nothing.
 
 Source: docs/links.md, "Sizes".
 """
@@ -42,17 +42,17 @@ KIND_CONTROL: Final = 1
 _TYPES: Final = (RECORDS, CONTROL)
 _FRAGMENTS: Final = (RECORD_FRAGMENT, CONTROL_FRAGMENT)
 STREAM_WAIT_S: Final = 2.0
-"""How long records wait for a stream that is not connected yet."""
+"""Longest wait of records for a stream that is not connected yet, seconds."""
 CONTROL_WAIT_S: Final = 5.0
-"""How long control messages wait; they are never pushed back as records are."""
+"""Longest wait of control messages, seconds; they are never pushed back as records are."""
 
 
 class Drop:
-    """Why items were dropped before they were sent: the keys of `LinkStats.dropped`."""
+    """Reasons why items were dropped before they were sent: the keys of `LinkStats.dropped`."""
 
     PUSH_BACK: Final = "push_back"
     NO_STREAM: Final = "no_stream"
-    """Too large for datagrams, and the peer's stream could not be had the last time that it was waited for."""
+    """Too large for datagrams, and the peer's stream did not come up the last time that it was waited for."""
     QUEUE_FULL: Final = "queue_full"
     PEER_SUSPECT: Final = "peer_suspect"
     PEER_DEAD: Final = "peer_dead"
@@ -67,26 +67,26 @@ def _ignore(_seconds: float) -> None:
 
 
 class Outputs:
-    """What the core wants sent, in order; the shell takes it after every call."""
+    """Output of the core, in order; the shell takes it after every call."""
 
     __slots__ = ("datagrams", "frames", "replies", "resets", "streams", "waited")
 
     def __init__(self) -> None:
         self.datagrams: list[tuple[bytes, Address]] = []
         self.frames: list[tuple[EndpointID, bytes]] = []
-        """For the stream that this process opened to the peer."""
+        """Frames for the stream that this process opened to the peer."""
         self.replies: list[tuple[EndpointID, bytes]] = []
-        """For the stream that the peer opened to this process."""
+        """Frames for the stream that the peer opened to this process."""
         self.streams: list[EndpointID] = []
-        """Peers to which a stream is wanted."""
+        """Peers to which a stream is needed."""
         self.resets: list[EndpointID] = []
-        """Peers to which the stream hangs: break it."""
+        """Peers whose stream hangs and must be broken."""
         self.waited: Callable[[float], None] = _ignore
-        """Told, each time that something leaves for a peer, how long the first of it had waited in the queue, seconds."""
+        """Called whenever data leaves for a peer, with the time that its first item had waited in the queue, seconds."""
 
 
 class Sender:
-    """What leaves for one peer. All methods are called with the monotonic time in seconds."""
+    """The sending half for one peer. All methods are called with the monotonic time in seconds."""
 
     __slots__ = (
         "_around",
@@ -127,17 +127,17 @@ class Sender:
         self.peer = peer
         self.address: Address | None = None
         self.settled: list[tuple[int, bool]] = []
-        """(token, all handled) of the parcels that were decided; the core hands them on."""
+        """(token, all handled) of settled parcels; the core passes them on."""
         self.datagram = Window(first_sequence)
         self.stream = Window(first_sequence)
         self.stream_up = False
         self.layout_version = 0
         self.asks = False
-        """Whether the peer should be asked for an acknowledgement, by a heartbeat: the stream waits for it."""
+        """True if a heartbeat should ask the peer for an acknowledgement, because the stream waits for it."""
         self._boxes = (Outbox(LINK_LANES, self.settled), Outbox(1, self.settled))
-        """What waits for datagrams: records, control."""
+        """Items that wait for datagrams: records, control."""
         self._streamed = (Outbox(LINK_LANES, self.settled), Outbox(1, self.settled))
-        """What waits for the stream: records, control."""
+        """Items that wait for the stream: records, control."""
         self._switches = (Switch(), Switch())
         self._max_bytes = options.max_queue_bytes
         self._options = options
@@ -150,23 +150,23 @@ class Sender:
         self._push_back_s = options.push_back_ms / 1000
         self._stream_since = 0.0
         self._stream_missed = False
-        """Whether the stream was waited for in vain, and has not been there since."""
+        """True if the stream was waited for in vain and has not been connected since."""
         self._by_stream = options.transport == STREAM
 
     def locate(self, address: Address | None) -> None:
-        """Where the peer is; its datagrams' size follows from it."""
+        """Set the address of the peer, which determines the size of its datagrams."""
         self.address = address
         loopback = address is not None and (address[0].startswith("127.") or address[0] == "::1")
         self._payload = (self._options.loopback_mtu_bytes if loopback else self._options.mtu_bytes) - self._around
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or is in flight."""
+        """True if anything waits or is in flight."""
         return bool(self.datagram.cost or self.stream.cost or self.queued_bytes)
 
     @property
     def queued_bytes(self) -> int:
-        """What waits, with the cost of queueing it."""
+        """Bytes that wait, including the cost of queueing."""
         (records, control), (streamed, large_control) = self._boxes, self._streamed
         return records.bytes + control.bytes + streamed.bytes + large_control.bytes
 
@@ -207,11 +207,11 @@ class Sender:
             self._drop(Drop.QUEUE_FULL, dropped + second.overflow(self._max_bytes - first.bytes))
 
     def _sort(self, kind: int, items: list[bytes], lane: int, settlement: Settlement | None, now: float) -> None:
-        """Queue the items of a parcel, each for the carrier by which it goes."""
+        """Queue the items of a parcel, each for its carrier."""
         box, streamed, switch = self._boxes[kind], self._streamed[kind], self._switches[kind]
         payload = self._payload
         fragmented = MAX_FRAGMENTS * (payload - INDEX_SIZE)
-        # The parcel is not decided before all of it is queued.
+        # The parcel must not be decided before all of it is queued.
         if settlement is not None:
             settlement.open += 1
         run: list[bytes] = []
@@ -248,8 +248,8 @@ class Sender:
             self._count_drop(reason, items)
 
     def pump(self, now: float, least: int = 0) -> None:
-        """Send what the windows allow, control first, and drop what has waited too long. Fewer than `least` bytes of records wait
-        for more, unless they fill the window; what goes by stream does not."""
+        """Send what the windows allow, control first, and drop items that have waited too long. Fewer than `least` bytes of records
+        wait for more, unless they fill the window; items for the stream do not wait."""
         if least:
             least = min(least, self.datagram.limit - self.datagram.cost)
         for kind in (KIND_CONTROL, KIND_RECORDS):
@@ -341,10 +341,10 @@ class Sender:
             self._drop(Drop.PUSH_BACK, box.drop_older(oldest))
 
     def _drop_streamed_at(self, kind: int, box: Outbox) -> float:
-        """When the first of what waits for the stream has waited too long."""
+        """Time at which the first item for the stream has waited too long."""
         least = self._least(kind)
         if self.stream_up:
-            # What waited for the stream gets the usual time once it is there.
+            # Items that waited for the stream get the usual time once it is connected.
             return max(box.oldest(), self._stream_since) + least
         return box.oldest() + max(least, STREAM_WAIT_S)
 
@@ -352,18 +352,18 @@ class Sender:
         while box.bytes and now >= self._drop_streamed_at(kind, box):
             self._drop(Drop.PUSH_BACK, box.drop_older(box.oldest()))
             if not self.stream_up and not (self._by_stream and kind == KIND_RECORDS):
-                # Small ones are not to wait any longer for a stream that cannot be had.
+                # Small items shall not wait any longer for a stream that does not come up.
                 self._stream_missed = True
                 self._drop(Drop.PUSH_BACK, box.clear())
                 self._switches[kind].reset()
 
     def acknowledge(self, acknowledgement: Acknowledgement, stream: bool, now: float) -> None:
-        """Take the peer's acknowledgement of what it received."""
+        """Handle the peer's acknowledgement."""
         window = self.stream if stream else self.datagram
         self._counts.sent_lost += window.acknowledge(acknowledgement[:2], acknowledgement.window, self.settled, now)
 
     def connected(self, up: bool, now: float) -> None:
-        """The stream to the peer is there, or broke: what was in flight on it is not known to have arrived."""
+        """Note that the stream to the peer was connected or broke: data in flight on it may not have arrived."""
         self.stream_up = up
         self._stream_since = now
         self._stream_missed = False
@@ -371,7 +371,7 @@ class Sender:
             self._counts.sent_lost += self.stream.void(self.settled)
 
     def expire(self, now: float) -> bool:
-        """Give up what has been in flight for 3 s without an acknowledgement. True when the datagrams' window was void."""
+        """Give up data that has been in flight for 3 s without an acknowledgement. True if the datagrams' window was void."""
         if self.stream.expired(now):
             self._counts.sent_lost += self.stream.void(self.settled)
             self._outputs.resets.append(self.peer)
@@ -381,28 +381,28 @@ class Sender:
         return False
 
     def probe_due(self, now: float) -> bool:
-        """Whether a heartbeat should reveal a lost tail: nothing is acknowledged, and no datagram left as a probe."""
+        """True if a heartbeat should reveal a lost tail: nothing is acknowledged, and no datagram left as a probe."""
         if not self.datagram.probe_due(now):
             return False
         self.datagram.probed(now)
         return True
 
     def suspect(self) -> None:
-        """The peer may be gone, and whoever can sends to another one: records that wait for it, or hang in the stream to it,
-        would arrive behind later ones. They settle as not handled. Source: docs/promises.md."""
+        """Settle waiting records as not handled: the peer may be gone, and senders that can use another one. Records that wait for
+        this peer, or hang in the stream to it, would arrive after later ones. Source: docs/promises.md."""
         self._drop(Drop.PEER_SUSPECT, self._boxes[KIND_RECORDS].clear() + self._streamed[KIND_RECORDS].clear())
         if self.stream.in_flight(KIND_RECORDS):
             self._counts.sent_lost += self.stream.void(self.settled)
             self._outputs.resets.append(self.peer)
 
     def fail(self, reason: str) -> None:
-        """The peer is dead or removed: everything settles as not handled."""
+        """Settle everything as not handled: the peer is dead or removed."""
         for box in (*self._boxes, *self._streamed):
             self._drop(reason, box.clear())
         self._counts.sent_lost += self.datagram.void(self.settled) + self.stream.void(self.settled)
 
     def deadline(self, now: float) -> float:
-        """When this side must be looked at again; infinity when it is not `busy`."""
+        """Time at which this side needs attention again; infinity if it is not `busy`."""
         found = self.datagram.deadline(True)
         (records, control), (streamed, large_control) = self._boxes, self._streamed
         if records.bytes:

@@ -1,6 +1,6 @@
-"""What a receiver knows of one sequence: the items that came, those that are missing, those that came twice.
+"""A receiver's record of one sequence: items that arrived, that are missing, that arrived twice.
 
-Every (sender, item type, carrier) has a sequence of its own, from 1, counted in items.
+Every (sender, item type, carrier) has its own sequence, from 1, counted in items.
 
 Source: docs/protocol.md, "Record".
 """
@@ -11,13 +11,13 @@ from bisect import bisect_right
 from typing import Final
 
 MAX_RANGES: Final = 256
-"""Missing ranges that are remembered in one sequence; above it the oldest is confirmed lost."""
+"""Missing ranges remembered in one sequence; beyond this the oldest is confirmed lost."""
 MAX_TOLD: Final = 32
 """Missing ranges in one acknowledgement, the newest."""
 TELL_TIMES: Final = 64
-"""In so many acknowledgements a missing range is told; later ones say "nothing known below" instead."""
+"""Number of acknowledgements that report a missing range; later ones report "nothing known below" instead."""
 MAX_JUMP: Final = 1 << 40
-"""A sequence that goes further ahead is not believed."""
+"""Largest believable step forward of a sequence."""
 
 
 class _Range:
@@ -36,8 +36,8 @@ def _first(missing: _Range) -> int:
 class Tracker:
     """Accepts each item of one sequence once.
 
-    `next` is the next sequence expected, `lost` counts items that are missing now, `reordered` those that came late,
-    `duplicates` those refused because they had come before (or their range was given up).
+    `next` is the next sequence expected, `lost` counts items that are missing now, `reordered` those that arrived late,
+    `duplicates` those refused because they had arrived before (or their range was given up).
     """
 
     __slots__ = ("_known_from", "_missing", "duplicates", "lost", "next", "reordered")
@@ -51,7 +51,7 @@ class Tracker:
         self._known_from = 1
 
     def accept(self, first: int, count: int) -> bool:
-        """Take the items [first, first + count). False: all or some came before, or the jump is not believed."""
+        """Take the items [first, first + count). False if some or all arrived before, or the step forward is not believable."""
         expected = self.next
         if first == expected:
             self.next = first + count
@@ -87,14 +87,14 @@ class Tracker:
         return True
 
     def reject(self, first: int, count: int) -> None:
-        """What was accepted turned out malformed: it counts as missing, so that its sender learns that it was not handled."""
+        """Count accepted items as missing, because they turned out malformed: their sender learns that they were not handled."""
         at = bisect_right(self._missing, first, key=_first)
         self._missing.insert(at, _Range(first, first + count - 1, TELL_TIMES))
         self.lost += count
         self._bound()
 
     def reveal(self, upcoming: int) -> bool:
-        """The sender says that `upcoming` is the next item that it will send. True when this shows a loss."""
+        """Take the sender's report that `upcoming` is the next item that it will send. True if this shows a loss."""
         expected = self.next
         if not 0 < upcoming - expected <= MAX_JUMP:
             return False
@@ -116,10 +116,10 @@ class Tracker:
             self._known_from = max(self._known_from, self._missing.pop(0).last + 1)
 
     def tell(self) -> tuple[int, list[tuple[int, int]], bool]:
-        """What the next acknowledgement says: (known_from, missing ranges as (first, last), whether the list was cut).
+        """Content of the next acknowledgement: (known_from, missing ranges as (first, last), True if the list was cut).
 
-        Of items below `known_from` nothing is said; of those from it to `next` the listed ones are missing and all
-        others were handled.
+        Items below `known_from` are not reported. Of those from it to `next` the listed ones are missing and all others were
+        handled.
         """
         told: list[tuple[int, int]] = []
         for missing in reversed(self._missing):

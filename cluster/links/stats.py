@@ -1,4 +1,4 @@
-"""What links count: plain integers, added to in place, read when somebody asks."""
+"""Counters of links: plain integers, incremented in place, read on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pixiu.ids import EndpointID
 
 @dataclass(slots=True)
 class Counts:
-    """What one link has counted (or all together). Items are records or control messages."""
+    """Counters of one link (or of all together). Items are records or control messages."""
 
     records_sent: int = 0
     records_received: int = 0
@@ -21,20 +21,20 @@ class Counts:
     """Datagrams and frames with items."""
     datagrams_received: int = 0
     bytes_sent: int = 0
-    """Of datagrams and frames with items, heads included."""
+    """Bytes of datagrams and frames with items, heads included."""
     bytes_received: int = 0
     acknowledgements_sent: int = 0
     acknowledgements_received: int = 0
     heartbeats_sent: int = 0
     heartbeats_received: int = 0
     lost: int = 0
-    """Items that a peer sent and that did not arrive; goes down when they arrive late."""
+    """Items that a peer sent and that did not arrive; decreases when they arrive late."""
     reordered: int = 0
     """Items that arrived late."""
     duplicates: int = 0
     """Items refused because they had arrived before."""
     sent_lost: int = 0
-    """Items sent that the peer did not handle, as far as its acknowledgements say."""
+    """Items sent that the peer did not handle, according to its acknowledgements."""
     queue_drops: int = 0
     """Items that were dropped before they were sent: pushed back too long, queue full, peer dead."""
 
@@ -52,11 +52,11 @@ class PeerStats:
     """One peer as `Endpoint.stats` shows it."""
 
     role: str
-    """Empty for a sender that is not in the view."""
+    """Role of the peer; empty for a sender that is not in the view."""
     state: PeerState
     counts: Counts
     rtt_us: int
-    """Of the last heartbeat that was answered; 0 before the first."""
+    """Round-trip time of the last answered heartbeat; 0 before the first."""
     window_bytes: int
     in_flight_bytes: int
     queued_bytes: int
@@ -64,21 +64,21 @@ class PeerStats:
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """What the links of a process have counted."""
+    """Counters of a process's links."""
 
     total: Counts
-    """All links, those that are gone included."""
+    """Counters of all links, closed ones included."""
     peers: Mapping[EndpointID, PeerStats]
     refused: Mapping[str, int]
-    """What came in and was not taken, by reason (datagrams and frames)."""
+    """Datagrams and frames refused, by reason."""
     dropped: Mapping[str, int]
-    """What was to be sent and was dropped before, by reason (items)."""
+    """Items dropped before they were sent, by reason."""
     send_errors: Mapping[str, int] = field(default_factory=dict)
-    """By the name of the error number (datagrams)."""
+    """Failed datagrams by the name of the error number."""
     receive_errors: Mapping[str, int] = field(default_factory=dict)
     items_given_up: int = 0
-    """Items of which some fragments came, and the rest not in time."""
+    """Items of which some fragments arrived, and the rest not in time."""
     kernel_drops: int = 0
     """Datagrams that the kernel dropped because the socket's buffer was full."""
     receive_buffer_bytes: int = 0
-    """What the kernel gave."""
+    """Buffer size that the kernel granted."""

@@ -30,16 +30,16 @@ CONNECT_WAIT_S: Final = 5.0
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 2.0
 MAX_INCOMING: Final = 4096
-"""Streams that others may have open to this process."""
+"""Streams that other processes may have open to this one."""
 MAX_SILENT: Final = 1024
-"""Of these, without a good frame so far. Policy: the oldest makes room for a further one. A peer whose records all go by stream
-opens it before it has any, and is not to be cut for that."""
+"""Open streams without a good frame so far. Policy: the oldest is closed for a new one. A peer that sends all records by stream
+opens it before it has any, and must not be cut off for that."""
 MAX_FRAMES: Final = 1 << 20
 """Frames that may wait on one stream; the link's window keeps them far below. Policy: a further one is lost, and sent again."""
 
 
 class OutgoingStream:
-    """The stream that this process opens to one peer; connects when wanted, again with backoff."""
+    """The stream that this process opens to one peer; connects when needed, again with backoff."""
 
     def __init__(
         self,
@@ -50,8 +50,10 @@ class OutgoingStream:
         on_state: Callable[[EndpointID, bool], None],
         wanted: Callable[[EndpointID], bool],
     ) -> None:
-        """`role` is the peer's, `target` "host:port".
-        `on_frame` gets what the peer answers, `on_state` whether the stream is there."""
+        """Create the stream; it connects when needed.
+
+        `role` is the peer's, `target` "host:port". `on_frame` gets the peer's answers, `on_state` True when the stream is connected
+        and False when it breaks."""
         self._peer = peer
         self._role, self._target = role, target
         self._on_frame = on_frame
@@ -63,7 +65,7 @@ class OutgoingStream:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def need(self) -> None:
-        """Something wants to leave."""
+        """Connect if necessary: something must be sent."""
         self._need.set()
 
     def send(self, frame: bytes) -> None:
@@ -71,7 +73,7 @@ class OutgoingStream:
         self._frames.put(LinkFrame(datagram=frame))
 
     def reset(self) -> None:
-        """Break the stream: what it still holds must not arrive late."""
+        """Break the stream: data that it still holds must not arrive late."""
         self._frames.clear()
         if self._call is not None:
             self._call.cancel()
@@ -92,7 +94,7 @@ class OutgoingStream:
             await asyncio.sleep(backoff.next_s())
 
     async def _connection(self) -> bool:
-        """One connection from beginning to end. Whether it was there at all."""
+        """Run one connection from beginning to end. Returns True if it was established."""
         call: GrpcCall[LinkFrame, LinkFrame] = GrpcCall.to(
             self._target, self._role, PEER_CHANNEL, lambda channel: LinkStub(channel).Exchange()
         )
@@ -123,21 +125,21 @@ class IncomingStream:
     ) -> None:
         """`heard` is called with each good frame."""
         self.source: EndpointID | None = None
-        """Who speaks, known from its first good frame."""
+        """Sender on this stream, known from its first good frame."""
         self.name = handler.peer
         self.refused = False
-        """It sent what is not for this process."""
+        """True if it sent data that is not for this process."""
         self._host, self._heard = host, heard
         self._reply: LinkFrame | None = None
         self._stream = Duplex(handler, self._take, self._give, over=self._over)
 
     def send(self, frame: bytes) -> None:
-        """Send an acknowledgement. One that still waits is replaced, because the newer one says all that it said."""
+        """Send an acknowledgement. One that still waits is replaced, because the newer one contains everything in it."""
         self._reply = LinkFrame(datagram=frame)
         self._stream.wake()
 
     def cancel(self) -> None:
-        """End it: a newer stream of the same peer took its place, or this process closes."""
+        """End the stream: a newer stream of the same peer replaced it, or this process closes."""
         self._stream.end("cancelled")
 
     async def run(self) -> None:
@@ -160,28 +162,28 @@ class IncomingStream:
 
 
 class StreamHost(Protocol):
-    """What the service needs of the endpoint."""
+    """The endpoint as the service uses it."""
 
     def stream_frame(self, data: bytes, stream: IncomingStream) -> bool:
-        """A frame came. False: it was refused and nobody good has spoken on this stream yet."""
+        """Handle a frame. False if it was refused and no frame has been good on this stream yet."""
 
     def stream_closed(self, stream: IncomingStream) -> None:
-        """Called once when the stream has ended."""
+        """Handle the end of the stream; called once."""
 
 
 class LinkService(LinkServicer):
-    """The server's side of `Link.Exchange`."""
+    """The server side of `Link.Exchange`."""
 
     def __init__(self, host: StreamHost) -> None:
         self._host = host
         self._open = 0
         self._silent: dict[IncomingStream, None] = {}
-        """Without a good frame so far, the oldest first."""
+        """Streams without a good frame so far, oldest first."""
 
     async def Exchange(  # type: ignore[override]
         self, request_iterator: AsyncIterator[LinkFrame], context: grpc.aio.ServicerContext[LinkFrame, LinkFrame]
     ) -> None:
-        """One stream of one peer."""
+        """Serve one stream of one peer."""
         if self._open >= MAX_INCOMING:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"this process has {MAX_INCOMING} streams open")
         self._open += 1

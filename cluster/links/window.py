@@ -1,7 +1,7 @@
-"""A sender's flow control for one carrier to one peer: what is in flight, and how much may be.
+"""A sender's flow control for one carrier to one peer: the data in flight, and its limit.
 
     time ──►   ack       last ack        +100 ms                       +3 s
-               │  window open  │  window  │  one datagram per 100 ms   │ void: all in flight is given up
+               │  window open  │  window  │  one datagram per 100 ms   │ void: all data in flight is given up
 
 Source: docs/links.md.
 """
@@ -17,18 +17,18 @@ from cluster.links.outbox import Settlement, close
 from cluster.links.sequence import MAX_JUMP
 
 OVERHEAD_BYTES: Final = 768
-"""What the kernel charges a receive buffer for a datagram besides its bytes (measured)."""
+"""Bytes that the kernel charges to a receive buffer for each datagram in addition to its own (measured)."""
 INITIAL_BYTES: Final = 65_536
-"""The window before the first acknowledgement."""
+"""Window before the first acknowledgement."""
 SILENCE_S: Final = 0.1
 VOID_S: Final = 3.0
 
 _Flight = tuple[int, int, int, tuple[Settlement, ...]]
-"""first sequence, sequence after the last, cost, the parcels with a token that have items in it."""
+"""First sequence, sequence after the last, cost, and the parcels with a token that have items in it."""
 
 
 class Window:
-    """What is in flight on one carrier to one peer. `upcoming[kind]` is the next sequence of records (0) and control (1)."""
+    """Data in flight on one carrier to one peer. `upcoming[kind]` is the next sequence of records (0) and control (1)."""
 
     __slots__ = ("_flights", "_probe_at", "_quiet_since", "cost", "limit", "upcoming")
 
@@ -41,16 +41,16 @@ class Window:
         self._probe_at = 0.0
 
     def in_flight(self, kind: int) -> int:
-        """How many datagrams with items of this kind are unacknowledged."""
+        """Number of unacknowledged datagrams with items of this kind."""
         return len(self._flights[kind])
 
     def first_in_flight(self, kind: int) -> float:
-        """The sequence of the oldest item of this kind that is unacknowledged; infinity: there is none."""
+        """Sequence of the oldest unacknowledged item of this kind; infinity if there is none."""
         flights = self._flights[kind]
         return flights[0][0] if flights else float("inf")
 
     def may_send(self, size: int, now: float) -> bool:
-        """Whether a datagram of `size` bytes may leave. With nothing in flight one always may, whatever the window."""
+        """True if a datagram of `size` bytes may leave. With nothing in flight one always may, whatever the window."""
         if not self.cost:
             return True
         if now - self._quiet_since >= SILENCE_S:
@@ -58,11 +58,11 @@ class Window:
         return self.cost + size + OVERHEAD_BYTES <= self.limit
 
     def sent(self, kind: int, count: int, size: int, settlements: Sequence[Settlement], now: float) -> None:
-        """A datagram of `size` bytes with `count` items leaves."""
+        """Note that a datagram of `size` bytes with `count` items leaves."""
         cost = size + OVERHEAD_BYTES
         if not self.cost:
             self._quiet_since = now
-        # In silence this was the probe: the next one may follow after as long again.
+        # In silence this was the probe: the next one may follow after the same time.
         self._probe_at = now + SILENCE_S
         first = self.upcoming[kind]
         self.upcoming[kind] = first + count
@@ -70,7 +70,7 @@ class Window:
         self._flights[kind].append((first, first + count, cost, tuple(settlements)))
 
     def acknowledge(self, told: Sequence[Told], window: int, settled: list[tuple[int, bool]], now: float) -> int:
-        """Settle what an acknowledgement decides. Returns how many items were lost."""
+        """Settle the datagrams that an acknowledgement decides. Returns the number of lost items."""
         self.limit = window
         self._quiet_since = now
         self._probe_at = now + SILENCE_S
@@ -84,10 +84,10 @@ class Window:
         flights = self._flights[kind]
         lost = 0
         if upcoming > self.upcoming[kind] + MAX_JUMP:
-            return 0  # nobody counts so far ahead: it is not believed
+            return 0  # nobody counts so far ahead: not believed
         if upcoming > self.upcoming[kind]:
-            # The receiver counts a sequence that this sender did not send: nothing in flight is certain.
-            # Going on from there makes the link work again.
+            # The receiver counts a sequence that this sender did not send: nothing in flight is certain. Continuing from there
+            # makes the link work again.
             lost = self._give_up(kind, settled)
             self.upcoming[kind] = upcoming
             return lost
@@ -116,29 +116,29 @@ class Window:
         return lost
 
     def void(self, settled: list[tuple[int, bool]]) -> int:
-        """Give up everything in flight; the window is the initial one again. Returns how many items that were."""
+        """Give up everything in flight; the window is the initial one again. Returns the number of items."""
         lost = self._give_up(0, settled) + self._give_up(1, settled)
         self.limit = INITIAL_BYTES
         return lost
 
     def silent(self, now: float) -> bool:
-        """Whether something in flight has waited 100 ms for any acknowledgement."""
+        """True if something in flight has waited 100 ms for any acknowledgement."""
         return self.cost > 0 and now - self._quiet_since >= SILENCE_S
 
     def probe_due(self, now: float) -> bool:
-        """Whether it is time for a probe; the next one is due 100 ms after `probed`."""
+        """True if a probe is due; the next one is due 100 ms after `probed`."""
         return self.silent(now) and now >= self._probe_at
 
     def probed(self, now: float) -> None:
-        """A heartbeat was sent in the place of a probe, because no datagram waits."""
+        """Note that a heartbeat was sent in place of a probe, because no datagram waits."""
         self._probe_at = now + SILENCE_S
 
     def expired(self, now: float) -> bool:
-        """Whether something in flight has waited 3 s for any acknowledgement."""
+        """True if something in flight has waited 3 s for any acknowledgement."""
         return self.cost > 0 and now - self._quiet_since >= VOID_S
 
     def deadline(self, probes: bool) -> float:
-        """When `probe_due` or `expired` may become true; infinity with nothing in flight."""
+        """Time at which `probe_due` or `expired` may become true; infinity if nothing is in flight."""
         if not self.cost:
             return float("inf")
         void_at = self._quiet_since + VOID_S

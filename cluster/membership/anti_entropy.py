@@ -1,4 +1,4 @@
-"""Keeping two maps of memberships equal although messages are lost: the source answers, the puller asks. Pure.
+"""Keeps two maps of memberships equal although messages are lost: the puller asks, the source answers. Pure.
 
     puller                                              source
       │ heartbeat: the rule of my rooms ─────────────────▶│
@@ -11,12 +11,12 @@
       │ as well ─────────────────────────────────────────▶│
       │◀──────────────────────────────── ListingPage … ───┤   applied page by page
 
-Source and puller are gateway and router, router and peer, router and broker. A gateway lists what is on it as of the last
-GatewayMsgID that it made. A router that found itself equal to a gateway as of some GatewayMsgID may list as of that: what
-it lacks and is not newer, the gateway had not either. Without it a router's listing only adds, so that for a live gateway
-only its own word removes anything, directly or handed on.
+Source and puller are gateway and router, router and peer, router and broker. A gateway lists its members as of the last
+GatewayMsgID that it made. A router that was equal to a gateway as of some GatewayMsgID may list as of that: an entry that it lacks
+and that is not newer was missing on the gateway too. Without such a GatewayMsgID a router's listing only adds, so that only a live
+gateway's own reports, direct or forwarded, remove its entries.
 
-Nothing here is sent again: the next heartbeat begins anew.
+Nothing here is sent again: the next heartbeat starts over.
 
 Source: docs/memberships.md, "Anti-entropy".
 """
@@ -36,26 +36,26 @@ from pixiu.placement.partition import is_partition_count
 from pixiu.wire.v1 import control_pb2
 
 PAGE_ENTRIES: Final = 30
-"""Entries in a page, of 24 bytes and a value of 8, so that it fits one datagram."""
+"""Entries of a page, each 24 bytes and a value of 8, so that it fits one datagram."""
 PAGES_AN_ANSWER: Final = 64
-"""Pages that answer one request. Policy: the last one says that there is more, and the puller asks on from there."""
+"""Pages that answer one request. Policy: the last one reports that there is more, and the puller asks for the rest."""
 ROOT: Final = struct.Struct("<HQI")
 ROOTS_A_MESSAGE: Final = 64
 MAX_ASKED: Final = 32
-"""Instances whose buckets are asked for, or answered, at one time. Policy: the others have their turn at the next heartbeat."""
+"""Instances whose buckets are requested, or returned, at one time. Policy: the others follow at the next heartbeat."""
 MAX_DOUBTS: Final = 100_000
 """Pairs of source and instance that differed at the last heartbeat. Policy: all are forgotten, and doubted anew."""
 FRESH_HEARTBEATS: Final = 5
-"""A difference that was seen so many heartbeats ago does not count as seen at the one before."""
+"""Number of heartbeats after which an earlier difference no longer counts as seen."""
 
 
 def rule_of(partition: int, partitions: int) -> Rule | None:
-    """A rule from the network; None when it makes no sense."""
+    """A rule from the network; None if it is invalid."""
     return Rule(partition % partitions, partitions) if is_partition_count(partitions) else None
 
 
 def is_anti_entropy(control: control_pb2.Control) -> bool:
-    """Whether a control message is one of those that a source and a puller exchange."""
+    """True if a control message is one of those exchanged by source and puller."""
     return control.WhichOneof("body") in _ANTI_ENTROPY
 
 
@@ -63,7 +63,7 @@ _ANTI_ENTROPY: Final = frozenset({"digest_request", "instance_roots", "bucket_di
 
 
 def encode_absence(as_of: int, rooms: list[int]) -> bytes:
-    """A serialized `Control`: as of this GatewayMsgID the gateway that made it had no members of these rooms."""
+    """Encode a `Control`: as of this GatewayMsgID, the gateway that made it had no members of these rooms."""
     return control_pb2.Control(absence=control_pb2.Absence(as_of=as_of, rooms=rooms)).SerializeToString()
 
 
@@ -75,33 +75,33 @@ class Verified:
         self._buckets: dict[int, dict[int, int]] = {}
 
     def whole(self, instance: int, as_of: int) -> None:
-        """All buckets were equal."""
+        """Note that all buckets were equal."""
         self._whole[instance] = max(as_of, self._whole.get(instance, 0))
         above = {bucket: at for bucket, at in self._buckets.pop(instance, {}).items() if at > as_of}
         if above:
             self._buckets[instance] = above
 
     def bucket(self, instance: int, bucket: int, as_of: int) -> None:
-        """One bucket was equal."""
+        """Note that one bucket was equal."""
         if as_of > self.as_of(instance, bucket):
             self._buckets.setdefault(instance, {})[bucket] = as_of
 
     def as_of(self, instance: int, bucket: int) -> int:
-        """The highest GatewayMsgID; 0 where nothing was verified."""
+        """The highest verified GatewayMsgID; 0 if there is none."""
         return max(self._whole.get(instance, 0), self._buckets.get(instance, {}).get(bucket, 0))
 
     def clear(self) -> None:
-        """Nothing is verified any more: the rule of the rooms that are held is another one."""
+        """Forget everything, because the rule of the kept rooms has changed."""
         self._whole.clear()
         self._buckets.clear()
 
 
 class Source:
-    """Answers what is asked about a map.
+    """Answers requests about a map.
 
     Args:
         membership: the map.
-        as_of: (instance, bucket) → the GatewayMsgID as of which the map has all of it, 0 where that is not known.
+        as_of: (instance, bucket) → the GatewayMsgID as of which the map is complete, 0 if unknown.
     """
 
     def __init__(self, membership: LwwMap, as_of: Callable[[int, int], int]) -> None:
@@ -110,7 +110,7 @@ class Source:
         self.pages_sent = 0
 
     def digest(self, rule: Rule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
-        """What the answer to a heartbeat carries; None where there are no sums by this key."""
+        """Digest for the answer to a heartbeat; None if there are no sums by this key."""
         sums = self._membership.digest.of(key)
         if sums is None:
             return None
@@ -120,7 +120,7 @@ class Source:
         )
 
     def answer(self, control: control_pb2.Control) -> list[bytes]:
-        """The messages that answer a request; none for what is none or makes no sense."""
+        """Messages that answer a request; none if it is not a request or is invalid."""
         if control.HasField("digest_request"):
             asked = control.digest_request
             rule = rule_of(asked.partition, asked.partitions)
@@ -176,7 +176,7 @@ class Source:
         return pages
 
     def _bucket_pages(self, rule: Rule, instance: int, asked: control_pb2.BucketFrom, limit: int) -> list[bytes]:
-        """At least one page, so that an empty bucket is told too."""
+        """Pages of a bucket; at least one, so that an empty bucket is reported too."""
         number, first = asked.bucket, (asked.room, asked.uin)
         as_of = self._as_of(instance, number)
         pages: list[bytes] = []
@@ -209,7 +209,7 @@ class Source:
 
 @dataclass(slots=True)
 class PullerCounters:
-    """What a puller found and repaired, since the start."""
+    """Differences that a puller found and repaired since the start."""
 
     digests_equal: int = 0
     digests_differing: int = 0
@@ -217,31 +217,31 @@ class PullerCounters:
     pages_applied: int = 0
     healing_malformed: int = 0
     digests_of_other_keys: int = 0
-    """That could not be compared, as there are no sums by the key; for a moment when keys change."""
+    """Digests that could not be compared, because there are no sums by their key; briefly, when keys change."""
 
 
 @dataclass(slots=True)
 class _Doubt:
-    """The buckets of an instance that differed from a source's at the last heartbeat."""
+    """Buckets of an instance that differed from a source's at the last heartbeat."""
 
     mask: int
     at: float
     asked: int = 0
-    """Those of which a listing was asked for."""
+    """Buckets whose listing was requested."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a message from a source brought."""
+    """Result of a message from a source."""
 
     messages: list[bytes] = field(default_factory=list)
-    """What to say to the source."""
+    """Messages to send to the source."""
     applied: Applied = field(default_factory=lambda: Applied([], []))
     purged: Purged = field(default_factory=lambda: Purged([], []))
 
 
 class Puller:
-    """Compares a map with those of sources, asks for what differs, and takes it over.
+    """Compares a map with those of sources, requests what differs, and takes it over.
 
     Args:
         membership: the map.
@@ -253,16 +253,16 @@ class Puller:
         self._heartbeat_s = heartbeat_s
         self._doubts: dict[tuple[EndpointID, int], _Doubt] = {}
         self._asked: dict[EndpointID, int] = {}
-        """Source → the last instance whose buckets were asked for."""
+        """Source → the last instance whose buckets were requested."""
         self._equal_at: dict[EndpointID, float] = {}
-        """Router → when its total was equal; older doubts are over."""
+        """Router → time at which its total was equal; older doubts are void."""
         self.rule: Rule | None = None
-        """All rooms that the map is for. Only equality about all of them is remembered in `verified`; None: none is."""
+        """All rooms that the map is for. `verified` records equality only if it covers all of them; None: nothing is recorded."""
         self.verified = Verified()
         self.counters = PullerCounters()
 
     def take(self, source: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> Outcome:
-        """A source answered a request; what is no answer brings nothing. `own_word`: the source is the gateway itself."""
+        """Handle a source's answer; other messages have no effect. `own_word`: the source is the gateway itself."""
         if control.HasField("instance_roots"):
             return Outcome(self._on_roots(source, control.instance_roots))
         if control.HasField("bucket_digests"):
@@ -272,7 +272,7 @@ class Puller:
         return Outcome()
 
     def on_digest(self, source: EndpointID, digest: control_pb2.Digest, now: float) -> list[bytes]:
-        """A source answered a heartbeat. Returns what to ask it."""
+        """Handle a source's answer to a heartbeat. Returns the requests to send to it."""
         rule = rule_of(digest.partition, digest.partitions)
         if rule is None or digest.as_of > MAX_ID:
             self.counters.healing_malformed += 1
@@ -293,7 +293,7 @@ class Puller:
                 self.verified.whole(instance, digest.as_of)
             return []
         self.counters.digests_differing += 1
-        # What differed at the heartbeat before is asked for at once: fewer messages, of which each may be lost.
+        # Differences from the previous heartbeat are requested at once: that needs fewer messages, each of which may be lost.
         doubts = self._fresh(source, now)
         again = [
             _listing_request(rule, number, [(bucket, (0, 0)) for bucket in _numbers(doubt.asked)])
@@ -306,19 +306,19 @@ class Puller:
         return [_request(rule, [], digest.key), *more, *again[:MAX_ASKED]]
 
     def _fresh(self, source: EndpointID, now: float) -> dict[int, _Doubt]:
-        """The instances that differed from a source's lately."""
+        """Instances that recently differed from a source's."""
         oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(source, -1e9))
         return {key[1]: doubt for key, doubt in self._doubts.items() if key[0] == source and doubt.at > oldest and doubt.mask}
 
     def forget(self, source: EndpointID) -> None:
-        """A source is gone."""
+        """Forget a source that is gone."""
         self._asked.pop(source, None)
         self._equal_at.pop(source, None)
         for key in [key for key in self._doubts if key[0] == source]:
             del self._doubts[key]
 
     def _on_roots(self, source: EndpointID, roots: control_pb2.InstanceRoots) -> list[bytes]:
-        """The roots of a router's instances. Returns what to ask it."""
+        """Handle the roots of a router's instances. Returns the requests to send to it."""
         rule = rule_of(roots.partition, roots.partitions)
         if rule is None or len(roots.roots) % ROOT.size or not roots.first <= roots.last < INSTANCES:
             self.counters.healing_malformed += 1
@@ -338,14 +338,14 @@ class Puller:
                 self._doubts.pop((source, instance), None)
         if not differing:
             return []
-        # Those after the ones that were asked for last time come first, so that all have their turn.
+        # Instances after those requested last time come first, so that all get their turn.
         after = self._asked.get(source, -1)
         asked = sorted(differing, key=lambda instance: (instance <= after, instance))[:MAX_ASKED]
         self._asked[source] = asked[-1]
         return [_request(rule, asked, roots.key)]
 
     def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> Outcome:
-        """The buckets of an instance: ask for those that differed at the last heartbeat as well."""
+        """Handle the buckets of an instance: request those that also differed at the last heartbeat."""
         rule = rule_of(found.partition, found.partitions)
         if rule is None or len(found.buckets) != BUCKETS * BUCKET.size or found.instance >= INSTANCES or found.as_of > MAX_ID:
             self.counters.healing_malformed += 1
@@ -364,12 +364,12 @@ class Puller:
             if mine[number] != theirs:
                 mask |= 1 << number
             elif rule == self.rule and found.as_of >> INSTANCE_SHIFT == found.instance and found.as_of:
-                # Equal to a router that was equal to the gateway is as good: both lack the same.
+                # Equality with a router that was equal to the gateway is as good: both lack the same entries.
                 self.verified.bucket(found.instance, number, found.as_of)
         key = (source, found.instance)
         before = self._doubts.get(key)
         if before is not None and now - before.at < self._heartbeat_s / 2:
-            # A repeated datagram, not another heartbeat.
+            # A repeated datagram, not a new heartbeat.
             return outcome
         if len(self._doubts) >= MAX_DOUBTS:
             self._doubts.clear()
@@ -383,7 +383,7 @@ class Puller:
         return outcome
 
     def _on_page(self, page: control_pb2.ListingPage, now: float, own_word: bool) -> Outcome:
-        """A page of a listing: take it over, and ask for what follows it when the answer ended there."""
+        """Apply a page of a listing, and request the next one if the answer ended there."""
         rule = rule_of(page.partition, page.partitions)
         whole = page.as_of == 0 or page.as_of >> INSTANCE_SHIFT == page.instance
         if rule is None or not whole or page.bucket >= BUCKETS or page.instance >= INSTANCES or page.as_of > MAX_ID:

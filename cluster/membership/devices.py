@@ -1,15 +1,15 @@
-"""Relay data: on which gateways a user's devices are, and since when. Pure.
+"""Relay data: the gateways of users' devices, and their connect times. Pure.
 
-    (UIN, device, gateway instance) -> GatewayMsgID, connected or a tombstone, connect time and what messages it takes
+    (UIN, device, gateway instance) -> GatewayMsgID, connected or a tombstone, connect time and the messages it takes
 
-The registers are those of `cluster.membership.lww_map.LwwMap`: the UIN is in the place of the room, the device in that of the
-user. So what heals memberships (digests, listings, floors) heals relay data.
+The registers are those of `cluster.membership.lww_map.LwwMap`, with the UIN in place of the room and the device in place of the
+user. So whatever repairs memberships (digests, listings, floors) repairs relay data.
 
-    device  15 bits class | 48 bits DeviceID                     who it is
-    value   61 bits connect time | takes mail | takes messages | is a login   since when, of `gateway.hybrid_clock`
+    device  15 bits class | 48 bits DeviceID                                    identity
+    value   61 bits connect time | takes mail | takes messages | is a login    connect time: see `gateway.hybrid_clock`
 
-A connection that is no login (a service that reads rooms) is known where rooms' messages go through relays, and else not
-said at all. It is neither online nor subject to the login policy.
+A connection that is not a login (a service that reads rooms) is reported only if rooms' messages go through relays. It is neither
+online nor subject to the login policy.
 
 Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
 
@@ -28,22 +28,22 @@ from pixiu.ids import DEVICE_BITS, gateway_instance
 
 DEVICE_MASK: Final = (1 << DEVICE_BITS) - 1
 MAX_CACHED_USERS: Final = 1_000_000
-"""Users whose gateways are kept ready. Policy: a 512th of them is forgotten, and looked up anew."""
+"""Users whose gateways are cached. Policy: a 512th of them is forgotten, and looked up anew."""
 MAX_TOGETHER: Final = 100_000
-"""Users with several entries that wait to be looked at. Policy: more are not noted."""
+"""Users with several entries that wait to be checked. Policy: more are not noted."""
 
 
 class LoginPolicy(Enum):
-    """Which of a user's devices may be online together. One that may not is told that it was replaced.
+    """Rule for a user's devices that may be online together. A device that may not is informed that it was replaced.
 
-    Of one device only the newest connection counts in any case, as MQTT has it for a client ID.
+    Of one device only the newest connection counts in any case, as in MQTT for a client ID.
     """
 
     ALL = "all"
     NEWEST = "newest"
-    """The device that connected last."""
+    """Only the device that connected last."""
     NEWEST_OF_CLASS = "newest_of_class"
-    """Of each class the device that connected last; devices without a class are a class."""
+    """In each class the device that connected last; devices without a class form one class."""
 
 
 class Connection(NamedTuple):
@@ -52,7 +52,7 @@ class Connection(NamedTuple):
     key: int
     """Class and DeviceID."""
     instance: int
-    """Of the gateway."""
+    """Gateway instance."""
     connect_time: int
     chat: bool
     login: bool = True
@@ -70,19 +70,19 @@ class Connection(NamedTuple):
 
 
 def device_key(device: int, device_class: int) -> int:
-    """What a device is known by to relays. `device`: below 2^48; `device_class`: below 2^15."""
+    """Key of a device in relays. `device`: below 2^48; `device_class`: below 2^15."""
     return device_class << DEVICE_BITS | device
 
 
 def connected(
     id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True, mail: bool = False, name: str = ""
 ) -> Update:
-    """A device is connected to a gateway, or says something new."""
+    """Update for a device that connects to a gateway, or changes its data."""
     return Update(id_, uin, key, True, 0, connect_time << 3 | mail << 2 | chat << 1 | login, name)
 
 
 def connection_of(change: Update) -> Connection:
-    """What a connect of a device says."""
+    """Connection described by an update."""
     return _connection(change.member, gateway_instance(change.id), change.value)
 
 
@@ -91,7 +91,7 @@ def _connection(key: int, instance: int, value: int) -> Connection:
 
 
 class Devices(LwwMap):
-    """Where the devices of users are. Arguments as `LwwMap` has them.
+    """Gateways of users' devices. Arguments as in `LwwMap`.
 
     Args:
         policy: which devices may be online together.
@@ -111,13 +111,13 @@ class Devices(LwwMap):
 
     @property
     def users(self) -> int:
-        """Users with a connected device."""
+        """Number of users with a connected device."""
         return self.groups
 
     def set_reachable(self, instances: frozenset[int] | None) -> None:
-        """Only connections on these gateway instances count as online; None: all do.
+        """Count only connections on these gateway instances as online; None: all.
 
-        Entries of the others stay: a gateway that comes back finds what it said before.
+        Entries of other instances stay: a gateway that returns finds its earlier reports.
         """
         if instances != self._reachable:
             self._reachable = instances
@@ -125,11 +125,11 @@ class Devices(LwwMap):
             self._all.forget_all()
 
     def is_reachable(self, instance: int) -> bool:
-        """Whether a gateway instance is."""
+        """True if a gateway instance is reachable."""
         return self._reachable is None or instance in self._reachable
 
     def entries(self, uin: int) -> list[Connection]:
-        """All entries of a user on gateways that are reachable."""
+        """All entries of a user on reachable gateways."""
         found: list[Connection] = []
         for key in self.live_keys(uin):
             if self.is_reachable(key.instance):
@@ -137,7 +137,7 @@ class Devices(LwwMap):
         return found
 
     def connections(self, uin: int) -> list[Connection]:
-        """The current connection of every device of a user that is online."""
+        """The current connection of every online device of a user."""
         newest: dict[int, Connection] = {}
         for entry in self.entries(uin):
             if not entry.login:
@@ -148,16 +148,16 @@ class Devices(LwwMap):
         return list(newest.values())
 
     def chat_gateways(self, uin: int) -> tuple[int, ...]:
-        """The gateway instances, ascending, whose copy of a message to the user reaches a device."""
+        """Gateway instances, ascending, at which a copy of a message to the user reaches a device."""
         found = self._chat.get(uin)
         if found is None:
             found = tuple(sorted({c.instance for c in self.connections(uin) if c.chat}))
-            if found:  # only users with entries: what anybody may invent cannot fill the cache
+            if found:  # only users with entries: invented users cannot fill the cache
                 self._chat.put(uin, found)
         return found
 
     def gateways_of(self, uin: int) -> tuple[int, ...]:
-        """The gateway instances that have any connection of a user."""
+        """Gateway instances with any connection of a user."""
         found = self._all.get(uin)
         if found is None:
             found = tuple(sorted({entry.instance for entry in self.entries(uin)}))
@@ -166,7 +166,7 @@ class Devices(LwwMap):
         return found
 
     def rivals(self, change: Update) -> list[Connection]:
-        """The entries that may not be online together with the one that a login speaks of."""
+        """Entries that may not be online together with the login in an update."""
         mine = connection_of(change)
         if not mine.login:
             return []
@@ -178,7 +178,7 @@ class Devices(LwwMap):
         return [entry for entry in others if entry.device == mine.device]
 
     def losers(self, uin: int) -> list[tuple[Connection, Connection]]:
-        """The logins of a user that may not stay, on whatever gateway, each with the newest that it makes place for."""
+        """Logins of a user that must end, on any gateway, each with the newer login that displaces it."""
         logins = [_connection(key.member, key.instance, self.value(*key)) for key in self.live_keys(uin)]
         logins = [entry for entry in logins if entry.login]
         newest: dict[tuple[str, int], Connection] = {}
@@ -194,7 +194,7 @@ class Devices(LwwMap):
         return found
 
     def _places(self, entry: Connection) -> list[tuple[str, int]]:
-        """What a login contests, each place for one."""
+        """Places that a login occupies; each place is for one login."""
         places = [("device", entry.device)]
         if self._policy is LoginPolicy.NEWEST:
             places.append(("user", 0))
@@ -203,34 +203,34 @@ class Devices(LwwMap):
         return places
 
     def take_together(self) -> list[int]:
-        """The users who got a login beside another entry since the last call."""
+        """Users who got a login beside another entry since the last call."""
         found, self._together = list(self._together), {}
         return found
 
     def newer(self, change: Update) -> int:
-        """The connect time of a rival that is above that of a login; 0: none."""
+        """Connect time of a rival that is above a login's; 0 if there is none."""
         mine = connection_of(change)
         highest = max((rival.rank for rival in self.rivals(change)), default=mine.rank)
         return highest[0] if highest > mine.rank else 0
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
-        """Apply updates as `LwwMap.apply`, and keep each user's devices up to date."""
+        """Apply updates like `LwwMap.apply`, and keep users' devices up to date."""
         applied = super().apply(batch, now)
         for change in applied.changes:
             self._chat.forget(change.group)
             self._all.forget(change.group)
-            # A logout of the same batch may have ended it.
+            # A logout in the same batch may have ended it.
             entries = self.members(change.group) if change.login else 0
             if entries > 1 and len(self._together) < MAX_TOGETHER:
                 self._together[change.group] = None
         return applied
 
     def purge_some(self, limit: int = PURGE_SLICE) -> Purged:
-        """Go on with purges, as `LwwMap.purge_some`."""
+        """Continue purges, like `LwwMap.purge_some`."""
         return self._forget(super().purge_some(limit))
 
     def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
-        """Drop expired tombstones, as `LwwMap.sweep`."""
+        """Drop live entries that are not in `keep`, like `LwwMap.sweep`."""
         return self._forget(super().sweep(partition, partitions, keep))
 
     def _forget(self, purged: Purged) -> Purged:

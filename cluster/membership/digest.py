@@ -1,20 +1,20 @@
-"""What a map of memberships holds, in a few numbers that are kept up to date with every change. Pure.
+"""Content of a map of memberships as a few numbers, updated with every change. Pure.
 
     entry    xxh3_64(group u64, member u64, GatewayMsgID u64), or 64 bits of keyed BLAKE2b where the cluster has keys
-    bucket   XOR of the entries whose group falls into it, and how many there are      64 of an instance and partition
+    bucket   XOR of the entries whose group falls into it, and their number             64 of an instance and partition
     root     XOR of the buckets, and the sum of their counts                          one of an instance and partition
     total    XOR of the roots of all instances, and the sum of their counts           one of a partition
 
-Without a key whoever chooses what is in a map can make another one of equal sums, since XOR is linear. While keys change, and while
-processes of a version without keys run, there are sums by two or three: a message names the key that it is by, and who has no sums
-by it compares nothing.
+Without a key, anybody who chooses the content of a map can make another map with equal sums, because XOR is linear. While keys
+change, and while processes of a version without keys run, there are sums by two or three keys: a message names its key, and a
+process without sums by that key compares nothing.
 
-Only live entries count. Tombstones do not: every replica forgets them at another time, so that equal maps would differ;
-what a tombstone says, a listing says by not listing the key (see `LwwMap.apply_listing`).
+Only live entries count. Tombstones do not: every replica forgets them at another time, so equal maps would differ. A listing
+conveys the same as a tombstone by not listing the key (see `LwwMap.apply_listing`).
 
-Sums are kept by slot, the group's number modulo 128 (the most partitions that there are), so that the digest of any
-partition of any number of partitions is a sum of slots: nothing is computed anew when partitions double or when broker
-and router have different numbers of them. At most 8 192 cells an instance, about 140 bytes each.
+Sums are kept by slot, the group's number modulo 128 (the largest number of partitions), so the digest of any partition under any
+number of partitions is a sum of slots: nothing is computed anew when partitions double, or when broker and router have different
+numbers of them. An instance has at most 8 192 cells of about 140 bytes each.
 
 Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0255-digests-of-memberships-have-keys.md.
 """
@@ -35,12 +35,12 @@ BUCKETS: Final = 64
 BUCKET_BITS: Final = 6
 SLOTS: Final = MAX_PARTITIONS
 ENTRY: Final = struct.Struct("<QQQ")
-"""group, member, GatewayMsgID: what is hashed, and one entry of a snapshot or a listing."""
+"""Group, member, GatewayMsgID: the hashed data, and one entry of a snapshot or a listing."""
 BUCKET: Final = struct.Struct("<QI")
-"""XOR, count: one bucket in a message."""
+"""XOR and count: one bucket in a message."""
 MASK: Final = (1 << 64) - 1
 ONE: Final = 1 << 64
-"""A sum is one number: the count above 64 bits of XOR."""
+"""One entry in a sum. A sum is one number: the count above 64 bits of XOR."""
 PERSON: Final = b"pixiu-digests"
 GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
@@ -49,7 +49,7 @@ assert SLOTS & (SLOTS - 1) == 0
 
 
 class Rule(NamedTuple):
-    """Which groups a digest is about: group % partitions == partition % partitions."""
+    """Groups covered by a digest: group % partitions == partition % partitions."""
 
     partition: int
     partitions: int
@@ -59,13 +59,13 @@ ALL_GROUPS: Final = Rule(0, 1)
 
 
 class DigestKey(NamedTuple):
-    """What entries are hashed with. `number` stands for it in messages; 0: none, xxh3."""
+    """Key for hashing entries. `number` identifies it in messages; 0: no key, xxh3."""
 
     number: int
     secret: bytes
 
     def __repr__(self) -> str:
-        """Without the secret."""
+        """Omit the secret."""
         return f"DigestKey({self.number:08x})"
 
 
@@ -73,7 +73,7 @@ UNKEYED: Final = DigestKey(0, b"")
 
 
 def digest_key(secret: bytes) -> DigestKey:
-    """The key that is made of one of the cluster's."""
+    """Derive a key from one of the cluster's."""
     derived = hashlib.blake2b(b"entries", key=secret, digest_size=32, person=PERSON).digest()
     number = int.from_bytes(hashlib.blake2b(b"number", key=secret, digest_size=4, person=PERSON).digest(), "little")
     return DigestKey(number or 1, derived)
@@ -86,17 +86,17 @@ class Sum(NamedTuple):
     entries: int
 
     def __str__(self) -> str:
-        """As people compare it."""
+        """Format for comparison by people."""
         return f"{self.xor:016x}/{self.entries}"
 
 
 def bucket_of(group: int) -> int:
-    """A group's bucket: the top bits of a product, which depend on all bits, while partitions are the lowest."""
+    """Bucket of a group: the top bits of a product, which depend on all bits of the group; partitions use the lowest bits."""
     return (group * GOLDEN & MASK) >> (64 - BUCKET_BITS)
 
 
 def common_rule(one: Rule, other: Rule) -> Rule | None:
-    """The groups of both rules; None when there are none. Source: docs/routing.md."""
+    """The groups of both rules; None if there are none. Source: docs/routing.md."""
     narrow, wide = (one, other) if one.partitions >= other.partitions else (other, one)
     if narrow.partition % wide.partitions != wide.partition % wide.partitions:
         return None
@@ -124,11 +124,11 @@ class Sums:
 
     @property
     def used(self) -> bool:
-        """Whether there is any entry."""
+        """True if there is any entry."""
         return bool(self._roots)
 
     def add(self, group: int, member: int, instance: int, id_: int) -> None:
-        """An entry is live now."""
+        """Add an entry that became live."""
         roots = self._roots.get(instance)
         if roots is None:
             roots = self._roots[instance] = {}
@@ -140,7 +140,7 @@ class Sums:
             sums[key] = (sums.get(key, 0) ^ hashed) + ONE
 
     def remove(self, group: int, member: int, instance: int, id_: int) -> None:
-        """An entry that was added is not live any more."""
+        """Remove an entry that was added before."""
         roots, cells = self._roots[instance], self._cells[instance]
         hashed = self._hash_of(ENTRY.pack(group, member, id_))
         slot = group % SLOTS
@@ -163,11 +163,11 @@ class Sums:
         return _sum(self._roots.get(instance, {}), rule)
 
     def count(self, instance: int) -> int:
-        """Live entries of an instance in all groups."""
+        """Number of an instance's live entries in all groups."""
         return sum(value >> 64 for value in self._roots.get(instance, {}).values())
 
     def roots(self, rule: Rule) -> dict[int, Sum]:
-        """The sums of all instances that have entries, ascending by instance."""
+        """The sums of all instances with entries, ascending by instance."""
         found = {instance: self.root(instance, rule) for instance in sorted(self._roots)}
         return {instance: root for instance, root in found.items() if root.entries}
 
@@ -183,7 +183,8 @@ class Sums:
         return [Sum(xor, count) for xor, count in zip(xors, counts, strict=True)]
 
     def shown(self, rule: Rule) -> str:
-        """The total as people compare it. With a key not the XOR itself: who sees what his own entries add needs no key."""
+        """The total for comparison by people. With a key it is not the XOR itself: whoever sees what their own entries
+        add to that needs no key."""
         total = self.total(rule)
         if self._keyed is None:
             return str(total)
@@ -193,56 +194,56 @@ class Sums:
 
 
 class _Building:
-    """Sums by a key that has come while the map was there."""
+    """Sums by a key that was added while the map had entries."""
 
     __slots__ = ("left", "shard", "sums")
 
     def __init__(self, key: DigestKey, shard: int) -> None:
         self.sums = Sums(key)
         self.shard = shard
-        """Of this one and those above it nothing is in the sums yet."""
+        """First shard of which nothing is in the sums yet."""
         self.left: dict[int, None] = {}
-        """Groups of the shard before it that are not in the sums yet."""
+        """Groups of the previous shard that are not in the sums yet."""
 
     @property
     def done(self) -> bool:
-        """Whether the sums are complete."""
+        """True if the sums are complete."""
         return self.shard == SHARDS and not self.left
 
     def has(self, group: int) -> bool:
-        """Whether a group is in the sums."""
+        """True if a group is in the sums."""
         return shard_of(group) < self.shard and group not in self.left
 
 
 class Digest:
-    """The sums of one map, by each key in use. `add` and `remove` are called for every live entry that comes or goes."""
+    """The sums of one map, by each key in use. `add` and `remove` are called for every live entry that appears or disappears."""
 
     __slots__ = ("_all", "_building", "_wanted")
 
     def __init__(self) -> None:
         self._wanted: tuple[DigestKey, ...] = (UNKEYED,)
         self._all: tuple[Sums, ...] = (Sums(),)
-        """Complete, the one to ask others by first."""
+        """Complete sums; those for asking others come first."""
         self._building: tuple[_Building, ...] = ()
 
     @property
     def first(self) -> Sums:
-        """The sums by the key to ask others by."""
+        """The sums by the key for asking others."""
         return self._all[0]
 
     def of(self, number: int) -> Sums | None:
-        """The sums by the key that a message names; None: there are none, or not yet."""
+        """The sums by the key that a message names; None if there are none, or none yet."""
         return next((sums for sums in self._all if sums.key.number == number), None)
 
     @property
     def building(self) -> bool:
-        """Whether sums by a key are incomplete."""
+        """True if sums by some key are incomplete."""
         return bool(self._building)
 
     def set_keys(self, keys: Sequence[DigestKey]) -> None:
-        """Have sums by these keys, the one to ask others by first.
+        """Keep sums by these keys; the first is for asking others.
 
-        `build` makes those that are new; sums by a key that goes are kept until others are complete."""
+        `build` makes the new ones; sums by a key that is removed are kept until others are complete."""
         if tuple(keys) == self._wanted or not keys:
             return
         self._wanted = tuple(keys)
@@ -255,8 +256,8 @@ class Digest:
     def build(
         self, groups: Callable[[int], Iterable[int]], entries: Callable[[int], Iterable[tuple[int, int, int]]], limit: int
     ) -> None:
-        """Go on with about `limit` entries. `groups`: shard → its groups; `entries`: group → (member, instance, GatewayMsgID) of
-        each that is live."""
+        """Continue with about `limit` entries. `groups`: shard → its groups; `entries`: group → (member, instance, GatewayMsgID) of
+        each live entry."""
         for each in self._building:
             while limit > 0 and not each.done:
                 if not each.left:
@@ -272,7 +273,7 @@ class Digest:
         self._settle()
 
     def _settle(self) -> None:
-        """Take over what is complete, and drop what is not wanted any more."""
+        """Take over completed sums, and drop those that are no longer wanted."""
         ready = {sums.key: sums for sums in self._all} | {each.sums.key: each.sums for each in self._building if each.done}
         self._building = tuple(each for each in self._building if not each.done)
         wanted = [ready[key] for key in self._wanted if key in ready]
@@ -282,7 +283,7 @@ class Digest:
             self._all = (*wanted, *(sums for sums in self._all if sums.key not in self._wanted))
 
     def add(self, group: int, member: int, instance: int, id_: int) -> None:
-        """An entry is live now."""
+        """Add an entry that became live."""
         for sums in self._all:
             sums.add(group, member, instance, id_)
         for each in self._building:
@@ -290,7 +291,7 @@ class Digest:
                 each.sums.add(group, member, instance, id_)
 
     def remove(self, group: int, member: int, instance: int, id_: int) -> None:
-        """An entry that was added is not live any more."""
+        """Remove an entry that was added before."""
         for sums in self._all:
             sums.remove(group, member, instance, id_)
         for each in self._building:

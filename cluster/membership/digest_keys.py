@@ -1,4 +1,4 @@
-"""By which keys a process makes its digests: those of the cluster's ring, and none at all while a process knows no keys.
+"""Selects the keys of a process's digests: those of the cluster's ring, and no key as well while some processes know no keys.
 
 Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0255-digests-of-memberships-have-keys.md.
 """
@@ -13,13 +13,14 @@ from cluster.runtime.options import ClusterOptions
 
 DIGESTS: Final = ("member", "member, digests")
 MAX_KEYS: Final = 3
-"""The one that signs, and the newest of those that are accepted: each takes time for every entry. Policy: others are left out."""
+"""Keys in use: the one that signs and the newest accepted ones, because each takes time for every entry. Policy: others are left
+out."""
 KEYS_S: Final = 1.0
-"""How often they are looked at."""
+"""Interval at which keys are checked, seconds."""
 
 
 class DigestKeys:
-    """The keys of one process."""
+    """The digest keys of one process."""
 
     def __init__(self, cluster: ClusterOptions) -> None:
         self._ring = ProofKeys(cluster, DIGESTS)
@@ -27,8 +28,8 @@ class DigestKeys:
         self._before: tuple[DigestKey, ...] = ()
 
     def newest(self) -> tuple[DigestKey, ...]:
-        """The keys of now, the one to ask others by first. Sums without a key are there as well where processes of another cluster
-        may ask."""
+        """The current keys, the one for asking others first. They include sums without a key if processes of another cluster may
+        ask."""
         found = tuple(digest_key(secret) for secret in self._ring.newest()[:MAX_KEYS]) or self._before
         if not found:
             return (UNKEYED,)

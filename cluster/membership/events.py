@@ -1,7 +1,7 @@
-"""What happens to the core of a router, relay or broker, and what it asks its shell to do.
+"""Events and effects of the core of a router, relay or broker.
 
-All are members of the shared map: routers and relays replicate it (`replica_core`), brokers read it (`member_core`). What
-every core has, records and parcels among it, is in `cluster.runtime.contract`.
+All of them are members of the shared map: routers and relays replicate it (`replica_core`), brokers read it (`member_core`). Events
+and effects that every core has, such as records and parcels, are in `cluster.runtime.contract`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Replica:
     endpoint: EndpointID
     partition: int
     running: bool = True
-    """False: it is in Init; peers forward to it, nobody takes a snapshot from it."""
+    """False: it is in Init; peers forward to it, but nobody takes a snapshot from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,18 @@ class Gateway:
     instance: int
     generation: int
     introduction: bytes = b""
-    """A serialized `Control` that tells brokers where it is; to be written behind one with its messages, as both are then read as
-    one. Empty: they learn it from the registry alone."""
+    """A serialized `Control` with its address for brokers. It is appended to one with the gateway's messages, and both are parsed
+    as one. Empty: brokers learn the address from the registry alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRole:
-    """Replicas of another role: the Running ones, unless said otherwise."""
+    """Replicas of another role: only the Running ones unless stated otherwise."""
 
     partitions: int = 0
-    """0: nothing goes by way of this role."""
+    """Number of partitions; 0: no messages go through this role."""
     next_partitions: int = 0
-    """Once the doubling that is under way is over; the present number without one."""
+    """Number of partitions after the current doubling; without a doubling the present number."""
     replicas: tuple[Replica, ...] = ()
 
 
@@ -55,40 +55,40 @@ NO_OTHER: Final = OtherRole()
 
 @dataclass(frozen=True, slots=True)
 class ClusterChanged:
-    """The registry's view is another one."""
+    """The registry's view has changed."""
 
     version: int
-    """Of the layout."""
+    """Version of the layout."""
     partitions: int
-    """Of the own role."""
+    """Number of partitions of this process's role."""
     replicas: tuple[Replica, ...]
-    """Of the own role without this process; Draining ones left out. To a broker the Running ones."""
+    """Replicas of this process's role without itself; Draining ones are left out. For a broker only the Running ones."""
     brokers: OtherRole
-    """For routers: who may subscribe, whatever its state, and is told what gateways say."""
+    """For routers: brokers in any state, which may subscribe and are informed of gateways' reports."""
     gateways: tuple[Gateway, ...]
     routers: OtherRole = NO_OTHER
-    """For brokers."""
+    """Routers, for brokers."""
     relays: OtherRole = NO_OTHER
-    """For brokers, where records go through relays."""
+    """Relays, for brokers, if records go through relays."""
 
 
 @dataclass(frozen=True, slots=True)
 class DigestKeysChanged:
-    """What entries are hashed with for digests, the key to ask others by first."""
+    """Keys for hashing entries in digests; the first is for asking others."""
 
     keys: tuple[DigestKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDead:
-    """Heartbeats say that a peer is dead."""
+    """A peer is dead according to heartbeats."""
 
     peer: EndpointID
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAlive:
-    """Heartbeats say that a peer is there (again)."""
+    """A peer is alive (again) according to heartbeats."""
 
     peer: EndpointID
 
@@ -103,8 +103,8 @@ class MessagesReceived:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionReply:
-    """An answer to our heartbeat. A replica's: whether it sends us everything since our last snapshot, and what it has
-    of our rooms; a gateway's: what is on it."""
+    """An answer to our heartbeat. A replica reports whether it sends us everything since our last snapshot, and its digest of our
+    rooms; a gateway reports its own digest."""
 
     peer: EndpointID
     subscribed: bool
@@ -113,7 +113,7 @@ class SubscriptionReply:
 
 @dataclass(frozen=True, slots=True)
 class AntiEntropyReceived:
-    """One of the messages of `cluster.membership.anti_entropy`, from a gateway, a replica or a broker."""
+    """A message of `cluster.membership.anti_entropy`, from a gateway, a replica or a broker."""
 
     peer: EndpointID
     control: control_pb2.Control
@@ -121,7 +121,7 @@ class AntiEntropyReceived:
 
 @dataclass(frozen=True, slots=True)
 class AbsenceReceived:
-    """Negative feedback: as of this GatewayMsgID the gateway that made it had no members of these rooms."""
+    """Negative feedback: as of this GatewayMsgID, the gateway that made it had no members of these rooms."""
 
     peer: EndpointID
     as_of: int
@@ -130,10 +130,10 @@ class AbsenceReceived:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequested:
-    """A broker or a replica asks for a snapshot; from the answer on it gets live messages."""
+    """A broker or a replica requests a snapshot; from the answer on it gets live messages."""
 
     request: int
-    """The shell's number for the call."""
+    """The shell's number of the call."""
     endpoint: EndpointID
     role: str
     partition: int
@@ -142,7 +142,7 @@ class SnapshotRequested:
 
 @dataclass(frozen=True, slots=True)
 class StoreOpened:
-    """The database is open. `age_s`: seconds since it was last kept up to date; None: it is empty or unreadable."""
+    """The database is open. `age_s`: seconds since it was last up to date; None: it is empty or unreadable."""
 
     age_s: float | None
 
@@ -156,12 +156,12 @@ class StoreChunk:
 
 @dataclass(frozen=True, slots=True)
 class StoreLoaded:
-    """The database was read to its end."""
+    """The database was read completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """The database could not be written; it lacks something from now on."""
+    """The database could not be written; it is incomplete from now on."""
 
     text: str
 
@@ -176,7 +176,7 @@ class SnapshotChunk:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFinished:
-    """The snapshot from `source` is complete, or failed (`error` says why)."""
+    """The snapshot from `source` is complete, or failed (`error` gives the reason)."""
 
     source: EndpointID
     error: str | None
@@ -206,7 +206,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetAttachment:
-    """What heartbeats to a peer carry from now on."""
+    """Set the attachment of heartbeats to a peer."""
 
     peer: EndpointID
     attachment: bytes
@@ -214,7 +214,7 @@ class SetAttachment:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write to the database, later, in this order among all `Persist` and `RewriteStore`."""
+    """Write to the database, later, in order with all other `Persist` and `RewriteStore` effects."""
 
     puts: list[Update] = field(default_factory=list)
     deletes: list[Key] = field(default_factory=list)
@@ -222,7 +222,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class RewriteStore:
-    """Replace all that the database holds by these chunks, which are made as they are asked for."""
+    """Replace the content of the database by these chunks, which are made on demand."""
 
     chunks: Iterator[Chunk]
 
@@ -234,7 +234,7 @@ class LoadStore:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Ask a replica for a snapshot: `SnapshotChunk` for each part, then `SnapshotFinished`."""
+    """Request a snapshot from a replica: `SnapshotChunk` for each part, then `SnapshotFinished`."""
 
     source: EndpointID
     partition: int
@@ -243,7 +243,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServeSnapshot:
-    """Answer a request with these chunks, which are made as they are asked for."""
+    """Answer a request with these chunks, which are made on demand."""
 
     request: int
     chunks: Iterator[Chunk]
@@ -260,16 +260,16 @@ class RefuseSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SenderRefused:
-    """What somebody said of memberships was not taken."""
+    """A sender's report on memberships was refused."""
 
     peer: EndpointID
     known: bool
-    """It is a gateway, and spoke for another one. False: the view does not have it (yet)."""
+    """True: the sender is a gateway and reported for another one. False: the sender is not in the view (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BecomeInit:
-    """The membership may lack what nobody remembers: register as Init until `BecomeRunning`."""
+    """The membership may lack entries that nobody remembers: register as Init until `BecomeRunning`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ class BecomeRunning:
 
 @dataclass(frozen=True, slots=True)
 class WaitingForRouters:
-    """A broker cannot run yet: no router of these partitions can be used. Said every 10 seconds."""
+    """A broker cannot run yet: no router of these partitions is usable. Repeated every 10 seconds."""
 
     partitions: tuple[int, ...]
     waited_s: float

@@ -1,8 +1,8 @@
-"""What a router or relay has passed on and what is not settled yet, so that it confirms only what everybody has. Pure.
+"""Messages that a router or relay has forwarded and that are not settled yet; it confirms only what all destinations have. Pure.
 
-One *group* is what came in one message from a gateway; it makes one *forward* for each destination. A forward that
-was lost is sent again, at most `MAX_TRIES` times; a destination that dies ends its forwards. When the last forward
-of a group has ended, the gateway is told; unless one that had to arrive did not: then the gateway sends it again.
+One *group* is the content of one message from a gateway; it causes one *forward* for each destination. A lost forward is sent
+again, at most `MAX_TRIES` times; a destination that dies ends its forwards. When the last forward of a group has ended, the gateway
+gets a confirmation, unless a required forward did not arrive: then the gateway sends the message again.
 
 Source: PiXiu §5 (peers first, then subscribers); docs/memberships.md, "Joins and leaves".
 """
@@ -17,12 +17,12 @@ from cluster.runtime.contract import NEVER
 from pixiu.ids import EndpointID
 
 MAX_TRIES: Final = 8
-"""Policy: then the destination is taken to have missed it, and must take a snapshot."""
+"""Attempts to send a forward. Policy: after that the destination is assumed to have missed it, and must take a snapshot."""
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 1.0
-"""The pause before a forward is sent again doubles from the first to the last value."""
+"""Last pause before a forward is sent again; the pause doubles from the first value to this one, seconds."""
 MAX_FORWARDS: Final = 200_000
-"""Policy: beyond it messages are forwarded without being followed, and not confirmed: the gateway sends them again."""
+"""Forwards under way. Policy: beyond that messages are forwarded but not tracked or confirmed: the gateway sends them again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Group:
     """Messages of one gateway that wait for their forwards."""
 
     gateway: EndpointID | None
-    """Whom to tell; None when the messages came from another replica."""
+    """Gateway to inform; None if the messages came from another replica."""
     ids: list[int]
     waiting: int = 0
 
@@ -43,13 +43,13 @@ class Forward:
     messages: list[bytes]
     group: Group
     required: bool = False
-    """Nobody else has it: the group is not confirmed without it."""
+    """True if no other process has it: the group is not confirmed without it."""
     tries: int = 1
 
 
 @dataclass(slots=True)
 class ForwardCounters:
-    """What became of forwarded messages, since the start."""
+    """Outcomes of forwarded messages since the start."""
 
     sent: int = 0
     resent: int = 0
@@ -59,12 +59,12 @@ class ForwardCounters:
 
 @dataclass(slots=True)
 class Outcome:
-    """What settling or a death brought."""
+    """Result of settled parcels or of a death."""
 
     confirmed: list[Group] = field(default_factory=list)
-    """Groups whose every forward has ended."""
+    """Groups whose forwards have all ended."""
     missed: list[EndpointID] = field(default_factory=list)
-    """Destinations that did not get something and live."""
+    """Live destinations that missed something."""
 
 
 class Forwards:
@@ -81,17 +81,17 @@ class Forwards:
         return len(self._by_token)
 
     def send(self, peer: EndpointID, messages: list[bytes], group: Group, *, required: bool = False) -> int:
-        """A forward is sent; returns its token, 0 at the limit of forwards."""
+        """Register a forward that is being sent; returns its token, 0 at the limit of forwards."""
         self.counters.sent += 1
         group.waiting += 1
         if len(self._by_token) >= MAX_FORWARDS:
-            # `waiting` never comes back to 0, so the group is not confirmed.
+            # `waiting` never returns to 0, so the group is not confirmed.
             self.counters.unfollowed += 1
             return 0
         return self._follow(Forward(peer, messages, group, required))
 
     def settled(self, token: int, handled: bool, now: float, outcome: Outcome) -> None:
-        """A parcel settled; one that was lost is due again later."""
+        """Note that a parcel settled; a lost one is due again later."""
         forward = self._by_token.get(token)
         if forward is None:
             return
@@ -106,7 +106,7 @@ class Forwards:
             heapq.heappush(self._retries, (now + pause, token))
 
     def gone(self, peer: EndpointID, outcome: Outcome) -> None:
-        """A destination is dead or has vanished: its forwards count as done, but for those that had to arrive."""
+        """Note that a destination is dead or has vanished: its forwards count as done, except required ones."""
         for token in self._by_peer.pop(peer, {}):
             self._finish(self._by_token.pop(token), outcome, arrived=False)
 
@@ -124,7 +124,7 @@ class Forwards:
         return found
 
     def next_retry(self) -> float:
-        """When a forward is due again, monotonic seconds; `NEVER` without one."""
+        """Time at which the next forward is due again, monotonic seconds; `NEVER` if there is none."""
         return self._retries[0][0] if self._retries else NEVER
 
     def _follow(self, forward: Forward) -> int:
@@ -145,7 +145,7 @@ class Forwards:
     @staticmethod
     def _finish(forward: Forward, outcome: Outcome, *, arrived: bool) -> None:
         if forward.required and not arrived:
-            return  # `waiting` never comes back to 0, so the group is not confirmed
+            return  # `waiting` never returns to 0, so the group is not confirmed
         forward.group.waiting -= 1
         if not forward.group.waiting:
             outcome.confirmed.append(forward.group)

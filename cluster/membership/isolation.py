@@ -1,4 +1,4 @@
-"""Whether a replica was out of contact with the others of its partition for too long. Pure.
+"""Detects that a replica was out of contact with the others of its partition for too long. Pure.
 
 Source: docs/memberships.md.
 """
@@ -11,7 +11,7 @@ from typing import Final
 from pixiu.ids import EndpointID
 
 OUT_OF_CONTACT_S: Final = 300.0
-"""Half of a tombstone's life: what was missed meanwhile can still be learned from the others."""
+"""Half of a tombstone's life: changes missed in this time can still be learned from the others."""
 
 
 class Isolation:
@@ -21,7 +21,7 @@ class Isolation:
         self._alone_since: float | None = None
 
     def regained_late(self, live: Sequence[EndpointID], running: Sequence[EndpointID], now: float) -> bool:
-        """Call it whenever one of them may have changed. True once, when contact is there again after too long."""
+        """Update the state; call it whenever an argument may have changed. True once, when contact is regained after too long."""
         if not running:
             self._alone_since = None
             return False

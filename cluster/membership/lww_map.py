@@ -2,21 +2,20 @@
 
     (group, member, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
 
-Routers and brokers keep rooms (RoomID) and their users (UIN), without values. Relays keep `cluster.membership.devices`:
-users and their devices, and the value says since when a device is connected.
+Routers and brokers keep rooms (RoomID) and their users (UIN), without values. Relays keep `cluster.membership.devices`: users and
+their devices; the value holds a device's connect time.
 
-A message applies when its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt
-the map, and merging snapshots and live messages gives the same result in every order. Three indexes keep the paths
-that matter short:
+A message applies if its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt the map, and
+merging snapshots and live messages gives the same result in every order. Three indexes keep the important paths short:
 
-    group -> instance -> {member: GatewayMsgID}     what a snapshot walks
-    group -> (instance, …)                          what a broker reads for every record
-    instance -> bucket -> {group, …}                what a purge of one gateway and a listing of one bucket walk
+    group -> instance -> {member: GatewayMsgID}     for snapshots
+    group -> (instance, …)                          for brokers, read for every record
+    instance -> bucket -> {group, …}                for a purge of one gateway and a listing of one bucket
 
-The first two lie in shards by group, so that no dict is large (`cluster.membership.shards`).
+The first two are in shards by group, so that no dict is large (`cluster.membership.shards`).
 
-Source: PiXiu §5.1.1, §5.2 step 12; docs/memberships.md. Departs from the seed, which compares per gateway, because
-that drops a reordered login of another room.
+Source: PiXiu §5.1.1, §5.2 step 12; docs/memberships.md. Departs from the seed, which compares per gateway, because that drops a
+reordered login of another room.
 """
 
 from __future__ import annotations
@@ -39,33 +38,34 @@ ENTRY: Final = digests.ENTRY
 """Group, member, GatewayMsgID: one entry of a snapshot."""
 ENTRY_BYTES: Final = 24
 TOMBSTONE_S: Final = 600.0
-"""A logout is remembered so long: a login that was overtaken by its logout must not revive it."""
+"""Time for which a logout is remembered, seconds: a login that was overtaken by its logout must not revive the entry."""
 MAX_ENTRIES: Final = 4_000_000
 """Live entries of one map. Policy: a login with a new key is refused and counted."""
 RESERVE: Final = 16
-"""This share of the entries is for what others hold already: replicas that heal, restart or merge. See `LwwMap.without_room`."""
+"""Divisor of the share reserved for entries that others hold already: replicas that heal, restart or merge. See
+`LwwMap.without_room`."""
 MAX_TOMBSTONES: Final = 1_000_000
-"""Policy: the oldest tombstone of the shard that gets another one is forgotten early, and counted."""
+"""Tombstones of one map. Policy: the oldest one in the shard that gets another one is forgotten early, and counted."""
 SNAPSHOT_CHUNK_BYTES: Final = 4096
-"""Entries and tombstones of one snapshot chunk are together at most this long: merging one takes about a millisecond."""
+"""Largest total size of a snapshot chunk's entries and tombstones: merging one takes about a millisecond."""
 CHUNK_ENTRIES: Final = SNAPSHOT_CHUNK_BYTES // ENTRY_BYTES
 PURGE_SLICE: Final = 128
-"""Entries that one call of `purge_some` drops, about 10 µs each."""
+"""Entries dropped by one call of `purge_some`, about 10 µs each."""
 DIGEST_SLICE: Final = 1000
-"""Entries that one call of `build_digest` takes, about 3 µs each."""
+"""Entries taken by one call of `build_digest`, about 3 µs each."""
 LOOKS: Final = 32
-"""So many groups that stay cost as much as one entry that is dropped."""
+"""Number of groups whose inspection costs as much as dropping one entry."""
 VALUE: Final = struct.Struct("<Q")
-"""The value of one entry, where a map has values."""
+"""The value of one entry, in maps with values."""
 VALUE_BYTES: Final = 8
 MESSAGES_A_CONTROL: Final = 32
 """Gateway messages in one `Control`: about 33 bytes each, so that they fit one datagram."""
 VALUED_MESSAGES_A_CONTROL: Final = 24
-"""The same for messages with values, which take 9 bytes more."""
+"""Gateway messages with values, which take 9 bytes more, in one `Control`."""
 NAMED_MESSAGES_A_CONTROL: Final = 6
-"""The same for messages with names, which take at most 124 bytes more."""
+"""Gateway messages with names, which take at most 124 bytes more, in one `Control`."""
 NOBODY: Final[dict[int, dict[int, int]]] = {}
-"""The members of a group that has none."""
+"""The members of an empty group."""
 INSTANCE_SHIFT: Final = GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS
 
 assert ENTRY.size == ENTRY_BYTES
@@ -73,10 +73,10 @@ assert CHUNK_ENTRIES > 0
 
 
 class Update(NamedTuple):
-    """One login or logout: what a gateway says, and what the map took over."""
+    """One login or logout, as reported by a gateway and as applied to the map."""
 
     id: int
-    """GatewayMsgID; names the gateway instance too."""
+    """GatewayMsgID; identifies the gateway instance too."""
     group: int
     """RoomID; where a relay keeps devices, the UIN."""
     member: int
@@ -85,9 +85,9 @@ class Update(NamedTuple):
     reason: int = 0
     """A `Reason` of control.proto; passed on, not kept."""
     value: int = 0
-    """What a login holds besides, 64 bits; 0 for members of rooms."""
+    """Value of a login, 64 bits; 0 for members of rooms."""
     name: str = ""
-    """Of a device that takes mail; passed on, not kept."""
+    """Name of a device that takes mail; passed on, not kept."""
 
 
 class Key(NamedTuple):
@@ -99,47 +99,47 @@ class Key(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What a batch changed."""
+    """Changes made by a batch."""
 
     changes: list[Update]
-    """Those that applied, in order."""
+    """Updates that applied, in order."""
     groups: list[int]
-    """Groups whose list of gateway instances is another now, without repeats."""
+    """Groups whose list of gateway instances changed, without repeats."""
 
 
 class Purged(NamedTuple):
-    """What a purge removed."""
+    """Registers removed by a purge."""
 
     keys: list[Key]
     """Keys of removed registers, live ones and tombstones."""
     groups: list[int]
-    """Groups whose list of gateway instances is another now, without repeats."""
+    """Groups whose list of gateway instances changed, without repeats."""
 
 
 class Dropped(NamedTuple):
     """A step of a purge."""
 
     key: Key | None
-    """Of the register that was removed."""
+    """Key of the removed register."""
     group: int | None = None
-    """Its list of gateway instances is another now."""
+    """Group whose list of gateway instances changed."""
 
 
 class Listing(NamedTuple):
-    """All live entries of one bucket of an instance from `first` up to, not including, `end`, which are (group, member)."""
+    """All live entries of one bucket of an instance from `first` up to but not including `end`; both are (group, member)."""
 
     rule: Rule
     instance: int
     bucket: int
     as_of: int
-    """The GatewayMsgID up to which the listing is complete; 0 where that is not known: then it only adds."""
+    """The GatewayMsgID as of which the listing is complete; 0 if unknown: then it only adds."""
     first: tuple[int, int]
     end: tuple[int, int] | None
-    """None: to the end of the bucket."""
+    """None: up to the end of the bucket."""
     entries: bytes
-    """As in `Chunk`, ascending."""
+    """Entries as in `Chunk`, ascending."""
     values: bytes = b""
-    """As in `Chunk`."""
+    """Values as in `Chunk`."""
 
 
 class Chunk(NamedTuple):
@@ -148,37 +148,37 @@ class Chunk(NamedTuple):
     entries: bytes
     tombstones: bytes
     values: bytes = b""
-    """8 bytes for each entry, in the same order; empty where none has a value."""
+    """8 bytes for each entry, in the same order; empty if none has a value."""
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """What became of messages, since the start."""
+    """Outcomes of messages since the start."""
 
     applied: int = 0
     stale: int = 0
-    """Not above the GatewayMsgID known for the key (repeated or overtaken), or below the instance's floor."""
+    """Messages not above the GatewayMsgID known for the key (repeated or overtaken), or below the instance's floor."""
     refused: int = 0
     """Logins with a new key at the limit of entries."""
     malformed: int = 0
-    """IDs out of range."""
+    """Messages with IDs out of range."""
     tombstones_expired: int = 0
     tombstones_forgotten: int = 0
-    """Dropped before their time at the limit of tombstones."""
+    """Tombstones dropped early at the limit of tombstones."""
     purged: int = 0
     healed: int = 0
-    """Changes that a listing brought: what messages had lost."""
+    """Changes from listings, which replace lost messages."""
 
 
 class LwwMap:
-    """Who is in which group on which gateway.
+    """Members of groups, by gateway.
 
     `now` is monotonic seconds and must not go back.
 
     Args:
-        max_entries: most live entries; see `MAX_ENTRIES` for the policy.
-        max_tombstones: most tombstones; see `MAX_TOMBSTONES`.
-        tombstone_s: how long a logout is remembered, seconds.
+        max_entries: limit of live entries; see `MAX_ENTRIES` for the policy.
+        max_tombstones: limit of tombstones; see `MAX_TOMBSTONES`.
+        tombstone_s: time for which a logout is remembered, seconds.
 
     Source: docs/memberships.md.
     """
@@ -209,44 +209,44 @@ class LwwMap:
         self._shards = [Shard() for _ in range(SHARDS)]
         self._groups_of: dict[int, dict[int, set[int]]] = {}
         self._buried = 0
-        """Tombstones."""
+        """Number of tombstones."""
         self._burying: dict[int, Shard] = {}
-        """The shards that may have some, by their number: a look at each shard would cost more than a change of the map."""
+        """Shards that may have tombstones, by number: inspecting every shard would cost more than a change of the map."""
         self._floors: dict[int, int] = {}
         self._valued = False
-        """Whether an entry ever had a value."""
+        """True if an entry ever had a value."""
         self._highest: dict[int, int] = {}
-        """Instance → the highest GatewayMsgID of a login since it has had entries."""
+        """Instance → the highest GatewayMsgID of its logins since it has had entries."""
         self._purges: deque[Iterator[Dropped]] = deque()
-        """Purges that are under way; only the first one goes on."""
+        """Purges under way; only the first one proceeds."""
         self._live = 0
         self.digest = Digest()
         self.counters = StoreCounters()
 
     def __len__(self) -> int:
-        """Live entries."""
+        """Number of live entries."""
         return self._live
 
     @property
     def groups(self) -> int:
-        """Groups that have members."""
+        """Number of groups with members."""
         return sum(len(shard.groups) for shard in self._shards)
 
     def is_nearly_full(self, more: int = 1) -> bool:
-        """Whether so many new logins of gateways might have no room."""
+        """True if this many new logins of gateways might exceed the capacity."""
         return self._live + more > self._max_entries - self._max_entries // RESERVE
 
     @property
     def tombstones(self) -> int:
-        """Logouts that are remembered."""
+        """Number of remembered logouts."""
         return self._buried
 
     def gateways(self, group: int) -> tuple[int, ...]:
-        """The gateway instances with members in a group, ascending; kept ready, so a call costs one look-up."""
+        """Gateway instances with members in a group, ascending; kept ready, so that a call costs one look-up."""
         return self._shards[shard_of(group)].gateways.get(group, ())
 
     def members(self, group: int) -> int:
-        """Members of a group; a user on two gateways counts twice."""
+        """Number of members of a group; a user on two gateways counts twice."""
         return sum(map(len, self._of(group).values()))
 
     def live_keys(self, group: int) -> list[Key]:
@@ -258,19 +258,19 @@ class LwwMap:
         return found
 
     def instances(self) -> list[int]:
-        """The gateway instances that have live entries, ascending."""
+        """Gateway instances with live entries, ascending."""
         return sorted(self._groups_of)
 
     def generation(self, instance: int) -> int:
-        """The highest generation that an instance's logins have had while it has entries; 0 without any."""
+        """The highest generation among an instance's logins since it has had entries; 0 without entries."""
         return gateway_generation(self._highest.get(instance, 0))
 
     def set_digest_keys(self, keys: Sequence[DigestKey]) -> None:
-        """Digest by these keys, see `Digest.set_keys`; `build_digest` makes those that are new."""
+        """Digest by these keys, see `Digest.set_keys`; `build_digest` makes the new ones."""
         self.digest.set_keys(keys)
 
     def build_digest(self, limit: int = DIGEST_SLICE) -> bool:
-        """Go on with digests by new keys. Whether all are complete."""
+        """Continue building digests by new keys. Returns True if all are complete."""
         self.digest.build(self._groups_in, self._entries, limit)
         return not self.digest.building
 
@@ -283,11 +283,11 @@ class LwwMap:
                 yield member, instance, id_
 
     def members_by_instance(self) -> dict[int, int]:
-        """Gateway instance → its live entries, ascending."""
+        """Gateway instance → number of its live entries, ascending."""
         return {instance: self.digest.first.count(instance) for instance in self.instances()}
 
     def floor(self, instance: int) -> int:
-        """The GatewayMsgID below which nothing of an instance applies; 0 where there is no floor."""
+        """The GatewayMsgID below which nothing of an instance applies; 0 if there is no floor."""
         return self._floors.get(instance, 0)
 
     def get(self, group: int, member: int, instance: int) -> tuple[int, bool] | None:
@@ -299,20 +299,21 @@ class LwwMap:
         return (tombstone[0], False) if tombstone is not None else None
 
     def hides(self, change: Update) -> bool:
-        """Whether something newer of its key, or its instance's floor, keeps a message from coming true. A logout may have come
-        true already, by a listing as of a later GatewayMsgID."""
+        """True if the instance's floor or a newer message for the same key prevents this message from taking effect. A logout may
+        already have taken effect through a listing as of a later GatewayMsgID."""
         instance = change.id >> INSTANCE_SHIFT
         found = self.get(change.group, change.member, instance)
         newer = found is not None and found[0] > change.id
         return newer or change.id < self.floor(instance) if change.login else newer and found is not None and found[1]
 
     def value(self, group: int, member: int, instance: int) -> int:
-        """What a live entry holds; 0 where it holds nothing, or is not there."""
+        """Value of a live entry; 0 if it has none or does not exist."""
         return self._shards[shard_of(group)].values.get(Key(group, member, instance), 0)
 
     def without_room(self, batch: Iterable[Update]) -> list[Update]:
-        """The logins of a batch that would be new keys beyond what gateways may fill: all entries but a sixteenth, so that a
-        replica that heals can always become equal to one that was fuller. They are to be refused, and not passed on."""
+        """Logins of a batch that would be new keys beyond the share of gateways, which is all entries but a sixteenth: a replica
+        that heals must always be able to become equal to a fuller one. The caller refuses these logins and does not pass them
+        on."""
         found: list[Update] = []
         free = self._max_entries - self._max_entries // RESERVE - self._live
         new: set[tuple[int, int, int]] = set()
@@ -327,7 +328,7 @@ class LwwMap:
         return found
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
-        """Apply logins and logouts. What is stale, out of range or refused is counted and left out of the result.
+        """Apply logins and logouts. Stale, invalid and refused ones are counted and left out of the result.
 
         Source: PiXiu §5.2 step 12, §5.3 step 13; docs/memberships.md.
         """
@@ -367,7 +368,7 @@ class LwwMap:
         return Applied(changes, list(groups))
 
     def merge(self, chunk: Chunk, now: float) -> Applied:
-        """Apply a part of a snapshot. Tombstones get a new full time. Raises `MalformedData` when a size is wrong;
+        """Apply a part of a snapshot. Its tombstones start their full time again. Raises `MalformedData` if a size is wrong;
         nothing is applied then."""
         if len(chunk.entries) % ENTRY_BYTES or len(chunk.tombstones) % ENTRY_BYTES:
             raise MalformedData(f"a snapshot chunk's parts are multiples of {ENTRY_BYTES} bytes; take the snapshot again")
@@ -376,14 +377,14 @@ class LwwMap:
         return Applied(live.changes + dead.changes, list(dict.fromkeys(live.groups + dead.groups)))
 
     def apply_listing(self, listing: Listing, now: float, *, own_word: bool) -> Applied:
-        """Become equal to a listing: what it has applies as ever; what it does not have and is not newer than its
-        `as_of` is removed, by a logout with that GatewayMsgID, which can be passed on like any other.
+        """Become equal to a listing. Its entries apply as usual. Entries that it lacks and that are not newer than its `as_of` are
+        removed, by a logout with that GatewayMsgID, which can be passed on like any other.
 
-        `own_word`: the gateway itself lists; then what it has and a tombstone not newer than `as_of` hides lives again. In
-        a router's listing that may be an old login that the router should not have.
+        `own_word`: the listing is the gateway's own; a listed entry that is hidden by a tombstone not newer than `as_of` then
+        becomes live again. In a router's listing, that may be an old login that the router should not have.
 
-        `as_of` says what the gateway itself had, so nothing that the gateway said later is touched. Raises
-        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: docs/memberships.md.
+        `as_of` refers to the gateway's own state, so nothing that the gateway reported later is touched. Raises `MalformedData` if
+        the size of the entries is wrong; nothing is applied then. Source: docs/memberships.md.
         """
         if len(listing.entries) % ENTRY_BYTES:
             raise MalformedData(f"a listing's entries are a multiple of {ENTRY_BYTES} bytes")
@@ -410,8 +411,8 @@ class LwwMap:
     ) -> Iterator[tuple[int, int, int]]:
         """(group, member, GatewayMsgID) of a bucket's live entries from `first` on, ascending.
 
-        Which groups there are is noted at the first one; a group's members are read when it is reached. So the map may
-        change meanwhile: whoever lists it `as of` a GatewayMsgID notes that before.
+        The set of groups is noted at the first one; a group's members are read when it is reached. So the map may change meanwhile:
+        a caller that lists it `as of` a GatewayMsgID must note that ID before.
         """
         want, floor = rule.partition % rule.partitions, self._rising(instance)
         groups = self._groups_of.get(instance, {}).get(bucket, ())
@@ -421,7 +422,7 @@ class LwwMap:
                     yield group, member, id_
 
     def absent(self, as_of: int, groups: Iterable[int], now: float) -> Applied:
-        """A gateway had no members of these groups as of a GatewayMsgID of its own: log out who is not newer.
+        """Log out members that are not newer than a GatewayMsgID as of which their gateway had no members of these groups.
 
         Source: docs/memberships.md, "Negative feedback".
         """
@@ -437,9 +438,9 @@ class LwwMap:
     def snapshot(self, partition: int = 0, partitions: int = 1, chunk_entries: int = CHUNK_ENTRIES) -> Iterator[Chunk]:
         """Everything that a partition serves, in chunks of at most `chunk_entries` entries.
 
-        It is read while its chunks are made, a bucket of an instance at a time, so that a large map never stops the event loop for
-        long. What changes meanwhile is not needed in the snapshot when the receiver is also sent every change that comes after
-        this call: merging is last-writer-wins.
+        The map is read while chunks are made, one bucket of an instance at a time, so that a large map never stops the event loop
+        for long. The snapshot need not contain later changes if the receiver is also sent every change after this call: merging is
+        last-writer-wins.
         """
         return self._chunks(Rule(partition % partitions, partitions), chunk_entries)
 
@@ -454,9 +455,9 @@ class LwwMap:
             if self._valued:
                 values.extend([VALUE.pack(self.value(group, member, instance)) for member, _ in found])
             if len(values) < len(entries) and values:
-                # The first value came while the snapshot was being made.
+                # The first value appeared while the snapshot was being made.
                 values[:0] = [VALUE.pack(0)] * (len(entries) - len(values))
-            # A copy was made of the group's entries, so that its members may change between two chunks.
+            # The group's entries were copied, so its members may change between two chunks.
             at = 0
             while len(entries) - at >= limit:
                 yield Chunk(b"".join(entries[at : at + limit]), b"", b"".join(values[at : at + limit]))
@@ -476,7 +477,7 @@ class LwwMap:
         yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
 
     def _walk(self, rule: Rule) -> Iterator[tuple[int, int]]:
-        """(group, instance) of all that a partition serves; each that is there from the first one to the last is among them."""
+        """(group, instance) of everything that a partition serves; pairs that exist from beginning to end are all included."""
         for instance in self.instances():
             for bucket in range(BUCKETS):
                 for group in list(self._groups_of.get(instance, {}).get(bucket, ())):
@@ -484,7 +485,7 @@ class LwwMap:
                         yield group, instance
 
     def expire(self, now: float, limit: int = 10_000) -> list[Key]:
-        """Forget tombstones whose time is over, at most `limit` in one call; returns their keys."""
+        """Forget expired tombstones, at most `limit` in one call; returns their keys."""
         gone: list[Key] = []
         for number, shard in list(self._burying.items()):
             before = len(gone)
@@ -501,8 +502,8 @@ class LwwMap:
         return gone
 
     def purge_partition(self, partition: int, partitions: int) -> None:
-        """Begin to drop every live entry whose group the partition does not serve (after a doubling); `purge_some` goes on.
-        Tombstones stay until their time is over.
+        """Start to drop every live entry whose group the partition does not serve (after a doubling); `purge_some` continues.
+        Tombstones stay until they expire.
 
         Source: PiXiu §2.3 step 9, §5.2 step 11, §5.3 step 11.
         """
@@ -510,11 +511,11 @@ class LwwMap:
 
     @property
     def purging(self) -> bool:
-        """Whether a purge is under way."""
+        """True if a purge is under way."""
         return bool(self._purges)
 
     def purge_some(self, limit: int = PURGE_SLICE) -> Purged:
-        """Go on with the purges that are under way: at most `limit` entries are dropped. Source: docs/memberships.md."""
+        """Continue the purges under way: drop at most `limit` entries. Source: docs/memberships.md."""
         keys: list[Key] = []
         groups: list[int] = []
         steps = 0
@@ -532,9 +533,9 @@ class LwwMap:
         return Purged(keys, groups)
 
     def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
-        """Drop the live entries of a partition's groups that are not in `keep`: what went while nobody told us.
+        """Drop the live entries of a partition's groups that are not in `keep`: their logouts were missed.
 
-        For a process that was out of contact for so long that the tombstones of logouts may be over.
+        For a process that was out of contact for so long that the tombstones of logouts may have expired.
         """
         keys: list[Key] = []
         groups: list[int] = []
@@ -550,11 +551,12 @@ class LwwMap:
         return Purged(keys, groups)
 
     def raise_floor(self, instance: int, generation: int) -> None:
-        """A gateway of this generation holds the instance: never take again what lower generations wrote, and begin to drop it.
+        """Raise the floor of an instance that a gateway of this generation holds: lower generations' entries are never taken again,
+        and are dropped.
 
-        The floor only rises. What is below it is left out of snapshots and listings at once, and `purge_some` drops it. Walks the
-        instance's groups, not the whole map. Tombstones below the floor stay until their time is over; the floor refuses what
-        they guarded against. Source: docs/memberships.md.
+        The floor only rises. Entries below it are left out of snapshots and listings at once, and `purge_some` drops them. Walks
+        the instance's groups, not the whole map. Tombstones below the floor stay until they expire; the floor refuses what they
+        guarded against. Source: docs/memberships.md.
         """
         floor = gateway_msg_id(instance, generation, 0)
         if floor > self._floors.get(instance, 0):
@@ -563,11 +565,11 @@ class LwwMap:
                 self._purges.append(self._below(instance, floor))
 
     def _rising(self, instance: int) -> int:
-        """The floor of an instance while something may be below it."""
+        """The floor of an instance while entries may be below it."""
         return self._floors.get(instance, 0) if self._purges else 0
 
     def _moved(self, rule: Rule) -> Iterator[Dropped]:
-        """Drop what the partition does not serve."""
+        """Drop entries that the partition does not serve."""
         looks = 0
         for group, instance in self._walk(Rule(0, 1)):
             if group % rule.partitions != rule.partition:
@@ -578,7 +580,7 @@ class LwwMap:
                 yield Dropped(None)
 
     def _below(self, instance: int, floor: int) -> Iterator[Dropped]:
-        """Drop what is below the floor of an instance."""
+        """Drop entries below the floor of an instance."""
         looks = 0
         for bucket in range(BUCKETS):
             for group in list(self._groups_of.get(instance, {}).get(bucket, ())):
@@ -588,7 +590,7 @@ class LwwMap:
                     yield Dropped(None)
 
     def _leave(self, group: int, instance: int, floor: int) -> Iterator[Dropped]:
-        """Drop the members of a group on an instance that are below a floor, one by one: they may change between two of them."""
+        """Drop the members of a group on an instance that are below a floor, one at a time: they may change in between."""
         for member in list(self._of(group).get(instance, ())):
             id_ = self._of(group).get(instance, {}).get(member)
             if id_ is not None and id_ < floor:
@@ -596,7 +598,7 @@ class LwwMap:
                 yield Dropped(Key(group, member, instance), group if gone else None)
 
     def _of(self, group: int) -> dict[int, dict[int, int]]:
-        """Instance → the members of a group there; not to be changed."""
+        """Instance → the members of a group there; must not be changed."""
         return self._shards[shard_of(group)].groups.get(group, NOBODY)
 
     def _tombstone_id(self, group: int, member: int, instance: int) -> int:
@@ -615,7 +617,7 @@ class LwwMap:
         self._buried += 1
 
     def _forget_oldest(self, tombstones: dict[Register, tuple[int, float]]) -> None:
-        """Of a shard that has any; each has had about as many as another."""
+        """Forget the oldest tombstone of a shard that has any; all shards have had about equally many."""
         if not tombstones:
             tombstones = min(
                 (shard.tombstones for shard in self._burying.values() if shard.tombstones),
@@ -626,7 +628,7 @@ class LwwMap:
         self.counters.tombstones_forgotten += 1
 
     def _add(self, group: int, member: int, instance: int, id_: int, new: bool) -> bool:
-        """Returns whether the group's list of instances changed."""
+        """Add an entry. Returns True if the group's list of instances changed."""
         shard = self._shards[shard_of(group)]
         by_instance = shard.groups.setdefault(group, {})
         members = by_instance.get(instance)
@@ -648,7 +650,7 @@ class LwwMap:
         return members is None
 
     def _remove(self, group: int, member: int, instance: int) -> bool:
-        """Returns whether the group's list of instances changed."""
+        """Remove an entry. Returns True if the group's list of instances changed."""
         shard = self._shards[shard_of(group)]
         members = shard.groups[group][instance]
         if len(members) == 1:
@@ -685,7 +687,7 @@ class LwwMap:
 
 
 def logins(entries: bytes, values: bytes) -> list[Update]:
-    """The logins that a snapshot's chunk or a listing stands for. Raises `MalformedData`."""
+    """The logins in a snapshot's chunk or a listing. Raises `MalformedData`."""
     if values and len(values) * ENTRY_BYTES != len(entries) * VALUE_BYTES:
         raise MalformedData(f"every entry has a value of {VALUE_BYTES} bytes, or none has")
     held = (value for (value,) in VALUE.iter_unpack(values)) if values else repeat(0)
@@ -694,7 +696,7 @@ def logins(entries: bytes, values: bytes) -> list[Update]:
 
 
 def encode_messages(changes: Sequence[Update]) -> list[bytes]:
-    """Serialized `Control` messages that carry these logins and logouts, so many in each that it fits one datagram."""
+    """Encode logins and logouts as serialized `Control` messages, each small enough for one datagram."""
     found: list[bytes] = []
     limit = VALUED_MESSAGES_A_CONTROL if any(change.value for change in changes) else MESSAGES_A_CONTROL
     if any(change.name for change in changes):
@@ -710,8 +712,8 @@ def encode_messages(changes: Sequence[Update]) -> list[bytes]:
 
 
 def decode_messages(messages: control_pb2.GatewayMessages) -> list[Update]:
-    """The logins and logouts of a message from the network; what has no known action becomes an invalid `Update`
-    (ID 0), which `LwwMap.apply` counts as malformed."""
+    """Decode the logins and logouts of a message from the network. One without a known action becomes an invalid `Update` (ID 0),
+    which `LwwMap.apply` counts as malformed."""
     login, logout = control_pb2.ACTION_LOGIN, control_pb2.ACTION_LOGOUT
     return [
         Update(m.id if m.action in (login, logout) else 0, m.room, m.uin, m.action == login, m.reason, m.value, m.name)

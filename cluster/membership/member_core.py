@@ -1,12 +1,12 @@
 """The core that all members of the shared map have in common: brokers, which read it, and `replica_core`, which replicates it.
 
-    registry ─▶ ClusterChanged ┐                 ┌ who serves what, floors of gateways, what moved at a doubling
-    heartbeats ─▶ PeerDead, …  ├─ MemberCore ────┤ attachments: to whom this process subscribes
-    sources ─▶ SnapshotChunk … ┤   the map       ├ merging snapshots and what anti-entropy brings
+    registry ─▶ ClusterChanged ┐                 ┌ who serves what, floors of gateways, groups that move at a doubling
+    heartbeats ─▶ PeerDead, …  ├─ MemberCore ────┤ attachments: subscriptions of this process
+    sources ─▶ SnapshotChunk … ┤   the map       ├ merging snapshots and results of anti-entropy
     timer ─▶ Tick              ┘                 └ tombstones, gateways that are gone
 
-What differs is in the subclasses: where snapshots come from, what follows a change (a broker forgets cached ways, a replica
-writes its database and passes it on), and what the process does with records. Pure.
+The subclasses define where snapshots come from, what follows a change (a broker forgets cached routes, a replica writes its
+database and passes the change on), and how the process treats records. Pure.
 
 Source: PiXiu §2.3, §2.4, §5; docs/routing.md, docs/memberships.md.
 """
@@ -48,18 +48,18 @@ from pixiu.wire.v1 import control_pb2
 
 HOUSEKEEPING_S: Final = 1.0
 PURGE_PAUSE_S: Final = 0.001
-"""Between two slices of a purge, for everything else."""
+"""Pause between two slices of a purge, for all other work, seconds."""
 
 
 class MemberCore(ABC):
-    """The core of a member of the shared map. `step` never raises on what comes from the network.
+    """The core of a member of the shared map. `step` never raises because of input from the network.
 
     Args:
         endpoint: this process.
-        partition: the one it serves.
+        partition: the partition it serves.
         heartbeat_s: seconds between heartbeats.
-        poll_interval_s: how old a sender's view of the registry may be, seconds.
-        gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
+        poll_interval_s: greatest age of a sender's view of the registry, seconds.
+        gone_gateway_s: time after which the entries of a gateway that left the registry are dropped, seconds.
         membership: the map, empty.
     """
 
@@ -88,11 +88,11 @@ class MemberCore(ABC):
         self._gateways: dict[int, Target] = {}
         """Instance → gateway."""
         self._others: dict[EndpointID, Target] = {}
-        """Replicas of the own role to which records were passed on."""
+        """Replicas of this process's role to which records were passed on."""
         self._attachments: dict[EndpointID, bytes] = {}
         self._purge_at = NEVER
         self._slice_at = 0.0
-        """When a purge that is under way goes on."""
+        """Time at which the current purge continues."""
         self._pass_on_until = self._batch_at = 0.0
         self._notices = LayoutNotices()
         self._housekeeping_at = 0.0
@@ -111,47 +111,47 @@ class MemberCore(ABC):
         on(Tick, self._on_tick)
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Handle one event; `now` is monotonic seconds. Returns the effects, to be performed in order."""
         return self.table.step(event, now)
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds."""
+        """Time at which `Tick` is due, monotonic seconds."""
         return min(self._housekeeping_at, self._purge_at, self._next_slice())
 
-    # --- what a role decides
+    # --- decisions of a role
 
     @property
     @abstractmethod
     def counters(self) -> MemberCounters:
-        """What it has done since its start; a role has more of them."""
+        """Counters since the start; a role has more of them."""
 
     @abstractmethod
     def _cluster_changed(self, old: ClusterView, now: float, out: list[Effect]) -> None:
-        """The view is another one."""
+        """Handle a changed view."""
 
     @abstractmethod
     def _reach_changed(self, now: float, out: list[Effect]) -> None:
-        """Somebody died or lives again."""
+        """Handle the death or the return of a peer."""
 
     @abstractmethod
     def _go_on(self, now: float, out: list[Effect]) -> None:
-        """Start-up and snapshots go on when what they waited for is there."""
+        """Continue start-up and snapshots if what they waited for is available."""
 
     @abstractmethod
     def _purged(self, purged: Purged, out: list[Effect]) -> None:
-        """Registers were dropped."""
+        """Handle dropped registers."""
 
     @abstractmethod
     def _expired(self, keys: list[Key], out: list[Effect]) -> None:
-        """Tombstones are over."""
+        """Handle expired tombstones."""
 
     @abstractmethod
     def _learned(self, source: EndpointID, applied: Applied, out: list[Effect]) -> None:
-        """A snapshot or anti-entropy brought what messages had not."""
+        """Handle changes that a snapshot or anti-entropy brought and messages had not."""
 
     @abstractmethod
     def _is_taking(self, source: EndpointID) -> bool:
-        """Whether a snapshot from there is under way."""
+        """True if a snapshot from this source is under way."""
 
     @abstractmethod
     def _on_messages(self, event: MessagesReceived, now: float, out: list[Effect]) -> None: ...
@@ -173,7 +173,7 @@ class MemberCore(ABC):
     def _on_cluster(self, event: ClusterChanged, now: float, out: list[Effect]) -> None:
         old, self._view = self._view, ClusterView.of(event, self.endpoint)
         if old is None or event.partitions != self._partitions:
-            # Senders may go by an older view for so long, also when this process is new.
+            # Senders may use an older view for this time, also when this process is new.
             self._pass_on_until = now + self._grace_s
         if old is not None and event.partitions > self._partitions:
             self._purge_at = now + self._grace_s
@@ -197,7 +197,7 @@ class MemberCore(ABC):
             self._name_digest_key(out)
 
     def _name_digest_key(self, out: list[Effect]) -> None:
-        """Have those whom this process asks answer with digests by the key that is first now."""
+        """Ask sources to answer with digests by the key that is first now."""
         self._attach(dict.fromkeys(self._attachments, self._rule()), out)
 
     def _on_dead(self, event: PeerDead, now: float, out: list[Effect]) -> None:
@@ -212,7 +212,7 @@ class MemberCore(ABC):
         return serves(self.partition, group, self._partitions)
 
     def _elsewhere(self, group: int) -> Target | None:
-        """The replica that serves a group which moved; for two poll intervals after the doubling. Source: docs/routing.md."""
+        """The replica that serves a group which moved, for two poll intervals after the doubling. Source: docs/routing.md."""
         if self._view is None or self._batch_at >= self._pass_on_until:
             return None
         replicas = self._view.running(group % self._partitions, self._dead)
@@ -222,7 +222,7 @@ class MemberCore(ABC):
         return self._others.setdefault(endpoint, Target(endpoint))
 
     def _notice(self, sender: EndpointID, now: float, out: list[Effect]) -> None:
-        """A sender goes by an old layout: tell it."""
+        """Notify a sender that uses an old layout."""
         notice = self._notices.due(sender, self._view.version, now) if self._view is not None else None
         if notice is not None:
             self.counters.layout_notices += 1
@@ -231,12 +231,12 @@ class MemberCore(ABC):
     # --- subscriptions and snapshots
 
     def _rule(self) -> bytes:
-        """What a heartbeat to a source carries: which groups this process keeps, and by which key their digest is to be."""
+        """Attachment of heartbeats to a source: the groups that this process keeps, and the key for their digest."""
         key = self.membership.digest.first.key.number
         return control_pb2.BrokerSubscription(partition=self.partition, partitions=self._partitions, key=key).SerializeToString()
 
     def _attach(self, wanted: dict[EndpointID, bytes], out: list[Effect]) -> None:
-        """Have exactly these heartbeats carry something."""
+        """Set the attachments of heartbeats to exactly these."""
         for endpoint in [e for e in self._attachments if e not in wanted]:
             del self._attachments[endpoint]
             out.append(SetAttachment(endpoint, b""))
@@ -249,7 +249,8 @@ class MemberCore(ABC):
         out.append(TakeSnapshot(source, self.partition, self._partitions))
 
     def _start_again(self, out: list[Effect]) -> None:
-        """Out of contact for so long that tombstones may be over: Init, until it has a snapshot. Source: docs/memberships.md."""
+        """Become Init until a snapshot is there: out of contact for so long that tombstones may have expired. Source:
+        docs/memberships.md."""
         self.counters.started_again += 1
         out.append(BecomeInit())
 
@@ -268,7 +269,7 @@ class MemberCore(ABC):
         self._learned(event.source, applied, out)
 
     def _repair(self, peer: EndpointID, outcome: Repair, out: list[Effect]) -> None:
-        """A step of anti-entropy."""
+        """Perform a step of anti-entropy."""
         if outcome.messages:
             out.append(SendControl(peer, outcome.messages))
         self._purged(outcome.purged, out)
@@ -288,7 +289,7 @@ class MemberCore(ABC):
         self._go_on(now, out)
 
     def _housekeep(self, now: float, out: list[Effect]) -> None:
-        """Once a second."""
+        """Perform the tasks that are due once a second."""
         self._expired(self.membership.expire(now), out)
         if self._view is not None:
             self.instance_purge.purge(self._gateways, now)
@@ -297,7 +298,8 @@ class MemberCore(ABC):
         return self._slice_at if self.membership.purging or self.membership.digest.building else NEVER
 
     def _purge_some(self, now: float, out: list[Effect]) -> None:
-        """A slice of the purges, or of a digest, that are under way: no event loop stops for it. Source: docs/memberships.md."""
+        """Perform a slice of the current purges, or of a digest, so that the event loop never stops for long. Source:
+        docs/memberships.md."""
         if self.membership.purging:
             self._purged(self.membership.purge_some(), out)
             self._slice_at = now + PURGE_PAUSE_S

@@ -32,17 +32,17 @@ from pixiu.wire.v1 import control_pb2
 SNAPSHOT_FAILED: Final = "snapshot_failed"
 DRAIN_POLL_S: Final = 0.05
 DRAIN_LIMIT_S: Final = 5.0
-"""A draining process waits so long for others to stop sending."""
+"""Longest wait of a draining process until others stop sending, seconds."""
 QUIET_S: Final = 0.5
 MAX_INSTANCES_SHOWN: Final = 256
-"""Gateway instances whose members are a metric each, the lowest ones; all are in `members`."""
+"""Gateway instances whose members have a metric each, the lowest ones; all are in `members`."""
 
 
 class MemberService(RoleShell):
     """The shell of a broker, router or relay: runs one `MemberCore`.
 
     Args:
-        core: of the role.
+        core: the role's core.
     """
 
     def __init__(self, context: Context[Any], core: MemberCore) -> None:
@@ -64,11 +64,11 @@ class MemberService(RoleShell):
         context.metrics.collect_from(self._samples)
 
     def look_at_digest_keys(self) -> None:
-        """Digest by the cluster's keys of now. Called when the view changes, and from time to time."""
+        """Digest by the cluster's current keys. Called when the view changes, and from time to time."""
         self._runner.step(ev.DigestKeysChanged(self._digest_keys.newest()))
 
     async def stop(self) -> None:
-        """End the core, snapshots and tasks."""
+        """Stop the core, snapshots and tasks."""
         self.stop_runners()
         await self._restate.close()
         await self._snapshots.close()
@@ -85,7 +85,7 @@ class MemberService(RoleShell):
             await asyncio.sleep(DRAIN_POLL_S)
 
     def health(self) -> dict[str, object]:
-        """The map's size; a role says more. `degraded` is a text while something needs an operator."""
+        """The map's size; a role adds to it. `degraded` is a text while an operator is needed."""
         membership = self._member.membership
         return {
             "members": len(membership),
@@ -93,10 +93,10 @@ class MemberService(RoleShell):
             "rooms": membership.groups,
         }
 
-    # What the links call.
+    # Called by the links.
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Gateway messages and what heals them, or somebody knows a newer layout. Confirmations need nothing."""
+        """Handle gateway messages, anti-entropy and notices of a newer layout. Confirmations need no action."""
         step = self._runner.step
         changes: list[Update] = []
         try:
@@ -117,14 +117,14 @@ class MemberService(RoleShell):
         return self._runner.take(ev.MessagesReceived(peer, changes)) if changes else Outcome.TAKEN
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """Somebody died or lives again."""
+        """Handle the death or the return of a peer."""
         if state is PeerState.DEAD:
             self._runner.step(ev.PeerDead(peer))
         elif state is PeerState.ALIVE:
             self._runner.step(ev.PeerAlive(peer))
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """The answer of a source says whether we have missed something, and what it has."""
+        """Handle a heartbeat. A source's answer shows if we have missed something, and contains its digest."""
         try:
             if not reply:
                 return self._answer(peer, attachment)
@@ -136,21 +136,22 @@ class MemberService(RoleShell):
             self._runner.step(ev.SubscriptionReply(peer, state.subscribed, digest))
         return b""
 
-    # Inside.
+    # Internal.
 
     def _answer(self, peer: EndpointID, attachment: bytes) -> bytes:
-        """What to say to the heartbeat of a subscriber. Raises `DecodeError`."""
+        """Answer to the heartbeat of a subscriber. Raises `DecodeError`."""
         return b""
 
     def _introduced(self, gateways: Iterable[control_pb2.GatewayAddress]) -> None:
-        """A router told where gateways are; a role that sends to them may need it."""
+        """Take the addresses of gateways from a router, for roles that send to them."""
 
     def _source_view(self) -> View:
-        """Where sources of snapshots are found."""
+        """View in which sources of snapshots are found."""
         return self._context.view
 
     def _become(self, state: NodeState) -> None:
-        """The map is not complete any more, or it is; the first time it is, the process is registered by the runtime."""
+        """Register as Init when the map is no longer complete, as Running when it is; the first time the runtime registers the
+        process."""
         if state is NodeState.INIT or self._ready.is_set():
             self._restate.set(state)
         if state is NodeState.RUNNING:
@@ -191,7 +192,7 @@ def gateways_of(view: View) -> tuple[ev.Gateway, ...]:
 
 
 def introduction(node: Node) -> bytes:
-    """What tells brokers where a gateway is; empty where its datagrams go elsewhere than its streams."""
+    """Address of a gateway for brokers; empty if its datagrams go to another address than its streams."""
     if node.udp_host or node.udp_port:
         return b""
     address = control_pb2.GatewayAddress(

@@ -1,4 +1,4 @@
-"""What the core of every member of the shared map keeps beside it: its counters, its view of the registry. Pure."""
+"""State that the core of every member keeps in addition to the shared map: its counters, its view of the registry. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pixiu.rpc.backoff import Backoff
 
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 5.0
-"""The pause before a snapshot is tried again doubles from the first value to this one."""
+"""Longest pause before a snapshot is tried again; the pause doubles from the first value to this one, seconds."""
 
 
 @dataclass(slots=True)
 class MemberCounters:
-    """What every member counts, since its start."""
+    """Counters of every member since its start."""
 
     messages_malformed: int = 0
     messages_queued: int = 0
@@ -29,20 +29,20 @@ class MemberCounters:
     snapshots_failed: int = 0
     snapshots_malformed: int = 0
     started_again: int = 0
-    """Times it was out of contact for too long and became Init again."""
+    """Number of times that it was out of contact for too long and became Init again."""
     layout_notices: int = 0
-    """Senders that were told of a newer layout."""
+    """Senders that were notified of a newer layout."""
 
 
 class Speaker(Enum):
-    """Who said what a replica passes on."""
+    """Sender of messages that a replica passes on."""
 
     GATEWAY = auto()
-    """One that waits for the confirmation."""
+    """A gateway that waits for the confirmation."""
     PEER = auto()
-    """A replica of the own partition: it tells the other peers itself."""
+    """A replica of the same partition, which forwards to the other peers itself."""
     OTHER_PARTITION = auto()
-    """A replica of another one, which a gateway with an old layout had told."""
+    """A replica of another partition, to which a gateway with an old layout had reported."""
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class Brokers:
     partitions: int = 1
     endpoints: frozenset[EndpointID] = frozenset()
     by_partition: dict[int, list[EndpointID]] = field(default_factory=dict)
-    """Those whose partition is being made are with the partition that serves its rooms until then."""
+    """Brokers by partition. Those of a partition that is being made belong to the partition that serves its rooms until then."""
 
     @classmethod
     def of(cls, role: OtherRole) -> Brokers:
-        """Those that an event brings."""
+        """The brokers in an event."""
         found = cls(max(role.partitions, 1), frozenset(broker.endpoint for broker in role.replicas))
         for broker in role.replicas:
             found.by_partition.setdefault(broker.partition % found.partitions, []).append(broker.endpoint)
@@ -70,7 +70,7 @@ class ClusterView:
     version: int = 0
     partitions: int = 1
     replicas: dict[EndpointID, Replica] = field(default_factory=dict)
-    """Others of the own role."""
+    """Other replicas of this process's role."""
     brokers: Brokers = field(default_factory=Brokers)
     gateways: tuple[Gateway, ...] = ()
     routers: OtherRole = NO_OTHER
@@ -78,11 +78,11 @@ class ClusterView:
     introductions: dict[int, bytes] = field(default_factory=dict)
     """Instance → `Gateway.introduction`."""
     runs: dict[EndpointID, int] = field(default_factory=dict)
-    """Gateway → the run that its GatewayMsgIDs are of: it speaks for no other one."""
+    """Gateway → the run of its GatewayMsgIDs: it may report for no other run."""
 
     @classmethod
     def of(cls, event: ClusterChanged, own: EndpointID) -> ClusterView:
-        """The view that an event brings, without this process."""
+        """The view in an event, without this process."""
         replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != own}
         introductions = {gateway.instance: gateway.introduction for gateway in sorted(event.gateways, key=lambda g: g.generation)}
         runs = {
@@ -111,7 +111,7 @@ class ClusterView:
 
 
 def retry_pause_s(endpoint: EndpointID, attempt: int) -> float:
-    """The pause after an attempt to take a snapshot, the first is 1. The jitter comes from the process and the attempt:
-    replicas that start together do not try together."""
+    """The pause after an attempt to take a snapshot; the first attempt is 1. The jitter depends on the process and the attempt, so
+    that replicas that start together do not retry together."""
     spread = xxhash.xxh3_64_intdigest(endpoint.to_bytes(8, "little") + attempt.to_bytes(8, "little"))
     return Backoff(FIRST_RETRY_S, MAX_RETRY_S, lambda: spread % 1024 / 1024).after_s(attempt)

@@ -1,4 +1,4 @@
-"""A router's or relay's part in anti-entropy: puller towards gateways and peers, source towards peers and brokers. Pure.
+"""A router's or relay's part in anti-entropy: puller from gateways and peers, source for peers and brokers. Pure.
 
 Source: docs/memberships.md.
 """
@@ -21,8 +21,8 @@ class ReplicaAntiEntropy:
     """Pulls from gateways and peers, and answers peers and brokers.
 
     Args:
-        membership: its map.
-        puller: of the same map.
+        membership: the map.
+        puller: puller of the same map.
     """
 
     def __init__(self, membership: LwwMap, puller: Puller) -> None:
@@ -30,24 +30,24 @@ class ReplicaAntiEntropy:
         self.puller = puller
         self.source = Source(membership, puller.verified.as_of)
         self.fenced = 0
-        """Times a gateway was told that its generation is over."""
+        """Number of times that a gateway was informed that its generation has ended."""
 
     def set_rule(self, partition: int, partitions: int) -> None:
-        """The rooms, or users, that this replica keeps."""
+        """Set the rooms, or users, that this replica keeps."""
         rule = Rule(partition % partitions, partitions)
         if rule != self.puller.rule:
             self.puller.rule = rule
             self.puller.verified.clear()
 
     def digest(self, partition: int, partitions: int, key: int) -> control_pb2.Digest | None:
-        """The digest for the answer to a subscriber's heartbeat, by the key that it names; None where they share no room."""
+        """The digest for the answer to a subscriber's heartbeat, by the key that it names; None if they share no room."""
         asked = rule_of(partition, partitions)
         own = self.puller.rule
         common = common_rule(asked, own) if asked is not None and own is not None else None
         return self.source.digest(common, key=key) if common is not None else None
 
     def on_digest(self, peer: EndpointID, digest: control_pb2.Digest, view: ClusterView, now: float) -> Outcome:
-        """A peer's answer, or a gateway's, which speaks for its own instance only."""
+        """Handle the digest in an answer of a peer, or of a gateway, which reports for its own instance only."""
         if peer in view.replicas:
             return Outcome() if digest.as_of else Outcome(self.puller.on_digest(peer, digest, now))
         if not 0 < digest.as_of <= MAX_ID or view.runs.get(peer) != gateway_run(digest.as_of):
@@ -59,7 +59,8 @@ class ReplicaAntiEntropy:
         return Outcome(self.puller.on_digest(peer, digest, now))
 
     def take(self, peer: EndpointID, control: control_pb2.Control, view: ClusterView, now: float) -> Outcome:
-        """A request, or an answer to one: of a peer, or of a gateway that speaks for itself (`speaks_for`). Strangers only ask."""
+        """Handle a request, or an answer of a peer or of a gateway that reports for itself (`speaks_for`). Strangers may only
+        ask."""
         run = view.runs.get(peer)
         outcome = Outcome()
         if run is not None or peer in view.replicas:
@@ -68,13 +69,13 @@ class ReplicaAntiEntropy:
         return outcome
 
     def valid_absence(self, event: AbsenceReceived) -> bool:
-        """Whether a message of negative feedback makes sense."""
+        """True if a message of negative feedback is valid."""
         rooms = event.rooms
         return 0 < event.as_of <= MAX_ID and len(rooms) <= MAX_ABSENT_ROOMS and all(room <= MAX_ID for room in rooms)
 
 
 def speaks_for(run: int, control: control_pb2.Control) -> bool:
-    """Whether what a gateway answers is about this run alone."""
+    """True if a gateway's answer is about this run alone."""
     if control.HasField("bucket_digests"):
         found = control.bucket_digests
         own = gateway_run(found.as_of) == run and gateway_instance(found.as_of) == found.instance

@@ -1,12 +1,12 @@
-"""The core that routers and relays share: takes what gateways say, passes it on, and confirms it.
+"""The core that routers and relays share: takes gateways' reports, passes them on, and confirms them.
 
     gateway ──▶ replica ──▶ every peer of the partition, Running and Init ──▶ the brokers subscribed to that peer
                    ├──────▶ every broker in the registry that serves the rooms, and all that subscribed here (routers only)
-                   ├──────▶ its own database, behind
+                   ├──────▶ its own database, asynchronously
                    └──────▶ gateway: confirmed, when all those links have settled
 
-Nothing about a peer or a broker that missed something is kept: its subscription ends, the answer to its next
-heartbeat says so, and it takes a snapshot. The map is last-writer-wins, so snapshots and messages merge in any order.
+There is no record of what a peer or a broker has missed: its subscription ends, the answer to its next heartbeat reports that, and
+it takes a snapshot. The map is last-writer-wins, so snapshots and messages merge in any order.
 
 Source: PiXiu §2.4, §5 and §5.2; docs/architecture.md, docs/memberships.md, docs/routing.md, "Partitions".
 """
@@ -35,17 +35,17 @@ from pixiu.placement.partition import rendezvous_order, serves
 from pixiu.wire.v1 import control_pb2
 
 MAX_QUEUED_MESSAGES: Final = 200_000
-"""Gateway messages that wait until the snapshot is merged. Policy: what exceeds it is taken at once."""
+"""Gateway messages that wait until the snapshot is merged. Policy: messages beyond this are taken at once."""
 MAX_INTRODUCED: Final = 4
-"""Gateways that are introduced with one message; those of more have been passed on by a replica, which introduced them itself."""
+"""Gateways that are introduced with one message; messages of more gateways come from a replica that introduced them itself."""
 STORE_FRESH_S: Final = 300.0
-"""An own database that is older than this is not merged with a peer's snapshot: it may revive users who left."""
+"""Greatest age of an own database that is merged with a peer's snapshot, seconds: an older one may revive users who left."""
 STORE_RETRY_S: Final = 30.0
-"""A database that failed is written anew after so long."""
+"""Time after which a failed database is written anew, seconds."""
 
 
 class ReplicaCore(MemberCore):
-    """Decides; see the module. `step` never raises on what comes from the network.
+    """Decides what a router or relay does. `step` never raises because of input from the network.
 
     Args:
         endpoint, partition, heartbeat_s, poll_interval_s, gone_gateway_s: see `MemberCore`.
@@ -54,7 +54,7 @@ class ReplicaCore(MemberCore):
     """
 
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ()
-    """Who may take snapshots."""
+    """Roles that may take snapshots."""
     MAX_CONFIRMS: ClassVar[int] = 128
     """GatewayMsgIDs in one confirmation: 8 bytes each, so that they fit one datagram."""
 
@@ -89,20 +89,20 @@ class ReplicaCore(MemberCore):
         self._store_age: float | None = None
         self._store_open = False
         self._store_stale = False
-        """The database is not in use: it is to be replaced by what a peer has."""
+        """True if the database is not used and must be replaced by a peer's data."""
         self._store_garbage = False
-        """The database holds what was not taken over at loading."""
+        """True if the database holds entries that were not taken over when it was loaded."""
         self._store_retry_at = NEVER
         self._queue: deque[tuple[ev.MessagesReceived, ev.Replica | None]] = deque()
-        """Each with the replica that said it, whatever becomes of that one; None: a gateway did."""
+        """Waiting messages, each with the replica that sent it, even if that is gone by now; None: a gateway sent it."""
         self._queued = 0
         self._source: EndpointID | None = None
         self._attempts = 0
         self._retry_at = NEVER
-        """When a snapshot is tried again; `NEVER`: at once."""
+        """Time at which a snapshot is tried again; `NEVER`: at once."""
         self._synced_at: dict[EndpointID, float] = {}
         self._unsynced: set[EndpointID] = set()
-        """Whose snapshot broke off: they count us as subscribed from its first part on, but we lack the rest."""
+        """Peers whose snapshot failed: they count us as subscribed from its first part on, but we lack the rest."""
         self._isolation = Isolation()
         on = self.table.on
         on(Settled, self._on_settled)
@@ -115,28 +115,28 @@ class ReplicaCore(MemberCore):
     def heartbeat(
         self, peer: EndpointID, partition: int, partitions: int, now: float, key: int = 0
     ) -> control_pb2.SubscriptionState:
-        """A subscriber's heartbeat with its partition rule and its digests' key; returns what the reply says."""
+        """Handle a subscriber's heartbeat with its partition rule and digest key; returns the content of the reply."""
         subscribed = self.subscribers.heartbeat(peer, partition, partitions, now)
         digest = self.anti_entropy.digest(partition, partitions, key) if subscribed and self.state is State.RUNNING else None
         return control_pb2.SubscriptionState(subscribed=subscribed, digest=digest)
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds."""
+        """Time at which `Tick` is due, monotonic seconds."""
         return min(super().next_deadline(), self._retry_at, self._store_retry_at, self.forwards.next_retry())
 
     @property
     def counters(self) -> Counters:
-        """What it has done since its start."""
+        """Counters since the start."""
         return self._counters
 
     @property
     def queued(self) -> int:
-        """Gateway messages that wait for the snapshot."""
+        """Number of gateway messages that wait for the snapshot."""
         return self._queued
 
     @property
     def peers(self) -> tuple[EndpointID, ...]:
-        """The live replicas of the partition that messages are forwarded to."""
+        """Live replicas of the partition to which messages are forwarded."""
         return tuple(self._peers)
 
     # --- the cluster
@@ -162,7 +162,7 @@ class ReplicaCore(MemberCore):
         super()._on_dead(event, now, out)
 
     def _reach_changed(self, now: float, out: list[Effect]) -> None:
-        # What a peer that lives again missed it gets by a snapshot: its subscription ended when it was dead.
+        # A peer that returns gets what it missed by a snapshot: its subscription ended when it was dead.
         if self._view is None:
             return
         replicas = self._view.replicas.values()
@@ -177,8 +177,8 @@ class ReplicaCore(MemberCore):
             self.counters.subscriptions_ended += 1
 
     def _set_attachments(self, view: ClusterView, out: list[Effect]) -> None:
-        """Heartbeat as a subscriber to the peers, and while the partition is being made to one parent replica; ask
-        gateways what they hold."""
+        """Heartbeat as a subscriber to the peers, and, while the partition is being made, to one parent replica; ask gateways for
+        their digests."""
         targets = [*self._peers, *(self._sources()[:1] if self._is_child() else ())]
         targets += [gateway.endpoint for gateway in view.gateways if gateway.endpoint not in self._dead]
         self._attach(dict.fromkeys(targets, self._rule()), out)
@@ -187,12 +187,12 @@ class ReplicaCore(MemberCore):
         return self._view is not None and self.partition >= self._view.partitions
 
     def _running(self, partition: int) -> list[EndpointID]:
-        """Running replicas of a partition that are not dead, the one that this process prefers first."""
+        """Running replicas of a partition that are not dead, in this process's order of preference."""
         assert self._view is not None
         return [EndpointID(e) for e in rendezvous_order(self.endpoint, self._view.running(partition, self._dead))]
 
     def _sources(self) -> list[EndpointID]:
-        """Where a first snapshot can be taken: the partition's own replicas, while doubling the parent's."""
+        """Replicas from which a first snapshot can be taken: the partition's own, or the parent's during a doubling."""
         assert self._view is not None
         own = self._running(self.partition)
         return own or (self._running(self.partition % self._view.partitions) if self._is_child() else [])
@@ -204,7 +204,7 @@ class ReplicaCore(MemberCore):
         self._go_on(now, out)
 
     def _go_on(self, now: float, out: list[Effect]) -> None:
-        """Start-up goes on when something it waited for is there. Source: docs/memberships.md, "Start-up"."""
+        """Continue start-up if something it waited for is available. Source: docs/memberships.md, "Start-up"."""
         if self.state is State.STARTING and self._view is not None and self._store_open:
             fresh = self._store_age is not None and self._store_age <= STORE_FRESH_S
             if self._store_age is not None and (fresh or not self._sources()):
@@ -217,10 +217,10 @@ class ReplicaCore(MemberCore):
             self._retry_at = NEVER
             sources = self._sources()
             if sources:
-                # A source that fails is followed by the next one.
+                # After a source fails, the next one is tried.
                 self._take_snapshot(sources[self._attempts % len(sources)], out)
             elif self._store_stale:
-                # The peers that made the own data needless are gone; old data is better than none.
+                # The peers that made the own data unnecessary are gone; old data is better than none.
                 self._store_stale = False
                 self.state = State.LOADING
                 out.append(ev.LoadStore())
@@ -243,7 +243,7 @@ class ReplicaCore(MemberCore):
     def _on_store_loaded(self, event: ev.StoreLoaded, now: float, out: list[Effect]) -> None:
         if self.state is State.LOADING:
             self.state = State.SYNCING
-            # What is below the view's floors was not loaded; what belongs to another partition by now was.
+            # Entries below the view's floors were not loaded; entries that belong to another partition by now were.
             self._store_garbage = self.membership.counters.stale > 0
             if self._view is not None:
                 self.membership.purge_partition(self.partition, self._partitions)
@@ -269,7 +269,7 @@ class ReplicaCore(MemberCore):
             self._retry_at = now + retry_pause_s(self.endpoint, self._attempts)
 
     def _run(self, now: float, out: list[Effect]) -> None:
-        """The membership is complete: replay what was queued, then serve."""
+        """Replay the queue, then serve: the membership is complete."""
         self.state = State.RUNNING
         self._attempts = 0
         queue, self._queue, self._queued = self._queue, deque(), 0
@@ -281,7 +281,7 @@ class ReplicaCore(MemberCore):
         out.append(ev.BecomeRunning())
 
     def _on_subscription_reply(self, event: ev.SubscriptionReply, now: float, out: list[Effect]) -> None:
-        """A peer (or the parent) says that we missed something, or that it never knew us: take what it has."""
+        """Take a snapshot from a peer (or the parent) that reports that we missed something, or that it never knew us."""
         if self.state is not State.RUNNING or self._view is None:
             return
         if event.digest is not None:
@@ -293,13 +293,13 @@ class ReplicaCore(MemberCore):
         replica = self._view.replicas.get(event.peer)
         if replica is None or not replica.running or event.peer not in self._attachments or event.peer in self._dead:
             return
-        # A reply that was under way while the snapshot was taken is no news.
+        # A reply that was under way while the snapshot was taken brings nothing new.
         if now - self._synced_at.get(event.peer, -1e9) > 2 * self._heartbeat_s:
             self._synced_at[event.peer] = now
             self._take_snapshot(event.peer, out)
 
     def _on_snapshot_requested(self, event: ev.SnapshotRequested, now: float, out: list[Effect]) -> None:
-        """Note what there is and open the subscription in one turn, so that nothing falls between.
+        """Note the current content and open the subscription in one turn, so that no message is missed in between.
 
         Source: PiXiu §5.2 steps 3 and 8; docs/memberships.md.
         """
@@ -324,8 +324,8 @@ class ReplicaCore(MemberCore):
         out.append(ev.ServeSnapshot(event.request, self.membership.snapshot(event.partition, event.partitions)))
 
     def _is_registered(self, endpoint: EndpointID, role: str) -> bool:
-        """Whether the registry has an asker: else invented endpoints would take all places of subscribers. Those of a cluster whose
-        guests come are in another registry."""
+        """True if the registry has the asking process: otherwise invented endpoints would take all places of subscribers. Guests
+        from other clusters are in other registries, so every process passes where guests may come."""
         if self._guests or self._view is None:
             return self._guests
         return endpoint in (self._view.replicas if role == self.ROLE else self._view.brokers.endpoints)
@@ -333,13 +333,13 @@ class ReplicaCore(MemberCore):
     # --- gateway messages
 
     def _on_messages(self, event: ev.MessagesReceived, now: float, out: list[Effect]) -> None:
-        """A replica passes on what gateways say; a gateway speaks for its own run only. Source: docs/memberships.md."""
+        """Pass on gateways' reports; a gateway may report for its own run only. Source: docs/memberships.md."""
         view = self._view or ClusterView()
         sender = view.replicas.get(event.peer)
         if sender is None:
             run = view.runs.get(event.peer)
             if run is None:
-                # Not confirmed and not handled: it sends them again, until the view has it.
+                # Neither confirmed nor handled: the gateway sends them again until the view has it.
                 self.counters.messages_of_strangers += len(event.messages)
                 out += [ev.SenderRefused(event.peer, False), NOT_TAKEN]
                 return
@@ -358,12 +358,12 @@ class ReplicaCore(MemberCore):
         self._take(event, sender, now, out)
 
     def _refuse_others(self, gateway: EndpointID, count: int, out: list[Effect]) -> None:
-        """A gateway spoke for another one: it was broken into, or is not what its number says."""
+        """Refuse the messages of a gateway that reported for another one: it was broken into, or is not what its number claims."""
         self.counters.messages_of_others += count
         out.append(ev.SenderRefused(gateway, True))
 
     def _take(self, event: ev.MessagesReceived, sender: ev.Replica | None, now: float, out: list[Effect]) -> None:
-        """Peers first, then subscribers, then the database; the confirmation when all of them have it.
+        """Send messages to peers first, then to subscribers, then to the database; confirm when all of them have the messages.
 
         Source: PiXiu §5 and §5.2 step 8; docs/architecture.md.
         """
@@ -382,7 +382,7 @@ class ReplicaCore(MemberCore):
         else:
             speaker = Speaker.PEER if sender.partition == self.partition else Speaker.OTHER_PARTITION
             self.counters.messages_from_replicas += len(valid)
-        # Held above 0 until every forward is made, so that none of them can finish the group early.
+        # Kept above 0 until every forward is made, so that none of them can finish the group early.
         group.waiting = 1
         if own:
             self._forward(event.peer, own, speaker, group, out)
@@ -390,7 +390,7 @@ class ReplicaCore(MemberCore):
             self._persist(applied, out)
             if sender is None and len(applied.changes) < len(own):
                 self._tell_stale(own, applied, group, out)
-        if len(own) < len(valid) and sender is None:  # once: a child would give back what it gets from its parent, for ever
+        if len(own) < len(valid) and sender is None:  # once: otherwise a child would return its parent's messages for ever
             served = set(own)
             self._pass_on(event.peer, [m for m in valid if m not in served], view, group, now, out)
         group.waiting -= 1
@@ -398,7 +398,7 @@ class ReplicaCore(MemberCore):
             self._confirm(Outcome([group]), out)
 
     def _refuse(self, gateway: EndpointID, messages: list[Update], out: list[Effect]) -> set[Update]:
-        """Tell a gateway which of its logins have no room here: confirmed, they would never get a message."""
+        """Inform a gateway of its logins that exceed the capacity: if confirmed, they would never get a message."""
         refused = self.membership.without_room(messages)
         self.counters.logins_refused += len(refused)
         for start in range(0, len(refused), self.MAX_CONFIRMS):
@@ -408,8 +408,8 @@ class ReplicaCore(MemberCore):
         return set(refused)
 
     def _tell_stale(self, messages: list[Update], applied: Applied, group: Group, out: list[Effect]) -> list[int]:
-        """Instead of confirming it tell a gateway what cannot come true because something newer is there in its name: it knows
-        whether it said that itself. What it repeats is confirmed. Returns the GatewayMsgIDs."""
+        """Report to a gateway, instead of confirming, messages that cannot take effect because something newer was reported in its
+        name: it knows if that was its own report. Repeated messages are confirmed. Returns the GatewayMsgIDs."""
         assert group.gateway is not None
         done = {change.id for change in applied.changes}
         stale = [m.id for m in messages if m.id not in done and self.membership.hides(m)]
@@ -422,11 +422,11 @@ class ReplicaCore(MemberCore):
         return stale
 
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
-        """Take over what gateways said; a role may have more to do for it."""
+        """Apply gateways' reports; a role may have more to do for it."""
         return self.membership.apply(messages, now)
 
     def _forward(self, origin: EndpointID, messages: list[Update], speaker: Speaker, group: Group, out: list[Effect]) -> None:
-        """To the peers (not when a peer sent it: it did that itself), then to brokers and others who subscribed here."""
+        """Forward to the peers (unless a peer sent the messages: it did that itself), then to brokers and other subscribers."""
         everything = encode_messages(messages)
         peers = [] if speaker is Speaker.PEER else [peer for peer in self._peers if peer != origin]
         for peer in peers:
@@ -448,10 +448,10 @@ class ReplicaCore(MemberCore):
                 out.append(SendControl(taker, parts, self.forwards.send(taker, parts, group)))
 
     def _takers(self, origin: EndpointID, messages: list[Update], speaker: Speaker) -> dict[EndpointID, tuple[int, int]]:
-        """Who takes messages beside the peers, each with its (partition, partitions).
+        """Destinations other than the peers, each with its (partition, partitions).
 
-        What a gateway said is confirmed to it, and then a client goes by it: brokers that subscribed to a peer are told, and
-        waited for, here as well. Source: docs/memberships.md, "Joins and leaves".
+        A gateway's message is confirmed to it, and a client then relies on it: brokers that subscribed to a peer are therefore
+        informed, and waited for, here as well. Source: docs/memberships.md, "Joins and leaves".
         """
         found = {s.endpoint: (s.partition % s.partitions, s.partitions) for s in self.subscribers.all()}
         if speaker is Speaker.PEER:
@@ -467,7 +467,7 @@ class ReplicaCore(MemberCore):
         return found
 
     def _introductions(self, messages: list[Update]) -> bytes:
-        """Where the gateways of the messages are: a broker may not have heard of them from the registry yet."""
+        """Addresses of the messages' gateways: a broker may not know them from the registry yet."""
         assert self._view is not None
         instances = {gateway_instance(message.id) for message in messages}
         if len(instances) > MAX_INTRODUCED:
@@ -481,7 +481,7 @@ class ReplicaCore(MemberCore):
     def _pass_on(
         self, sender: EndpointID, messages: list[Update], view: ClusterView, group: Group, now: float, out: list[Effect]
     ) -> None:
-        """The sender used an old layout: pass its messages on, and tell it. Source: docs/routing.md."""
+        """Pass on the messages of a sender with an old layout, and notify it. Source: docs/routing.md."""
         self.counters.messages_stale_sender += len(messages)
         by_target: dict[EndpointID, list[Update]] = {}
         for message in messages:
@@ -496,7 +496,7 @@ class ReplicaCore(MemberCore):
             out.append(SendControl(target, parts, self.forwards.send(target, parts, group, required=True)))
         self._notice(sender, now, out)
 
-    # --- what messages lost
+    # --- anti-entropy
 
     def _on_anti_entropy(self, event: ev.AntiEntropyReceived, now: float, out: list[Effect]) -> None:
         if self.state is State.RUNNING and self._view is not None:
@@ -509,11 +509,11 @@ class ReplicaCore(MemberCore):
     def _learned(self, source: EndpointID, applied: Applied, out: list[Effect]) -> None:
         self._persist(applied, out)
         if applied.changes and self.state is State.RUNNING:
-            # What this replica had missed, those who subscribed to it have missed as well; peers compare for themselves.
+            # Subscribers of this replica have missed whatever it had missed; peers compare for themselves.
             self._forward(source, applied.changes, Speaker.PEER, Group(None, []), out)
 
     def _on_absence(self, event: ev.AbsenceReceived, now: float, out: list[Effect]) -> None:
-        """Negative feedback: drop what is not newer, here, at the peers, and at the brokers of each."""
+        """Handle negative feedback: drop entries that are not newer, here, at the peers, and at the brokers of each."""
         if self.state is not State.RUNNING or self._view is None or not self.anti_entropy.valid_absence(event):
             return
         from_peer = event.peer in self._view.replicas
@@ -531,12 +531,12 @@ class ReplicaCore(MemberCore):
         out.extend(SendControl(target, [message]) for target in targets if target != event.peer)
 
     def _check_isolation(self, now: float, out: list[Effect]) -> None:
-        """Out of contact for so long that tombstones may be over: start again as Init. Source: docs/memberships.md."""
+        """Start again as Init if out of contact for so long that tombstones may have expired. Source: docs/memberships.md."""
         if self._view is None:
             return
         running = [r.endpoint for r in self._view.replicas.values() if r.running and r.partition == self.partition]
         too_long = self._isolation.regained_late([e for e in running if e not in self._dead], running, now)
-        # Of several that were alone the lowest serves on, so that the others have somebody to load from.
+        # Of several replicas that were alone the lowest continues to serve, so that the others have a source.
         if too_long and self.state is State.RUNNING and self.endpoint > min(running):
             self.state = State.SYNCING
             self._start_again(out)
@@ -581,7 +581,7 @@ class ReplicaCore(MemberCore):
             out.append(ev.Persist(deletes=keys))
 
     def _on_store_failed(self, event: ev.StoreFailed, now: float, out: list[Effect]) -> None:
-        """Serve on from memory; write everything anew later, since the database lacks something now."""
+        """Continue to serve from memory; write everything anew later, because the database is incomplete now."""
         self.counters.store_failures += 1
         self.store_error = event.text
         self._store_retry_at = now + STORE_RETRY_S

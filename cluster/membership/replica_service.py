@@ -1,4 +1,4 @@
-"""The shell that routers and relays share: beside what every member has, the snapshot service, the database, forwards.
+"""The shell that routers and relays share: adds the snapshot service, the database and forwards to a member's shell.
 
 Source: PiXiu §2.4, §5.2, §7.3.
 """
@@ -38,9 +38,9 @@ class ReplicaService(MemberService):
     """The shell of a router or relay: runs one `ReplicaCore`.
 
     Args:
-        core: of the role.
-        store_mb: MiB that the database may grow to.
-        others: roles beside its own and the gateways that it speaks to.
+        core: the role's core.
+        store_mb: largest size of the database, MiB.
+        others: other roles that it communicates with, besides its own and gateways.
     """
 
     def __init__(self, context: Context[Any], core: ReplicaCore, store_mb: int, others: tuple[str, ...]) -> None:
@@ -62,10 +62,10 @@ class ReplicaService(MemberService):
         on(ev.RefuseSnapshot, self._answered)
         wire_pb2_grpc.add_MembershipServicer_to_server(MembershipService(self), context.server)
 
-    # What the runtime calls.
+    # Called by the runtime.
 
     async def start(self) -> None:
-        """Load the map: from a Running replica, else from the own database. Returns when it is complete."""
+        """Load the map: from a Running replica, otherwise from the own database. Returns when it is complete."""
         age: float | None = None
         if self._writer is None:
             text = f"{self._role}.data_dir is not set: what gateways report is kept in memory only"
@@ -86,13 +86,13 @@ class ReplicaService(MemberService):
         await self._quiet(lambda: core.counters.messages_from_gateways, lambda: not len(core.forwards))
 
     async def stop(self) -> None:
-        """Write what waits to the database."""
+        """Stop, and write pending changes to the database."""
         await super().stop()
         if self._writer is not None:
             await self._writer.close()
 
     def health(self) -> dict[str, object]:
-        """The map's size and how well it is kept. `degraded` is a text while something needs an operator."""
+        """The map's size and its condition. `degraded` is a text while an operator is needed."""
         core = self._core
         return {
             "membership": core.state.value,
@@ -111,7 +111,7 @@ class ReplicaService(MemberService):
         )
 
     def on_view(self, view: View) -> None:
-        """Heartbeat and reach the other replicas, who subscribes, and gateways."""
+        """Set the peers to heartbeat and send to: the other replicas, subscribers, and gateways."""
         me = self._context.endpoint_id
         nodes = [node for role in self._roles for node in view.of_role(role) if node.endpoint != me]
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
@@ -124,23 +124,23 @@ class ReplicaService(MemberService):
         partitions = view.layout.partitions(self._role)
         self._runner.step(ev.ClusterChanged(view.layout.version, partitions, replicas, brokers, gateways_of(view)))
 
-    # What the links call.
+    # Called by the links.
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Forwards arrived, or were lost."""
+        """Report settled forwards to the core."""
         self._runner.step(Settled(settled))
 
-    # What the snapshot service calls.
+    # Called by the snapshot service.
 
     def snapshot(self, request: wire_pb2.SnapshotRequest) -> ev.ServeSnapshot | ev.RefuseSnapshot:
-        """The chunks of a snapshot, made as they are asked for; the asker is subscribed from this call on."""
+        """The chunks of a snapshot, made on demand; the asking process is subscribed from this call on."""
         number = next(self._requests)
         endpoint = EndpointID(request.endpoint)
         self._runner.step(ev.SnapshotRequested(number, endpoint, request.role, request.partition, request.partitions))
         stopped = ev.RefuseSnapshot(number, Unavailable.code, f"this {self._role} has stopped; ask another one")
         return self._answers.pop(number, stopped)
 
-    # Inside.
+    # Internal.
 
     def _answer(self, peer: EndpointID, attachment: bytes) -> bytes:
         if not attachment:
@@ -168,7 +168,7 @@ class ReplicaService(MemberService):
             self._writer.rewrite(effect.chunks)
 
     async def _load(self) -> None:
-        """Give the database's content to the core, a chunk a turn of the loop."""
+        """Give the database's content to the core, one chunk per turn of the loop."""
         try:
             chunks = await self._writer.load() if self._writer is not None else []
         except StoreError as error:
@@ -209,7 +209,7 @@ class MembershipService(wire_pb2_grpc.MembershipServicer):
     async def Snapshot(
         self, request: wire_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[wire_pb2.SnapshotChunk]:
-        """Stream what there is; from the first moment on the asker also gets live messages."""
+        """Stream the present content; the asking process gets live messages from the first moment on."""
         found = self._service.snapshot(request)
         if isinstance(found, ev.RefuseSnapshot):
             await context.abort(GRPC_STATUS[found.code], found.text)

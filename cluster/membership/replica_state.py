@@ -1,4 +1,4 @@
-"""What the core of a router or a relay keeps beyond what every member does: its state, and more counters. Pure."""
+"""State that the core of a router or a relay keeps in addition to a member's: its start-up state, and more counters. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.membership.member_state import MemberCounters
 
 
 class State(Enum):
-    """A replica's state. Draining is the shell's matter: the core keeps working."""
+    """State of a replica. The shell handles draining: the core keeps working."""
 
     STARTING = "Starting"
     """The registry's view or the own database is not known yet."""
@@ -22,23 +22,23 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Counters(MemberCounters):
-    """What the replica has done since its start."""
+    """Counters of a replica since its start."""
 
     messages_from_gateways: int = 0
     messages_from_replicas: int = 0
     messages_stale_sender: int = 0
-    """For keys of another partition; passed on to it."""
+    """Messages for keys of another partition; passed on to it."""
     messages_unroutable: int = 0
-    """For keys of a partition that has no replica now; not confirmed, so the gateway sends them again."""
+    """Messages for keys of a partition without a replica now; not confirmed, so the gateway sends them again."""
     messages_of_others: int = 0
-    """That a gateway said of another gateway's instance, or of another run of its own: not taken."""
+    """Messages of a gateway about another gateway's instance, or about another run of its own: not taken."""
     messages_of_strangers: int = 0
-    """From nobody in the view: not taken, so that they are sent again; the registry is read again."""
+    """Messages from senders that are not in the view: not taken, so they are sent again; the registry is read again."""
     confirmed: int = 0
     stale_told: int = 0
-    """Messages of gateways that something newer hid; not confirmed."""
+    """Messages of gateways that something newer hides; not confirmed."""
     logins_refused: int = 0
-    """Of gateways, because the map is full; they are told, and tell their clients."""
+    """Logins refused because the map is full; their gateways are informed, and inform their clients."""
     snapshots_served: int = 0
     snapshots_refused: int = 0
     subscriptions_ended: int = 0

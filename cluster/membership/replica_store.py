@@ -1,4 +1,4 @@
-"""The Router DB and the Relay DB: soft state in LMDB, written behind the live stream, read at a start without a live peer.
+"""The Router DB and the Relay DB: soft state in LMDB, written asynchronously, read at a start without a live peer.
 
     key    RoomID u64 | UIN u64 | gateway instance u16                       big-endian; of a relay UIN and device
     value  GatewayMsgID u64 | u8: 1 login, 0 tombstone | value u64, if any    little-endian
@@ -33,7 +33,7 @@ READ_ENTRIES: Final = CHUNK_ENTRIES
 
 
 class StoreError(PixiuError):
-    """The database cannot be opened, read or written. The text says why and what to do."""
+    """The database cannot be opened, read or written. The text gives the reason and the remedy."""
 
 
 class Write(NamedTuple):
@@ -48,8 +48,8 @@ class ReplicaStore:
 
     Args:
         role: "router" or "relay", for texts.
-        folder: made when it is missing.
-        map_bytes: the most that the file may grow to.
+        folder: created if missing.
+        map_bytes: largest size of the file.
 
     Every method raises `StoreError`.
     """
@@ -66,7 +66,7 @@ class ReplicaStore:
             raise self._error("opened", error) from error
 
     def _lock_folder(self) -> TextIO:
-        """One process has it; the lock goes with the process, however it ends."""
+        """Lock the folder for this process; the lock ends with the process in any case."""
         lock = open(self._folder / "lock", "w")  # noqa: SIM115 (held until close)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +76,7 @@ class ReplicaStore:
         return lock
 
     def age_s(self, now_ms: int) -> float | None:
-        """Seconds since the membership was last kept up to date, by Unix milliseconds; None when it never was."""
+        """Seconds since the membership was last up to date, by Unix milliseconds; None if it never was."""
         try:
             with self._db.begin() as transaction:
                 found = transaction.get(ALIVE_KEY)
@@ -88,9 +88,9 @@ class ReplicaStore:
         return max(0.0, (now_ms - alive_ms) / 1000)
 
     def write(self, operations: Iterable[Write], now_ms: int | None) -> None:
-        """Carry out operations, in order, in one synced transaction: all of it or nothing.
+        """Perform operations, in order, in one synced transaction: all or nothing.
 
-        `now_ms`: Unix milliseconds until which the database is up to date with this; None: it lacks more.
+        `now_ms`: Unix milliseconds at which the database is up to date with them; None: more is missing.
         """
         try:
             with self._db.begin(write=True) as transaction:
@@ -107,7 +107,7 @@ class ReplicaStore:
             raise self._error("written", error) from error
 
     def clear(self) -> None:
-        """Remove everything, the mark of when it was up to date too."""
+        """Remove everything, including the mark that it was up to date."""
         try:
             with self._db.begin(write=True) as transaction:
                 transaction.drop(self._db.open_db(txn=transaction), delete=False)
@@ -115,7 +115,7 @@ class ReplicaStore:
             raise self._error("cleared", error) from error
 
     def load(self) -> Iterator[Chunk]:
-        """Everything that it holds. Entries of another size are left out."""
+        """Yield the whole content. Entries of another size are left out."""
         live: list[bytes] = []
         dead: list[bytes] = []
         values: list[int] = []
@@ -144,7 +144,7 @@ class ReplicaStore:
             yield chunk()
 
     def count(self) -> int:
-        """How many entries and tombstones are stored."""
+        """Number of stored entries and tombstones."""
         try:
             with self._db.begin() as transaction:
                 return int(self._db.stat()["entries"]) - (transaction.get(ALIVE_KEY) is not None)

@@ -20,19 +20,19 @@ from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 CHUNK_TIMEOUT_S: Final = 10.0
-"""A router that sends no chunk for so long has failed."""
+"""Time after which a router that sends no chunk has failed, seconds."""
 MAX_SNAPSHOTS: Final = 256
 """Snapshots at one time: one for each router partition. Policy: a further one fails at once."""
 
 
 class SnapshotReader:
-    """Takes snapshots, at most one from a router at a time: a new one ends the one before, silently.
+    """Takes snapshots, at most one from a router at a time: a new one ends the previous one silently.
 
     Args:
         endpoint: this process; the router sends it live messages from the moment of the snapshot on.
         role: "broker" or "router".
         on_chunk: called in the event loop for each part.
-        on_finished: called once at the end with None, or with why it failed.
+        on_finished: called once at the end with None, or with the reason of the failure.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SnapshotReader:
         self._tasks: dict[EndpointID, asyncio.Task[None]] = {}
 
     def take(self, source: EndpointID, view: View, partition: int, partitions: int) -> None:
-        """Begin; returns at once. Where the router is, is read from the view now."""
+        """Start taking a snapshot; returns at once. The router's address is taken from the view now."""
         before = self._tasks.pop(source, None)
         if before is not None:
             before.cancel()
@@ -59,7 +59,7 @@ class SnapshotReader:
         self._tasks[source] = asyncio.create_task(self._take(source, place, request))
 
     async def close(self) -> None:
-        """End what is under way, silently."""
+        """End all snapshots under way, silently."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -68,12 +68,12 @@ class SnapshotReader:
 
     async def _take(self, source: EndpointID, place: tuple[str, str] | None, request: wire_pb2.SnapshotRequest) -> None:
         error = "the router is no longer in the registry" if place is None else await self._read(source, *place, request)
-        # A cancelled task does not come here, so that only the newest one of a source reports.
+        # A cancelled task does not get here, so only the newest one of a source reports.
         del self._tasks[source]
         self._on_finished(source, error)
 
     async def _read(self, source: EndpointID, address: str, role: str, request: wire_pb2.SnapshotRequest) -> str | None:
-        """Returns None when the snapshot is complete, or why it is not."""
+        """Read a snapshot. Returns None if it is complete, otherwise the reason why it is not."""
         try:
             async with peer_channel(address, role, PEER_CHANNEL) as channel:
                 call = wire_pb2_grpc.MembershipStub(channel).Snapshot(request)

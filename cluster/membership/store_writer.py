@@ -1,8 +1,8 @@
-"""Writes the database or Relay DB behind the live stream: batches, one thread, never in the way of messages.
+"""Writes the Router DB or Relay DB asynchronously: in batches, in one thread, without delaying messages.
 
-    persist, persist, rewrite, persist … ──▶ a bounded queue ──▶ one transaction for all that waits ──▶ LMDB
+    persist, persist, rewrite, persist … ──▶ a bounded queue ──▶ one transaction for all waiting changes ──▶ LMDB
 
-Source: PiXiu §2.4 step 10, §5 ("asynchronously"); docs/promises.md, "Failure rules" 5 (a full disk is said, serving goes on).
+Source: PiXiu §2.4 step 10, §5 ("asynchronously"); docs/promises.md, "Failure rules" 5 (a full disk is reported, serving continues).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cluster.membership.replica_store import ReplicaStore, StoreError, Write
 MAX_PENDING: Final = 1_000_000
 """Changes that wait to be written. Policy: all are dropped, and the database counts as failed until it is written anew."""
 BATCH_DELAY_S: Final = 0.02
-"""Changes of so much time go into one transaction at least."""
+"""Shortest time whose changes are collected in one transaction, seconds."""
 REWRITE_CHUNKS: Final = 64
 """Chunks in one transaction of a rewrite."""
 ALIVE_INTERVAL_S: Final = 30.0
-"""How often a database to which nothing is written is marked as up to date."""
+"""Interval at which a database without writes is marked as up to date, seconds."""
 
 
 class StoreWriter:
@@ -33,9 +33,9 @@ class StoreWriter:
 
     Args:
         role: "router" or "relay".
-        folder: of the database.
-        map_bytes: the most that it may grow to.
-        on_failed: called in the event loop, once until the next `rewrite`, when something could not be written.
+        folder: the database's folder.
+        map_bytes: largest size of the database.
+        on_failed: called in the event loop, once until the next `rewrite`, if a write failed.
     """
 
     def __init__(self, role: str, folder: Path, map_bytes: int, on_failed: Callable[[str], None]) -> None:
@@ -53,29 +53,29 @@ class StoreWriter:
 
     @property
     def pending(self) -> int:
-        """Changes that wait to be written."""
+        """Number of changes that wait to be written."""
         return self._pending
 
     async def open(self) -> float | None:
-        """Open the database; seconds since it was last up to date, None when it is empty. Raises `StoreError`."""
+        """Open the database; seconds since it was last up to date, None if it is empty. Raises `StoreError`."""
         loop = asyncio.get_running_loop()
         self._store = await loop.run_in_executor(self._thread, ReplicaStore, self._role, self._folder, self._map_bytes)
         return await loop.run_in_executor(self._thread, self._store.age_s, time.time_ns() // 1_000_000)
 
     async def load(self) -> list[Chunk]:
-        """Everything that it holds. Raises `StoreError`."""
+        """Read the whole content. Raises `StoreError`."""
         store = self._store
         if store is None:
             return []
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: list(store.load()))
 
     def start(self) -> asyncio.Task[None]:
-        """Begin to write what is handed over; before it, the queue only fills. The task ends by `close` only."""
+        """Start writing queued operations; before that, the queue only fills. Only `close` ends the task."""
         self._task = asyncio.create_task(self._run())
         return self._task
 
     def persist(self, puts: list[Update], deletes: list[Key]) -> None:
-        """Write changes, then delete keys, soon."""
+        """Queue changes to write, then keys to delete."""
         if self._failed:
             return
         if self._pending + len(puts) + len(deletes) > MAX_PENDING:
@@ -86,7 +86,7 @@ class StoreWriter:
         self._wake.set()
 
     def rewrite(self, chunks: Iterator[Chunk]) -> None:
-        """Replace everything, soon; what waits is in the chunks already. Ends a failure."""
+        """Queue a replacement of everything; the chunks contain all waiting changes. Ends a failure."""
         self._failed = False
         self._queue.clear()
         self._pending = 0
@@ -94,7 +94,7 @@ class StoreWriter:
         self._wake.set()
 
     async def close(self) -> None:
-        """Write what waits, close the database."""
+        """Write pending changes, then close the database."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
@@ -143,7 +143,7 @@ class StoreWriter:
         return found
 
     async def _attempt(self, action: Coroutine[None, None, None]) -> None:
-        """Do something that may fail for the disk's sake; what waits then is dropped, since the database has a hole."""
+        """Do something that may fail because of the disk; pending changes are dropped then, because the database is incomplete."""
         try:
             await action
         except StoreError as error:
@@ -157,7 +157,8 @@ class StoreWriter:
         self.written += sum(len(write.puts) + len(write.deletes) for write in writes)
 
     async def _rewrite(self, chunks: Iterator[Chunk]) -> None:
-        """Chunks are made here, in the event loop, which owns the map; only the last write marks it as up to date."""
+        """Write all chunks. They are made here, in the event loop, which owns the map; only the last write marks it as up to
+        date."""
         loop = asyncio.get_running_loop()
         if self._store is None:
             self._store = await loop.run_in_executor(self._thread, ReplicaStore, self._role, self._folder, self._map_bytes)

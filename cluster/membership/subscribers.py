@@ -1,7 +1,7 @@
-"""Who takes the live messages of a router or relay: brokers, peers, and replicas of a partition that is being made. Pure.
+"""Processes that take the live messages of a router or relay: brokers, peers, and replicas of a partition that is being made. Pure.
 
-A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two;
-heartbeats keep it. Whoever heartbeats without one is told so, and takes a snapshot again.
+A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two; heartbeats keep
+it alive. A process that heartbeats without a subscription is informed of that, and takes a snapshot again.
 
 Source: PiXiu §5 (brokers register themselves by heartbeat) and §5.2 step 8; docs/architecture.md, docs/memberships.md.
 """
@@ -15,9 +15,9 @@ from pixiu.ids import EndpointID
 from pixiu.placement.partition import is_partition_count
 
 MAX_SUBSCRIBERS: Final = 4096
-"""Policy: a further snapshot request is refused with `OVERLOADED`."""
+"""Subscribers of one replica. Policy: a further snapshot request is refused with `OVERLOADED`."""
 MAX_PARTITION: Final = 1 << 20
-"""A partition number in a request above this is malformed."""
+"""Bound of a valid partition number in a request."""
 
 
 @dataclass(slots=True)
@@ -29,15 +29,15 @@ class Subscriber:
     partition: int
     partitions: int
     heard: float
-    """When it last said that it is there, monotonic seconds."""
+    """Time of its last sign of life, monotonic seconds."""
 
     def wants(self, room: int) -> bool:
-        """Whether a room is one of its partition's."""
+        """True if a room belongs to its partition."""
         return room % self.partitions == self.partition % self.partitions
 
 
 def valid_filter(partition: int, partitions: int) -> bool:
-    """Whether a partition rule from the network makes sense."""
+    """True if a partition rule from the network is valid."""
     return is_partition_count(partitions) and 0 <= partition < MAX_PARTITION
 
 
@@ -45,7 +45,7 @@ class Subscribers:
     """The subscriptions of one replica.
 
     Args:
-        expire_s: a subscription without a heartbeat for so long ends, seconds.
+        expire_s: time without a heartbeat after which a subscription ends, seconds.
     """
 
     def __init__(self, expire_s: float) -> None:
@@ -59,7 +59,7 @@ class Subscribers:
         return endpoint in self._all
 
     def all(self) -> list[Subscriber]:
-        """All subscriptions that are open."""
+        """All open subscriptions."""
         return list(self._all.values())
 
     def open(self, endpoint: EndpointID, role: str, partition: int, partitions: int, now: float) -> bool:
@@ -70,10 +70,10 @@ class Subscribers:
         return True
 
     def heartbeat(self, endpoint: EndpointID, partition: int, partitions: int, now: float) -> bool:
-        """A subscriber says that it is there, with its present partition rule. False: it must take a snapshot.
+        """Take a subscriber's sign of life with its present partition rule. False: it must take a snapshot.
 
-        A rule that names fewer rooms (its partitions doubled) is taken over; one that names others ends the
-        subscription, because the rooms that it adds were not in its snapshot.
+        A rule with fewer rooms (its partitions doubled) is taken over; one with other rooms ends the subscription, because these
+        were not in its snapshot.
         """
         found = self._all.get(endpoint)
         if found is None:
@@ -86,11 +86,11 @@ class Subscribers:
         return True
 
     def end(self, endpoint: EndpointID) -> bool:
-        """End a subscription; whether there was one."""
+        """End a subscription. Returns True if there was one."""
         return self._all.pop(endpoint, None) is not None
 
     def expire(self, now: float) -> list[EndpointID]:
-        """End the subscriptions that were silent for too long; returns whose."""
+        """End the subscriptions that were silent for too long; returns their endpoints."""
         silent = [endpoint for endpoint, found in self._all.items() if found.heard + self._expire_s <= now]
         for endpoint in silent:
             del self._all[endpoint]

@@ -1,4 +1,4 @@
-"""Gives committed entries to the state machine, in order, a bounded batch a turn of the event loop.
+"""Apply committed entries to the state machine, in order, one bounded batch per turn of the event loop.
 
 Source: docs/stores.md.
 """
@@ -17,19 +17,19 @@ from pixiu.errors import DiskFull, LogDamaged, StateDamaged, StorageError
 
 BATCH_ENTRIES: Final = 4096
 BATCH_BYTES: Final = 256 << 10
-"""Of entries, applied in one turn of the event loop: of a Pi's appends 16,000, some 20 ms. A larger entry is applied alone."""
+"""Bytes of entries applied in one turn of the event loop: 16,000 of Pi's appends, some 20 ms. A larger entry is applied alone."""
 RETRY_S: Final = 1.0
-"""How long after a full disk, or before a broken value, applying is tried again."""
+"""Interval between attempts to apply while the disk is full or a value is broken, seconds."""
 
 
 class Applier:
     """Applies committed entries to one state machine.
 
     Args:
-        machine: open.
+        machine: the state machine, open.
         on_applied: called with the counter of the first entry of a batch, its answers, and how many replicas have it.
-        on_log_failed: the log cannot be read.
-        crash: ends the process: a state that cannot be brought forward serves nobody.
+        on_log_failed: called when the log cannot be read.
+        crash: ends the process, because a state that cannot be brought forward is of no use.
     """
 
     def __init__(
@@ -44,34 +44,34 @@ class Applier:
         self._log: SegmentedLog | None = None
         self._target = 0
         self.copies = 0
-        """Disks that what may be applied is on; 0: nobody is to be told (`events.Committed`)."""
+        """Number of disks that hold the committed entries; 0: replication is not confirmed to writers (`events.Committed`)."""
         self._later: asyncio.Handle | None = None
         self._installing: asyncio.Task[None] | None = None
         self._waiting: list[Callable[[], None]] = []
         self._closed = False
         self._answered = 0
-        """Answers up to here were given: a state that goes back gives them again."""
+        """Last counter whose answer was given. A state that goes back produces the answers again; they are dropped."""
         self._looked = 0
-        """What the state cannot get to was looked at up to here."""
+        """Last counter given to `StateMachine.look_ahead` while entries cannot be applied."""
         self.blocked: DiskFull | StateDamaged | None = None
-        """Why nothing is applied now."""
+        """Reason why nothing is applied now."""
 
     def start(self, log: SegmentedLog) -> None:
-        """Apply from this log."""
+        """Set the log to apply entries from."""
         self._log = log
 
     @property
     def behind(self) -> int:
-        """Committed entries that are not applied."""
+        """Number of committed entries that are not applied yet."""
         return self._target - self._machine.applied
 
     @property
     def installing(self) -> bool:
-        """A snapshot is being loaded."""
+        """True while a snapshot is being loaded."""
         return self._installing is not None
 
     def commit(self, counter: int, copies: int) -> None:
-        """Everything up to here may be applied, by the next `run`."""
+        """Allow the next `run` to apply everything up to this counter."""
         self._target, self.copies = max(self._target, counter), copies
 
     def run(self) -> None:
@@ -81,13 +81,14 @@ class Applier:
             self._run()
 
     def run_soon(self) -> None:
-        """The same, behind what waits for its turn of the loop now: a follower's acknowledgement leaves before it applies."""
+        """Like `run`, but after the callbacks that wait in the event loop: a follower's acknowledgement leaves before it
+        applies."""
         self._look_at_once()
         if self._later is None and self.behind > 0:
             self._later = asyncio.get_running_loop().call_soon(self._run)
 
     def _look_at_once(self) -> None:
-        """A state that stands still waits for a word: what has been committed since may be that."""
+        """Run at once if the state is blocked by damage and has not seen every committed entry: a new one may resolve it."""
         if self._later is not None and isinstance(self.blocked, StateDamaged) and self._looked < self._target:
             self._later.cancel()
             self._later = None
@@ -112,7 +113,7 @@ class Applier:
             self._closed = True
             self._on_log_failed(str(problem))
             return
-        except Exception as error:  # a bug in the state machine: what it holds now is unknown
+        except Exception as error:  # a bug in the state machine: its contents are unknown now
             self._closed = True
             self._crash(error)
             return
@@ -124,7 +125,8 @@ class Applier:
             self._on_applied(after + known + 1, answers[known:], self.copies)
 
     def _stand_still(self, damage: StateDamaged, after: int) -> None:
-        """An entry cannot be applied: look through those behind it, some at a time, for a word about it."""
+        """Handle an entry that cannot be applied: look through the entries after it, a batch at a time, for one that resolves
+        it."""
         if not isinstance(self.blocked, StateDamaged):
             self._looked = after
         self.blocked = damage
@@ -144,7 +146,7 @@ class Applier:
         self._later = loop.call_soon(self._run) if goes_on else loop.call_later(RETRY_S, self._run)
 
     def install(self, position: Position, folder: DataFolder) -> None:
-        """Load the snapshot that was received; nothing is applied until that is done."""
+        """Load the received snapshot; nothing is applied until that is done."""
         self._target = max(self._target, position.counter)
         self._installing = asyncio.create_task(self._install(folder))
 
@@ -153,7 +155,7 @@ class Applier:
             await self._machine.load(folder.received)
             self.blocked = None
             await asyncio.to_thread(folder.discard_received)
-        except Exception as error:  # it is still there, and is loaded at the next start
+        except Exception as error:  # the snapshot is still there and is loaded at the next start
             self._closed = True
             self._crash(error)
         finally:
@@ -165,14 +167,14 @@ class Applier:
         self.run()
 
     def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call it once the state is not behind the log's beginning: at once, unless a snapshot is being loaded."""
+        """Call it when the state reaches the beginning of the log: now, or once the snapshot that is being loaded is in use."""
         if self._installing is None:
             callback()
         else:
             self._waiting.append(callback)
 
     async def close(self) -> None:
-        """Stop: nothing more is applied."""
+        """Stop applying."""
         self._closed = True
         if self._later is not None:
             self._later.cancel()

@@ -1,10 +1,10 @@
-"""The time that a leader puts into its entries: agreed on with the other replicas, and not one wall clock's word. Pure.
+"""The time that a leader puts into its entries: agreed between the replicas instead of read from one wall clock. Pure.
 
-    a leader's heartbeat     ── the agreed time ──▶  a follower, which goes on with it if it is to lead
+    a leader's heartbeat     ── the agreed time ──▶  a follower, which continues with it if it is to lead
     a follower's answer      ── its wall clock ──▶   the leader
 
-Replicas delete by the time of entries, and their state's time never goes back: one entry with a wrong time would be for ever.
-All clocks here are differences: Unix µs less monotonic µs of this process.
+Replicas delete by the time of entries, and the time of their state never goes back, so one entry with a wrong time would have a
+lasting effect. All clocks here are differences: Unix µs minus monotonic µs of this process.
 
 Source: docs/replication.md, "Time".
 """
@@ -15,9 +15,10 @@ from collections.abc import Collection
 from typing import Final
 
 MAX_STEP_US: Final = 60_000_000
-"""So far a wall clock may be from the agreed time. Policy: beyond it, time goes on as agreed, and an operator is told."""
+"""Largest accepted distance of a wall clock from the agreed time. Policy: beyond it, the agreed time goes on and an operator is
+informed."""
 LASTS_S: Final = 60.0
-"""Where no other replica ever said what time it is, a wall clock that stands elsewhere for so long is followed."""
+"""Time after which a wall clock that was set far off is followed, if no other replica has ever reported its clock, seconds."""
 
 
 def _us(now: float) -> int:
@@ -25,29 +26,29 @@ def _us(now: float) -> int:
 
 
 class Clock:
-    """One replica's clocks: its own, and the time that its partition agreed on."""
+    """The clocks of one replica: its own, and the time agreed in its partition."""
 
     def __init__(self) -> None:
         self.own: int | None = None
-        """Of the wall clock as it was seen last; None: never."""
+        """Wall clock at its last reading; None: never read."""
         self.agreed: int | None = None
-        """None: nobody has said anything yet."""
+        """Agreed time; None: nothing is agreed yet."""
         self._alone = False
-        """What was agreed on is the word of this replica's own clock, and of no other."""
+        """True if only this replica's own clock determined the agreed time."""
         self._moved: tuple[int, float] | None = None
-        """Where the own clock stands, far from the agreed time, and since when, monotonic."""
+        """Position of the own clock if it is far from the agreed time, and the monotonic time since when."""
         self._moved_s = 0.0
-        """For how long it had stood there when it was seen last."""
+        """Seconds for which the own clock had been at that position at its last reading."""
 
     @property
     def off_s(self) -> float:
-        """Seconds that the wall clock is ahead; 0: it is right, or nobody knows."""
+        """Seconds that the wall clock is ahead of the agreed time; 0 if it is close to it, or nothing is known."""
         if self.own is None or self.agreed is None or abs(self.own - self.agreed) <= MAX_STEP_US:
             return 0.0
         return (self.own - self.agreed) / 1_000_000
 
     def saw(self, wall_us: int, now: float) -> None:
-        """The wall clock says so now, Unix µs. Small corrections are followed."""
+        """Take a reading of the wall clock, Unix µs. Small corrections are followed."""
         self.own = wall_us - _us(now)
         if self.agreed is not None and abs(self.own - self.agreed) > MAX_STEP_US:
             if self._moved is None or abs(self.own - self._moved[0]) > MAX_STEP_US:
@@ -59,13 +60,13 @@ class Clock:
             self.agreed = self.own
 
     def heard(self, agreed_us: int, now: float) -> None:
-        """A leader's word, Unix µs."""
+        """Take over a leader's time, Unix µs."""
         self.agreed, self._alone = agreed_us - _us(now), False
 
     def judge(self, others: Collection[int]) -> None:
-        """What the other replicas' clocks say, as this one's own: agree on the lower median, unless something was agreed on that
-        no two clocks speak against. The only clock that ever spoke is followed when it has stood elsewhere for a while: what was
-        agreed on was its word, and a restart would take it as well."""
+        """Agree on the lower median of the own clock and those of other replicas, unless a time was agreed that no two clocks
+        contradict. If no other clock was ever reported, an own clock that has been far off for `LASTS_S` is followed: it alone
+        determined the agreed time, and a restart would follow it too."""
         if self.own is None:
             return
         self._alone = not others and (self._alone or self.agreed is None)
@@ -82,5 +83,5 @@ class Clock:
         return self.agreed + _us(now) if self.agreed is not None else 0
 
     def wall_us(self, now: float) -> int:
-        """The wall clock, Unix µs; 0: it was never seen."""
+        """The wall clock, Unix µs; 0: never read."""
         return self.own + _us(now) if self.own is not None else 0

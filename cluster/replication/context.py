@@ -1,4 +1,4 @@
-"""What the parts of a replica's core share: who it is, its log, what is durable, what is committed. Pure."""
+"""Data shared by the parts of a replica's core: identity, log, durable and committed positions. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cluster.replication.options import ReplicationOptions
 
 
 class Context:
-    """What the parts of one replica's core share.
+    """Data shared by the parts of one replica's core.
 
     Args:
-        member: its data directory.
-        incarnation: of this start.
+        member: ID of the data directory.
+        incarnation: number of this start.
         log: opened and verified.
-        applied: its state holds everything up to this counter.
+        applied: last counter that the state holds.
     """
 
     def __init__(self, member: MemberID, incarnation: int, log: Log, options: ReplicationOptions, applied: int) -> None:
@@ -25,41 +25,41 @@ class Context:
         self.options = options
         self.clock = Clock()
         self.room = True
-        """There is space here for what a leader takes."""
+        """True if there is enough space to lead."""
         self.committed = max(applied, log.first.counter)
         self.read: Versioned | None = None
-        """The state as it was read last."""
+        """The partition's state as last read."""
         self.live: dict[MemberID, Presence] = {}
         self.issued = 0
-        """The ticket of the last change of the log."""
+        """Ticket of the last change of the log."""
         self.promise = 0
-        """The ticket of the last promise."""
+        """Ticket of the last promise."""
         self.synced = 0
         """Every change up to this ticket is durable."""
 
     @property
     def end(self) -> Position:
-        """The end of the log, or of a state that has more: nothing behind it was acknowledged here."""
+        """End of the log, or of a state that has more. Nothing after it was acknowledged here."""
         last = self.log.last
         return last if last.counter >= self.committed else Position(last.epoch, self.committed)
 
     def sync(self, out: list[Effect]) -> int:
-        """The log was changed: have it made durable; returns the ticket."""
+        """Have the last change of the log made durable; returns its ticket."""
         self.issued += 1
         out.append(Sync(self.issued))
         return self.issued
 
     def promise_epoch(self, epoch: int, out: list[Effect]) -> None:
-        """Take nothing from a lower epoch from here on."""
+        """Take nothing from a lower epoch from now on."""
         self.log.promise(epoch)
         self.promise = self.sync(out)
 
     def commit(self, counter: int, copies: int, out: list[Effect]) -> None:
-        """Everything up to here is committed."""
+        """Commit everything up to this counter."""
         self.committed = counter
         out.append(Committed(counter, copies))
 
     def is_live(self, member: MemberID, incarnation: int) -> bool:
-        """Whether a member's session of this incarnation is in the registry, as far as this replica knows."""
+        """True if a session of this incarnation of the member is in the registry, as far as this replica knows."""
         presence = self.live.get(member)
         return presence is not None and presence.incarnation == incarnation

@@ -73,16 +73,16 @@ from pixiu.errors import DiskFull, LogDamaged, StorageError
 
 
 class Core:
-    """Decides; see the module. `step` never raises on what comes from the network or the disk.
+    """Decides what a replica does. `step` never raises because of input from the network or the disk.
 
     Args:
-        member: the data directory's ID.
-        incarnation: of this start; higher than every one before.
-        log: opened; what was broken is cut off already and `unclean` is set if `damage` is given.
+        member: ID of the data directory.
+        incarnation: number of this start, higher than all before.
+        log: opened; broken entries are already cut off, and `unclean` is set if `damage` is given.
         options: validated.
-        applied: the state holds everything up to this counter.
+        applied: last counter that the state holds.
         now: monotonic seconds.
-        damage: what was found when the log was opened.
+        damage: damage found when the log was opened.
     """
 
     def __init__(
@@ -101,25 +101,25 @@ class Core:
         self.leader: Leader | None = None
         self.follower = self.make_follower(now)
         self.leader_id: MemberID | None = None
-        """Whom this replica follows."""
+        """The leader that this replica follows."""
         self.damage = damage
         self._ticked_at = now
         self._token = 0
         self._swap: tuple[int, int, PartitionState] | None = None
-        """The compare-and-set of a replica that does not lead: (token, expected version, state)."""
+        """Pending compare-and-set of a replica that does not lead: (token, expected version, state)."""
         self._office: tuple[int, int, PartitionState, int] | None = None
-        """Won, not taken: (ticket, version, state, counter of the first entry)."""
+        """Office that was won and not taken yet: (ticket, version, state, counter of the first entry)."""
         self._vacant_since: float | None = None
         self._read_at = float("-inf")
         self._told_at = float("-inf")
-        """When ZooKeeper answered last."""
+        """Time of ZooKeeper's last answer."""
         self.draining = False
         self._force: ForcePromotion | None = None
         self._pins: dict[str, int] = {}
         self._flushed = applied
         self._session = False
         self._refused_epoch = 0
-        """A replica has promised this one, maybe to a leader of which ZooKeeper has forgotten: nobody leads in it again."""
+        """An epoch that some replica has promised, maybe to a leader that ZooKeeper has lost: nobody leads in it again."""
         self._halted_by = ""
         self._handlers: dict[type[Any], Callable[[Any, float, list[Effect]], None]] = {
             SessionStarted: self._on_session_started,
@@ -144,20 +144,20 @@ class Core:
             OutOfSpace: self._on_out_of_space,
         }
 
-    # --- parts, made here so that a test can put others in their place
+    # --- parts, made here so that tests can replace them
 
     def make_follower(self, now: float) -> Follower:
-        """The part that follows."""
+        """Make the part that follows."""
         return Follower(self.context, now)
 
     def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
-        """The part that leads for one epoch."""
+        """Make the part that leads for one epoch."""
         return Leader(self.context, version, state, start, now)
 
-    # --- the outside
+    # --- interface
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Handle one event; `now` is monotonic seconds. Returns the effects, to be performed in order."""
         out: list[Effect] = []
         if self.state is State.HALTED:
             if isinstance(event, Propose):
@@ -168,9 +168,9 @@ class Core:
         except DiskFull:
             if isinstance(event, Propose):
                 out.append(Rejected(event.token, Rejection.DRAINING if self.leaves_for_space(now) else Rejection.DISK_FULL))
-            elif self.state is State.TAKING_OFFICE:  # without its first entry it cannot lead: another may
+            elif self.state is State.TAKING_OFFICE:  # it cannot lead without its first entry: another replica may
                 self._break("the disk is full", now, out)
-            # A follower has not acknowledged: the leader sends it again.
+            # A follower has not acknowledged: the leader sends the entries again.
         except LogDamaged as damage:
             if not self._drop_rotten(damage.last, str(damage), out):
                 self._break(str(damage), now, out)
@@ -183,14 +183,14 @@ class Core:
         self._change(Cause.BROKEN, now, out)
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds."""
+        """Time at which `Tick` is due, monotonic seconds."""
         options = self.context.options
         return self._ticked_at + (
             options.heartbeat_s if self.leader is not None or self._vacant_since is not None else options.poll_s
         )
 
     def may_read(self, now: float) -> bool:
-        """Whether the committed state here is the newest there is: no other replica can have committed more."""
+        """True if no other replica can have committed more than is committed here."""
         leader = self.leader
         return (
             leader is not None
@@ -201,12 +201,12 @@ class Core:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch that this replica knows of."""
+        """The highest epoch known to this replica."""
         return self.context.log.promised
 
     @property
     def halted_by(self) -> str:
-        """Why the replica halted; empty otherwise."""
+        """Reason why the replica halted; empty if it has not."""
         return self._halted_by
 
     # --- the state table's actions
@@ -241,7 +241,7 @@ class Core:
         if self._force is not None:
             self._force = None
             log.set_unclean(False)
-            if self.context.committed > log.last.counter:  # the state has entries that the log lost: their numbers are used
+            if self.context.committed > log.last.counter:  # the state has entries that the log lost: their counters are taken
                 log.reset(Position(state.epoch, self.context.committed))
         self.open_epoch(state.epoch)
         self._office = (self.context.sync(out), version + 1, state, log.last.counter)
@@ -335,7 +335,7 @@ class Core:
     def _on_session_started(self, event: SessionStarted, now: float, out: list[Effect]) -> None:
         self._session = True
         self.context.incarnation = event.incarnation
-        if self.leader is not None or self._office is not None:  # the state names the incarnation that is gone
+        if self.leader is not None or self._office is not None:  # the state names the previous incarnation
             self._change(Cause.FENCED, now, out)
         else:
             self._read(now, out)
@@ -352,7 +352,7 @@ class Core:
         self._look(now, out)
 
     def _on_state_unread(self, event: StateUnread, now: float, out: list[Effect]) -> None:
-        """The next tick reads again."""
+        """Do nothing: the next tick reads again."""
 
     def _on_state_read(self, event: StateRead, now: float, out: list[Effect]) -> None:
         read, context = event.read, self.context
@@ -379,14 +379,14 @@ class Core:
         elif self.state is State.LEAVING:
             self._leave(read, now, out)
         elif self.state is State.REPAIRING and state is not None and context.member in state.in_sync:
-            self._change(Cause.UNCLEAN, now, out)  # the leader's proposal of before the damage landed late
+            self._change(Cause.UNCLEAN, now, out)  # the leader's proposal from before the damage was applied late
         elif self.state is State.DAMAGED and (state is None or state.in_sync != {context.member}):
             self._change(Cause.OTHERS_IN_SYNC, now, out)
         self._look(now, out)
 
     def _went_back(self, state: PartitionState, out: list[Effect]) -> bool:
-        """Whether this replica led in a later life than the folder knows of: then it is an older copy of the folder, and what was
-        acknowledged since is missing."""
+        """True if this replica led in an incarnation that its folder does not know. The folder is then an older copy, and entries
+        that were acknowledged since are missing."""
         context, last = self.context, self.context.log.last
         if state.leader != context.member or state.incarnation <= context.incarnation:
             return False
@@ -397,7 +397,7 @@ class Core:
         return True
 
     def _leave(self, read: Versioned, now: float, out: list[Effect]) -> None:
-        """An unclean replica leaves the in-sync set before anything else."""
+        """Leave the in-sync set, which an unclean replica does before anything else."""
         state, member = read.state, self.context.member
         if state is None or member not in state.in_sync:
             self._change(Cause.NOT_A_MEMBER, now, out)
@@ -427,7 +427,7 @@ class Core:
         if self.state is State.SEEKING:
             self._change(Cause.WON if ok else Cause.NOT_WON, now, out)
         elif self.state is State.HANDING_OVER:
-            if ok:  # else it would take itself for a leader that is gone
+            if ok:  # otherwise it would take itself for a leader that is gone
                 self.context.read = Versioned(self._swap[1] + 1, self._swap[2])
             self._change(Cause.RELEASED, now, out)
         else:
@@ -437,7 +437,7 @@ class Core:
     # --- promotion
 
     def _look(self, now: float, out: list[Effect]) -> None:
-        """Whether there is no leader, and whether it is this replica's turn to become it."""
+        """Seek promotion if there is no leader and it is this replica's turn."""
         if self.state is not State.FOLLOWING or self.draining or not self._session or self.context.read is None:
             self._vacant_since = None
             return
@@ -457,7 +457,7 @@ class Core:
         if self._vacant_since is None:
             self._vacant_since = now
         mine = context.live[context.member].node
-        # Who has no space for a first entry stands behind all others.
+        # A replica without space for a first entry comes after all others.
         others = [context.live[m] for m in state.in_sync if m in context.live and m != context.member]
         before = sum(1 for other in others if other.node < mine or not context.room)
         if now < self._vacant_since + before * options.candidate_step_s:
@@ -469,14 +469,15 @@ class Core:
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether ZooKeeper has no state although a live replica has data: it was lost, and nobody may begin anew by himself."""
+        """True if ZooKeeper has no state although a live replica has data: the state was lost, and no replica may start anew on its
+        own."""
         context = self.context
         if context.read is None or context.read.state is not None:
             return False
         return bool(context.log.last.counter or any(each.end for each in context.live.values() if each.member != context.member))
 
     def is_clean(self) -> bool:
-        """Whether nothing that was acknowledged is missing here."""
+        """True if no acknowledged entry is missing here."""
         return not self.context.log.unclean
 
     def _on_force(self, event: ForcePromotion, now: float, out: list[Effect]) -> None:
@@ -521,15 +522,16 @@ class Core:
             if message.epoch <= mine:
                 return
             self._change(Cause.FENCED, now, out)
-        # Who may be promoted at any moment, or may lack what it acknowledged, confirms nothing to a leader.
+        # A replica that may be promoted at any moment, or may lack acknowledged entries, confirms nothing to a leader.
         if self.state in (State.FOLLOWING, State.REPAIRING) and not self._forsakes(message.epoch, now):
             self.leader_id = message.sender
             self.follower.on_append(message, now, out)
             self._check_repair(now, out)
 
     def _forsakes(self, epoch: int, now: float) -> bool:
-        """Whether the leader has been out of the registry for so long that another must lead: nobody new finds it, and it can put
-        nobody out of the set. Not while this replica hears nothing of ZooKeeper itself, else its absence would stop all writes."""
+        """True if the leader has been out of the registry so long that another must lead: no new client finds it, and it cannot
+        remove members from the set. Always false while this replica itself cannot reach ZooKeeper, because its absence would stop
+        all writes."""
         options = self.context.options
         return (
             epoch == self.context.log.promised
@@ -539,7 +541,7 @@ class Core:
         )
 
     def hears_leader(self, now: float) -> bool:
-        """Whether the leader that ZooKeeper names is there, whatever the registry says of it."""
+        """True if the leader that ZooKeeper names answers, whatever the registry shows."""
         read = self.context.read
         known = read is not None and read.state is not None and read.state.leader == self.leader_id
         return known and self.state is State.FOLLOWING and now < self.follower.confirmed_at + self.context.options.lease_s
@@ -567,7 +569,7 @@ class Core:
         else:
             self.leader.propose(event, now, out)
 
-    # --- snapshots and what is kept
+    # --- snapshots and trimming
 
     def _on_snapshot_sent(self, event: SnapshotSent, now: float, out: list[Effect]) -> None:
         if self.leader is not None:
@@ -589,7 +591,8 @@ class Core:
         self._trim()
 
     def _on_segment_rotten(self, event: SegmentRotten, now: float, out: list[Effect]) -> None:
-        """What the state does not hold durably yet is looked at again later, or when it is read."""
+        """Drop a rotten segment if possible. One that the state does not hold durably yet is checked again later, or when it is
+        read."""
         if self._drop_rotten(event.last, "a segment was read again and is broken", out) and self.leader is not None:
             self.leader.on_scanned(now, out)
 
@@ -598,8 +601,8 @@ class Core:
             self.leader.on_scanned(now, out)
 
     def _drop_rotten(self, last: int, reason: str, out: list[Effect]) -> bool:
-        """Drop a broken segment with all before it, if nobody here needs it any more: what it held is in the state, durably. A
-        follower that needs it gets a snapshot. Whether that is so."""
+        """Drop a broken segment and everything before it if the state holds these entries durably. A follower that needs them gets
+        a snapshot. Returns whether the segment was dropped."""
         log = self.context.log
         if not log.first.counter < last <= min(self._flushed, self.context.committed) or last >= log.last.counter:
             return False
@@ -631,11 +634,11 @@ class Core:
             out.append(HandedOver())
 
     def leaves_for_space(self, now: float) -> bool:
-        """Whether this leader, which had no space for a write lately, is about to hand over. Notes that it has none now."""
+        """Note that there is no space for a write. Returns whether this leader is about to hand over because of that."""
         leader = self.leader
         if leader is None:
             return False
-        if now < self._told_at + 6 * self.context.options.poll_s:  # it is written down nowhere that nobody leads, else
+        if now < self._told_at + 6 * self.context.options.poll_s:  # without ZooKeeper the hand-over could not be recorded
             leader.full_at = now
         return bool(leader.heirs(now))
 

@@ -1,5 +1,5 @@
-"""Syncs a log in a thread: while one group is on its way to the disk the next one gathers. The seal follows a group by its own
-sync, once in a tenth of a second at most, for which nobody waits.
+"""Sync a log in a thread: while one group is being synced the next one gathers. The seal follows a group in a sync of its own, at
+most once in a tenth of a second, and nobody waits for it.
 
 Source: docs/stores.md; docs/decisions/0282-a-seal-may-lag-a-tenth-of-a-second.md.
 """
@@ -21,8 +21,8 @@ class Syncer:
     """Group commit of one log.
 
     Args:
-        on_synced: called in the event loop with a ticket that is durable, or with why nothing will be.
-        took: called in the event loop with how long a sync took, seconds.
+        on_synced: called in the event loop with a durable ticket, or with the reason why nothing will be durable.
+        took: called in the event loop with the duration of a sync, seconds.
     """
 
     def __init__(self, on_synced: Callable[[int, str], None], took: Callable[[float], None] = lambda _s: None) -> None:
@@ -39,26 +39,26 @@ class Syncer:
         self.syncs = 0
 
     def start(self, log: SegmentedLog) -> None:
-        """Set the log whose changes are to be synced."""
+        """Set the log to sync."""
         self._log = log
 
     def want(self, ticket: int) -> None:
-        """Everything up to this ticket is in the log and must become durable."""
+        """Request that every change up to this ticket become durable."""
         self._wanted = ticket
         if self._running is None and not self._closed:
             self._begin()
 
     def hung_s(self, now: float) -> float:
-        """How long the sync under way has been running, seconds; 0 when none is."""
+        """Seconds for which the current sync has been running; 0 if there is none."""
         return now - self._since if self._running is not None else 0.0
 
     def report_once(self) -> bool:
-        """Whether this is the first call for the sync under way."""
+        """True at the first call during the current sync."""
         first, self._reported = not self._reported, True
         return first
 
     async def close(self) -> None:
-        """Wait for the sync under way, or sync the seal; a disk that hangs is not waited for long."""
+        """Wait for the current sync, or sync the seal; waits only briefly for a disk that hangs."""
         self._seal_timer.cancel()
         self._seal()
         self._closed = True
@@ -71,7 +71,7 @@ class Syncer:
         self._run(self._log.sync, self._group_synced)
 
     def _seal(self) -> None:
-        """Nothing was to be synced for a while: the seal is made durable now. A group under way sees to it by itself."""
+        """Sync the seal after a while without other syncs. A group that is being synced takes care of it by itself."""
         if self._running is None and self._log is not None and self._log.seal_lags:
             self._run(self._log.sync_seal, self._go_on)
 
@@ -98,7 +98,7 @@ class Syncer:
         self._on_synced(ticket, "")
 
     def _go_on(self, ticket: int) -> None:
-        """Begin with what gathered meanwhile; the seal waits for its turn."""
+        """Start with what has gathered; the seal waits for its timer."""
         assert self._log is not None
         if self._wanted > ticket:
             self._begin()

@@ -1,6 +1,6 @@
-"""The gRPC service by which the operator's tool doubles Xiu and Pi: the leader of a partition takes it from phase to phase.
+"""gRPC service for the operator's tool that doubles Xiu and Pi: the leader of a partition takes it from phase to phase.
 
-What the phases do is the role's: it takes its partition there, and says where it stands.
+The role implements the phases: it takes its partition there and reports the current phase.
 
 Source: docs/doubling.md.
 """
@@ -18,36 +18,36 @@ from pixiu.placement.partition import is_partition_count
 from pixiu.wire.v1 import doubling_pb2, doubling_pb2_grpc
 
 MAX_TEXT: Final = 512
-"""Of what an operator says of himself."""
+"""Characters of an operator's name or reason."""
 PHASES: Final = frozenset(doubling_pb2.DoublingPhase.values()) - {doubling_pb2.DOUBLING_NONE}
 
 
 def phase_samples(phase: int) -> dict[str, int]:
-    """Samples for metrics: 1 for the phase in which a partition is, 0 for the others, by name."""
+    """Samples for metrics by name: 1 for the partition's phase, 0 for the others."""
     return {name.removeprefix("DOUBLING_").lower(): int(number == phase) for name, number in doubling_pb2.DoublingPhase.items()}
 
 
 class Doubled(Protocol):
-    """What the service needs of a role. All are asked of a leader."""
+    """The role's side of the service. All methods are called on a leader."""
 
     async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
-        """Take the partition to a phase, of a request whose fields are within bounds; nothing to do where it is there, or beyond.
-        Raises PixiuError."""
+        """Take the partition to a phase; the fields of the request are within bounds. Does nothing if it is there already, or
+        beyond. Raises PixiuError."""
 
     async def take_back_doubling(self, request: doubling_pb2.DoublingTakeBackRequest) -> None:
-        """See that nothing which was asked for before splits the partition. Raises PixiuError where it is split."""
+        """Ensure that no earlier request splits the partition. Raises PixiuError if it is split."""
 
     async def doubling_status(self) -> doubling_pb2.DoublingStatus:
-        """Where the partition stands, of what is committed; a SPLIT counts from its append on. Raises PixiuError."""
+        """Phase of the partition according to committed entries; a SPLIT counts as soon as it is appended. Raises PixiuError."""
 
 
 class DoublingService(doubling_pb2_grpc.DoublingServicer):
     """The gRPC service `pixiu.v1.Doubling` of a replicated role.
 
     Args:
-        server: of the process.
-        replica: of the partition.
-        role: knows the phases.
+        server: the process's gRPC server.
+        replica: the partition's replica.
+        role: implements the phases.
     """
 
     def __init__(self, server: grpc.aio.Server, replica: Replica, role: Doubled) -> None:
@@ -57,7 +57,7 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
     async def Status(
         self, request: doubling_pb2.DoublingStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> doubling_pb2.DoublingStatus:
-        """Where the doubling of the partition stands."""
+        """Report the phase of the partition."""
         try:
             return await self._status()
         except PixiuError as error:
@@ -66,7 +66,7 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
     async def Advance(
         self, request: doubling_pb2.DoublingAdvanceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> doubling_pb2.DoublingStatus:
-        """Go on to a phase."""
+        """Advance to a phase."""
         try:
             return await self._advance(request)
         except PixiuError as error:

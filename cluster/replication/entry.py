@@ -23,14 +23,14 @@ HEAD: Final = struct.Struct("<IIIB3xQQ")
 HEAD_BYTES: Final = HEAD.size
 assert HEAD_BYTES == 32
 MAX_PAYLOAD_BYTES: Final = 16 << 20
-"""A larger size in a head is taken for damage."""
+"""Largest payload. A head with a larger size counts as damage."""
 _SIZE: Final = struct.Struct("<I")
 _CRC: Final = struct.Struct("<I")
 _CHECKED: Final = struct.Struct("<IB3xQQ")
 
 
 class Truncated(MalformedData):
-    """The bytes end within an entry. `needs`: so many from its beginning are needed, at least."""
+    """The bytes end within an entry. `needs`: bytes needed from the beginning of the entry, at least."""
 
     def __init__(self, text: str, needs: int) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class Truncated(MalformedData):
 
 
 def encode(entries: Iterable[Entry]) -> bytes:
-    """Entries end to end. Raises ValueError for a payload above the limit."""
+    """Encode entries end to end. Raises ValueError for a payload above the limit."""
     parts: list[bytes] = []
     checked, crc32 = _CHECKED.pack, zlib.crc32
     for epoch, counter, kind, at_us, payload in entries:
@@ -50,8 +50,8 @@ def encode(entries: Iterable[Entry]) -> bytes:
 
 
 def decode_one(data: bytes, offset: int, end: int) -> tuple[Entry, int]:
-    """The entry at an offset and the offset behind it. Raises Truncated when it does not end before `end`, MalformedData
-    when it is broken."""
+    """The entry at an offset, and the offset after it. Raises Truncated if it does not end before `end`, MalformedData if it is
+    broken."""
     if offset + HEAD_BYTES > end:
         raise Truncated("an entry ends within its head", HEAD_BYTES)
     size, crc, epoch, kind, counter, at_us = HEAD.unpack_from(data, offset)
@@ -66,7 +66,7 @@ def decode_one(data: bytes, offset: int, end: int) -> tuple[Entry, int]:
 
 
 def decode(data: bytes, max_entries: int) -> list[Entry]:
-    """Entries end to end, from the network. Raises MalformedData."""
+    """Decode entries from the network. Raises MalformedData."""
     found: list[Entry] = []
     offset, end = 0, len(data)
     while offset < end:

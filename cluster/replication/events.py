@@ -1,4 +1,4 @@
-"""What happens to a replica's core, and what it asks its shell to do."""
+"""Events and effects of a replica's core."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Outcome(Enum):
 
     OK = "ok"
     CONFLICT = "conflict"
-    """The version was another one: nothing was changed."""
+    """The version differed; nothing was changed."""
     UNKNOWN = "unknown"
-    """No answer: it may have been applied, or be applied later."""
+    """No answer: it may have been applied, or may still be."""
 
 
 class Rejection(Enum):
-    """Why a write was not taken."""
+    """Reason why a write was not taken."""
 
     NOT_LEADER = "not leader"
     DRAINING = "draining"
@@ -36,7 +36,7 @@ class Rejection(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SessionStarted:
-    """The replica is in the registry. Its incarnation is higher than every one before and is already durable."""
+    """The replica is registered. Its incarnation is higher than all before, and is already durable."""
 
     node: int
     incarnation: int
@@ -44,24 +44,24 @@ class SessionStarted:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """ZooKeeper says that the session is gone."""
+    """ZooKeeper reports that the session has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """The partition's state, asked for or told by a watch."""
+    """The partition's state, read on request or reported by a watch."""
 
     read: Versioned
 
 
 @dataclass(frozen=True, slots=True)
 class StateUnread:
-    """The read that was asked for failed."""
+    """The requested read failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What became of a compare-and-set."""
+    """Outcome of a compare-and-set."""
 
     token: int
     outcome: Outcome
@@ -69,7 +69,7 @@ class Swapped:
 
 @dataclass(frozen=True, slots=True)
 class PresenceChanged:
-    """The live replicas of the partition, this one too."""
+    """The live replicas of the partition, including this one."""
 
     live: tuple[Presence, ...]
 
@@ -90,38 +90,38 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class LogFailed:
-    """The disk failed, or the log turned out to be broken: nothing more is promised on it in this process."""
+    """The disk failed or the log turned out to be broken: this process promises nothing more on it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRotten:
-    """The scrub found a segment that ends at this counter broken."""
+    """The scrub found that the segment which ends at this counter is broken."""
 
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentScanned:
-    """What `ScanSegment` asked for was read."""
+    """The entries that `ScanSegment` asked for have been read."""
 
 
 @dataclass(slots=True)
 class Propose:
-    """Payloads to append, at least one: (kind, payload) of each."""
+    """Payloads to append, at least one; each is (kind, payload)."""
 
     token: int
     payloads: Sequence[tuple[int, bytes]]
     at_us: int
-    """The wall clock, Unix µs; the entries carry it unless it is wrong (`cluster.replication.clock`)."""
+    """Wall clock, Unix µs; entries carry it unless it is wrong (`cluster.replication.clock`)."""
     replicated: bool = True
-    """Its sender waits for level `replicated`: refused when too few are in sync."""
+    """The sender waits for level `replicated`: refused if too few replicas are in sync."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The state is durable up to here: the log behind it is not needed for a restart."""
+    """The state is durable up to here: a restart needs only the log after it."""
 
     counter: int
 
@@ -136,7 +136,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSent:
-    """A snapshot is on its way no more; `position` None: it failed."""
+    """The transfer of a snapshot has ended; `position` None: it failed."""
 
     member: MemberID
     position: Position | None
@@ -144,7 +144,7 @@ class SnapshotSent:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReceived:
-    """A snapshot from the leader is here whole, durable, and not yet in use."""
+    """A complete snapshot from the leader is here, durable and not yet in use."""
 
     epoch: int
     sender: MemberID
@@ -158,7 +158,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class ForcePromotion:
-    """An operator's word: lead with what is here, whatever is missing."""
+    """Lead with the data of this replica, whatever is missing; ordered by an operator."""
 
     operator: str
     reason: str
@@ -166,17 +166,17 @@ class ForcePromotion:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The deadline is due."""
+    """The deadline has passed."""
 
     wall_us: int = 0
-    """The wall clock, Unix µs; 0: not known."""
+    """Wall clock, Unix µs; 0: not known."""
     room: bool = True
-    """There is space here for what a leader takes."""
+    """True if there is enough space to lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfSpace:
-    """The role takes no writes for want of space, which the log still has."""
+    """The role refuses writes for lack of space, although the log has some."""
 
 
 Event = (
@@ -186,12 +186,12 @@ Event = (
 )  # fmt: skip
 
 
-# --- effects, to be done in the order in which they stand
+# --- effects, to be performed in this order
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Make every change of the log up to here durable, then say `Synced`. Later ones may be synced with it."""
+    """Make every change of the log up to here durable, then report `Synced`. Later changes may be synced with it."""
 
     ticket: int
 
@@ -206,12 +206,12 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Read the state from ZooKeeper (a read that is not older than the call) and say `StateRead` or `StateUnread`."""
+    """Read the state from ZooKeeper, not older than this request, and report `StateRead` or `StateUnread`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareAndSet:
-    """Set the state if its version is still `expected` (-1: create it), and say `Swapped`: after a timeout UNKNOWN."""
+    """Set the state if its version is still `expected` (-1: create it) and report `Swapped`; UNKNOWN after a time-out."""
 
     token: int
     expected: int
@@ -230,7 +230,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A proposal was not taken."""
+    """A proposal was refused."""
 
     token: int
     reason: Rejection
@@ -238,37 +238,38 @@ class Rejected:
 
 @dataclass(slots=True)
 class Persisted:
-    """What this replica appended as leader is on its disk up to here."""
+    """The leader's entries up to here are on its disk."""
 
     counter: int
 
 
 @dataclass(slots=True)
 class Committed:
-    """Apply up to here. A leader answers its writers too: so many replicas have it."""
+    """Apply entries up to here. A leader also answers its writers."""
 
     counter: int
     copies: int
-    """0 on a follower, and on a leader for what is on fewer disks than `min_in_sync`: no writer is told that it is replicated."""
+    """Number of replicas that have the entries. 0 on a follower, and on a leader with fewer than `min_in_sync` disks: then no
+    writer is informed that its write is replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """This replica took office: it takes writes; what it read before is committed with its first entry."""
+    """This replica took office: it takes writes, and everything before its first entry is committed with that entry."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """No longer leader: the outcome of writes that were not answered is unknown."""
+    """This replica no longer leads: the outcome of unanswered writes is unknown."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendSnapshot:
-    """Send a follower a snapshot of the state at a committed position, then the log; say `SnapshotSent` whatever came of it."""
+    """Send a follower a snapshot of the state at a committed position, then the log; report `SnapshotSent` in any case."""
 
     member: MemberID
     epoch: int
@@ -276,22 +277,22 @@ class SendSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ScanSegment:
-    """Read the part of the log with this entry and what follows it, without holding up anything, and say `SegmentScanned`, or
-    `SegmentRotten`. One at a time: more are asked for again."""
+    """Read the part of the log with this entry and the one after it without blocking; report `SegmentScanned` or `SegmentRotten`.
+    One runs at a time; others are requested again."""
 
     counter: int
 
 
 @dataclass(frozen=True, slots=True)
 class InstallSnapshot:
-    """Take the received snapshot into use instead of the state. The log was reset to its position."""
+    """Replace the state by the received snapshot. The log was reset to its position."""
 
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class ReportDamage:
-    """Tell operators: acknowledged entries are missing here. `sole`: no other replica is in sync, nothing is served."""
+    """Inform operators that acknowledged entries are missing here. `sole`: no other replica is in sync, nothing is served."""
 
     damage: Damage
     sole: bool
@@ -299,7 +300,8 @@ class ReportDamage:
 
 @dataclass(frozen=True, slots=True)
 class LogDropped:
-    """A broken segment and all before it went: the state holds them durably, followers that need them get a snapshot."""
+    """A broken segment and everything before it were dropped: the state holds them durably, followers that need them get a
+    snapshot."""
 
     last: int
     reason: str
@@ -307,7 +309,7 @@ class LogDropped:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Write into the audit log, durably, before anything that follows."""
+    """Write to the audit log, durably, before anything that follows."""
 
     operator: str
     reason: str
@@ -317,12 +319,12 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The drain is over: another replica may be promoted without waiting for this one's session."""
+    """The drain is complete: another replica may be promoted without waiting for this one's session."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Leave the registry, so that another may lead."""
+    """Leave the registry so that another replica may lead."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Why a replica may not lead, and why a leader has one not in sync: for operators. Pure.
+"""Reasons why a replica may not lead, and why a leader does not count one as in sync; for operators. Pure.
 
 Source: docs/replication.md.
 """
@@ -11,7 +11,7 @@ from cluster.replication.model import MemberID
 
 
 def hindrance(core: Core) -> str:
-    """Why this replica would not be promoted now, as far as it knows itself; empty: it leads, or may."""
+    """Reason why this replica would not be promoted now, as far as it knows; empty if it leads or may lead."""
     context = core.context
     state = context.read.state if context.read is not None else None
     if core.leader is not None and not core.draining:
@@ -34,7 +34,7 @@ def hindrance(core: Core) -> str:
 
 
 def left_out(leader: Leader, now: float) -> dict[MemberID, str]:
-    """The followers that are not in sync, and why."""
+    """Followers that are not in sync, and the reasons."""
     members = leader.in_sync.state.in_sync
     return {
         member: _why_out(leader, member, progress, now)

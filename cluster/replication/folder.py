@@ -1,4 +1,4 @@
-"""The data folder of a replica. Blocking, but for `finish_install`.
+"""The data folder of a replica. Blocking, except `finish_install`.
 
     ├── lock              held while a process has the folder
     ├── log/              the segmented log
@@ -36,7 +36,7 @@ RESERVE_BYTES: Final = 64 << 20
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that a folder lies on. Raises DiskFailed: the disk or the folder has gone."""
+    """Free bytes on the disk of a folder. Raises DiskFailed if the disk or the folder is gone."""
     try:
         return shutil.disk_usage(folder).free
     except OSError as error:
@@ -47,8 +47,8 @@ class DataFolder:
     """The folder of one replica.
 
     Args:
-        path: made if it is not there.
-        segment_bytes: of the log.
+        path: created if missing.
+        segment_bytes: size of a log segment.
     """
 
     def __init__(self, path: Path, segment_bytes: int) -> None:
@@ -77,14 +77,14 @@ class DataFolder:
             raise DiskFailed(f"{self.path / 'log'}: {problem.strerror}") from problem
 
     async def finish_install(self, log: SegmentedLog, machine: StateMachine) -> None:
-        """Load a snapshot whose installation broke off; say it when the state is behind the log's beginning."""
+        """Load a snapshot whose installation was interrupted; report damage if the state ends before the beginning of the log."""
         position = self.received_position()
         if position is not None and position == log.first and machine.applied < position.counter:
             await machine.load(self.received)
         self.discard_received()
         if machine.applied >= log.first.counter:
             return
-        # The entries before the log's first are nowhere here: only a leader's snapshot, or its whole log, has them.
+        # The entries before the log's first are missing here: only a leader's snapshot, or its whole log, has them.
         reason = f"the state ends at {machine.applied}, the log begins after {log.first.counter}"
         log.damage = Damage(Position(0, machine.applied), log.seal, reason)
         log.set_unclean(True)
@@ -96,7 +96,7 @@ class DataFolder:
         log.reset(START)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder for another process."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -104,14 +104,14 @@ class DataFolder:
     # --- snapshots
 
     def outgoing(self, member: MemberID) -> Path:
-        """An empty folder for a snapshot to a member."""
+        """Create an empty folder for a snapshot to a member."""
         folder = self.path / "outgoing" / hex_id(member)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
     def begin_incoming(self, size: int) -> Path:
-        """An empty folder for a snapshot of so many bytes. Raises StorageError without the space for it."""
+        """Create an empty folder for a snapshot of this size. Raises StorageError if there is not enough space."""
         shutil.rmtree(self.incoming, ignore_errors=True)
         free = free_bytes(self.path)
         if size + RESERVE_BYTES > free:
@@ -120,11 +120,11 @@ class DataFolder:
         return self.incoming
 
     def discard_incoming(self) -> None:
-        """What has come of a snapshot is not needed any more."""
+        """Delete a partly received snapshot."""
         shutil.rmtree(self.incoming, ignore_errors=True)
 
     def accept_incoming(self, position: Position) -> None:
-        """What was received is whole: make it durable under its position."""
+        """Accept a snapshot that was received completely: make it durable under its position."""
         self.discard_received()
         for folder, _, names in os.walk(self.incoming):
             for name in names:
@@ -144,7 +144,7 @@ class DataFolder:
         sync_directory(self.path)
 
     def received_position(self) -> Position | None:
-        """The position of a snapshot that is whole; None without one."""
+        """Position of a complete received snapshot; None if there is none."""
         try:
             found = json.loads(self._manifest.read_text("ascii"))
             return Position(int(found["epoch"]), int(found["counter"]))
@@ -152,7 +152,7 @@ class DataFolder:
             return None
 
     def discard_received(self) -> None:
-        """It is not needed any more."""
+        """Delete the received snapshot."""
         with contextlib.suppress(FileNotFoundError):
             self._manifest.unlink()
         shutil.rmtree(self.received, ignore_errors=True)
@@ -160,7 +160,7 @@ class DataFolder:
     # --- the audit
 
     def audit(self, operator: str, reason: str, member: MemberID, last: Position, before: PartitionState | None) -> None:
-        """Write down a promotion by force, durably. Raises DiskFailed."""
+        """Record a forced promotion durably. Raises DiskFailed."""
         line = {
             "last": list(last),
             "epoch_before": before.epoch if before is not None else 0,
@@ -170,7 +170,7 @@ class DataFolder:
         self.audit_line(operator, reason, member, line)
 
     def audit_line(self, operator: str, reason: str, member: MemberID, what: Mapping[str, object]) -> None:
-        """Write down what an operator has done, durably. Raises DiskFailed."""
+        """Record an operator's action durably. Raises DiskFailed."""
         try:
             audit = Audit(self.path)
         except ConfigurationError as problem:

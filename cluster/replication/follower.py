@@ -1,4 +1,4 @@
-"""A follower: takes the leader's log, cuts off what differs, acknowledges what is synced. Pure.
+"""A follower: takes the leader's log, cuts off entries that differ, acknowledges what is synced. Pure.
 
 Source: docs/replication.md.
 """
@@ -19,7 +19,7 @@ WAY_OUT: Final = "Move its folder away to have it follow, or promote it by force
 
 
 def _dense(previous: Position | None, entries: Sequence[Entry]) -> bool:
-    """Whether entries stand where their message says: anything else is a broken sender."""
+    """True if the entries are at the positions that their message states; otherwise the sender is broken."""
     if previous is None:
         return False
     return entries[0].counter == previous.counter + 1 and entries[-1].counter == previous.counter + len(entries)
@@ -33,32 +33,32 @@ class Follower:
     """A replica that does not lead.
 
     Args:
-        context: the replica.
-        now: monotonic seconds. It may have confirmed an epoch right before it was started.
+        context: shared data of the replica.
+        now: monotonic seconds. The replica may have confirmed an epoch right before it was started.
     """
 
     def __init__(self, context: Context, now: float) -> None:
         self.context = context
         self.epoch = 0
-        """Of the leader that it follows."""
+        """Epoch of the leader that it follows."""
         self.matched = 0
-        """It has synced this leader's log up to here."""
+        """Last counter of this leader's log that is synced here."""
         self.confirmed_at = now
         self._waiting: deque[tuple[int, int, float]] = deque()
-        """Acknowledgements that wait for the disk: (ticket, counter, the leader's clock)."""
+        """Acknowledgements that wait for the disk: (ticket, counter, leader's clock)."""
         self._leader_committed = 0
         self.full = False
-        """The disk had no space for the last entries that came: every answer says so, until it takes some."""
+        """The disk had no space for the last entries received; every answer reports this until it takes some."""
         self._needed: int | None = None
-        """An unclean replica is whole again when it has this much of the leader's log."""
+        """Counter of the leader's log at which an unclean replica is complete again."""
 
     def on_append(self, message: Append, now: float, out: list[Effect]) -> None:
-        """A message of a leader whose epoch is not below the promise. Raises Contradiction."""
+        """Handle a message of a leader whose epoch is not below the promise. Raises Contradiction."""
         context, log = self.context, self.context.log
         if message.entries and not _dense(message.previous, message.entries):
             return
         if message.end < context.committed and not self._is_ready(context.committed, out):
-            return  # the leader says it again
+            return  # the leader sends it again
         self.check_history(message)
         if message.epoch > self.epoch:
             self.epoch, self.matched, self._needed, self._leader_committed = message.epoch, 0, None, 0
@@ -73,11 +73,11 @@ class Follower:
         self._leader_committed = max(self._leader_committed, message.committed)
         previous, entries = message.previous, message.entries
         if previous is not None and not self._can_look(previous, entries, out):
-            previous = None  # it is answered as a heartbeat meanwhile
+            previous = None  # it is answered like a heartbeat meanwhile
         if previous is None:
             reached = self.matched
         elif not self._has(previous):
-            if context.promise <= context.synced:  # else the leader's next probe is answered
+            if context.promise <= context.synced:  # otherwise the leader's next probe is answered
                 hint = self._hint(previous)
                 reply = Mismatch(
                     message.epoch, context.member, context.incarnation, hint, message.sent_at, self.full, context.clock.wall_us(now)
@@ -90,7 +90,7 @@ class Follower:
                 changed = self._take(entries)
             except DiskFull:
                 self.full = True
-                context.sync(out)  # something may have been cut off
+                context.sync(out)  # entries may have been cut off
                 if context.promise <= context.synced:
                     self._acknowledge(message.sender, message.sent_at, now, out)
                 return
@@ -107,7 +107,8 @@ class Follower:
             self._acknowledge(message.sender, message.sent_at, now, out)
 
     def _can_look(self, previous: Position, entries: Sequence[Entry], out: list[Effect]) -> bool:
-        """Whether what a message stands on, and what of it may be here, can be compared without reading a whole segment."""
+        """True if the previous entry of a message, and those of its entries that may be here, can be compared without reading a
+        whole segment."""
         log = self.context.log
         if not log.first.counter <= previous.counter < log.last.counter:
             return True
@@ -120,8 +121,9 @@ class Follower:
         return False
 
     def check_history(self, message: Append) -> None:
-        """Every leader has what was committed in lower epochs, unless an operator gave it up by force: what of that was committed
-        may not be known here, so what was acknowledged counts. Raises Contradiction; a late message of this epoch is none."""
+        """Check that the leader has what was acknowledged here. Every leader has the entries committed in lower epochs, unless an
+        operator gave them up by force; a replica may not know which of those were committed, so all acknowledged ones count. Raises
+        Contradiction, but not for a late message of this epoch."""
         context = self.context
         if message.epoch > self.epoch:
             end = context.end
@@ -141,7 +143,7 @@ class Follower:
             )
 
     def _has(self, position: Position) -> bool:
-        """Whether the entry is here. What was trimmed was committed, so that every leader has it too."""
+        """True if the entry is here. Trimmed entries were committed, so every leader has them too."""
         log = self.context.log
         if position.counter < log.first.counter:
             return True
@@ -156,7 +158,7 @@ class Follower:
         return max(log.start_of_epoch(previous.counter) - 1, log.first.counter)
 
     def _take(self, entries: Sequence[Entry]) -> bool:
-        """Append what is new, after cutting off what differs. Returns whether the log was changed."""
+        """Append new entries after cutting off those that differ. Returns whether the log was changed."""
         log = self.context.log
         for index, entry in enumerate(entries):
             if entry.counter <= log.first.counter or log.epoch_at(entry.counter) == entry.epoch:
@@ -168,13 +170,13 @@ class Follower:
         return False
 
     def cut(self, after: int) -> None:
-        """What a former leader left beyond this counter goes. Raises Contradiction if it was committed."""
+        """Drop a former leader's entries after this counter. Raises Contradiction if they were committed."""
         if after < self.context.committed:
             raise Contradiction(f"the leader's log differs after {after}, {self.context.committed} are committed here")
         self.context.log.cut(after)
 
     def on_synced(self, leader: MemberID | None, now: float, out: list[Effect]) -> None:
-        """More of the log is durable: acknowledge it."""
+        """Acknowledge the part of the log that has become durable."""
         sent_at: float | None = None
         while self._waiting and self._waiting[0][0] <= self.context.synced:
             _, reached, sent_at = self._waiting.popleft()
@@ -202,14 +204,14 @@ class Follower:
         out.append(Send(leader, reply))
 
     def on_snapshot(self, event: SnapshotReceived, now: float, out: list[Effect]) -> None:
-        """The state of the leader at a committed position replaces log and state."""
+        """Replace log and state by the leader's state at a committed position."""
         context = self.context
         if event.epoch != self.epoch or event.epoch < context.log.promised or event.position.counter <= self.matched:
             return
         if event.position.counter < context.committed:
             return
         if context.log.epoch_at(event.position.counter) != event.position.epoch:
-            # Never when the entry is here: what stands behind it may have been acknowledged, and must stay.
+            # Never if the entry is here: entries after it may have been acknowledged, and must stay.
             self._waiting.clear()
             context.log.reset(event.position)
             out.append(InstallSnapshot(event.position))

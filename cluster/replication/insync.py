@@ -1,8 +1,8 @@
-"""Whom a leader requires: the maximal in-sync set, and the compare-and-sets that change it. Pure.
+"""The replicas that a leader requires: the maximal in-sync set, and the compare-and-sets that change it. Pure.
 
-    ZooKeeper's set      {A, B}            what a candidate may come from now
+    ZooKeeper's set      {A, B}            a candidate may come from it now
     proposed             {A, B, C}         a compare-and-set that may land at any time while the version is v
-    joining              D                 asked to reach an end that was noted; proposed when it has
+    joining              D                 must reach a noted end; proposed when it has
     ─────────────────────────────────
     maximal              {A, B, C, D}      an entry is committed when all of these have synced it
 
@@ -21,11 +21,11 @@ from cluster.replication.model import MemberID, PartitionState
 
 
 class InSync:
-    """The sets of one leader in one epoch.
+    """The in-sync sets of one leader in one epoch.
 
     Args:
         member: the leader.
-        version: of the state that it was promoted by.
+        version: version of the state that promoted it.
         state: that state.
     """
 
@@ -41,26 +41,26 @@ class InSync:
 
     @property
     def maximal(self) -> frozenset[MemberID]:
-        """Every member that a commit requires, the leader too."""
-        return self.state.in_sync | self._proposed | frozenset(self.joining)  # with the keys as they are it would be a set
+        """Every member that a commit requires, including the leader."""
+        return self.state.in_sync | self._proposed | frozenset(self.joining)  # uniting with the keys view directly would give a set
 
     @property
     def asking(self) -> bool:
-        """A compare-and-set is under way."""
+        """True while a compare-and-set is pending."""
         return self._asked is not None
 
     def join(self, member: MemberID, end: int) -> None:
-        """Require this follower from now on; it is proposed once it has acknowledged `end`."""
+        """Require this follower from now on; it is proposed when it has acknowledged `end`."""
         self.joining[member] = end
 
     def give_up(self, member: MemberID) -> bool:
-        """Require a joining member no longer. Returns whether that may be: ZooKeeper was not asked for it."""
+        """Stop requiring a joining member. Returns False if ZooKeeper was already asked to add it."""
         if member in self._proposed:
             return False
         return self.joining.pop(member, None) is not None
 
     def next_proposal(self, silent: Collection[MemberID], matched: Mapping[MemberID, int]) -> PartitionState | None:
-        """The state to ask ZooKeeper for, if any: first without who is silent, then with who has caught up."""
+        """The state to ask ZooKeeper for, if any: first without silent members, then with those that have caught up."""
         if self.asking:
             return None
         target = self.state.in_sync
@@ -74,24 +74,25 @@ class InSync:
         return self.propose(target)
 
     def propose(self, target: frozenset[MemberID]) -> PartitionState:
-        """Ask for a set: until the version moves it counts as if it were ZooKeeper's."""
+        """Request a set: until the version changes it counts as if ZooKeeper held it."""
         self._proposed |= target
         self._asked = replace(self.state, in_sync=target)
         return self._asked
 
     def succeeded(self) -> None:
-        """The compare-and-set was applied."""
+        """Take the requested state over: the compare-and-set was applied."""
         assert self._asked is not None
         for member in self._leaving:
             self.joining.pop(member, None)
         self._move_to(self.version + 1, self._asked)
 
     def failed(self) -> None:
-        """The compare-and-set was refused or its outcome is unknown: go on requiring everybody, read the state."""
+        """Continue to require all members: the compare-and-set was refused, or its outcome is unknown. The caller reads the
+        state."""
         self._asked = None
 
     def adopt(self, version: int, state: PartitionState) -> None:
-        """What ZooKeeper holds, with this leader and epoch still in it."""
+        """Take over ZooKeeper's state, which still names this leader and epoch."""
         if version > self.version:
             self.joining.clear()
             self._move_to(version, state)

@@ -1,7 +1,7 @@
-"""The label of a replica's directory: who it is, what it promised, and up to where it acknowledged.
+"""The label of a replica's directory: its identity, its promise, and the position up to which it acknowledged.
 
-`member` is written once. `label` is one record within one sector, which a disk writes whole or not at all, so that a
-label that cannot be read is damage and not a torn write.
+`member` is written once. `label` is one record within one sector, which a disk writes completely or not at all, so a label that
+cannot be read is damage and not a torn write.
 
 A seal that only rises may be in the page cache alone for a tenth of a second; everything else is durable when `write` returns.
 
@@ -29,22 +29,22 @@ _MAGIC: Final = b"PXLB"
 _VERSION: Final = 1
 SECTOR: Final = 512
 UNREADABLE: Final = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EREMOTEIO)
-"""What systems say of a sector that the disk cannot read: that is worth what a wrong CRC is. Of a write or a sync it is an end."""
+"""Errors for a sector that the disk cannot read. On a read they count like a wrong CRC; on a write or a sync they are fatal."""
 SEAL_LAG_S: Final = 0.1
-"""For so long a seal that rose may wait for its own sync, in which it covers every group since."""
+"""Longest time that a raised seal waits for its own sync, which then covers all groups since."""
 assert _RECORD.size + 4 <= SECTOR
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What the record holds."""
+    """Contents of the record."""
 
     incarnation: int
     promised: int = 0
     seal: Position = START
-    """The last position that was acknowledged; written before the acknowledgement leaves, synced soon after."""
+    """The last acknowledged position; written before the acknowledgement leaves, synced soon after."""
     resetting: Position = START
-    """Not START: the log is being replaced by this position, and an open must end that."""
+    """Unless START: the log is being reset to this position, and the next open must finish that."""
     unclean: bool = False
 
     def encode(self) -> bytes:
@@ -54,7 +54,7 @@ class Label:
 
     @classmethod
     def decode(cls, sector: bytes) -> Label | None:
-        """The record of a sector; None when it is broken."""
+        """The record of a sector; None if it is broken."""
         record = sector[: _RECORD.size]
         if len(sector) != SECTOR or zlib.crc32(record).to_bytes(4, "little") != sector[_RECORD.size : _RECORD.size + 4]:
             return None
@@ -68,33 +68,33 @@ class LabelFile:
     """The label of one directory, open for writing.
 
     Args:
-        directory: of the log.
-        clock: monotonic seconds.
+        directory: the log's directory.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = directory / "label"
         self._clock = clock
         self.missing = not self._path.exists()
-        """It was not there, or it was unreadable."""
+        """True if the label was missing or unreadable."""
         found = None if self.missing else _read(self._path)
         self.missing = found is None
-        # Counts from the clock at the directory's making, so that a label that was lost starts above what it had.
+        # Starts from the clock when the directory is made, so that a lost label starts above its former value.
         self.now = found if found is not None else Label(incarnation=int(time.time()))
-        """What is written."""
+        """The label as written."""
         self._lags_since: float | None = None
-        """Since when what is written is not what a power cut leaves; None: it is."""
+        """Time since when a power cut may leave an older label than the written one; None: it cannot."""
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        self.write(self.now)  # also one that was found: whoever wrote it may have been killed before its sync
+        self.write(self.now)  # also a label that was found: its writer may have been killed before its sync
         sync_directory(directory)
 
     @property
     def lags(self) -> bool:
-        """Whether a power cut may leave an older seal than what is written."""
+        """True if a power cut may leave an older seal than the written one."""
         return self._lags_since is not None
 
     def write(self, label: Label) -> None:
-        """Write a label and make it durable, unless its seal alone rose and the oldest such rise waits for less than
+        """Write a label and make it durable, unless only its seal rose and the oldest unsynced rise is more recent than
         `SEAL_LAG_S`. Raises DiskFailed."""
         rose = label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)
         try:
@@ -109,7 +109,7 @@ class LabelFile:
         self.now = label
 
     def sync(self) -> None:
-        """What is written is durable. Raises DiskFailed."""
+        """Make the written label durable. Raises DiskFailed."""
         try:
             os.fdatasync(self._fd)
         except OSError as problem:
@@ -117,12 +117,12 @@ class LabelFile:
         self._lags_since = None
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close the file."""
         os.close(self._fd)
 
 
 def _read(path: Path) -> Label | None:
-    """What is written; None where it is broken, or the disk cannot read it."""
+    """The label on disk; None if it is broken or the disk cannot read it."""
     try:
         return Label.decode(path.read_bytes())
     except OSError as problem:
@@ -132,13 +132,13 @@ def _read(path: Path) -> Label | None:
 
 
 def load_member(directory: Path) -> tuple[MemberID, bool]:
-    """The directory's MemberID, durable, and whether it was made just now."""
+    """The directory's MemberID, durable, and True if it was just made."""
     path, new = directory / "member", False
     try:
         member = MemberID(int(path.read_text("ascii").strip(), 16))
     except (OSError, ValueError):
         member, new = MemberID(secrets.randbits(62) + 1), True
-    with open(path, "w" if new else "r+", encoding="ascii") as file:  # whoever made it may have been killed before its sync
+    with open(path, "w" if new else "r+", encoding="ascii") as file:  # its writer may have been killed before its sync
         file.write(f"{member:016x}\n")
         file.flush()
         os.fsync(file.fileno())
@@ -147,7 +147,7 @@ def load_member(directory: Path) -> tuple[MemberID, bool]:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory that is not there; its name, and those of what had to be made above it, are durable, whoever made them."""
+    """Make a directory if it is missing. Its name, and those of new parents, are durable afterwards, whoever made them."""
     missing = [each for each in directory.parents if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for each in (directory, *missing):
@@ -155,7 +155,7 @@ def make_directory(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Names that were made or removed in a directory are durable."""
+    """Make the names that were created or removed in a directory durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

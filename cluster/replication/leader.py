@@ -1,8 +1,8 @@
-"""A leader in office: sends its log to every live replica, commits what the maximal in-sync set has synced. Pure.
+"""A leader in office: sends its log to every live replica and commits what the maximal in-sync set has synced. Pure.
 
-    probing    one message without entries at a time, until the follower has an entry that we have too
+    probing    one message without entries at a time, until a common entry is found
     streaming  entries leave as they come, up to `max_unacknowledged` messages ahead
-    snapshot   what the follower needs is trimmed: it gets the state, then the log
+    snapshot   the entries that the follower needs are trimmed: it gets the state, then the log
 
 Source: docs/replication.md.
 """
@@ -35,14 +35,14 @@ from cluster.replication.messages import Append, Appended, Mismatch
 from cluster.replication.model import Entry, MemberID, PartitionState, Position
 
 MAX_PINS: Final = 64
-"""Learners and snapshots that hold the log back. Policy: a further one is not held for."""
+"""Learners and snapshots that hold the log back. Policy: it is not held for further ones."""
 NEVER: Final = float("-inf")
 FORGIVENESS: Final = 0.1
-"""Of the time that a member is in sync and not late: so much shorter is what it must wait for if it leaves again."""
+"""Part of a member's time in sync and not late that is deducted from its waiting time before it is required again."""
 
 
 class Mode(Enum):
-    """How a follower is sent to."""
+    """Mode of sending to a follower."""
 
     PROBING = "probing"
     STREAMING = "streaming"
@@ -51,53 +51,53 @@ class Mode(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """What the leader knows of one follower."""
+    """The leader's knowledge of one follower."""
 
     incarnation: int
     sent: int
-    """Entries up to here left, or are believed to be there."""
+    """Entries up to here were sent, or are assumed to be there."""
     heard_at: float
-    """When it last answered and either held everything that was sent or had moved on."""
+    """Time of its last answer with which it held everything sent, or had advanced."""
     matched: int = 0
-    """It has synced our log up to here, in this incarnation."""
+    """Last counter of our log that it has synced in this incarnation."""
     confirmed_at: float = NEVER
-    """Our clock when we sent what it answered last: it took part in our epoch then."""
+    """Our clock when we sent the message that it answered last: it took part in our epoch then."""
     moved_at: float = 0.0
     beat_at: float = 0.0
     mode: Mode = Mode.PROBING
     until: float = 0.0
-    """In mode SNAPSHOT: when it is begun again."""
+    """In mode SNAPSHOT: time at which the snapshot is started again."""
     on_the_way: deque[tuple[int, float]] = field(default_factory=deque)
-    """The last counter of each message with entries that is not acknowledged, and when it left."""
+    """Last counter and sending time of each message with entries that is not acknowledged."""
     behind_since: float | None = None
-    """When the oldest entry that it was sent and has not acknowledged left first; sent again, it is no less late."""
+    """First sending time of the oldest unacknowledged entry; sending it again does not reset this."""
     lowest: int | None = None
-    """The lowest place that was probed: a probe moves on only below it."""
+    """The lowest counter that was probed: a probe counts as progress only below it."""
     full: bool = False
-    """It says that its disk has no space."""
+    """It reports that its disk has no space."""
     room: bool = False
-    """It says that it has space to lead."""
+    """It reports that it has space to lead."""
     late: bool = False
-    """Since the last tick it acknowledged something that left more than `slow_s` ago."""
+    """Since the last tick it acknowledged an entry that was sent more than `slow_s` ago."""
     in_time: bool = False
-    """Since the last tick it acknowledged something sooner."""
+    """Since the last tick it acknowledged an entry within `slow_s`."""
     late_s: float = 0.0
-    """For how long it has been late; falls as fast as it rose, while it has everything or what was on its way came in time."""
+    """Seconds for which it has been late; falls as fast as it rose while it has everything or acknowledges in time."""
     unsure_s: float = 0.0
-    """For how long it has acknowledged nothing, late or in time: counts as late when it turns out so."""
+    """Seconds without any acknowledgement, late or in time; counts as late if the next one is."""
     steady_since: float | None = None
-    """Since when it is near our end and not late."""
+    """Time since when it is near our end and not late."""
     joined_at: float = 0.0
     clock: int | None = None
-    """Its wall clock, as `cluster.replication.clock` has it."""
+    """Its wall clock, in the form of `cluster.replication.clock`."""
 
 
 class Leader:
     """One epoch in office.
 
     Args:
-        context: the replica.
-        version: of the state that promoted it.
+        context: shared data of the replica.
+        version: version of the state that promoted it.
         state: that state.
         start: the counter of the epoch's first entry, which is durable.
         now: monotonic seconds.
@@ -112,23 +112,23 @@ class Leader:
         self.synced = start
         self.draining = False
         self.full_at = NEVER
-        """When there was no space here for a write last."""
+        """Time when a write last found no space here."""
         self._tickets: deque[tuple[int, int, float]] = deque()
-        """Own syncs under way: (ticket, last counter, since when)."""
+        """Own pending syncs: (ticket, last counter, start time)."""
         self._own_late_at = float("-inf")
-        """When a sync of our own disk took more than `slow_s` last."""
+        """Time when a sync of our own disk last took more than `slow_s`."""
         self._rest_s: dict[MemberID, float] = {}
-        """Members that left the set, and for how long they must keep up before they are required again."""
+        """Members that left the set → seconds that they must keep up before they are required again."""
         self._token: int | None = None
         self._reading = False
         self._read_at = 0.0
         self._now = now
         self.set_live(now)
 
-    # --- who is there
+    # --- members
 
     def set_live(self, now: float) -> None:
-        """Send to whoever is live or required, and to nobody else."""
+        """Send to all live and all required members, and to no others."""
         wanted = (self.context.live.keys() | self.in_sync.maximal) - {self.context.member}
         for gone in [member for member in self.followers if member not in wanted]:
             del self.followers[gone]
@@ -136,11 +136,11 @@ class Leader:
             self.followers[member] = Progress(0, self.context.log.last.counter, now)
 
     def required(self) -> frozenset[MemberID]:
-        """Whose disks a commit needs."""
+        """Members whose disks a commit needs."""
         return self.in_sync.maximal
 
     def holds_lease(self, now: float) -> bool:
-        """Whether no other replica can lead: every other required member confirmed this epoch lately enough."""
+        """True if no other replica can lead: every other required member confirmed this epoch recently enough."""
         oldest = now - self.context.options.lease_s
         return all(
             member in self.followers and self.followers[member].confirmed_at > oldest
@@ -149,11 +149,11 @@ class Leader:
         )
 
     def heirs(self, now: float) -> list[MemberID]:
-        """Members in sync that this leader hands over to: all of them while it drains, those with room for more for some seconds
-        after it had no space for a write, so that writes are tried here again if none of them gets everything."""
+        """Members in sync to which this leader hands over. While it drains these are all; for some seconds after a write found no
+        space here, those with space. After that, writes are tried here again in case none of them gets everything."""
         options, members = self.context.options, self.in_sync.state.in_sync
         if not self.draining and (now >= self.full_at + options.silence_s or len(members) <= options.min_in_sync):
-            return []  # nearly always, and asked at every write
+            return []  # the usual case, and evaluated at every write
         others = sorted(member for member in members if member in self.followers)
         if self.draining:
             return others
@@ -165,7 +165,7 @@ class Leader:
     # --- writes
 
     def propose(self, event: Propose, now: float, out: list[Effect]) -> None:
-        """Append a batch, or say why not."""
+        """Append a batch, or reject it with a reason."""
         log, options = self.context.log, self.context.options
         last = log.last.counter
         if self.draining or self.heirs(now):
@@ -186,8 +186,8 @@ class Leader:
                 self._pump(member, now, out)
 
     def _time_us(self, wall_us: int, now: float) -> int | None:
-        """The time of an entry that is written now; None until whoever is required has said what its clock is, and whoever is there
-        besides, unless it is silent. Only a leader that has heard none before it needs to ask."""
+        """The time of an entry written now. None until every required member has reported its clock, and every other follower that
+        is not silent. Only a leader that has heard no agreed time from an earlier one needs to ask."""
         clock = self.context.clock
         if not wall_us:
             return 0
@@ -200,7 +200,7 @@ class Leader:
         return clock.time_us(now)
 
     def _may_still_tell(self, member: MemberID, now: float) -> bool:
-        """Whether a member's clock is not known yet and is worth waiting for: also of one that is not in sync, which may be the
+        """True if a member's clock is unknown and worth waiting for. That includes a member that is not in sync, which may be the
         only one with the right time."""
         progress = self.followers.get(member)
         if progress is not None and progress.confirmed_at != NEVER:
@@ -211,7 +211,7 @@ class Leader:
         self.context.clock.judge([progress.clock for progress in self.followers.values() if progress.clock is not None])
 
     def on_synced(self, now: float, out: list[Effect]) -> None:
-        """More of the own log is durable."""
+        """Note that more of our own log is durable."""
         while self._tickets and self._tickets[0][0] <= self.context.synced:
             _, self.synced, since = self._tickets.popleft()
             if since < now - self.context.options.slow_s:
@@ -221,8 +221,8 @@ class Leader:
         self._commit(now, out)
 
     def _commit(self, now: float, out: list[Effect]) -> None:
-        """Commit what every required member has synced, while the lease says that this is still the leader. On fewer disks than
-        `min_in_sync` nobody is answered that it is replicated."""
+        """Commit what every required member has synced, while the lease shows that this is still the leader. With fewer disks than
+        `min_in_sync`, no writer is informed that its write is replicated."""
         required = self.required()
         counter = self.synced
         for member in required:
@@ -235,7 +235,7 @@ class Leader:
     # --- followers
 
     def on_appended(self, reply: Appended, now: float, out: list[Effect]) -> None:
-        """A follower acknowledged, or only said that it is there."""
+        """Handle a follower's acknowledgement, which may be a mere sign of life."""
         progress = self._answered(reply, now) if reply.matched <= self.context.log.last.counter else None
         if progress is None:
             return
@@ -269,20 +269,20 @@ class Leader:
         progress.on_the_way.clear()
 
     def on_mismatch(self, reply: Mismatch, now: float, out: list[Effect]) -> None:
-        """A follower does not have what a message stood on: go back to where it says."""
+        """Go back to a follower's hint, because it does not have the entry before a message's."""
         progress = self._answered(reply, now)
         if progress is None or progress.mode is Mode.SNAPSHOT:
             return
         back = max(progress.matched, reply.hint)
         first = self.context.log.first.counter
         if back < first < progress.sent:
-            back = first  # before a snapshot, ask whether it has the oldest entry that is kept
+            back = first  # before sending a snapshot, ask whether it has the oldest entry that is kept
         if back < progress.sent:
             progress.sent = back
             progress.mode = Mode.PROBING
             progress.on_the_way.clear()
             progress.moved_at = now
-            if progress.lowest is None or back < progress.lowest:  # else it was asked there before, and is where it was
+            if progress.lowest is None or back < progress.lowest:  # otherwise it was asked there before and has not moved
                 progress.lowest, progress.heard_at = back, now
             self._probe(reply.sender, progress, now, out)
 
@@ -290,9 +290,9 @@ class Leader:
         progress = self.followers.get(reply.sender)
         if progress is None or reply.epoch != self.epoch or reply.incarnation < progress.incarnation:
             return None
-        if reply.incarnation > progress.incarnation:  # what it had acknowledged before its start must be shown again
+        if reply.incarnation > progress.incarnation:  # it must show again what it had acknowledged before its start
             fresh = Progress(reply.incarnation, self.context.log.last.counter, progress.heard_at, moved_at=now)
-            # A disk that hangs makes an incarnation at each sync: it is no less late for that.
+            # A disk that hangs causes a new incarnation at each sync: the member is still as late.
             fresh.behind_since, fresh.late, fresh.late_s = progress.behind_since, progress.late, progress.late_s
             fresh.unsure_s = progress.unsure_s
             self.followers[reply.sender] = progress = fresh
@@ -303,7 +303,7 @@ class Leader:
         return progress
 
     def _let_join(self, member: MemberID, progress: Progress, now: float) -> None:
-        """A follower that has nearly caught up is required from here on; ZooKeeper hears of it when it has all of this."""
+        """Require a follower that has nearly caught up; ZooKeeper is asked when it has everything up to the present end."""
         if member in self.in_sync.maximal or self.draining or not self._is_steady(progress):
             return
         rest = self._rest_s.get(member, 0.0)
@@ -313,12 +313,12 @@ class Leader:
             self.in_sync.join(member, self.context.log.last.counter)
 
     def _is_steady(self, progress: Progress) -> bool:
-        """Whether a follower keeps near our end, and not late."""
+        """True if a follower stays near our end and is not late."""
         near = max(self.start, self.context.log.last.counter - self.context.options.join_within)
         return progress.mode is Mode.STREAMING and progress.matched >= near and not progress.full and progress.late_s == 0.0
 
     def _pump(self, member: MemberID, now: float, out: list[Effect]) -> None:
-        """Send a streaming follower what it may have more."""
+        """Send a streaming follower the entries that it may have next."""
         progress, options = self.followers[member], self.context.options
         end = self.context.log.last.counter
         while progress.mode is Mode.STREAMING and progress.sent < end and len(progress.on_the_way) < options.max_unacknowledged:
@@ -337,7 +337,7 @@ class Leader:
             progress.on_the_way.append((progress.sent, left_at))
 
     def _try_again(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
-        """One message to a follower without space: has it some again?"""
+        """Send one message to a follower without space, to see whether it has some again."""
         log, options = self.context.log, self.context.options
         progress.moved_at = now
         if progress.mode is not Mode.PROBING or not log.first.counter <= progress.matched < log.last.counter:
@@ -348,21 +348,22 @@ class Leader:
             self._append(member, progress, entries, now, out)
 
     def _probe(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
-        """A message without entries: is our entry at `sent` there?"""
+        """Send a message without entries, to ask whether the follower has our entry at `sent`."""
         if progress.sent < self.context.log.first.counter:
             self._send_snapshot(member, progress, now, out)
         else:
             self._append(member, progress, (), now, out)
 
     def _is_ready(self, counter: int, out: list[Effect]) -> bool:
-        """Whether the log can be read after a counter at once; else it is being seen to, and followers are looked at again then."""
+        """True if the log can be read after a counter at once. Otherwise a scan is requested, after which followers are served
+        again."""
         if self.context.log.is_ready(counter):
             return True
         out.append(ScanSegment(counter))
         return False
 
     def on_scanned(self, now: float, out: list[Effect]) -> None:
-        """An old part of the log can be read now."""
+        """Serve the followers that waited for an old part of the log."""
         for member, progress in self.followers.items():
             if progress.mode is Mode.PROBING:
                 self._probe(member, progress, now, out)
@@ -393,7 +394,7 @@ class Leader:
         self._append(member, progress, (), now, out)
 
     def on_snapshot_sent(self, event: SnapshotSent, now: float, out: list[Effect]) -> None:
-        """A snapshot has arrived, or broke off: look where the follower is."""
+        """Find out where the follower is, after a snapshot has arrived or failed."""
         progress = self.followers.get(event.member)
         if progress is None or progress.mode is not Mode.SNAPSHOT:
             return
@@ -409,13 +410,13 @@ class Leader:
     # --- the in-sync set
 
     def silent(self, now: float) -> list[MemberID]:
-        """Required members that have not answered, or not moved on, for too long."""
+        """Required members that have not answered, or not advanced, for too long."""
         oldest = now - self.context.options.silence_s
         others = sorted(self.in_sync.maximal - {self.context.member})
         return [member for member in others if member not in self.followers or self.followers[member].heard_at < oldest]
 
     def unfit(self, now: float) -> list[MemberID]:
-        """Required members that a commit must not wait for: silent, without space, or, while enough others are there, slow."""
+        """Required members that a commit must not wait for: silent, without space, or slow while enough others remain."""
         options = self.context.options
         required = self.in_sync.maximal - {self.context.member}
         out = set(self.silent(now)) | {member for member in required if member in self.followers and self.followers[member].full}
@@ -424,7 +425,7 @@ class Leader:
         return sorted(out | set(slow[: max(0, left)]))
 
     def revise(self, token: int, now: float, out: list[Effect]) -> bool:
-        """Ask ZooKeeper for another set if one is due. Returns whether the token was used."""
+        """Ask ZooKeeper for another set if a change is due. Returns whether the token was used."""
         if self._reading or self.in_sync.asking or self.draining:
             return False
         matched = {member: progress.matched for member, progress in self.followers.items()}
@@ -436,7 +437,7 @@ class Leader:
         return True
 
     def on_swapped(self, token: int, ok: bool, now: float, out: list[Effect]) -> None:
-        """The answer to a change of the set."""
+        """Handle the outcome of a change of the set."""
         if token != self._token:
             return
         self._token = None
@@ -451,13 +452,13 @@ class Leader:
             self.read(now, out)
 
     def read(self, now: float, out: list[Effect]) -> None:
-        """Read the state; until it is here no change is asked for."""
+        """Read the state; no change is requested until it has arrived."""
         self._reading = True
         self._read_at = now
         out.append(ReadState())
 
     def on_read(self, version: int, state: PartitionState, now: float, out: list[Effect]) -> None:
-        """ZooKeeper still has this leader in this epoch; what it says of the set counts from now on."""
+        """Adopt ZooKeeper's set. It still names this leader in this epoch."""
         if version < self.in_sync.version:
             return
         self._reading = False
@@ -469,7 +470,7 @@ class Leader:
             self._commit(now, out)
 
     def _rest(self, left: Collection[MemberID]) -> None:
-        """Who left the set must keep up for a while before it is required again; twice as long each time."""
+        """Set the time that members which left must keep up before they are required again; it doubles each time."""
         options = self.context.options
         for member in left:
             self._rest_s[member] = min(options.max_rejoin_s, max(options.rejoin_s, 2 * self._rest_s.get(member, 0.0)))
@@ -477,7 +478,7 @@ class Leader:
     # --- time
 
     def _watch(self, elapsed: float, now: float) -> None:
-        """Who is late, who has kept up since when, and who is forgiven."""
+        """Update which members are late, since when each has kept up, and which are forgiven."""
         options = self.context.options
         oldest = now - options.slow_s
         if self._tickets and self._tickets[0][2] < oldest:
@@ -485,7 +486,7 @@ class Leader:
         own_late = now < self._own_late_at + options.slow_for_s
         for member, progress in self.followers.items():
             late = progress.late or (progress.behind_since is not None and progress.behind_since < oldest)
-            well = progress.in_time or progress.behind_since is None  # what is on its way and not late yet says nothing
+            well = progress.in_time or progress.behind_since is None  # a message on its way that is not late yet proves nothing
             progress.late = progress.in_time = False
             if late and not own_late:
                 progress.late_s = min(options.slow_for_s, progress.late_s + progress.unsure_s + elapsed)
@@ -504,7 +505,7 @@ class Leader:
                 self._rest({member})
 
     def on_tick(self, now: float, out: list[Effect]) -> None:
-        """Heartbeats, repeats, snapshots that take too long."""
+        """Send heartbeats, repeat entries, and restart snapshots that take too long."""
         options = self.context.options
         asleep = now - self._now
         self._now = now
@@ -512,7 +513,7 @@ class Leader:
         if self.context.clock.agreed is not None:
             self._judge()
         for member, progress in self.followers.items():
-            if asleep > options.lease_s:  # we were stopped: nobody else was silent for so long
+            if asleep > options.lease_s:  # this process was stopped: the others were not silent during that time
                 progress.heard_at += asleep
             if progress.mode is Mode.SNAPSHOT and now >= progress.until:
                 progress.mode = Mode.PROBING
@@ -533,7 +534,7 @@ class Leader:
         self._commit(now, out)
 
     def keep_after(self) -> int:
-        """The log after this counter is needed by a live follower (within the limit)."""
+        """Counter after which a live follower needs the log, within the limits."""
         log = self.context.log
         live = [p.matched for m, p in self.followers.items() if m in self.context.live and p.mode is Mode.STREAMING]
         options, needed = self.context.options, min(live, default=log.last.counter)

@@ -1,18 +1,18 @@
-"""The replicated log of a partition on a disk: segments, a seal, and what an opening finds. Blocking.
+"""The replicated log of a partition on a disk: segments, a seal, and the checks when it is opened. Blocking.
 
-    ├── member                              who this is
+    ├── member                              identity
     ├── label                               incarnation, promise, seal: one sector
     ├── 00000000000000000000-0000000000.log ┐
     ├── 00000000000000131072-0000000002.log ├ entries; trimmed from the front, cut at the end, by whole files where possible
     └── 00000000000000262144-0000000002.log ┘
                                   ▲       ▲
-                                seal     end       what is bad beyond the seal is a torn write and is cut;
-                                                   what is bad before it is damage, and is reported
+                                seal     end       bad data beyond the seal is a torn write and is cut;
+                                                   bad data before it is damage, and is reported
 
-A power cut may leave a seal that is a tenth of a second old, or a little more (`LabelFile`). What stands behind it may have been
-acknowledged: an opening keeps all of it that is good.
+A power cut may leave a seal that is a tenth of a second old, or slightly more (`LabelFile`). Entries after it may have been
+acknowledged, so opening keeps all good ones.
 
-One thread changes the log. `sync` and `sync_seal` may run in another one beside it, one at a time, and so may `read`.
+One thread changes the log. `sync` and `sync_seal` may run in another thread, one at a time, and so may `read`.
 
 Source: docs/protocol.md, "Record", docs/stores.md, docs/replication.md; PiXiu §6.2.1.
 """
@@ -38,20 +38,21 @@ from pixiu.errors import DiskFailed, DiskFull, LogDamaged
 DAMAGED_SUFFIX: Final = ".damaged"
 MAX_TAIL_ENTRIES: Final = 8192
 MAX_TAIL_BYTES: Final = 8 << 20
-"""The newest entries are kept in memory for followers. Policy: beyond either, the older half is read from the file."""
+"""Limits of the newest entries, which are kept in memory for followers. Policy: beyond either, the older half is read from the
+file."""
 
 
 class SegmentedLog:
-    """The log in one directory; see `cluster.replication.model.Log` for what the core uses of it.
+    """The log in one directory; `cluster.replication.model.Log` is the part that the core uses.
 
     Args:
-        directory: made if it is not there. Nobody else may have it open.
-        segment_bytes: a segment that is larger is followed by another one.
-        verify_from: entries up to this counter were verified before (they are in the state): their files are checked
+        directory: created if missing. Nobody else may have it open.
+        segment_bytes: size beyond which another segment is started.
+        verify_from: entries up to this counter are in the state and were verified before: their files are checked
             when they are read, or by `verify`.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
 
-    Raises DiskFailed, DiskFull. What is wrong with the contents is in `damage`.
+    Raises DiskFailed, DiskFull. `damage` describes what is wrong with the contents.
     """
 
     def __init__(
@@ -66,14 +67,14 @@ class SegmentedLog:
         make_directory(directory)
         self.segment_bytes = segment_bytes
         self.torn_bytes = 0
-        """What a torn write left beyond the seal, and was cut at opening."""
+        """Bytes of a torn write beyond the seal that were cut when the log was opened."""
         self.damage: Damage | None = None
         self._failed = ""
         self._closed = False
         self._lock = threading.RLock()
         self._label_lock = threading.Lock()
         self._limit: int | None = None
-        """While a sync runs: up to here what it syncs has not been cut off."""
+        """While a sync runs: the counter up to which the entries being synced have not been cut off."""
         self._retired: list[Segment] = []
         self._tail: list[Entry] = []
         self._tail_bytes = 0
@@ -103,7 +104,7 @@ class SegmentedLog:
         return segment
 
     def _check_identity(self, new: bool) -> None:
-        """What says who this is and what it acknowledged must be there, unless the directory is new."""
+        """Check that the member file, the label and the acknowledged segments are present, unless the directory is new."""
         reason = ""
         if self._label.missing and (self._segments or not new):
             reason = "the label is missing or broken"
@@ -117,7 +118,7 @@ class SegmentedLog:
             self.damage = Damage(last, self._wanted.seal, reason)
 
     def _verify(self, verify_from: int) -> None:
-        """Check what stands behind `verify_from`: cut a torn write, report damage."""
+        """Check the entries after `verify_from`: cut a torn write, report damage."""
         seal = self._wanted.seal
         for index, segment in enumerate(self._segments):
             following = self._segments[index + 1] if index + 1 < len(self._segments) else None
@@ -137,11 +138,11 @@ class SegmentedLog:
             return
 
     def _make_durable(self) -> None:
-        """What stands behind the seal was written by a process that is gone, and may be in the page cache alone. After a sync that
-        failed the system even calls those pages clean: written again, they are dirty whatever happened before. Or the seal is old,
-        and they were acknowledged: they are written in place, so that no end of this process or of the power loses them."""
+        """Write entries after the seal again, in place. The process that wrote them is gone, and they may be in the page cache
+        alone. After a failed sync the system even marks those pages clean; rewriting makes them dirty in any case. If the seal is
+        old they may have been acknowledged, and rewriting in place means that neither a crash nor a power cut loses them."""
         seal = self._wanted.seal.counter
-        sync_directory(self.directory)  # a segment whose making broke off has perhaps no durable name
+        sync_directory(self.directory)  # a segment whose creation was interrupted may have no durable name
         for segment in self._segments:
             if segment.last.counter > seal:
                 segment.write_again(max(seal, segment.base.counter))
@@ -150,7 +151,7 @@ class SegmentedLog:
             self._write_label()
 
     def _cut_torn(self, index: int) -> None:
-        """What is bad beyond the seal was torn by a power cut before it was acknowledged, and goes."""
+        """Cut bad entries beyond the seal: a power cut tore them before they were acknowledged."""
         for segment in reversed(self._segments[index + 1 :]):
             self.torn_bytes += segment.path.stat().st_size
             self._remove(segment)
@@ -160,7 +161,7 @@ class SegmentedLog:
         last.cut(last.last.counter)
 
     def _damaged(self, index: int, problem: str) -> None:
-        """Acknowledged entries are missing: mark that durably, then set the bad files aside and keep what is before."""
+        """Handle missing acknowledged entries: mark the log durably, set the bad files aside and keep what is before them."""
         kept, aside = self._segments[index], self._segments[index + 1 :]
         if self.damage is None:
             self.damage = Damage(kept.last, self._wanted.seal, problem)
@@ -170,7 +171,7 @@ class SegmentedLog:
         try:
             shutil.copyfile(kept.path, f"{kept.path}{DAMAGED_SUFFIX}")
         except OSError as full:
-            if full.errno not in UNREADABLE:  # else what stands before that place is copied
+            if full.errno not in UNREADABLE:  # otherwise the part before that place is copied
                 raise DiskFull(f"{self.directory}: no space to set a damaged segment aside; free some, then start again") from full
         for segment in reversed(aside):
             segment.path.rename(f"{segment.path}{DAMAGED_SUFFIX}")
@@ -186,8 +187,8 @@ class SegmentedLog:
         self._write_label()
 
     def _write_label(self) -> None:
-        """Write the newest label, and make it durable unless its seal alone rose. Never called with the lock held, so that nobody
-        waits for the disk behind it."""
+        """Write the newest label, and make it durable unless only its seal rose. Never called with the lock held, so that nobody
+        waits for the disk."""
         with self._label_lock:
             with self._lock:
                 label = self._wanted
@@ -197,11 +198,11 @@ class SegmentedLog:
                 except DiskFailed as problem:
                     raise self._fail(str(problem)) from problem
 
-    # --- what the core sees
+    # --- interface of the core
 
     @property
     def first(self) -> Position:
-        """The last position that is no longer kept."""
+        """Position before the first kept entry."""
         return self._segments[0].base
 
     @property
@@ -211,22 +212,22 @@ class SegmentedLog:
 
     @property
     def promised(self) -> int:
-        """The highest epoch that was promised."""
+        """The highest promised epoch."""
         return self._wanted.promised
 
     @property
     def unclean(self) -> bool:
-        """Acknowledged entries may be missing."""
+        """True if acknowledged entries may be missing."""
         return self._wanted.unclean
 
     @property
     def seal(self) -> Position:
-        """Everything up to here was synced, and may have been acknowledged."""
+        """Position up to which entries were synced and may have been acknowledged."""
         return self._wanted.seal
 
     @property
     def seal_lags(self) -> bool:
-        """Whether a power cut may leave an older seal: whoever syncs the log calls `sync_seal` within `SEAL_LAG_S`."""
+        """True if a power cut may leave an older seal. The thread that syncs the log calls `sync_seal` within `SEAL_LAG_S`."""
         return self._label.lags
 
     @property
@@ -235,7 +236,7 @@ class SegmentedLog:
         return self._wanted.incarnation
 
     def next_incarnation(self) -> int:
-        """The incarnation of a new session, durable before it returns."""
+        """Incarnation for a new session, durable when this returns."""
         with self._lock:
             self._wanted = replace(self._wanted, incarnation=self._wanted.incarnation + 1)
             incarnation = self._wanted.incarnation
@@ -253,7 +254,7 @@ class SegmentedLog:
         return self._segment_of(counter).start_of_epoch(counter)
 
     def _segment_of(self, counter: int) -> Segment:
-        """The segment with an entry, scanned. A segment's base belongs to the one before it, if there is one."""
+        """The segment with an entry, scanned. A segment's base belongs to the segment before it, if there is one."""
         with self._guard():
             index = self._index_of(counter)
             if not self._segments[index].scanned:
@@ -264,13 +265,13 @@ class SegmentedLog:
         return max(0, bisect_right(self._segments, counter - 1, key=lambda segment: segment.base.counter) - 1)
 
     def is_ready(self, counter: int) -> bool:
-        """Whether an entry and what follows it can be looked at without reading a whole segment: else call `scan`."""
+        """True if an entry and the next one can be read without reading a whole segment; otherwise call `scan`."""
         with self._lock:
             return all(self._segments[self._index_of(each)].scanned for each in (counter, counter + 1))
 
     def scan(self, counter: int) -> int | None:
-        """Read the segments with an entry and with what follows it, in a thread: the log goes on meanwhile. Returns the last
-        counter of one that is broken, if there is one. Raises DiskFailed."""
+        """Read the segments with an entry and the next one; call it in a thread, the log stays usable. Returns the last counter of
+        a broken segment, if there is one. Raises DiskFailed."""
         for each in (counter, counter + 1):
             with self._lock:
                 segment = self._segments[self._index_of(each)]
@@ -329,13 +330,13 @@ class SegmentedLog:
         return found
 
     def verify(self, after: int, up_to: int) -> None:
-        """Read entries again from the disk, for the scrub. Raises LogDamaged."""
+        """Read entries from the disk again, for the scrub. Raises LogDamaged."""
         while after < min(up_to, self.last.counter):
             with self._guard():
                 after += len(self._segment_of(after + 1).read(after, 4096, 1 << 20))
 
     def kept_within(self, max_bytes: int) -> int:
-        """The last counter before the segments, the newest ones, that have so many bytes together, or the newest alone."""
+        """Last counter before the newest segments that have this many bytes together, or before the newest one alone."""
         with self._lock:
             after, size = self.last.counter, 0
             for segment in reversed(self._segments):
@@ -346,7 +347,7 @@ class SegmentedLog:
             return after
 
     def sealed_segments(self) -> list[tuple[Path, Position, int]]:
-        """The file, the base and the last counter of every segment that is written no more."""
+        """File, base and last counter of every segment that is no longer written."""
         with self._lock:
             pairs = zip(self._segments, self._segments[1:], strict=False)
             return [(one.path, one.base, two.base.counter) for one, two in pairs]
@@ -354,7 +355,7 @@ class SegmentedLog:
     # --- changes
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Hand entries that follow the end to the system. Raises DiskFull (nothing was written) or DiskFailed."""
+        """Write entries that follow the end to the operating system. Raises DiskFull (nothing was written) or DiskFailed."""
         with self._lock:
             self._check()
             segment = self._segments[-1]
@@ -365,7 +366,7 @@ class SegmentedLog:
                     segment = self._create(segment.last)
                     self._segments.append(segment)
                 segment.append(entries)
-            except OSError as problem:  # from making a segment
+            except OSError as problem:  # from creating a segment
                 if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFull(
                         f"{self.directory}: no space left for the log; free some, writes then continue without a restart"
@@ -380,8 +381,8 @@ class SegmentedLog:
                 self._tail_bytes = sum(len(entry.payload) for entry in self._tail)
 
     def sync(self) -> Position:
-        """Make every change so far durable, then the promise; the seal is written, and is durable within `SEAL_LAG_S`. Returns what
-        is sealed. Raises DiskFailed."""
+        """Make every change so far durable, then the promise. The seal is written, and is durable within `SEAL_LAG_S`. Returns the
+        sealed position. Raises DiskFailed."""
         with self._lock:
             self._check()
             self._limit = self.last.counter
@@ -417,7 +418,7 @@ class SegmentedLog:
                     raise self._fail(str(problem)) from problem
 
     def cut(self, after: int) -> None:
-        """Drop every entry beyond a counter, durably: the seal goes down first. Raises DiskFailed, LogDamaged."""
+        """Drop every entry beyond a counter, durably; the seal is lowered first. Raises DiskFailed, LogDamaged."""
         with self._lock:
             self._check()
             if not self.first.counter <= after <= self.last.counter:
@@ -434,7 +435,7 @@ class SegmentedLog:
             self._tail = [entry for entry in self._tail if entry.counter <= after]
 
     def reset(self, position: Position) -> None:
-        """Drop everything; the log goes on after a position. Whole or not at all, also over a power cut."""
+        """Drop everything and continue after a position. Atomic, even with a power cut."""
         with self._lock:
             self._check()
             self._wanted = replace(self._wanted, resetting=position, seal=position)
@@ -453,7 +454,7 @@ class SegmentedLog:
         self._write_label()
 
     def trim(self, up_to: int) -> None:
-        """Remove the segments that end at or before a counter; the newest always stays. Raises DiskFailed."""
+        """Remove the segments that end at or before a counter; the newest one always stays. Raises DiskFailed."""
         with self._guard():
             while len(self._segments) > 1 and self._segments[1].base.counter <= up_to:
                 self._remove(self._segments.pop(0))
@@ -464,15 +465,15 @@ class SegmentedLog:
             self._wanted = replace(self._wanted, promised=max(self._wanted.promised, epoch))
 
     def set_unclean(self, unclean: bool) -> None:
-        """Set the mark; durable with the next sync."""
+        """Set or clear the mark; durable with the next sync."""
         with self._lock:
             self._wanted = replace(self._wanted, unclean=unclean)
 
     def close(self) -> None:
-        """Close the files. What was not synced may be lost; the seal is synced, if no sync hangs."""
+        """Close the files. Entries that were not synced may be lost; the seal is synced unless a sync hangs."""
         if self._limit is None and self._label_lock.acquire(blocking=False):
             self._label_lock.release()
-            with suppress(DiskFailed):  # what it seals is durable, and whoever failed before has said so
+            with suppress(DiskFailed):  # the sealed entries are durable, and an earlier failure was reported
                 self.sync_seal()
         with self._lock:
             if self._closed:
@@ -497,7 +498,7 @@ class SegmentedLog:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """The lock; an error of the system within it ends all promises of this process."""
+        """Hold the lock; an operating system error within it ends all promises of this process."""
         with self._lock:
             try:
                 yield
@@ -507,6 +508,6 @@ class SegmentedLog:
                 raise self._fail(str(problem)) from problem
 
     def _fail(self, reason: str) -> DiskFailed:
-        """After a failed write or sync nothing is known of the disk: no later call may claim success."""
+        """Note a failed write or sync: the state of the disk is unknown, so no later call may report success."""
         self._failed = reason
         return DiskFailed(reason)

@@ -1,4 +1,4 @@
-"""What replicas of one partition say to each other. Every message carries an epoch: the lower side steps down.
+"""Messages between the replicas of one partition. Every message carries an epoch; the side with the lower one steps down.
 
 Source: docs/replication.md.
 """
@@ -13,7 +13,7 @@ from cluster.replication.model import Entry, Forced, MemberID, Position
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Leader to follower: entries that follow `previous`, or none; every one is a heartbeat too."""
+    """Leader to follower: entries that follow `previous`, or none. Every message is a heartbeat too."""
 
     epoch: int
     sender: MemberID
@@ -24,16 +24,16 @@ class Append:
     end: int
     """The counter of the leader's last entry."""
     sent_at: float
-    """The leader's clock; the reply returns it."""
+    """The leader's clock, returned in the reply."""
     time_us: int = 0
-    """The time that entries carry now, Unix µs; 0: not known yet."""
+    """Time that entries carry now, Unix µs; 0: not known yet."""
     forced: tuple[Forced, ...] = ()
-    """Where its log began anew by force: a replica that has more must not follow."""
+    """Positions where its log began anew by force: a replica that has more must not follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Follower to leader: it holds this epoch's log up to `matched`, synced, and took part at `sent_at` in this epoch."""
+    """Follower to leader: it has synced this epoch's log up to `matched`, and took part in this epoch at `sent_at`."""
 
     epoch: int
     sender: MemberID
@@ -45,12 +45,12 @@ class Appended:
     wall_us: int = 0
     """Its wall clock, Unix µs; 0: not known."""
     room: bool = False
-    """It has space to lead: a leader without may hand over to it."""
+    """It has space to lead: a leader without space may hand over to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Follower to leader: it has no entry at `previous`, or another one. The leader tries again from `hint`."""
+    """Follower to leader: it has no entry at `previous`, or a different one. The leader tries again from `hint`."""
 
     epoch: int
     sender: MemberID
@@ -63,7 +63,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Reply of a replica that promised a higher epoch than the request's."""
+    """Reply of a replica that has promised a higher epoch than the request's."""
 
     epoch: int
     sender: MemberID

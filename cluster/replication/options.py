@@ -12,7 +12,7 @@ from pixiu.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationOptions:
-    """Timeouts and limits of replication; all times in seconds."""
+    """Time-outs and limits of replication; all times in seconds."""
 
     heartbeat_s: float = 0.25
     """Longest time between two heartbeats of a leader."""
@@ -39,7 +39,7 @@ class ReplicationOptions:
     resend_s: float = 1.0
     """Entries that a follower has not acknowledged after this time are sent again."""
     poll_s: float = 1.0
-    """How often a replica without a leader, or with an open question, reads the state."""
+    """Interval at which a replica without a leader, or with an open question, reads the state."""
     join_within: int = 1000
     """A follower within this many entries of the leader's end joins the maximal in-sync set."""
     min_in_sync: int = 1

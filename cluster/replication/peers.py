@@ -1,10 +1,10 @@
-"""Streams between the replicas of a partition: whoever has something to say opens one, and answers go back on it.
+"""Streams between the replicas of a partition: a replica that has something to send opens one, and answers return on it.
 
     leader  ── append, heartbeat ──▶  follower      the stream that the leader opened
             ◀── appended, mismatch ─
 
-Messages may be lost: a stream that breaks loses what it holds, a queue that is full refuses what is new. The cores repeat.
-Bytes are not parsed before their sender and their size are known.
+Messages may be lost: a broken stream loses what it holds, a full queue drops new messages. The cores repeat them.
+Bytes are parsed only when their sender and their size are known.
 
 Source: docs/replication.md, docs/promises.md, "Failure rules".
 """
@@ -43,23 +43,23 @@ from pixiu.wire.v1 import replication_pb2 as pb
 
 SERVICE: Final = "pixiu.v1.Replication"
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""Of one message; larger ones are not parsed."""
+"""Size of one message; larger ones are not parsed."""
 MAX_QUEUED: Final = 256
 MAX_QUEUED_BYTES: Final = 32 << 20
-"""What waits for one peer. Policy: beyond either, what is new is dropped; the core sends it again."""
+"""Limits of the queue for one peer. Policy: beyond either, new messages are dropped; the core sends them again."""
 MAX_STREAMS: Final = 64
-"""Streams that others may have open here, one for each member. Policy: others are refused."""
+"""Streams that other replicas may have open here, one for each member. Policy: others are refused."""
 MAX_BEGIN_BYTES: Final = 4096
-"""Of what a snapshot begins with."""
+"""Size of a snapshot's first message."""
 MAX_TEXT: Final = 512
 """Characters of an operator's name or reason."""
 HEARD_S: Final = 2.0
-"""A stream on which a peer said nothing for so long may be broken without our knowing: an own one is opened."""
+"""Time after which a stream without a message from the peer may be broken without notice: a stream is then opened from here."""
 CONNECT_WAIT_S: Final = 2.0
 HELD_TIMEOUT_S: Final = 5.0
-"""How long a peer may take to say what it has of a snapshot."""
+"""Time limit for a peer to report how much it has of a snapshot, seconds."""
 CLOSE_WAIT_S: Final = 2.0
-"""How long an end waits for the handlers of peers' streams."""
+"""Longest wait for the handlers of peers' streams at the end, seconds."""
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 CHANNEL_OPTIONS: Final = [
@@ -73,18 +73,18 @@ CHANNEL_OPTIONS: Final = [
 Messages = Outbox[bytes]
 Received = Callable[[MemberID, bytes, Messages], None]
 OperatorCall = Callable[[str, str], Awaitable[None]]
-"""Who, why."""
+"""Called with the operator's name and reason."""
 SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
 HeldCall = Callable[[MemberID, pb.SnapshotPart.Begin], Awaitable[pb.SnapshotHeld]]
 
 
 def new_outbox() -> Messages:
-    """A bounded queue of messages for one peer."""
+    """Make a bounded queue of messages for one peer."""
     return Outbox(MAX_QUEUED, MAX_QUEUED_BYTES)
 
 
 class _Outgoing:
-    """The stream that this replica opens to a peer, when there is something to say; again with backoff."""
+    """The stream that this replica opens to a peer when there is something to send; opened again with backoff."""
 
     def __init__(self, peer: LiveReplica, metadata: tuple[tuple[str, str], ...], on_data: Received, framed: Framed | None) -> None:
         self._peer, self._framed = peer, framed
@@ -102,11 +102,11 @@ class _Outgoing:
             await self.outbox.wait()
             if await self._connection():
                 backoff.reset()
-            self.outbox.clear()  # what is late is sent anew
+            self.outbox.clear()  # old messages are sent anew
             await asyncio.sleep(backoff.next_s())
 
     async def _connection(self) -> bool:
-        """One connection from beginning to end. Whether it was there at all."""
+        """Run one connection from beginning to end. Returns whether it was established."""
         about = " ".join(f"{key}={value}" for key, value in self._metadata)
         try:
             async with framed_or_grpc(self._framed, self._peer.node, REPLICATE, bytes, self._by_grpc, about) as call:
@@ -140,10 +140,10 @@ class Peers:
     """All streams of one replica, and the service of `replication.proto`.
 
     Args:
-        context: of the process; its server gets the service.
-        options: of replication.
+        context: the process's context; its server gets the service.
+        options: settings of replication.
         on_message: called with each message of a peer.
-        own: this replica's member; 0 before it is known.
+        own: returns this replica's member; 0 before it is known.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class Peers:
         self._outgoing: dict[MemberID, _Outgoing] = {}
         self._incoming: dict[MemberID, _Incoming] = {}
         self._heard: dict[MemberID, tuple[Messages, float]] = {}
-        """Where a peer's newest message came from, and when: what answers it goes back there."""
+        """Queue and time of a peer's newest message: answers go back there."""
         self._closing: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[Any]] = set()
-        """The handlers of streams that peers have open here."""
+        """Handlers of streams that peers have open here."""
         self._closed = False
         self._receive_snapshot: SnapshotCall | None = None
         self._held: HeldCall | None = None
@@ -182,7 +182,7 @@ class Peers:
         self._context.streams.serve(REPLICATE, bytes, self._exchange_framed)
 
     def set_live(self, live: dict[MemberID, LiveReplica]) -> None:
-        """Where the live replicas are: to a new incarnation new streams are opened."""
+        """Set the addresses of the live replicas; streams to a new incarnation are opened anew."""
         before, now = ({member: peer.presence.incarnation for member, peer in peers.items()} for peers in (self._live, live))
         for member in [m for m in self._heard if now.get(m) != before.get(m)]:
             del self._heard[member]
@@ -198,7 +198,7 @@ class Peers:
         task.add_done_callback(self._closing.discard)
 
     def send(self, to: MemberID, data: bytes) -> None:
-        """Send to a peer if it can be reached and its queue has room; else drop."""
+        """Send to a peer if it can be reached and its queue has space; otherwise drop the message."""
         outbox, heard_at = self._heard.get(to, (None, 0.0))
         if outbox is None or time.monotonic() > heard_at + HEARD_S:
             stream = self._outgoing.get(to)
@@ -212,7 +212,7 @@ class Peers:
             self.counts["messages_dropped_total"] += 1
 
     def metadata(self, to: MemberID) -> tuple[tuple[str, str], ...]:
-        """What a call says of itself."""
+        """Metadata that identifies a call."""
         return (
             ("pixiu-role", self._context.role),
             ("pixiu-partition", str(self._context.options.partition)),
@@ -227,7 +227,7 @@ class Peers:
         return peer.address
 
     async def ask_held(self, to: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
-        """What a peer has of a snapshot that broke off. Raises Unavailable."""
+        """Ask a peer how much it has of an interrupted snapshot. Raises Unavailable."""
         address = self._address(to)
         async with peer_channel(address, self._context.role, CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/ResumeSnapshot")
@@ -240,8 +240,8 @@ class Peers:
                 raise Unavailable(f"{address}: its answer cannot be read: {problem}") from problem
 
     async def send_snapshot(self, to: MemberID, parts: AsyncIterator[bytes]) -> None:
-        """Send a snapshot whole; it may take any time while the peer takes parts of it, and then, to look at what came, as long
-        again as all of them took. Raises Unavailable."""
+        """Send a complete snapshot. There is no total limit while the peer keeps taking parts; to check them it has the usual
+        time-out plus the time that the transfer took. Raises Unavailable."""
         address = self._address(to)
         loop, limit_s = asyncio.get_running_loop(), self._options.snapshot_timeout_s
         begun = loop.time()
@@ -263,7 +263,7 @@ class Peers:
                 raise Unavailable(f"{address}: {error.code().name}: {error.details()}") from error
 
     async def close(self) -> None:
-        """End every stream, and take no new one."""
+        """End every stream and accept no new one."""
         self._closed = True
         for incoming in self._incoming.values():
             incoming.stream.end("this replica is draining")
@@ -271,10 +271,10 @@ class Peers:
             self._close(stream)
         self._outgoing.clear()
         await asyncio.gather(*self._closing, return_exceptions=True)
-        if self._serving:  # gRPC calls a handler that is cancelled with the event loop an error of ours
+        if self._serving:  # gRPC reports a handler that is cancelled with the event loop as our error
             await asyncio.wait(self._serving, timeout=CLOSE_WAIT_S)
 
-    # --- what peers call
+    # --- methods that peers call
 
     def _take(self, member: MemberID, data: bytes, outbox: Messages) -> None:
         try:
@@ -291,14 +291,14 @@ class Peers:
         self._on_message(message)
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> MemberID:
-        """Whose call it is. Ends the call when it is not for this replica."""
+        """The member that makes a call. Ends the call if it is not for this replica."""
         try:
             return self._member({key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)})
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
 
     def _member(self, said: Mapping[str, str]) -> MemberID:
-        """Whose call it is, by what it says. Raises `ConfigurationError` when it is not for this replica."""
+        """The member that makes a call, from its metadata. Raises `ConfigurationError` if the call is not for this replica."""
         own = self._own()
         problem = ""
         member = MemberID(0)
@@ -324,7 +324,7 @@ class Peers:
         await self._serve(self._member(said), handler)
 
     async def _serve(self, member: MemberID, handler: Served[bytes, bytes]) -> None:
-        """A peer's stream, whatever carries it."""
+        """Serve a peer's stream over any carrier."""
         if self._closed:
             await handler.refuse(Unavailable("this replica is draining"))
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
@@ -374,7 +374,7 @@ class Peers:
             await context.abort(GRPC_STATUS[error.code], str(error))
 
     def _by_operator(self, call: OperatorCall) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
-        """What only an operator asks for: he says who he is, why, and which replica he means."""
+        """Wrap a method for operators only: the request names the operator, the reason and the replica."""
 
         async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             operator, reason = await self._operator(data, context)

@@ -1,4 +1,4 @@
-"""Writes that wait: for the leader's disk, for their commit, for what the state machine answers.
+"""Pending writes: they wait for the leader's disk, for their commit, and for the state machine's answers.
 
 Source: docs/stores.md, docs/replication.md.
 """
@@ -15,31 +15,31 @@ from pixiu.wire.levels import Level
 
 
 class NoTime(Overloaded):
-    """The leader does not know the other replicas' clocks yet: nothing was written."""
+    """The leader does not know the other replicas' clocks yet; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a write."""
+    """Outcome of a write."""
 
     epoch: int
     first: int
-    """The counter of its first entry; the others follow it."""
+    """Counter of its first entry; the others follow it."""
     level: Level
-    """What it has reached; may be more than was asked for."""
+    """Level that it has reached; may be above the requested one."""
     copies: int
-    """Replicas that have it on their disks, as far as is known here; 0: fewer than `min_in_sync`."""
+    """Replicas known to have it on their disks; 0: fewer than `min_in_sync`."""
     answers: Sequence[object]
-    """What the state machine answered to each payload; empty below REPLICATED."""
+    """The state machine's answer to each payload; empty below REPLICATED."""
 
 
 class Proposal:
     """A write in the leader's log.
 
     Args:
-        epoch: the leader's.
-        first: the counter of its first entry.
-        size: how many entries.
+        epoch: the leader's epoch.
+        first: counter of its first entry.
+        size: number of entries.
     """
 
     __slots__ = ("_answers", "_error", "_waiting", "copies", "epoch", "first", "last", "level")
@@ -53,15 +53,15 @@ class Proposal:
         self._waiting: list[tuple[Level, asyncio.Future[None]]] = []
 
     async def reached(self, level: Level) -> Written:
-        """Wait until it is so safe. Raises `OutcomeUnknown` when this replica stops leading before that, or when it is applied and
-        on fewer disks than `min_in_sync`."""
+        """Wait until the write has reached a level. Raises `OutcomeUnknown` if this replica stops leading before that, or if the
+        write is applied with fewer disks than `min_in_sync`."""
         written = await self.settled(level)
         if level is Level.REPLICATED and not written.copies:
             raise OutcomeUnknown("fewer than min_in_sync replicas have it; send the write again, with the same IDs")
         return written
 
     async def settled(self, level: Level) -> Written:
-        """The same, whatever `min_in_sync` says: with 0 copies nobody is to be told that it is replicated."""
+        """Wait like `reached`, but ignore `min_in_sync`: with 0 copies the write must not be reported as replicated."""
         if not self.level.at_least(level):
             if self._error is not None:
                 raise self._error
@@ -71,18 +71,18 @@ class Proposal:
         return Written(self.epoch, self.first, self.level, self.copies, self._answers if self.level is Level.REPLICATED else ())
 
     def rise(self, level: Level, copies: int) -> None:
-        """It is so safe now."""
+        """Note that the write has reached a level."""
         self.level, self.copies = level, copies
         for wanted, future in self._waiting:
             if level.at_least(wanted) and not future.done():
                 future.set_result(None)
 
     def answered(self, answers: Sequence[object]) -> None:
-        """The state machine's answers to its next entries."""
+        """Add the state machine's answers to its next entries."""
         self._answers += answers
 
     def fail(self, error: PixiuError) -> None:
-        """No more will be known of it here."""
+        """Fail all waiters: nothing more will be known of the write here."""
         self._error = error
         for _, future in self._waiting:
             if not future.done():
@@ -90,7 +90,7 @@ class Proposal:
 
 
 class Proposals:
-    """The writes of one leader that are not replicated yet, in the order of the log. Bounded by `max_uncommitted` entries."""
+    """Writes of one leader that are not replicated yet, in log order. Bounded by `max_uncommitted` entries."""
 
     def __init__(self) -> None:
         self._unsynced: deque[Proposal] = deque()
@@ -100,17 +100,17 @@ class Proposals:
         return len(self._unapplied)
 
     def add(self, proposal: Proposal) -> None:
-        """One that follows all others."""
+        """Add a proposal that follows all others."""
         self._unsynced.append(proposal)
         self._unapplied.append(proposal)
 
     def persisted(self, counter: int) -> None:
-        """The leader's disk has everything up to here."""
+        """Note that the leader's disk has everything up to this counter."""
         while self._unsynced and self._unsynced[0].last <= counter:
             self._unsynced.popleft().rise(Level.PERSISTED, 1)
 
     def applied(self, first: int, answers: Sequence[object], copies: int) -> None:
-        """Entries from a counter on were applied, with these answers."""
+        """Note the answers to the entries applied from a counter on."""
         end = first + len(answers)
         while self._unapplied and self._unapplied[0].first < end:
             proposal = self._unapplied[0]
@@ -121,7 +121,7 @@ class Proposals:
             self._unapplied.popleft().rise(Level.REPLICATED, copies)
 
     def fail(self, error: PixiuError) -> None:
-        """This replica leads no more."""
+        """Fail all proposals: this replica no longer leads."""
         failed, self._unapplied = self._unapplied, deque()
         self._unsynced.clear()
         for proposal in failed:

@@ -1,7 +1,7 @@
-"""A partition in ZooKeeper as its replicas see it: the state, changed by compare-and-set, and who is there.
+"""A partition in ZooKeeper as its replicas see it: the state, changed by compare-and-set, and the live replicas.
 
-Presence is read here and not taken from the process's view, which holds vanished nodes for a while: a leader is replaced
-when its node is gone, and only ZooKeeper's state decides by whom.
+Presence is read here and not taken from the process's view, which keeps vanished nodes for a while: a leader is replaced when its
+node is gone, and only ZooKeeper's state decides by which replica.
 
 Source: docs/registry.md, docs/replication.md.
 """
@@ -26,25 +26,25 @@ from pixiu.discovery.zookeeper import NodeExists, NoNode, RegistryConflict, Sess
 from pixiu.errors import MalformedData, RemoteError
 
 POLL_S: Final = 5.0
-"""How often presence is read, watches or not."""
+"""Interval at which presence is read, even with watches, seconds."""
 RETRY_S: Final = 0.3
 SWAP_TIMEOUT_S: Final = 3.0
-"""A compare-and-set without an answer for so long has an unknown outcome."""
+"""Time after which a compare-and-set without an answer has an unknown outcome, seconds."""
 MAX_LIVE: Final = 64
-"""Replicas of a partition that are seen. Policy: the oldest stay."""
+"""Replicas of a partition that are considered. Policy: the oldest stay."""
 STATE_MALFORMED: Final = "replica_state_malformed"
 
 
 @dataclass(frozen=True, slots=True)
 class LiveReplica:
-    """A registered replica, and its node."""
+    """A registered replica and its node."""
 
     presence: Presence
     node: Node
 
     @property
     def address(self) -> str:
-        """Where it is (host:port)."""
+        """Address (host:port)."""
         return self.node.address
 
 
@@ -52,9 +52,9 @@ class PartitionRegistry:
     """The partition of one process.
 
     Args:
-        context: of the process.
-        on_state: called with the state as it was read, None when it could not be.
-        on_swapped: called with the token and what became of its compare-and-set.
+        context: the process's context.
+        on_state: called with the state as read; None if the read failed.
+        on_swapped: called with the token and the outcome of its compare-and-set.
         on_presence: called with the live replicas by member, each by its newest registration.
     """
 
@@ -78,13 +78,13 @@ class PartitionRegistry:
         self.counts = {"state_conflicts_total": 0, "state_unknown_total": 0, "state_malformed_total": 0, "state_changes_total": 0}
 
     async def start(self) -> None:
-        """Watch from now on."""
+        """Start watching."""
         self._zookeeper.add_listener(self._on_session)
         self._wake.set()
         self._begin(self._watch_presence())
 
     async def close(self) -> None:
-        """Stop; nothing is called any more."""
+        """Stop; no callback is called afterwards."""
         self._zookeeper.remove_listener(self._on_session)
         tasks = list(self._tasks)
         for task in tasks:
@@ -104,7 +104,7 @@ class PartitionRegistry:
     # --- the state
 
     def read(self) -> None:
-        """Read the state; what is told is not older than this call. One read at a time, and one that waits."""
+        """Read the state; the result is not older than this call. At most one read runs and one waits."""
         self._read_again = True
         if not self._reading:
             self._reading = True
@@ -132,7 +132,7 @@ class PartitionRegistry:
                 return Versioned(-1, None)
             return Versioned(stat.version, decode_state(data))
         except MalformedData as error:
-            # Never taken for no state: an operator must look.
+            # Never treated as a missing state: an operator must look.
             self.counts["state_malformed_total"] += 1
             if once_per(60, STATE_MALFORMED):
                 self._context.log.error(STATE_MALFORMED, path=self._path, text=str(error))
@@ -168,7 +168,7 @@ class PartitionRegistry:
     # --- presence
 
     def _on_session(self, event: SessionEvent) -> None:
-        if event.state is SessionState.CONNECTED:  # the watches are gone with the connection before
+        if event.state is SessionState.CONNECTED:  # the watches ended with the previous connection
             self._wake.set()
             self.read()
 
@@ -212,7 +212,7 @@ class PartitionRegistry:
         return live
 
     async def _read_node(self, name: str) -> LiveReplica | None:
-        """A node's member never changes: it is read once. None for one that is no replica, or is gone."""
+        """Read a node; its member never changes, so it is read once. None if it is not a replica's, or is gone."""
         number = paths.replica_of(name)
         try:
             data, _ = await self._zookeeper.get(f"{self._directory}/{name}")

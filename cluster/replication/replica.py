@@ -1,4 +1,4 @@
-"""A replica of a partition as a part of a role's process: the shell around one `Core`.
+"""A replica of a partition inside a role's process: the shell around one `Core`.
 
     role ── propose ──▶ Replica ──▶ Core ──▶ log, synced in a thread ─┐
       ▲                   ▲  │                                        ├─▶ committed ──▶ StateMachine.apply ──▶ answers
@@ -58,9 +58,9 @@ from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.levels import Level
 
 MAX_ENTRY_BYTES: Final = 3 << 20
-"""Of one payload; with what else a message holds it fits into gRPC's least limit."""
+"""Size of one payload; with the rest of its message it fits into gRPC's smallest limit."""
 MAX_TURN_PAYLOADS: Final = 4096
-"""Payloads of `propose` that are joined into one write. Policy: at so many the write leaves at once."""
+"""Payloads of `propose` that are joined into one write. Policy: at this number the write leaves at once."""
 RETRY_AFTER_MS: Final = 100
 FLUSHED_POLL_S: Final = 1.0
 
@@ -86,15 +86,15 @@ class Replica:
     service's own methods: `prepare` with an open state machine, `start`, `drain`, `stop`, and `health` for its fields.
 
     Args:
-        context: of the role's process.
+        context: context of the role's process.
         machine: the role's state. Need not be open before `prepare` is called.
-        folder: the replica's own: log, snapshots on their way, audit. The state machine keeps its files elsewhere on
+        folder: the replica's own folder: log, snapshots in transfer, audit. The state machine keeps its files elsewhere on
             the same file system (`folder.parent / "state"`, say).
-        options: of replication.
-        on_leading: called with the epoch when this replica takes office: writes are taken from now on.
-        on_deposed: called with the epoch when it leads no more.
-        has_room: whether the role has space for what a leader takes; asked once a second, also of followers.
-        segment_bytes: a segment of the log that is larger is followed by another one.
+        options: settings of replication.
+        on_leading: called with the epoch when this replica takes office; it takes writes from then on.
+        on_deposed: called with the epoch when it stops leading.
+        has_room: returns whether the role has space to lead; called once a second, also on followers.
+        segment_bytes: size beyond which the log starts another segment.
     """
 
     def __init__(
@@ -125,15 +125,14 @@ class Replica:
         self._alarm = DeadlineTimer(self._tick)
         self._polled_at = 0.0
         self._no_room = ""
-        """Why there is no space for what a leader takes; empty: there is."""
+        """Reason why there is not enough space to lead; empty if there is."""
         self._segment_bytes = segment_bytes
         self.log_full = ""
-        """Why the last write was refused, where the log had no space for it; empty again when one is taken, or two segments are
-        free."""
+        """Reason why the log had no space for the last write; empty again when a write is taken, or two segments are free."""
         self._leader_node: LiveReplica | None = None
-        """The node of a leader, as it was seen last: it may be gone while the leader is there."""
+        """Node of the leader as last seen: it may be gone although the leader is alive."""
         self._told = 0
-        """The incarnation that the core knows of as registered."""
+        """Incarnation of the last registration reported to the core."""
         self._handed_over = asyncio.Event()
         self._stopped = False
         self._damage = ""
@@ -153,18 +152,19 @@ class Replica:
         self._scrub = Scrub(lambda last: self._step(ev.SegmentRotten(last)))
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._office = 0
-        """The epoch in which this replica leads; 0: it does not."""
+        """Epoch in which this replica leads; 0: it does not."""
         self._sender = SnapshotSender(machine, self._folder, self._peers, self.pin, self._snapshot_sent)
         self._receiver = SnapshotReceiver(machine, self._folder, lambda: self._applier.installing, self._snapshot_received)
         self._peers.serve(self._receiver.receive, self._receiver.held, self._promote, self.set_clock)
         context.metrics.collect_from(self._samples)
 
-    # --- what a role's service calls as its process lives
+    # --- life cycle, driven by the role's service
 
     async def prepare(self, node: Node) -> Node:
-        """Open the log and, where a start broke off within a snapshot, take it into use. Returns what to register.
+        """Open the log, and finish the installation of a snapshot if an earlier start was interrupted in it. Returns what to
+        register.
 
-        Raises StorageError (also when another process has the folder open).
+        Raises StorageError (also if another process has the folder open).
         """
         opened = await asyncio.to_thread(self._folder.open, self._machine.flushed)
         await self._folder.finish_install(opened, self._machine)
@@ -174,7 +174,7 @@ class Replica:
         return replace(node, member=int(opened.member), member_incarnation=incarnation, member_end=opened.last.counter)
 
     async def start(self) -> None:
-        """Take part; the process is registered. Returns at once: who leads is found out by and by."""
+        """Take part; the process is registered. Returns at once, before a leader is known."""
         log = self._log
         assert log is not None, "prepare was called"
         self._core = Core(
@@ -198,8 +198,8 @@ class Replica:
         self._step(ev.Tick(_wall_us()))
 
     async def drain(self) -> None:
-        """Hand over: as a leader when another member has everything, as a follower out of the in-sync set. Never leads again.
-        Returns when that is done, or when there is nobody to hand over to."""
+        """Hand over: as a leader when another member has everything, as a follower by leaving the in-sync set. It never leads
+        again. Returns when that is done, or if there is no replica to hand over to."""
         if self._core is None:
             return
         self._step(ev.Drain())
@@ -211,7 +211,7 @@ class Replica:
                     await self._handed_over.wait()
 
     def _alone(self) -> bool:
-        """Whether this leader has nobody who could follow it: nobody joins the set of one that drains."""
+        """True if no replica could take over from this leader: none joins the set while it drains."""
         core = self._core
         assert core is not None
         leader = core.leader
@@ -220,7 +220,7 @@ class Replica:
         return not leader.in_sync.state.in_sync - {self.member}
 
     async def stop(self) -> None:
-        """Release everything. Writes under way fail with OutcomeUnknown."""
+        """Release everything. Pending writes fail with OutcomeUnknown."""
         self._stopped = True
         self._alarm.cancel()
         self._context.zookeeper.remove_listener(self._session)
@@ -234,7 +234,7 @@ class Replica:
             await asyncio.to_thread(self._log.close)
         self._folder.close()
 
-    # --- what a role's calls need
+    # --- for the role's calls
 
     @property
     def member(self) -> MemberID:
@@ -243,45 +243,46 @@ class Replica:
 
     @property
     def log(self) -> SegmentedLog:
-        """The log, open from `prepare` to `stop`: a role that decides before the commit reads what was appended."""
+        """The log, open from `prepare` to `stop`, for a role that decides before the commit and reads appended entries."""
         assert self._log is not None, "prepare was called"
         return self._log
 
     @property
     def copies(self) -> int:
-        """Replicas that what is applied is on; 0 where another one leads, and below `min_in_sync`: nothing is confirmed then."""
+        """Replicas that have the applied entries; 0 if another replica leads or with fewer than `min_in_sync`: nothing is confirmed
+        then."""
         return self._applier.copies
 
     @property
     def is_leader(self) -> bool:
-        """Whether writes are taken here."""
+        """True if this replica takes writes."""
         core = self._core
         return core is not None and core.state is State.LEADING and not core.draining and not self._applier.installing
 
     @property
     def epoch(self) -> int:
-        """The highest epoch that this replica knows of; its own while it leads."""
+        """The highest epoch known to this replica; its own while it leads."""
         return self._core.epoch if self._core is not None else 0
 
     @property
     def committed(self) -> int:
-        """Everything up to this counter is committed. The state may be a little behind (`StateMachine.applied`)."""
+        """Last committed counter. The state may lag slightly (`StateMachine.applied`)."""
         return self._core.context.committed if self._core is not None else 0
 
     def holds_lease(self) -> bool:
-        """Whether nobody else can lead: what the state machine says may be older than what was committed."""
+        """True if no other replica can lead. The state machine may still lag the committed entries."""
         core = self._core
         return core is not None and core.may_read(time.monotonic())
 
     def lease_valid(self) -> bool:
-        """Whether what the state machine says now is the newest there is: nobody else can lead, and all that was committed
-        is applied. Ask in the turn of the event loop in which the state is read; for a read that takes longer, before and after."""
+        """True if the state machine is up to date: no other replica can lead, and everything committed is applied. Call it in the
+        turn of the event loop in which the state is read; for a longer read, before and after."""
         core = self._core
         return core is not None and self.holds_lease() and self._machine.applied >= core.context.committed
 
     @property
     def leader_address(self) -> str:
-        """host:port of the leader's process, as far as is known; empty otherwise."""
+        """Address (host:port) of the leader's process as far as known; otherwise empty."""
         core = self._core
         read = core.context.read if core is not None else None
         if read is None or read.state is None or (read.state.leader == self.member and not self.is_leader):
@@ -293,20 +294,20 @@ class Replica:
         return found.address if found is not None and (found.presence.member, found.presence.incarnation) == named else ""
 
     def check_leader(self) -> None:
-        """Raises `NotLeader`, which names the leader, or `Draining`."""
+        """Raise `NotLeader`, which names the leader, or `Draining`, if this replica takes no writes."""
         if not self.is_leader:
             raise self._refusal(
                 ev.Rejection.DRAINING if self._core is not None and self._core.draining else ev.Rejection.NOT_LEADER
             )
 
     async def propose(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED) -> Written:
-        """Write payloads, (kind, bytes) each, and wait until they are so safe. What is proposed in one turn of the event
-        loop is one write.
+        """Write payloads, each (kind, bytes), and wait until they have reached a level. Payloads proposed in one turn of the event
+        loop are one write.
 
-        A caller that is cancelled leaves its write where it is.
+        A cancelled caller leaves its write in the log.
 
-        Raises NotLeader, Draining, Overloaded (more than `max_uncommitted` entries wait), TooFewInSync, DiskFull,
-        InvalidArgument: nothing was written; OutcomeUnknown: it may be kept or not, or is on fewer disks than `min_in_sync`.
+        Raises NotLeader, Draining, Overloaded (more than `max_uncommitted` entries wait), TooFewInSync, DiskFull, InvalidArgument:
+        nothing was written; OutcomeUnknown: the write may be kept or not, or is on fewer disks than `min_in_sync`.
         """
         self._check(payloads)
         self.check_leader()
@@ -320,31 +321,31 @@ class Replica:
         return await (await future).reached(level)
 
     def submit(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED, *, unblocks: bool = False) -> Proposal:
-        """The same without waiting: its counters are known at once, and `Proposal.reached` waits for any level.
+        """Write like `propose` without waiting: the counters are known at once, and `Proposal.reached` waits for any level.
 
-        level: the highest that will be waited for. unblocks: it is taken although entries before it cannot be applied, because it
-        says what to do about them. Raises as `propose`. Not to be called by `StateMachine.apply`.
+        level: the highest level that will be waited for. unblocks: take the write although earlier entries cannot be applied,
+        because it resolves them. Raises as `propose`. Not to be called by `StateMachine.apply`.
         """
         self._check(payloads)
         self._flush_turn()
         return self._write(payloads, level is Level.REPLICATED, [len(payloads)], unblocks)[0]
 
     def leave_for_space(self) -> bool:
-        """The role has no space for a write. Returns whether this leader is about to hand over to a replica that has: then the
-        write is refused with `Draining`, else with `DiskFull`."""
+        """Note that the role has no space for a write. Returns whether this leader is about to hand over to a replica with space:
+        then the write is refused with `Draining`, otherwise with `DiskFull`."""
         self._step(ev.OutOfSpace())
         core = self._core
         return core is not None and core.leader is not None and bool(core.leader.heirs(time.monotonic()))
 
     @property
     def may_leave(self) -> bool:
-        """Whether this leader hands over to a replica with space as soon as there is one: it had none for a write lately."""
+        """True if this leader had no space for a write recently and hands over as soon as a replica with space is available."""
         core = self._core
         return core is not None and core.leader is not None and time.monotonic() < core.leader.full_at + self._options.silence_s
 
     def force_promotion(self, operator: str, reason: str) -> None:
-        """An operator's word: lead with what is here, whatever is missing. Goes into the audit log first. Returns at once; what
-        came of it is seen in `status`. Raises Unavailable when the replica leads already or cannot be asked now."""
+        """Lead with the data of this replica, whatever is missing; ordered by an operator. Recorded in the audit log first. Returns
+        at once; `status` shows the result. Raises Unavailable if the replica leads already or cannot be asked now."""
         if self._core is None or self._core.state not in (State.FOLLOWING, State.LEAVING, State.REPAIRING, State.DAMAGED):
             raise Unavailable(f"this replica is {self.status()['state']}: it cannot be promoted by force now")
         self._context.log.error(PROMOTION_FORCED, operator=operator, reason=reason)
@@ -354,8 +355,8 @@ class Replica:
         self.force_promotion(operator, reason)
 
     async def set_clock(self, operator: str, reason: str) -> None:
-        """An operator's word, to a leader: the time of the state goes back to the agreed one. Goes into the audit log first. Raises
-        as `propose`, and InvalidArgument when it is not ahead."""
+        """Set the time of the state back to the agreed one; ordered by an operator, on a leader. Recorded in the audit log first.
+        Raises as `propose`, and InvalidArgument if the time of the state is not ahead."""
         self.check_leader()
         agreed_us, before_us = self.now_us(), self._machine.clock_us
         if not agreed_us or before_us <= agreed_us:
@@ -364,11 +365,11 @@ class Replica:
         await self.propose([(int(EntryKind.SET_CLOCK), CLOCK.pack(agreed_us))])
 
     def audit(self, operator: str, reason: str, what: Mapping[str, object]) -> None:
-        """Write down what an operator has done to the state, durably. Blocking. Raises DiskFailed."""
+        """Record an operator's action on the state, durably. Blocking. Raises DiskFailed."""
         self._folder.audit_line(operator, reason, self.member, what)
 
     def status(self) -> dict[str, object]:
-        """What `/health` says of the replica, and `pixiu status` shows. `degraded`: a text while an operator is needed."""
+        """Status of the replica for `/health` and `pixiu status`. `degraded`: a text while an operator is needed."""
         core = self._core
         if core is None:
             return {"state": "Starting", "degraded": None}
@@ -421,7 +422,7 @@ class Replica:
         return str(self._applier.blocked) if self._applier.blocked is not None else None
 
     def now_us(self) -> int:
-        """The time that the partition agreed on, Unix µs; 0: it has not yet."""
+        """The agreed time of the partition, Unix µs; 0: none yet."""
         return self._core.context.clock.time_us(time.monotonic()) if self._core is not None else 0
 
     # --- writes
@@ -437,7 +438,7 @@ class Replica:
                 )
 
     def _flush_turn(self) -> None:
-        """Write what was proposed in this turn; consecutive ones of one kind together."""
+        """Write the proposals of this turn, consecutive ones of one kind together."""
         turn, self._turn, self._turn_size = self._turn, [], 0
         begin = 0
         while begin < len(turn):
@@ -466,7 +467,7 @@ class Replica:
     def _write(
         self, payloads: Sequence[tuple[int, bytes]], replicated: bool, sizes: Sequence[int], unblocks: bool = False
     ) -> list[Proposal]:
-        """One write of several callers: how many payloads of each."""
+        """Write the payloads of several callers at once; `sizes` has each caller's number of payloads."""
         if (blocked := self._applier.blocked) is not None and not unblocks:
             raise self._refusal(ev.Rejection.DRAINING) if self.leave_for_space() else type(blocked)(str(blocked))
         if self._applier.behind > self._options.max_uncommitted:
@@ -505,10 +506,10 @@ class Replica:
         leader = self.leader_address
         return NotLeader(f"this replica does not lead; the leader is {leader or 'not known'}", leader)
 
-    # --- the core and what it asks for
+    # --- running the core
 
     def _step(self, event: ev.Event) -> None:
-        """Give the core an event and do what it says, in order. What happens meanwhile waits for its turn."""
+        """Step the core and perform its effects in order. Events that arise meanwhile wait for their turn."""
         core = self._core
         if core is None or self._stopped:
             return
@@ -528,7 +529,7 @@ class Replica:
         finally:
             self._stepping = False
         if core.state is State.LEADING:
-            self._applier.run()  # writers wait for what the state answers
+            self._applier.run()  # writers wait for the state machine's answers
         else:
             self._applier.run_soon()
         if not self._stopped:
@@ -565,12 +566,12 @@ class Replica:
                 self._announce(effect)
 
     def _take_office(self, epoch: int) -> None:
-        """The state is that of the log, so the role can look at both."""
+        """Inform the role that it leads. The state has caught up with the log, so the role can use both."""
         if self._office == epoch:
             self._on_leading(epoch)
 
     def _announce(self, effect: ev.Effect) -> None:
-        """What a process and its operators hear of."""
+        """Report effects that matter to the process and its operators."""
         log = self._context.log
         match effect:
             case ev.Leading(epoch):
@@ -614,7 +615,7 @@ class Replica:
             self._step(ev.SegmentScanned() if rotten is None else ev.SegmentRotten(rotten))
 
     def _hung_s(self) -> float:
-        """For how many seconds the disk has hung; 0 while it has not for long."""
+        """Seconds for which the disk has hung; 0 if that is not long."""
         hung_s = self._syncer.hung_s(time.monotonic())
         return hung_s if hung_s > self._context.options.session_timeout_ms / 2000 else 0.0
 
@@ -622,7 +623,7 @@ class Replica:
         self._check_registration()
         hung_s = self._hung_s()
         if hung_s and self._syncer.report_once():
-            # Others must be able to lead. The session comes again by itself when the disk answers, with another incarnation.
+            # Other replicas must be able to lead. When the disk answers, the session returns by itself with a new incarnation.
             self._context.log.error(DISK_HANGS, seconds=round(hung_s, 1))
             self._context.end_session()
         now = time.monotonic()
@@ -633,7 +634,7 @@ class Replica:
         self._step(ev.Tick(_wall_us(), not self._no_room))
 
     def _look_for_room(self) -> str:
-        """Why what a leader takes has no space here; empty: it has."""
+        """Reason why there is not enough space here to lead; empty if there is."""
         try:
             free = free_bytes(self._folder.path)
             if free >= 2 * self._segment_bytes:
@@ -646,7 +647,7 @@ class Replica:
         except DiskFailed as problem:
             return str(problem)
 
-    # --- what happens
+    # --- incoming events
 
     def _received(self, message: Message) -> None:
         self._step(ev.Received(message))
@@ -678,8 +679,9 @@ class Replica:
             self._step(ev.SessionLost())
 
     async def _renewed(self, node: Node) -> Node:
-        """The session was lost: another incarnation, durable before it is seen. While the disk hangs this replica stays away:
-        it would be elected again and could not take office. Raises Unavailable then, and is asked again."""
+        """The node to register after the session was lost: with a new incarnation, which is durable before others see it. While the
+        disk hangs the replica stays out, because it would be elected and could not take office. Raises Unavailable then, and is
+        called again."""
         assert self._log is not None
         if self._hung_s():
             raise Unavailable(f"the disk does not answer: {self._folder.path}")
@@ -687,7 +689,7 @@ class Replica:
         return replace(node, member_incarnation=incarnation, member_end=self._log.last.counter)
 
     def _check_registration(self) -> None:
-        """Tell the core of a registration that it does not know."""
+        """Report a registration to the core that it does not know."""
         node = self._context.membership.node
         if node is not None and node.member_incarnation > self._told:
             self._told = node.member_incarnation
@@ -698,7 +700,7 @@ class Replica:
             self._proposals.applied(first, answers, copies)
 
     def pin(self, name: str, counter: int | None) -> None:
-        """Keep the log behind a counter, under a name; None: no longer. At most `MAX_PINS` names are kept."""
+        """Keep the log after a counter, under a name; None: no longer. At most `MAX_PINS` names are kept."""
         self._step(ev.Pinned(name, counter))
 
     def _snapshot_sent(self, event: ev.SnapshotSent) -> None:

@@ -15,7 +15,7 @@ from cluster.runtime.options import PartitionedOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedOptions(PartitionedOptions):
-    """What the tables of replicated roles have in common. `data_dir` must be given."""
+    """Options common to all replicated roles. `data_dir` must be given."""
 
     session_timeout_ms: int = bounded(6_000, 1000, 120_000)
     """Milliseconds after which ZooKeeper removes a silent process, and another replica may lead."""
@@ -29,11 +29,11 @@ class ReplicatedOptions(PartitionedOptions):
     """Share of one core that all exports (docs/pipeline.md) of this process may use together."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what it must be) of every option that is wrong."""
+        """Yield (key, requirement) of every option that is wrong."""
         yield from super().problems()
         if not self.data_dir:
             yield "data_dir", "the folder of this replica's data"
 
     def replication(self) -> ReplicationOptions:
-        """The replication's own options."""
+        """Settings of replication."""
         return ReplicationOptions(min_in_sync=self.min_in_sync, max_uncommitted=self.max_uncommitted)

@@ -1,4 +1,4 @@
-"""Reads the log's older segments again and again, slowly: what the disk changes is found before a follower needs it.
+"""Read the log's older segments again and again, slowly, to find data that the disk changed before a follower needs it.
 
 Source: docs/replication.md, "The log on disk".
 """
@@ -20,16 +20,16 @@ from pixiu.errors import LogDamaged, MalformedData
 
 BYTES_PER_S: Final = 4 << 20
 PAUSE_S: Final = 60.0
-"""Between two passes."""
+"""Pause between two passes, seconds."""
 
 
 class Scrub:
-    """Scrubs one log.
+    """Scrubber of one log.
 
     Args:
-        on_rotten: called in the event loop with the last counter of a segment that is broken.
-        bytes_per_s: read at most.
-        pause_s: between two passes.
+        on_rotten: called in the event loop with the last counter of a broken segment.
+        bytes_per_s: limit of the reading rate.
+        pause_s: pause between two passes.
     """
 
     def __init__(self, on_rotten: Callable[[int], None], bytes_per_s: int = BYTES_PER_S, pause_s: float = PAUSE_S) -> None:
@@ -40,11 +40,11 @@ class Scrub:
         self.found = 0
 
     def start(self, log: SegmentedLog) -> None:
-        """Begin."""
+        """Start scrubbing."""
         self._task = asyncio.create_task(self._run(log), name="log-scrub")
 
     async def close(self) -> None:
-        """Stop: a segment that is being read is not read to its end."""
+        """Stop, even in the middle of a segment."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -62,7 +62,7 @@ class Scrub:
             await asyncio.sleep(self._pause_s)
 
     def _whole(self, path: Path, base: Position, last: int) -> bool:
-        """In a thread, without the log's lock: a segment that was trimmed or cut meanwhile is looked at again."""
+        """Check a segment in a thread, without the log's lock; one that was trimmed or cut meanwhile is checked again."""
         try:
             fd = os.open(path, os.O_RDONLY)
         except OSError:
@@ -85,7 +85,7 @@ class Scrub:
 
     @staticmethod
     def _is_broken(log: SegmentedLog, base: Position, last: int) -> bool:
-        """The log's own word, for a segment that it still has."""
+        """Let the log check a segment, if it still has it."""
         if (base, last) not in [(each, end) for _, each, end in log.sealed_segments()]:
             return False
         try:

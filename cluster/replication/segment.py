@@ -1,4 +1,4 @@
-"""One file of a log: entries end to end after the position that its name says.
+"""One file of a log: entries end to end, after the position in its name.
 
     00000000000000004096-00000003.log      begins after counter 4096 of epoch 3
     └─ sparse index: (counter, offset) every 64 KiB, and where each epoch begins; both made by reading the file once
@@ -26,7 +26,7 @@ SUFFIX: Final = ".log"
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
-    """Bytes of a file. Raises MalformedData when the disk cannot read them: what cannot be read is worth what is read wrong."""
+    """Read bytes of a file. Raises MalformedData if the disk cannot read them: unreadable data counts as wrong data."""
     try:
         return os.pread(fd, size, offset)
     except OSError as problem:
@@ -36,7 +36,7 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
 
 
 def name_of(base: Position) -> str:
-    """The name of the segment that begins after a position."""
+    """Name of the segment that begins after a position."""
     return f"{base.counter:020d}-{base.epoch:010d}{SUFFIX}"
 
 
@@ -49,7 +49,7 @@ def base_of(name: str) -> Position | None:
 
 
 def walk(fd: int, offset: int, end: int, chunk: int) -> Iterator[tuple[Entry, int]]:
-    """The entries of a file between two offsets, each with its own. Raises MalformedData at the first that is broken."""
+    """Entries of a file between two offsets, each with its offset. Raises MalformedData at the first broken one."""
     buffer, at = b"", 0
     while offset + at < end:
         try:
@@ -67,24 +67,24 @@ def walk(fd: int, offset: int, end: int, chunk: int) -> Iterator[tuple[Entry, in
 
 
 class Segment:
-    """An open segment. One thread writes; others may read what was there before they began."""
+    """An open segment. One thread writes; others may read data that was there before they began."""
 
     def __init__(self, path: Path, base: Position, create: bool = False) -> None:
         self.path = path
         self.base = base
         self.fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
         self.size = os.fstat(self.fd).st_size
-        """Where valid entries end, once it was scanned."""
+        """Offset at which valid entries end, after a scan."""
         self.last = base
         self.scanned = create
         self.dirty = create
-        """Written and not synced."""
+        """True if written and not synced."""
         self._index: list[tuple[int, int]] = [(base.counter + 1, 0)]
         self._epochs: list[tuple[int, int]] = []
         """(first counter, epoch) of each epoch that begins here."""
 
     def scan(self) -> str | None:
-        """Read and check every entry. Returns what is wrong with the first bad one; `size` and `last` are before it."""
+        """Read and check every entry. Returns the problem of the first bad one; `size` and `last` are before it."""
         end = os.fstat(self.fd).st_size
         self.size, self.last = 0, self.base
         self._index, self._epochs = [(self.base.counter + 1, 0)], []
@@ -100,7 +100,7 @@ class Segment:
         return None
 
     def adopt(self, other: Segment) -> None:
-        """Take over what another one found out about the same file."""
+        """Take over the results of another scan of the same file."""
         self.size, self.last, self.scanned = other.size, other.last, True
         self._index, self._epochs = other._index, other._epochs
 
@@ -137,7 +137,7 @@ class Segment:
         raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
 
     def sync(self) -> None:
-        """What was written is durable. Raises DiskFailed."""
+        """Make written entries durable. Raises DiskFailed."""
         try:
             os.fdatasync(self.fd)
         except OSError as problem:
@@ -158,8 +158,8 @@ class Segment:
         self.sync()
 
     def write_again(self, after: int) -> None:
-        """Write the entries beyond a counter anew where they are, and make them durable; whatever ends this meanwhile loses none.
-        Raises DiskFull, DiskFailed."""
+        """Rewrite the entries beyond a counter in place and make them durable; an interruption loses none of them. Raises DiskFull,
+        DiskFailed."""
         offset, end = self._offset_of(after + 1), self.size
         try:
             while offset < end:
@@ -175,7 +175,7 @@ class Segment:
         self.dirty = False
 
     def epoch_at(self, counter: int) -> int:
-        """The epoch of an entry between the base and the end."""
+        """Epoch of an entry between the base and the end."""
         found = bisect_right(self._epochs, (counter, 1 << 62)) - 1
         return self._epochs[found][1] if found >= 0 else self.base.epoch
 
@@ -185,7 +185,7 @@ class Segment:
         return self._epochs[found][0] if found >= 0 else counter
 
     def _offset_of(self, counter: int) -> int:
-        """Where an entry begins. Raises LogDamaged."""
+        """Offset of an entry. Raises LogDamaged."""
         at, offset = self._index[bisect_right(self._index, (counter, 1 << 62)) - 1]
         while at < counter:
             try:
@@ -200,7 +200,7 @@ class Segment:
         return offset
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
-        """Entries from `after` + 1 on, checked; at least one if there is one. Raises LogDamaged."""
+        """Checked entries from `after` + 1 on; at least one if there is one. Raises LogDamaged."""
         found: list[Entry] = []
         if after >= self.last.counter:
             return found

@@ -1,8 +1,8 @@
-"""Snapshots of the state for replicas that are too far behind: a folder's files in parts.
+"""Snapshots of the state for replicas that lag too far: the files of a folder, sent in parts.
 
-A transfer that breaks off goes on where it was: both sides keep what they have for some minutes. The sender asks, the receiver says
-how far it has come and the CRC of the file it is in, and the sender reads its own file as far before it goes on behind that. Else
-another snapshot is made, from the beginning.
+An interrupted transfer is resumed: both sides keep what they have for some minutes. The sender asks, and the receiver reports how
+far it has come and the CRC of the current file. The sender checks that CRC against its own file before it continues. If they
+differ, another snapshot is made and sent from the beginning.
 
     sender  ── ResumeSnapshot {id} ──▶  receiver
             ◀── {path, offset, crc} ──
@@ -41,18 +41,18 @@ from pixiu.wire.v1 import replication_pb2 as pb
 
 PART_BYTES: Final = 256 << 10
 MAX_FILES: Final = 100_000
-"""In one snapshot. Policy: more are refused."""
+"""Files in one snapshot. Policy: more are refused."""
 MAX_LEVELS: Final = 4
 MAX_SENDING: Final = 2
-"""Snapshots being sent or kept at one time. Policy: for a further one a kept one goes, else it fails and is asked for again."""
+"""Snapshots being sent or kept at one time. Policy: a further one replaces a kept one, or fails and is requested again."""
 PART_TIMEOUT_S: Final = 30.0
-"""A sender that sends no part for so long has failed."""
+"""Time after which a sender that sends no part has failed, seconds."""
 FAILURE_PAUSE_S: Final = 2.0
-"""After a snapshot that failed another one is not begun at once."""
+"""Pause after a failed snapshot before another one is started, seconds."""
 KEPT_S: Final = 300.0
-"""For so long after it moved on last a snapshot that broke off is kept, by its sender with the log behind it."""
+"""Time for which an interrupted snapshot is kept after its last progress, by its sender with the log after it, seconds."""
 PIN_S: Final = 60.0
-"""For so long after a snapshot its receiver has the log behind it kept for it, whatever else becomes of it."""
+"""Time for which the log after a snapshot is kept for its receiver in any case, seconds."""
 SNAPSHOT_FAILED: Final = "replica_snapshot_failed"
 SNAPSHOT_SENT: Final = "replica_snapshot_sent"
 SNAPSHOT_RESUMED: Final = "replica_snapshot_resumed"
@@ -60,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 def check_path(path: str) -> str:
-    """A relative path that a snapshot may have. Raises MalformedData."""
+    """Check a relative path of a snapshot and return it. Raises MalformedData."""
     levels = path.split("/")
     if len(levels) > MAX_LEVELS or not all(_NAME.fullmatch(level) for level in levels):
         raise MalformedData(f"{path[:100]!r} is no path of a snapshot")
@@ -74,7 +74,7 @@ def _files(folder: Path) -> list[tuple[str, int]]:
 
 
 def crc_before(path: Path, offset: int) -> int | None:
-    """The CRC-32 of a file's first bytes; None: it has not so many. Blocking. Raises OSError."""
+    """CRC-32 of a file's first bytes; None if it is shorter. Blocking. Raises OSError."""
     crc = 0
     with open(path, "rb") as file:
         while offset > 0:
@@ -95,9 +95,9 @@ class _Made:
     folder: Path
     files: list[tuple[str, int]]
     begin: tuple[int, int] = (0, 0)
-    """Where the transfer began last: in which of the files, at which of its bytes."""
+    """Start of the latest transfer: index of the file, and offset in it."""
     until: float | None = None
-    """When it is given up, by the event loop's clock, unless it moves on."""
+    """Time, by the event loop's clock, at which it is given up unless it makes progress."""
 
     def head(self, epoch: int) -> pb.SnapshotPart.Begin:
         number, offset = self.begin
@@ -116,10 +116,10 @@ class SnapshotSender:
 
     Args:
         machine: the state.
-        folder: where snapshots are made.
-        peers: by whom they are sent.
-        pin: keeps the log behind a counter under a name, or (None) no longer.
-        on_sent: called with what became of each.
+        folder: makes the folders of snapshots.
+        peers: sends them.
+        pin: keeps the log after a counter under a name, or (None) no longer.
+        on_sent: called with the outcome of each.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class SnapshotSender:
         self._log: SegmentedLog | None = None
         self._tasks: dict[MemberID, asyncio.Task[None]] = {}
         self._made: dict[MemberID, _Made] = {}
-        """On their way, or kept."""
+        """Snapshots being sent or kept."""
         self._timers: dict[MemberID, asyncio.TimerHandle] = {}
-        """When what is kept for a member is given up, and the log no longer held for it."""
+        """Timers that give up a member's kept snapshot, and the log held for it."""
         self._giving_up: dict[MemberID, asyncio.Task[None]] = {}
         self.counts = {
             "snapshots_sent_total": 0,
@@ -146,16 +146,16 @@ class SnapshotSender:
         }
 
     def start(self, log: SegmentedLog) -> None:
-        """Snapshots are positions of this log."""
+        """Set the log to which the snapshots' positions refer."""
         self._log = log
 
     def send(self, member: MemberID, epoch: int) -> None:
-        """Begin, or go on with one that broke off; one that is under way to this member goes on instead."""
+        """Start a snapshot, or resume an interrupted one. Does nothing if one is under way to this member."""
         if member not in self._tasks:
             self._tasks[member] = asyncio.create_task(self._send(member, epoch))
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Abort all transfers."""
         for timer in self._timers.values():
             timer.cancel()
         tasks = list(self._tasks.values())
@@ -201,7 +201,7 @@ class SnapshotSender:
             await asyncio.to_thread(shutil.rmtree, made.folder, True)
 
     async def _resumed(self, member: MemberID, epoch: int) -> _Made | None:
-        """The snapshot that broke off, set to go on behind what the receiver has of it; None: another one is to be made."""
+        """An interrupted snapshot, set to continue after what the receiver has of it; None: a new one must be made."""
         made = self._made.get(member)
         if made is None:
             return None
@@ -211,7 +211,7 @@ class SnapshotSender:
             number = next((i for i, (path, _) in enumerate(made.files) if path == held.path), None)
             if number is not None and await asyncio.to_thread(crc_before, made.folder / held.path, held.offset) == held.crc:
                 if (number, held.offset) > made.begin:
-                    made.until = None  # it has moved on
+                    made.until = None  # it has made progress
                 made.begin = number, held.offset
                 self.counts["snapshots_resumed_total"] += 1
                 get_logger().info(SNAPSHOT_RESUMED, to=hex_id(member), path=held.path, offset=held.offset)
@@ -282,11 +282,11 @@ class _Writer:
         self.bytes = 0
 
     def held(self) -> pb.SnapshotHeld:
-        """How far it is. Call it only when it is closed."""
+        """Progress so far. Call it only after `close`."""
         return pb.SnapshotHeld(path=self._path, offset=self._offset, crc=self._crc)
 
     def write(self, part: pb.SnapshotPart.Data) -> None:
-        """The next bytes."""
+        """Write the next bytes."""
         with self._lock:
             self._write(part)
 
@@ -319,7 +319,7 @@ class _Writer:
         self._path, self._offset, self._crc = path, 0, 0
 
     def close(self) -> None:
-        """Nothing more comes for now. Waits for a write under way, whose caller was cancelled."""
+        """Close the file for now. Waits for a running write whose caller was cancelled."""
         with self._lock:
             self._close()
 
@@ -331,7 +331,7 @@ class _Writer:
 
 @dataclass(slots=True)
 class _Partial:
-    """A snapshot of which not everything has come."""
+    """A snapshot that has not arrived completely."""
 
     sender: MemberID
     id: int
@@ -341,13 +341,13 @@ class _Partial:
 
 
 class SnapshotReceiver:
-    """Receives snapshots, one at a time, and keeps one that broke off.
+    """Receives snapshots, one at a time, and keeps one that was interrupted.
 
     Args:
-        machine: the state; it looks at what was received before that is taken.
-        folder: where they go.
-        busy: whether one is being loaded.
-        on_received: called when one is whole and durable; it is removed again unless `busy` after that.
+        machine: the state; it checks a received snapshot before that is used.
+        folder: the folder that takes them.
+        busy: returns whether one is being loaded.
+        on_received: called when one is complete and durable; it is deleted unless `busy` after that.
     """
 
     def __init__(
@@ -362,12 +362,12 @@ class SnapshotReceiver:
         self._closed = False
         self._partial: _Partial | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """When the partial one is given up."""
+        """Timer that gives up the partial snapshot."""
         self._giving_up: asyncio.Task[None] | None = None
         self.counts = {"snapshots_received_total": 0, "snapshots_broken_off_total": 0}
 
     async def held(self, member: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
-        """What is here of a snapshot that broke off. Raises Overloaded."""
+        """Progress of an interrupted snapshot. Raises Overloaded."""
         self._check_free()
         partial = self._partial
         if partial is None or not begin.id or (partial.sender, partial.id) != (member, begin.id):
@@ -376,7 +376,7 @@ class SnapshotReceiver:
         return partial.writer.held()
 
     async def receive(self, member: MemberID, parts: AsyncIterator[bytes]) -> None:
-        """One snapshot of a peer, or the rest of one. Raises MalformedData, Overloaded, StorageError, Unavailable."""
+        """Receive one snapshot of a peer, or the rest of one. Raises MalformedData, Overloaded, StorageError, Unavailable."""
         self._check_free()
         self._receiving = True
         if self._timer is not None:
@@ -444,7 +444,7 @@ class SnapshotReceiver:
             self._receiving = False
 
     async def _begin(self, member: MemberID, parts: AsyncIterator[bytes]) -> tuple[int, _Partial]:
-        """The epoch of the sender, and the snapshot that it begins or goes on with."""
+        """Epoch of the sender, and the snapshot that it starts or resumes."""
         first = await _next(parts)
         if first.WhichOneof("body") != "begin":
             raise MalformedData("a snapshot has no beginning")

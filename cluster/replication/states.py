@@ -1,4 +1,4 @@
-"""The states of a replica, and what moves it between them. `core.TABLE` says how."""
+"""The states of a replica and the causes of transitions; `core.TABLE` lists the transitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """What a replica is doing."""
+    """Activity of a replica."""
 
     FOLLOWING = "Following"
     SEEKING = "Seeking"
@@ -20,7 +20,7 @@ class State(Enum):
 
 
 class Cause(Enum):
-    """Why a replica changes what it is doing."""
+    """Cause of a transition."""
 
     VACANT = "no leader, and its turn"
     WON = "compare-and-set done"

@@ -1,4 +1,4 @@
-"""Messages between replicas and the state in ZooKeeper as bytes. What a peer or an editor may have broken is refused. Pure.
+"""Encode messages between replicas, and the state in ZooKeeper. Malformed data from a peer or an editor is refused. Pure.
 
 Source: docs/protocol.md, "Record", docs/registry.md, docs/replication.md.
 """
@@ -20,14 +20,14 @@ from pixiu.ids import MAX_ID
 from pixiu.wire.v1 import replication_pb2 as pb
 
 MAX_ENTRIES: Final = 65_536
-"""In one message. Policy: more are refused; a leader sends at most `max_append_entries`."""
+"""Entries in one message. Policy: more are refused; a leader sends at most `max_append_entries`."""
 MAX_MEMBERS: Final = 64
-"""In one in-sync set. Policy: more are refused."""
+"""Members of one in-sync set. Policy: more are refused."""
 MAX_EPOCH: Final = (1 << 32) - 1
 
 
 def encode_message(message: Message) -> bytes:
-    """A message as protobuf."""
+    """Encode a message as protobuf."""
     if isinstance(message, Append):
         append = pb.ReplicaMessage.Append(
             epoch=message.epoch, sender=message.sender, entries=encode(message.entries), committed=message.committed,
@@ -56,7 +56,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """A message of a peer. Raises MalformedData."""
+    """Decode a message of a peer. Raises MalformedData."""
     try:
         body = pb.ReplicaMessage.FromString(data)
     except DecodeError as problem:
@@ -93,7 +93,7 @@ def _id(value: int) -> int:
 
 
 def _check(epoch: int, previous: Position | None, entries: Sequence[Entry]) -> None:
-    """Entries are dense, and epochs never fall along them nor exceed the message's."""
+    """Check that entries are dense, and that their epochs never fall nor exceed the message's."""
     if not entries:
         return
     if previous is None:
@@ -105,7 +105,7 @@ def _check(epoch: int, previous: Position | None, entries: Sequence[Entry]) -> N
 
 
 def encode_state(state: PartitionState) -> bytes:
-    """The data of a partition's `state` node: JSON, members in hex."""
+    """Data of a partition's `state` node: JSON, members in hex."""
     data = {
         "epoch": state.epoch,
         "leader": f"{state.leader:016x}",
@@ -117,7 +117,7 @@ def encode_state(state: PartitionState) -> bytes:
 
 
 def decode_state(data: bytes) -> PartitionState:
-    """What is in a `state` node. Raises MalformedData: a state that cannot be read is never taken for none."""
+    """Decode a `state` node. Raises MalformedData: an unreadable state is never treated as a missing one."""
     try:
         found = json.loads(data)
         epoch, incarnation, names = found["epoch"], found["incarnation"], found["in_sync"]

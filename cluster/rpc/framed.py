@@ -1,7 +1,7 @@
-"""Framed streams: a carrier of duplex streams between processes of a cluster, a TCP connection for each.
+"""Framed streams: a carrier of duplex streams between processes of a cluster, with one TCP connection each.
 
-What is written in one turn of the event loop leaves in one write. A side that does not read holds its peer's writer back; a peer
-whose machine has vanished is noticed by TCP's keep-alive.
+Data written in one turn of the event loop leaves in one write. A side that does not read holds its peer's writer back; TCP's
+keep-alive detects a peer whose machine has vanished.
 
 Source: docs/links.md, "Framed streams".
 """
@@ -40,22 +40,22 @@ from pixiu.rpc.grpc_streams import GARBAGE, GrpcCall
 from pixiu.rpc.status import GRPC_STATUS
 
 OPEN_S: Final = 3.0
-"""For a connection, its TLS handshake and its hello."""
+"""Time limit for a connection, its TLS handshake and its hello, seconds."""
 WRITE_HIGH: Final = 256 << 10
-"""Bytes that wait to leave, above which a writer waits."""
+"""Bytes waiting to leave above which a writer waits."""
 READ_HIGH: Final = 1 << 20
-"""Bytes that were received and not read, above which no more is received."""
+"""Bytes received and not read above which receiving stops."""
 READ_LOW: Final = READ_HIGH // 2
 FRAME_COST: Final = 100
-"""Bytes that a frame counts beside its payload."""
+"""Bytes that a frame counts in addition to its payload."""
 KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 30_000))
-"""A peer that vanished is noticed after half a minute; in seconds, the last in milliseconds."""
+"""Keep-alive settings that detect a vanished peer after half a minute; in seconds, the last in milliseconds."""
 OUT_OF_PLACE: Final = "the other side sent an unexpected frame"
 LOST: Final = "the connection was lost"
 
 
 class _Over(NamedTuple):
-    """Why nothing more comes or goes."""
+    """Reason why a connection is over."""
 
     text: str
     refused: bool = False
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
     """One connection of either side: frames in both directions, in order and bounded.
 
     Args:
-        max_bytes: of a frame that comes.
+        max_bytes: largest received frame.
     """
 
     def __init__(self, max_bytes: int = MAX_HELLO_BYTES) -> None:
@@ -97,17 +97,17 @@ class Connection(asyncio.Protocol):
         self._gone = asyncio.get_running_loop().create_future()
         self._drops = False
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open, TLS included."""
+        """Note that the connection is open, TLS included."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH)
         keep_alive(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the other side."""
+        """Handle bytes of the other side."""
         if self._over is not None or self._drops:
             return
         try:
@@ -127,35 +127,35 @@ class Connection(asyncio.Protocol):
         self._wake_reader()
 
     def pause_writing(self) -> None:
-        """The other side does not read fast enough."""
+        """Hold writers back: the other side does not read fast enough."""
         self._room = False
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """Let writers continue: there is space again."""
         self._room = True
         self._wake_writers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Note that the connection is gone."""
         self._end(_Over(f"{LOST}: {exc}" if exc is not None else LOST))
         if not self._gone.done():
             self._gone.set_result(None)
             self.on_lost()
 
-    # What its owner calls.
+    # Called by the owner.
 
     @property
     def transport(self) -> asyncio.Transport:
-        """The transport; the connection is open."""
+        """The transport of the open connection."""
         assert self._transport is not None
         return self._transport
 
     def takes(self, max_bytes: int) -> None:
-        """The hello is over: messages may be so long from now on."""
+        """Set the largest message, after the hello."""
         self._splitter.max_bytes = max_bytes
 
     async def frame(self) -> tuple[int, bytes]:
-        """The next frame. Raises `StreamEnded` when there will be none."""
+        """The next frame. Raises `StreamEnded` if there will be none."""
         while not self._frames:
             if self._over is not None:
                 raise self._over.error()
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
         return kind, payload
 
     def put(self, kind: Kind, payload: bytes = b"") -> None:
-        """Have a frame leave at the end of this turn of the loop. Raises `StreamEnded`."""
+        """Queue a frame, which leaves at the end of this turn of the loop. Raises `StreamEnded`."""
         if self._over is not None:
             raise self._over.error()
         if not self._out:
@@ -197,13 +197,14 @@ class Connection(asyncio.Protocol):
                     self._writers.remove(waiting)
 
     def fail(self, text: str, *, refused: bool = False, retry_after_ms: int = 0) -> None:
-        """Break it, with why: what waits to leave is lost."""
+        """Break the connection for a reason; queued data is lost."""
         self._end(_Over(text, refused, retry_after_ms))
         if self._transport is not None:
             abort(self._transport)
 
     async def leave(self, timeout_s: float) -> None:
-        """End it in order: what was put leaves, and the connection goes when the other side has heard it, or after this time."""
+        """End the connection in order: queued data leaves, and the connection closes when the other side has received it, or after
+        this time."""
         self._flush()
         self._drops = True
         self._frames.clear()
@@ -211,8 +212,8 @@ class Connection(asyncio.Protocol):
         if transport is None or self._gone.done():
             return
         if not self._receives and not transport.is_closing():
-            transport.resume_reading()  # what is not read at the end would make TCP take back what was said last
-        with contextlib.suppress(OSError):  # the time is over, or the other side has reset it and the loop has not heard so yet
+            transport.resume_reading()  # data unread at the end would make TCP discard the last data sent
+        with contextlib.suppress(OSError):  # the time is over, or the other side has reset it and the loop has not noticed yet
             if transport.can_write_eof():
                 transport.write_eof()
             else:
@@ -245,13 +246,13 @@ class Connection(asyncio.Protocol):
 
 
 def abort(transport: asyncio.Transport) -> None:
-    """Break a connection; one that is gone stays so. A transport of asyncio raises where it has closed behind its last bytes."""
+    """Break a connection, if it is still there. An asyncio transport raises if it has closed itself after its last bytes."""
     with contextlib.suppress(AttributeError):
         transport.abort()
 
 
 def keep_alive(transport: asyncio.Transport) -> None:
-    """Have TCP notice a peer that has vanished."""
+    """Set TCP options that detect a vanished peer."""
     sock: socket.socket | None = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -267,11 +268,11 @@ class FramedCall(Generic[Out, In]):
 
     Args:
         host, port: of the other side.
-        role: of the other side, which it must prove where this process has certificates.
-        hello: who calls which method.
-        key: which makes the hello's tag; None: there is none. Raises ConfigurationError.
+        role: of the other side, which it must prove if this process has certificates.
+        hello: identifies the caller and the method.
+        key: returns the key of the hello's tag; None: there is none. Raises ConfigurationError.
         parse: makes a message of bytes.
-        max_bytes: of a message that comes.
+        max_bytes: largest received message.
     """
 
     serves = False
@@ -291,7 +292,7 @@ class FramedCall(Generic[Out, In]):
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
         self.reached = False
-        """Whether a connection came about."""
+        """True if a connection was established."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -300,20 +301,20 @@ class FramedCall(Generic[Out, In]):
         await self.close()
 
     async def close(self) -> None:
-        """End it."""
+        """End the stream."""
         self.cancel()
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
 
     def cancel(self) -> None:
-        """Break it: what it holds is lost."""
+        """Break the stream; its data is lost."""
         if self._opening is not None:
             self._opening.cancel()
         if self._connection is not None:
             self._connection.fail("the call was cancelled")
 
     async def opened(self, timeout_s: float) -> None:
-        """Wait until the other side has taken the stream. Raises `StreamEnded`."""
+        """Wait until the other side has accepted the stream. Raises `StreamEnded`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open()
@@ -337,13 +338,13 @@ class FramedCall(Generic[Out, In]):
         return None
 
     async def write(self, message: Out) -> None:
-        """Send one. Raises `StreamEnded`."""
+        """Send a message. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
         connection.put(Kind.MESSAGE, packed(message))
         await connection.room()
 
     async def done_writing(self) -> None:
-        """No more will be sent. Raises `StreamEnded`."""
+        """Announce that no more will be sent. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
         connection.put(Kind.LAST)
 
@@ -397,18 +398,18 @@ class FramedCall(Generic[Out, In]):
 
 
 class Refused(Exception):
-    """A handler has refused its stream: nothing more is to be said."""
+    """A handler has refused its stream, and nothing more is to be sent."""
 
 
 class FramedHandler(Generic[Out, In]):
-    """A stream that another process opened to this one; it ends when what serves it returns.
+    """A stream that another process opened to this one; it ends when its server function returns.
 
     Args:
-        connection: behind the hello.
+        connection: after the hello.
         parse: makes a message of bytes.
-        peer: where it comes from, for logs.
+        peer: address of the caller, for logs.
         role, name: of the caller, as far as it has proved them.
-        about: what its hello says for the method.
+        about: the hello's text for the method.
     """
 
     serves = True
@@ -420,7 +421,7 @@ class FramedHandler(Generic[Out, In]):
         self.peer, self.role, self.name, self.about = peer, role, name, about
 
     async def opened(self, timeout_s: float = 0.0) -> None:
-        """The caller was told when its hello was taken."""
+        """Do nothing: the caller was informed when its hello was accepted."""
 
     async def read(self) -> In | None:
         """The next message; None when the caller sends no more. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
@@ -436,28 +437,28 @@ class FramedHandler(Generic[Out, In]):
         return message
 
     async def write(self, message: Out) -> None:
-        """Send one. Raises `StreamEnded`."""
+        """Send a message. Raises `StreamEnded`."""
         self._connection.put(Kind.MESSAGE, packed(message))
         await self._connection.room()
 
     async def done_writing(self) -> None:
-        """The handler's return says it."""
+        """Do nothing: the handler's return ends the stream."""
 
     async def refuse(self, error: PixiuError) -> NoReturn:
-        """End the stream with an error; the time after which to try again goes with it."""
+        """End the stream with an error, including the time after which to try again."""
         refuse(self._connection, error)
         raise Refused
 
 
 def refuse(connection: Connection, error: PixiuError) -> None:
-    """Tell the caller why its stream is not served, or no more."""
+    """Inform the caller why its stream is not served, or no longer."""
     after_ms = error.retry_after_ms if isinstance(error, Overloaded) else 0
     with contextlib.suppress(StreamEnded):
         connection.put(Kind.REFUSED, refusal_payload(Refusal(error.code, str(error), after_ms)))
 
 
 def packed(message: object) -> bytes:
-    """A message as it travels: protobuf, or bytes as they are."""
+    """Bytes of a message: protobuf, or bytes unchanged."""
     return message.SerializeToString() if isinstance(message, Message) else message  # type: ignore[return-value]
 
 
@@ -466,15 +467,15 @@ class Framed:
 
     Args:
         role, endpoint: of this process.
-        key: by which this process proves its role to one of another role; None: there is none. Raises ConfigurationError.
-        max_bytes: of a message that comes.
+        key: returns the key by which this process proves its role to another role; None: there is none. Raises ConfigurationError.
+        max_bytes: largest received message.
     """
 
     def __init__(self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int) -> None:
         self._role, self._endpoint, self._key, self._max_bytes = role, endpoint, key, max_bytes
 
     def call(self, node: Node, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
-        """A stream of a method (`cluster.rpc.methods`) to a process with a `stream_port`. about: see `Hello`."""
+        """Make a stream of a method (`cluster.rpc.methods`) to a process with a `stream_port`. about: see `Hello`."""
         hello = Hello(method, self._role, self._endpoint, about)
         return FramedCall(node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes)
 
@@ -488,22 +489,23 @@ async def framed_or_grpc(
     by_grpc: Callable[[], GrpcCall[Out, In]],
     about: str = "",
 ) -> AsyncIterator[Carrier[Out, In]]:
-    """A stream of a method to a process: framed where it offers that, its port is reached and takes the hello, else over gRPC.
+    """Open a stream of a method to a process: framed if the process offers that, its port is reached and it accepts the hello,
+    otherwise over gRPC.
 
     Args:
         framed: opens framed streams; None: gRPC carries all.
-        node: the process; None: it is not in the registry any more.
-        by_grpc: makes the call of gRPC.
-        about: what the hello of a framed stream says for the method.
+        node: the process; None: it is no longer in the registry.
+        by_grpc: makes the gRPC call.
+        about: the framed stream's hello text for the method.
 
-    Raises `StreamEnded` when the connection breaks before the hello is answered.
+    Raises `StreamEnded` if the connection breaks before the hello is answered.
     """
     if framed is not None and node is not None and node.stream_port:
         async with framed.call(node, method, parse, about) as call:
             try:
                 await call.opened(2 * OPEN_S)  # it gives up by itself before that
             except StreamEnded as ended:
-                # Who refuses the hello may be of a release that does not serve this method so.
+                # A process that refuses the hello may be of a release that does not serve this method so.
                 if call.reached and not ended.refused:
                     raise
             else:

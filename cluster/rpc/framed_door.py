@@ -1,8 +1,8 @@
-"""The door at which a process serves framed streams: who comes in, and what serves him.
+"""The listener on which a process serves framed streams: admits callers, and runs the handlers of methods.
 
-    accepted ─ TLS, where there are certificates ─ challenge ─ hello ─ may he? ─ welcome ─ the method's handler ─ last word
+    accepted ─ TLS, where there are certificates ─ challenge ─ hello ─ allowed? ─ welcome ─ the method's handler ─ last word
 
-Until the hello is taken a connection is a stranger's: bounded in number, in all and of one address, in time and in bytes.
+Until its hello is accepted a connection is a stranger's: bounded in number, in total and per address, in time and in bytes.
 
 Source: docs/links.md, "Framed streams", docs/security.md.
 """
@@ -24,23 +24,23 @@ from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Not
 from pixiu.rpc.duplex import StreamEnded
 
 MAX_STRANGERS: Final = 128
-"""Connections without a hello. Policy: a further one is closed at once."""
+"""Connections without an accepted hello. Policy: a further one is closed at once."""
 MAX_STRANGERS_OF_ADDRESS: Final = 96
 MAX_STREAMS: Final = 4096
-"""Open ones. Policy: a further one is closed at once."""
+"""Open streams. Policy: a further one is closed at once."""
 BACKLOG: Final = 128
 STOP_S: Final = 1.0
-"""For streams to end by themselves when the door closes."""
+"""Time for streams to end by themselves when the listener closes, seconds."""
 LEAVE_S: Final = 2.0
-"""For a caller to take the last word."""
+"""Time for a caller to receive the last word, seconds."""
 Serve = Callable[[Any], Awaitable[None]]
 
 
 class Admits(Protocol):
-    """Says who a caller is."""
+    """Identifies and admits callers."""
 
     def __call__(self, hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
-        """The caller's role and name. certificate: DER, verified; empty: none. Raises `NotAllowed`."""
+        """Return the caller's role and name. certificate: DER, verified; empty: none. Raises `NotAllowed`."""
 
 
 class _Method(NamedTuple):
@@ -49,19 +49,19 @@ class _Method(NamedTuple):
 
 
 def anybody(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
-    """Takes everybody for what he says."""
+    """Accept every caller with the role that it claims."""
     return hello.role, ""
 
 
 class FramedDoor:
-    """Listens, once something is served.
+    """Listens on a port if any method is served.
 
     Args:
         admits: see `Admits`.
-        context: gives the newest certificates for a new connection; None: connections are not encrypted.
-        keys: those by which a caller of a role proves it; None: there are none, and nothing is to be proved.
-        max_bytes: of a message that comes.
-        failed: told of an error of a handler that is a bug.
+        context: returns the newest certificates for a new connection; None: connections are not encrypted.
+        keys: returns the keys by which a caller proves a role; None: there are none, and nothing needs proof.
+        max_bytes: largest received message.
+        failed: called with an error of a handler that is a bug.
     """
 
     def __init__(
@@ -79,23 +79,24 @@ class FramedDoor:
         self._strangers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self.open = 0
-        """Streams that are served now."""
+        """Number of streams that are served now."""
         self.served = self.refused = self.failures = 0
-        """Since the start: that were opened, that were refused, and connections that came to nothing."""
+        """Numbers since the start: streams opened, streams refused, and connections that failed."""
 
     def serve(self, method: str, parse: Callable[[bytes], Any], serve: Serve) -> None:
-        """Have streams of a method (`/pixiu.v1.Xiu/Store`) served: each gets a `FramedHandler`, and ends when this returns."""
+        """Serve streams of a method (`/pixiu.v1.Xiu/Store`): each gets a `FramedHandler`, and ends when `serve` returns."""
         self._methods[method] = _Method(parse, serve)
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is served."""
+        """True if any method is served."""
         return bool(self._methods)
 
     async def bind(self, host: str, port: int, *, fallback: bool, reuse: bool = False) -> int:
-        """Take the port, or with `fallback` any where it is taken; returns it. Raises ConfigurationError.
+        """Bind the port, or with `fallback` any other one if it is taken; returns it. Raises ConfigurationError.
 
-        reuse: also take a port on which connections of an earlier process end. Only for ports that the kernel gives to nobody.
+        reuse: also bind a port on which connections of an earlier process are ending. Only for ports that the kernel assigns to
+        nobody.
         """
         try:
             self._server = await self._listen(host, port, reuse)
@@ -114,14 +115,14 @@ class FramedDoor:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _listen(self, host: str, port: int, reuse: bool) -> asyncio.Server:
-        # It listens later (`start`). Until then the kernel would give a port with SO_REUSEADDR to another process.
+        # It listens later (`start`). Until then the kernel would assign a port with SO_REUSEADDR to another process.
         loop = asyncio.get_running_loop()
         return await loop.create_server(
             lambda: _Arrival(self._arrived), host, port, backlog=BACKLOG, reuse_address=reuse, start_serving=False
         )
 
     async def start(self) -> None:
-        """Take connections from now on."""
+        """Start accepting connections."""
         if self._server is not None:
             for listener in self._server.sockets:
                 # Connections inherit this. Without it those that end would keep a process that restarts from its port for a minute.
@@ -129,7 +130,7 @@ class FramedDoor:
             await self._server.start_serving()
 
     async def close(self) -> None:
-        """Take no more, and end those that are open."""
+        """Accept no more connections, and end the open ones."""
         if self._server is not None:
             self._server.close()
         if self._tasks:
@@ -185,7 +186,7 @@ class FramedDoor:
             abort(transport)
 
     async def _meet(self, transport: asyncio.Transport, connection: Connection, peer: str) -> tuple[Hello, str, str]:
-        """Open a connection up to its hello. Raises what keeps it from being served."""
+        """Take a connection up to its hello. Raises if it must not be served."""
         context, certificate = self._context(), b""
         if context is None:
             transport.set_protocol(connection)
@@ -241,13 +242,13 @@ class FramedDoor:
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection of which nothing was read."""
+    """A connection from which nothing has been read."""
 
     def __init__(self, arrived: Callable[[asyncio.Transport], None]) -> None:
         self._arrived = arrived
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio when somebody has connected."""
+        """Pass the new connection on."""
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         self._arrived(transport)

@@ -1,4 +1,4 @@
-"""Frames of the framed stream carrier: how bytes of a TCP connection become messages, and a hello. Pure.
+"""Frames of the framed stream carrier: bytes of a TCP connection as messages, and the hello. Pure.
 
     length u32 (little endian, of what follows) │ kind u8 │ payload
 
@@ -6,7 +6,7 @@
     client ── HELLO ──────▶   32 bytes of tag, JSON {"protocol", "method", "role", "endpoint", "about"}
     server ── WELCOME ────▶   or REFUSED
            ◀─ MESSAGE ───▶    protobuf
-           ◀─ LAST ──────▶    nothing more comes from this side
+           ◀─ LAST ──────▶    this side sends nothing more
     server ── REFUSED ────▶   JSON {"code", "text", "retry_after_ms"}: the stream ends
 
 Source: docs/links.md, "Framed streams".
@@ -31,14 +31,14 @@ PROTOCOL: Final = 1
 NONCE_BYTES: Final = 16
 TAG_BYTES: Final = 32
 MAX_HELLO_BYTES: Final = 1024
-"""Of any frame before the hello is taken, and of a refusal."""
+"""Size of any frame before the hello is accepted, and of a refusal."""
 MAX_REASON: Final = MAX_TEXT
-"""Characters of why a stream is refused."""
+"""Characters in the reason of a refusal."""
 MAX_RETRY_MS: Final = 60_000
 
 
 class Kind(IntEnum):
-    """The kinds of frames."""
+    """Kinds of frames."""
 
     CHALLENGE = 1
     HELLO = 2
@@ -52,17 +52,17 @@ KINDS: Final = frozenset(map(int, Kind))
 
 
 class Hello(NamedTuple):
-    """Who opens a stream of which method; the tag is checked apart."""
+    """Caller and method of a new stream; the tag is checked separately."""
 
     method: str
     role: str
     endpoint: int
     about: str = ""
-    """What the method wants to know before the first message, in words of its own."""
+    """Text for the method before the first message, in a form of its own."""
 
 
 class Refusal(NamedTuple):
-    """Why a stream is not served, or no more."""
+    """Reason why a stream is not served, or no longer."""
 
     code: str
     text: str
@@ -70,15 +70,15 @@ class Refusal(NamedTuple):
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
-    """A frame as it travels."""
+    """Encode a frame."""
     return HEAD.pack(len(payload) + 1, kind) + payload
 
 
 class Splitter:
-    """Cuts what a connection brings into frames.
+    """Splits a connection's bytes into frames.
 
     Args:
-        max_bytes: of a payload; may be changed between two calls. A longer one is refused when its head is there.
+        max_bytes: largest payload; may be changed between two calls. A longer one is refused when its head has arrived.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -86,7 +86,7 @@ class Splitter:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that are whole now: kind and payload. Raises MalformedData; nothing may be fed afterwards."""
+        """Return the frames that are complete now: kind and payload. Raises MalformedData; nothing may be fed afterwards."""
         if self._held:
             self._held += data
             whole: bytes | bytearray = self._held
@@ -111,14 +111,14 @@ class Splitter:
 
 
 def nonce_of(payload: bytes) -> bytes:
-    """The random bytes of a challenge. Raises MalformedData where it is none."""
+    """The random bytes of a challenge. Raises MalformedData if it is not one."""
     if len(payload) != len(MAGIC) + NONCE_BYTES or not payload.startswith(MAGIC):
         raise MalformedData("what listens there serves no framed streams")
     return payload[len(MAGIC) :]
 
 
 def hello_payload(hello: Hello, key: bytes | None, nonce: bytes) -> bytes:
-    """A hello, tagged with a key where there is one."""
+    """Encode a hello, with a tag if there is a key."""
     fields: dict[str, object] = {"protocol": PROTOCOL, "method": hello.method, "role": hello.role, "endpoint": hello.endpoint}
     if hello.about:
         fields["about"] = hello.about
@@ -127,7 +127,7 @@ def hello_payload(hello: Hello, key: bytes | None, nonce: bytes) -> bytes:
 
 
 def read_hello(payload: bytes, keys_of: Callable[[str], tuple[bytes, ...] | None], nonce: bytes) -> tuple[Hello, bool]:
-    """A hello, and whether one of the keys of its role made its tag; without keys (None) any tag does. Raises MalformedData."""
+    """Decode a hello; True if a key of its role made its tag, or if there are no keys (None). Raises MalformedData."""
     tag, said = payload[:TAG_BYTES], payload[TAG_BYTES:]
     fields = json_object(said, MAX_HELLO_BYTES, "a hello")
     integer(fields, "protocol", PROTOCOL, PROTOCOL)
@@ -141,7 +141,7 @@ def _tag(key: bytes, nonce: bytes, said: bytes) -> bytes:
 
 
 def refusal_payload(refusal: Refusal) -> bytes:
-    """A refusal as it travels; what is too long in it is cut."""
+    """Encode a refusal; texts that are too long are cut."""
     reason = "".join(letter if letter.isprintable() else " " for letter in refusal.text)[:MAX_REASON]
     while True:
         fields = {"code": refusal.code, "text": reason, "retry_after_ms": min(max(refusal.retry_after_ms, 0), MAX_RETRY_MS)}
@@ -152,6 +152,6 @@ def refusal_payload(refusal: Refusal) -> bytes:
 
 
 def read_refusal(payload: bytes) -> Refusal:
-    """A refusal. Raises MalformedData."""
+    """Decode a refusal. Raises MalformedData."""
     fields = json_object(payload, MAX_HELLO_BYTES, "a refusal")
     return Refusal(text(fields, "code"), text(fields, "text"), integer(fields, "retry_after_ms", 0, MAX_RETRY_MS, 0))

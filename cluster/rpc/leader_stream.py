@@ -1,6 +1,7 @@
-"""Streams to the leaders of Xiu and Pi: found, opened, and opened again elsewhere.
+"""Streams to the leaders of Xiu and Pi: find a leader, open a stream, and open it again elsewhere.
 
-A replica that does not lead says so, and who does, in its answer to an empty request; so the first one asked is any Running one.
+A replica that does not lead reports that, and the leader that it knows, in its answer to an empty request; so any Running one can
+be asked first.
 
 Source: docs/links.md, docs/architecture.md, "A mail is sent".
 """
@@ -24,14 +25,14 @@ from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 
 ASK_TIMEOUT_S: Final = 3.0
-"""For the answer to the empty request."""
+"""Time-out of the answer to the empty request, seconds."""
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 NOBODY_S: Final = 0.2
-"""Before the next look for a replica where none is running. That is no failure: a link to a partition that is to come is open soon
-after its replicas run, and before its parent is split."""
+"""Pause before the next search if no replica is running, seconds. That is not a failure: a link to a future partition must open
+soon after its replicas run, and before its parent is split."""
 MAX_WAITING: Final = 1 << 20
-"""Requests of a stream; its owner bounds those under way, so there are never so many. Policy: a further one is lost."""
+"""Requests waiting on a stream; its owner bounds those under way far below this. Policy: a further one is lost."""
 STATES: Final = (NodeState.RUNNING, NodeState.DRAINING)
 
 Request = xiu_pb2.StoreRequest | pi_pb2.PiRequest
@@ -44,13 +45,13 @@ class LeaderStream:
 
     Args:
         role: "pi" or "xiu".
-        partition: of it.
+        partition: the partition of that role.
         view: gives the newest view of the cluster.
         channels: gRPC channels by address.
         up: called with the leader's epoch when a stream is open.
         reply: called with each reply.
         down: called with the reason when the stream is gone, or could not be opened.
-        crash: called with an error that is a bug here: without its stream nobody would know why a partition does nothing.
+        crash: called with an error that is a bug here, because otherwise nobody would know why a partition does nothing.
         framed: opens framed streams to replicas that offer them; None: gRPC carries all.
     """
 
@@ -76,7 +77,7 @@ class LeaderStream:
         self._stream: Duplex[Request, Reply] | None = None
         self._asked = 0
         self._again = False
-        """Whether the replica whose stream ends is asked before the others."""
+        """True if the replica of the ending stream is asked again before the others."""
         self._hurry = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-{role}-{partition}")
         self._task.add_done_callback(self._ended)
@@ -87,14 +88,14 @@ class LeaderStream:
             self._outbox.put(request)
 
     def leave(self, *, again: bool = False) -> None:
-        """End the stream; the next one is opened by itself. `again`: to the same replica, which leads."""
+        """End the stream; the next one is opened automatically. `again`: to the same replica, which leads."""
         if self.open and self._stream is not None:
             self._again = again
             self._stream.end("it was left")
         self.open = False
 
     def hurry(self) -> None:
-        """Somebody waits for a stream that could not be opened so far: try again at once."""
+        """Try again at once, because somebody waits for a stream that could not be opened so far."""
         self._hurry.set()
 
     async def close(self) -> None:
@@ -139,7 +140,8 @@ class LeaderStream:
         return nodes[self._asked % len(nodes)].address if nodes else ""
 
     async def _serve(self, address: str) -> tuple[str, str, bool]:
-        """One stream to its end. Returns who leads, as far as this replica knows, why it ended, and whether it led itself."""
+        """Run one stream to its end. Returns the leader's address if this replica named one, the reason of the end, and True if the
+        replica led."""
         nodes = self._view().replicas(self.role, self.partition, STATES)
         node = next((node for node in nodes if node.address == address), None)
         method = EXCHANGE if self.role == "pi" else STORE

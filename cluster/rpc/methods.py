@@ -1,6 +1,6 @@
-"""The streams that frames may carry, by the names of their methods. Pure.
+"""Streams that frames may carry, by the names of their methods. Pure.
 
-Who may open which: `cluster.runtime.guard.METHODS`.
+Callers that may open each: `cluster.runtime.guard.METHODS`.
 
 Source: docs/links.md, "Framed streams".
 """

@@ -1,4 +1,4 @@
-"""Messages from Xiu by MsgID, from whoever leads their partitions.
+"""Fetch messages by MsgID from the leaders of Xiu's partitions.
 
 Source: PiXiu §6.1.2; docs/delivery.md.
 """
@@ -23,13 +23,13 @@ from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 MAX_FETCH: Final = 1000
 """MsgIDs of one call."""
 MAX_BYTES: Final = 16 << 20
-"""Of the records that one `fetch` brings from one partition. Policy: the others are not fetched, and are `FULL`."""
+"""Bytes of records that one `fetch` takes from one partition. Policy: the others are not fetched, and are `FULL`."""
 SHARE_BYTES: Final = 1 << 20
-"""Of these, for one of those who ask, but for what comes in one answer. Policy: the same for the rest of his."""
+"""Bytes of these for one requester; one answer may exceed it. Policy: the requester's other records are `FULL` too."""
 FULL: Final = Overloaded.code
-"""Of what was not asked for, and may be at once."""
+"""Code of a MsgID that was not requested, and may be requested again at once."""
 CALL_S: Final = 1.0
-"""For one call."""
+"""Time-out of one call, seconds."""
 
 
 class Fetcher:
@@ -43,19 +43,20 @@ class Fetcher:
     def __init__(self, view: Callable[[], View], channels: Channels) -> None:
         self._view, self._channels = view, channels
         self._leaders: dict[int, str] = {}
-        """Partition → host:port of its leader, as it was last known. Bounded by the partitions."""
+        """Partition → host:port of its leader as last known. Bounded by the partitions."""
         self._looking: dict[int, asyncio.Lock] = {}
-        """One search for a leader at a time."""
+        """Locks that allow one search for a leader at a time."""
         self._held: dict[str, grpc.aio.Channel] = {}
+        """Channels by address. Bounded by the replicas of Xiu."""
         self._generation = generation()
-        """By address. Bounded by the replicas of Xiu."""
+        """Generation of the certificates with which the channels connect."""
         self._turn = itertools.count()
 
     async def fetch(self, wanted: Sequence[Sequence[int]], timeout_s: float) -> dict[int, tuple[str, bytes]]:
-        """MsgID → (a code of `pixiu.errors`, b"") or ("", the record). What nobody answered in time is not in it.
+        """MsgID → (a code of `pixiu.errors`, b"") or ("", the record). MsgIDs without an answer in time are missing.
 
         Args:
-            wanted: MsgIDs of each who asks, his first ones before the later ones of others.
+            wanted: MsgIDs of each requester; first ones come before later ones of others.
         """
         askers: dict[int, list[int]] = {}
         for turn in itertools.zip_longest(*wanted):
@@ -71,7 +72,7 @@ class Fetcher:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(self._partition(one, ids, askers, took, found) for one, ids in partitions.items()))
         except TimeoutError:
-            pass  # what came in time counts
+            pass  # answers that came in time count
         return found
 
     async def _partition(
@@ -108,7 +109,7 @@ class Fetcher:
             msg_ids = msg_ids[len(answers) :]
 
     async def _ask(self, address: str, msg_ids: list[int]) -> list[tuple[str, bytes]]:
-        """At least one answer. Raises MalformedData, Unavailable and gRPC's errors."""
+        """Request records; returns at least one answer. Raises MalformedData, Unavailable and gRPC's errors."""
         stub = await self._stub(address)
         reply: xiu_pb2.FetchReply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=CALL_S)
         if not 0 < len(reply.codes) <= len(msg_ids):
@@ -118,7 +119,7 @@ class Fetcher:
 
     async def _stub(self, address: str) -> Any:
         newest = generation()
-        if newest != self._generation:  # with the certificates of before a channel would not connect again for ever
+        if newest != self._generation:  # otherwise a channel with the previous certificates would never connect again
             self._generation, former, self._held = newest, self._held, {}
             for place, held in former.items():
                 await self._channels.release(place, held)
@@ -132,7 +133,7 @@ class Fetcher:
         return xiu_pb2_grpc.XiuStub(channel)
 
     async def _leader(self, partition: int) -> str:
-        """Who leads; "" for nobody that is known."""
+        """Address of the leader; "" if none is known."""
         there = self._leaders.get(partition)
         if there:
             return there
