@@ -1,4 +1,4 @@
-"""The login of a client: a token, fixed or obtained anew for each connection.
+"""The login of a client: a fixed token, or one obtained for each connection.
 
 Source: docs/security.md, "Logging in".
 """

@@ -92,8 +92,7 @@ class DropMessages:
 
 @dataclass(frozen=True, slots=True)
 class FiltersInVain:
-    """Count `number` filters of one SUBSCRIBE that were refused unread, because the shell had announced that they are too many
-    now."""
+    """Count `number` filters of one SUBSCRIBE that were refused unread, because the shell reported too many of them."""
 
     number: int
 
