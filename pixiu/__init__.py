@@ -3,8 +3,8 @@
     async with pixiu.connect("127.0.0.1:7002") as px:
         await px.room(42).send(b"hello")
 
-The names below come from `pixiu.client` and `pixiu.errors`. They are imported when they are first used, so that a
-server or a command that needs none of them does not load them.
+The names below come from `pixiu.client` and `pixiu.errors`. Each is imported on first use, so that a server or a command that
+needs none of them does not load them.
 """
 
 from __future__ import annotations
@@ -165,10 +165,10 @@ __all__ = [
     "connect_sync",
 ]
 
-if not TYPE_CHECKING:  # for type checkers it would make every misspelt name right
+if not TYPE_CHECKING:  # type checkers would accept any misspelt name because of it
 
     def __getattr__(name: str) -> Any:
-        # `pixiu.client` the package, and `pixiu.errors`, are found by the import system, not here.
+        # The import system finds the package `pixiu.client` and the module `pixiu.errors` by itself.
         if name not in __all__:
             raise AttributeError(f"module 'pixiu' has no attribute {name!r}")
         for module in ("pixiu.client", "pixiu.errors"):

@@ -7,7 +7,7 @@
     │   ├── RecordTooLarge       a message above the cluster's limit
     │   ├── IdReused             a SnowflakeID that another message has
     │   ├── IdTooOld             a SnowflakeID older than the window in which repeats are recognized
-    │   ├── IdAhead              a SnowflakeID of a time that has not come
+    │   ├── IdAhead              a SnowflakeID whose time is in the future
     │   ├── NotConnected         used before connect() or after close()
     │   ├── LoginReplaced        another login of the user took the place of this one
     │   ├── NotAuthenticated     no login, or one that is refused: get another token or password
@@ -26,22 +26,22 @@
     │   ├── NotServed            this proxy, or the whole cluster, does not accept this kind of message
     │   ├── Dropped              not confirmed on the way: it may have been delivered; send it again with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown (a TimeoutError)
-    │   ├── Offline              nobody took it: the user has no device online
+    │   ├── Offline              not delivered: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   ├── OldSession           a newer session of the device was opened
     │   ├── StaleWriter          an append of a stream that a newer one replaced: open a new one
-    │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
+    │   ├── NotLeader            sent to a replica that does not lead: `leader` names the one that does
     │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
-    │   ├── StaleStream          the leader has changed since: send again what is not confirmed
+    │   ├── StaleStream          the leader has changed since: send again everything unconfirmed
     │   ├── NotYet               no such MsgID so far: ask again
     │   ├── Gone                 the message was trimmed, or cut off before it was committed
     │   └── Draining             the process is draining: use another
     ├── StorageError           a disk is at fault
     │   ├── DiskFull             nothing was written: free space, then try again
-    │   ├── DiskFailed           what was written is unknown: the process must start again
+    │   ├── DiskFailed           what reached the disk is unknown: the process must restart
     │   ├── StoreDamaged         a stored message cannot be read as it was written
     │   ├── LogDamaged           acknowledged entries are missing or broken: repair from a peer
-    │   └── StateDamaged         a value behind the log is broken: repair from a peer
+    │   └── StateDamaged         a value of a store's state is broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
         ├── TooManyDevices       a user has eight devices: drop one
@@ -57,7 +57,7 @@ from typing import ClassVar
 
 
 class PixiuError(Exception):
-    """Base of all errors. `code` is stable; `str(error)` says what happened and what to do."""
+    """Base of all errors. `code` is stable; `str(error)` describes the problem and what to do about it."""
 
     code: ClassVar[str] = "INTERNAL"
 
@@ -93,13 +93,14 @@ class IdReused(LocalError):
 
 
 class IdTooOld(LocalError):
-    """The SnowflakeID is older than the window in which repeats are recognized. Whether it was stored before is unknown."""
+    """The SnowflakeID is older than the window in which repeats are recognized. The message may or may not have been stored
+    before."""
 
     code = "TOO_OLD"
 
 
 class IdAhead(LocalError):
-    """The SnowflakeID's time has not come: correct the sender's clock."""
+    """The SnowflakeID's time is in the future: correct the sender's clock."""
 
     code = "ID_AHEAD"
 
@@ -111,20 +112,20 @@ class NotConnected(LocalError):
 
 
 class LoginReplaced(LocalError):
-    """Another login of the user took the place of this one, by the cluster's login policy. Do not try again by yourself: the
-    two would replace each other for ever."""
+    """Another login of the user replaced this one, under the cluster's login policy. Do not reconnect automatically: the two logins
+    would replace each other for ever."""
 
     code = "LOGIN_REPLACED"
 
 
 class NotAuthenticated(LocalError):
-    """The cluster requires a login, and there is none, or one that it refuses: get another token or password."""
+    """The cluster requires a login, and there is none or it was refused: get another token or password."""
 
     code = "UNAUTHENTICATED"
 
 
 class NotAllowed(LocalError):
-    """The login may not do this. Trying again changes nothing until an operator changes the rules."""
+    """The login may not do this. Trying again is useless until an operator changes the rules."""
 
     code = "NOT_ALLOWED"
 
@@ -154,70 +155,72 @@ class MalformedData(RemoteError):
 
 
 class ChecksumWrong(RemoteError):
-    """A message's CRC does not fit its body: it was damaged on its way. Send it again."""
+    """A message's CRC does not match its body: it was damaged on its way. Send it again."""
 
     code = "CHECKSUM_WRONG"
 
 
 class Unavailable(RemoteError):
-    """Nobody serves this now. Its subclasses say whether something may have happened: `NotSent`, `OutcomeUnknown`."""
+    """Nobody serves this now. The subclasses `NotSent` and `OutcomeUnknown` tell apart what certainly did not happen and what may
+    have."""
 
     code = "UNAVAILABLE"
 
 
 class Unreachable(Unavailable, ConnectionError):
-    """No process of the cluster answers at the addresses that are known. The text names them."""
+    """No process of the cluster answers at the known addresses. The text lists them."""
 
     code = "UNREACHABLE"
 
 
 class NotSent(Unavailable, ConnectionError):
-    """The message has certainly not been delivered and will not be: no process took it. Sending it again delivers it once."""
+    """The message has certainly not been delivered and will not be, because no process took it. Sending it again delivers it
+    once."""
 
     code = "NOT_SENT"
 
 
 class OutcomeUnknown(Unavailable, TimeoutError):
-    """Nobody confirmed it in time: it may have happened or not. Mail is stored once if it is sent again with the same ID
-    (`MailWriter.resend`). `open_inboxes`: of a mail to several users those whose inboxes have it not, as far as is known."""
+    """Nobody confirmed it in time: it may have happened or not. Mail that is sent again with the same ID is stored once
+    (`MailWriter.resend`). `open_inboxes`: for a mail to several users, those whose inboxes do not have it, as far as is known."""
 
     code = "OUTCOME_UNKNOWN"
     open_inboxes: tuple[int, ...] = ()
 
 
 class NotServed(RemoteError):
-    """This proxy, or the whole cluster, does not accept this kind of message. Trying again changes nothing."""
+    """This proxy, or the whole cluster, does not accept this kind of message. Trying again is useless."""
 
     code = "NOT_SERVED"
 
 
 class RegistryUnavailable(Unavailable, ConnectionError):
-    """ZooKeeper cannot be reached. The text names the address."""
+    """ZooKeeper cannot be reached. The text contains the address."""
 
     code = "REGISTRY_UNAVAILABLE"
 
 
 class RegistryDenied(RegistryUnavailable):
-    """ZooKeeper does not let this login do it, or wants one. The text says what to do."""
+    """ZooKeeper requires a login, or does not allow this one to do it. The text explains what to do."""
 
     code = "REGISTRY_DENIED"
 
 
 class Dropped(RemoteError):
-    """A broker or relay did not confirm a message: it was lost on the way, or may have been delivered. Sent again with the same
-    ID it is delivered once."""
+    """A broker or relay did not confirm a message: it was lost on the way, or it was delivered. Sending it again with the same ID
+    delivers it once."""
 
     code = "DROPPED"
 
 
 class Undelivered(RemoteError, TimeoutError):
-    """No gateway confirmed in time that it delivered a signal."""
+    """No gateway confirmed in time that it had delivered a signal."""
 
     code = "UNDELIVERED"
 
 
 class Offline(RemoteError):
-    """The user has no device online that takes messages; nobody got it, and it is not kept."""
+    """The user has no device online that takes messages. Nobody received the message, and it is not kept."""
 
     code = "OFFLINE"
 
@@ -233,20 +236,20 @@ class WrongPartition(RemoteError):
 
 
 class OldSession(RemoteError):
-    """A newer session of the device was opened: this one may neither read nor acknowledge."""
+    """A newer session of the device was opened: this one may no longer read or acknowledge."""
 
     code = "OLD_SESSION"
 
 
 class StaleWriter(RemoteError):
-    """The stream of appends was opened in another epoch, or its writer has opened a newer one. Open a new stream with a
-    higher generation and send everything unconfirmed again, in order."""
+    """The stream of appends was opened in another epoch, or its writer has opened a newer one. Open a new stream with a higher
+    generation and send everything unconfirmed again, in order."""
 
     code = "STALE_WRITER"
 
 
 class NotLeader(RemoteError):
-    """The replica does not lead its partition. `leader`: host:port of the one that does; empty when nobody is known to."""
+    """The replica does not lead its partition. `leader`: host:port of the leader; empty when it is not known."""
 
     code = "NOT_LEADER"
 
@@ -262,7 +265,7 @@ class TooFewInSync(RemoteError):
 
 
 class StaleStream(RemoteError):
-    """The stream was opened in an earlier epoch of the leader: send again what is not confirmed, in order."""
+    """The stream was opened in an earlier epoch of the leader: send everything unconfirmed again, in order."""
 
     code = "STALE_STREAM"
 
@@ -274,7 +277,7 @@ class NotYet(RemoteError):
 
 
 class Gone(RemoteError):
-    """The message is not there any more, or never was committed. It does not come back."""
+    """The message no longer exists, or was never committed. It will not come back."""
 
     code = "GONE"
 
@@ -292,25 +295,25 @@ class StorageError(PixiuError):
 
 
 class DiskFull(StorageError):
-    """There is no space. Nothing was written; the same call works when there is some."""
+    """The disk is full. Nothing was written; the same call works once there is space."""
 
     code = "DISK_FULL"
 
 
 class DiskFailed(StorageError):
-    """Writing or syncing failed. What is on the disk is unknown: nothing more is written by this process."""
+    """Writing or syncing failed. The state of the disk is unknown, so this process writes nothing more."""
 
     code = "DISK_FAILED"
 
 
 class StoreDamaged(StorageError):
-    """A stored message is not as it was written. Nothing of it is given out; the text says what to do."""
+    """A stored message differs from what was written. None of it is returned; the text explains what to do."""
 
     code = "STORE_DAMAGED"
 
 
 class LogDamaged(StorageError):
-    """A log's entry is missing or broken. The text says which. `last`: the last counter of its segment; 0: not known."""
+    """A log entry is missing or broken. The text names it. `last`: the last counter of its segment; 0: not known."""
 
     code = "LOG_DAMAGED"
 
@@ -320,7 +323,7 @@ class LogDamaged(StorageError):
 
 
 class StateDamaged(StorageError):
-    """A value of a store's state is broken. The text says which."""
+    """A value of a store's state is broken. The text names it."""
 
     code = "STATE_DAMAGED"
 
@@ -332,7 +335,7 @@ class LimitError(PixiuError):
 
 
 class Overloaded(LimitError):
-    """Refused at the edge."""
+    """The request was refused at the edge of the cluster."""
 
     code = "OVERLOADED"
 
@@ -342,17 +345,17 @@ class Overloaded(LimitError):
 
 
 class TooManyDevices(LimitError):
-    """The user has as many devices as are allowed: drop one first."""
+    """The user has as many devices as allowed: drop one first."""
 
     code = "TOO_MANY_DEVICES"
 
 
 class InboxFull(LimitError):
-    """The inbox is at its limit, and full inboxes are to be refused: acknowledge first."""
+    """The inbox is full, and the cluster refuses mail to full inboxes: acknowledge some first."""
 
     code = "INBOX_FULL"
     open_inboxes: tuple[int, ...] = ()
-    """Of a mail to several users: whose inboxes did not take it. The others have it."""
+    """For a mail to several users: those whose inboxes did not take it. The others have it."""
 
 
 class LeaseExpired(LimitError):
@@ -362,7 +365,7 @@ class LeaseExpired(LimitError):
 
 
 def all_errors() -> list[type[PixiuError]]:
-    """Every class of the tree."""
+    """Return every class of the tree."""
     found: list[type[PixiuError]] = []
     todo: list[type[PixiuError]] = [PixiuError]
     while todo:
@@ -373,7 +376,7 @@ def all_errors() -> list[type[PixiuError]]:
 
 
 def error_of_code(code: str, text: str, retry_after_ms: int = 0) -> PixiuError:
-    """The error that a peer reported by its code; an unknown code becomes `RemoteError`."""
+    """Build the error that a peer reported by its code; an unknown code becomes `RemoteError`."""
     if code == Overloaded.code:
         return Overloaded(text, retry_after_ms)
     for error in all_errors():

@@ -1,4 +1,4 @@
-"""The identifiers of Pixiu as types, and how each is built and taken apart.
+"""The identifiers of Pixiu as types, and functions to build them and take them apart.
 
 All are unsigned 64-bit numbers whose top bit is never used, so that they fit signed columns in Spark and Java.
 
@@ -31,7 +31,7 @@ ReplicaID = NewType("ReplicaID", int)
 WorkerID = NewType("WorkerID", int)
 InstanceID = NewType("InstanceID", int)
 EndpointID = NewType("EndpointID", int)
-"""One run of one process, as links and routing know it: 63 random bits, new at every start."""
+"""One run of one process, as seen by links and routing: 63 random bits, new at every start."""
 
 SNOWFLAKE_EPOCH_MS: Final = 1_577_836_800_000
 """2020-01-01T00:00:00Z in Unix milliseconds."""
@@ -42,7 +42,7 @@ SNOWFLAKE_SEQUENCE_BITS: Final = 10
 WORKERS: Final = 1 << SNOWFLAKE_WORKER_BITS
 
 MSG_SEQUENCE_BITS: Final = 48
-"""Of a MsgID, its Partition_Msg_ID: leader epoch and counter."""
+"""Bits of the Partition_Msg_ID in a MsgID: leader epoch and counter."""
 MSG_COUNTER_BITS: Final = 32
 MAX_MSG_EPOCH: Final = (1 << MSG_SEQUENCE_BITS - MSG_COUNTER_BITS) - 1
 MAX_MSG_SEQUENCE: Final = (1 << MSG_SEQUENCE_BITS) - 1
@@ -56,19 +56,19 @@ LAST_GENERATION: Final = (1 << GATEWAY_GENERATION_BITS) - 1
 
 MAX_ID: Final = (1 << 63) - 1
 MAX_ROOM: Final = (1 << 62) - 1
-"""RoomIDs that the business gives are at most this; the ones above are free topics'."""
+"""Highest RoomID that an application may use; the ones above carry free topics."""
 DEVICE_BITS: Final = 48
 MAX_DEVICE: Final = (1 << DEVICE_BITS - 1) - 1
-"""DeviceIDs that a client chooses are at most this; the ones above come from names."""
+"""Highest DeviceID that a client may choose; the ones above are derived from names."""
 MAX_DEVICE_CLASS: Final = (1 << 15) - 1
 TOPIC_ROOM: Final = 1 << 62
 """The room of filters with a wildcard in their first level."""
 
 PROBE_BITS: Final = 20
 PROBE_ROOM: Final = MAX_ROOM + 1 - (1 << PROBE_BITS)
-"""RoomIDs from this one to MAX_ROOM are those of `pixiu probe`."""
+"""RoomIDs from this one to MAX_ROOM are reserved for `pixiu probe`."""
 PROBE_UIN: Final = MAX_ID + 1 - (1 << PROBE_BITS)
-"""UINs from this one to MAX_ID are those of the pseudo-users of `pixiu probe`."""
+"""UINs from this one to MAX_ID are reserved for the pseudo-users of `pixiu probe`."""
 
 assert SNOWFLAKE_TIME_BITS + SNOWFLAKE_WORKER_BITS + SNOWFLAKE_SEQUENCE_BITS == 63
 assert GATEWAY_INSTANCE_BITS + GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS == 63
@@ -95,7 +95,7 @@ def msg_id(partition: int, type_: int, sequence: int) -> MsgID:
 
 
 def msg_sequence(msg_id: int) -> int:
-    """The Partition_Msg_ID in a MsgID: what a partition is ordered by."""
+    """The Partition_Msg_ID in a MsgID; it orders the messages of a partition."""
     return msg_id & MAX_MSG_SEQUENCE
 
 
@@ -110,27 +110,27 @@ def msg_lane(msg_id: int) -> int:
 
 
 def msg_partition(msg_id: int) -> PartitionID:
-    """The Xiu partition that gave a MsgID, and has the message for ever."""
+    """The Xiu partition that assigned a MsgID and keeps the message for ever."""
     return PartitionID(msg_id >> MSG_SEQUENCE_BITS + 8)
 
 
 def gateway_msg_id(instance: int, generation: int, counter: int) -> GatewayMsgID:
-    """Build a GatewayMsgID. Source: PiXiu §5.1.1, whose reserved bits hold the generation here."""
+    """Build a GatewayMsgID. Source: PiXiu §5.1.1; its reserved bits hold the generation here."""
     return GatewayMsgID((instance << 10 | generation) << 38 | counter)
 
 
 def gateway_instance(msg_id: int) -> InstanceID:
-    """The gateway instance that made a GatewayMsgID."""
+    """The gateway instance that assigned a GatewayMsgID."""
     return InstanceID(msg_id >> 48)
 
 
 def gateway_generation(msg_id: int) -> int:
-    """The generation of the gateway instance that made a GatewayMsgID, 0 to 1023."""
+    """The generation of the gateway instance that assigned a GatewayMsgID, 0 to 1023."""
     return msg_id >> 38 & LAST_GENERATION
 
 
 def gateway_run(msg_id: int) -> int:
-    """The run of a gateway that made a GatewayMsgID: its instance and generation, in one number."""
+    """The run of the gateway that assigned a GatewayMsgID: its instance and generation, in one number."""
     return msg_id >> GATEWAY_COUNTER_BITS
 
 
@@ -142,8 +142,8 @@ def uin_of_name(name: str) -> UIN:
 
 
 def device_of_name(name: str) -> DeviceID:
-    """The DeviceID of a client that is known by its name alone: its top bit and 47 bits of its xxh3, so that no two of a
-    user's devices share one, and none is a number that a client chose."""
+    """The DeviceID of a client that is known only by its name: the top bit and 47 bits of the name's xxh3. Two devices of a user do
+    not share one, and it never equals a number that a client chose."""
     return DeviceID(MAX_DEVICE + 1 | xxhash.xxh3_64_intdigest(name.encode()) & MAX_DEVICE)
 
 
@@ -153,22 +153,21 @@ def device_class_of_name(name: str) -> int:
 
 
 def topic_room(topic: str) -> RoomID:
-    """The room that carries a free topic where no rule says more: chosen by its first level. Source: docs/routing.md."""
+    """The room that carries a free topic unless a rule assigns another one: a hash of its first level. Source: docs/routing.md."""
     first = topic.split("/", 1)[0]
     return RoomID(TOPIC_ROOM | xxhash.xxh3_64_intdigest(first.encode()) >> 2)
 
 
 def hex_id(number: int) -> str:
-    """An ID as logs show it."""
+    """Format an ID as logs show it."""
     return f"{number:016x}"
 
 
 class SnowflakeGenerator:
-    """Makes SnowflakeIDs for one worker number that is held for a range of time.
+    """Makes SnowflakeIDs for one worker number that is leased for a range of time.
 
-    The clock of a generator never goes back: on a backward step, and when a millisecond's 1 024 numbers
-    are used up, it goes on from the highest time that it used. IDs are made only for times in
-    [from_ms, until_ms).
+    The clock of a generator never goes back. When the system clock steps back, or the 1 024 numbers of a millisecond are used up,
+    the generator continues from the highest time it has used. It makes IDs only for times in [from_ms, until_ms).
 
     Source: docs/identifiers.md. Departs from PiXiu §2.1 because a worker number that is reused after a
     restart must never repeat a time.
@@ -193,15 +192,15 @@ class SnowflakeGenerator:
 
     @property
     def until_ms(self) -> int:
-        """The first Unix millisecond in which no ID may be made; 0 before the first lease."""
+        """The first Unix millisecond for which no ID may be made; 0 before the first lease."""
         return self._until_ms
 
     def usable(self, spare_ms: int = 0) -> bool:
-        """Whether an ID can be made now and, as far as the lease goes, for `spare_ms` more."""
+        """True if an ID can be made now, and for `spare_ms` more as far as the lease goes."""
         return SNOWFLAKE_EPOCH_MS <= max(self._clock_ms(), self._last_ms) < self._until_ms - spare_ms
 
     def why_not(self) -> str:
-        """Why no ID can be made now; empty where one can."""
+        """The reason why no ID can be made now; empty if one can."""
         now = max(self._clock_ms(), self._last_ms)
         if now < SNOWFLAKE_EPOCH_MS:
             return BEFORE_2020
@@ -219,13 +218,13 @@ class SnowflakeGenerator:
         self._until_ms = until_ms
 
     def next(self) -> SnowflakeID:
-        """The next ID. Raises `LeaseExpired` when the worker number's time is over."""
+        """Make the next ID. Raises `LeaseExpired` when the time of the worker number is over."""
         at, sequence = self._clock_ms(), 0
         if at <= self._last_ms:
             at, sequence = self._last_ms, self._sequence + 1
             if sequence > 1023:
                 at, sequence = at + 1, 0
-        if not SNOWFLAKE_EPOCH_MS <= at < self._until_ms:  # nothing is used up: the clock may be set back
+        if not SNOWFLAKE_EPOCH_MS <= at < self._until_ms:  # no number is consumed, because the clock may be set back
             if at < SNOWFLAKE_EPOCH_MS:
                 raise LeaseExpired(f"{BEFORE_2020}, because IDs name no earlier one")
             raise LeaseExpired(f"worker number {self._worker} was held until {self._until_ms} ms; take or renew a lease")
@@ -234,7 +233,7 @@ class SnowflakeGenerator:
 
 
 def is_within(number: object, lowest: int, highest: int) -> bool:
-    """Whether something that a caller gave is an integer of a range."""
+    """True if a value from a caller is an integer from `lowest` to `highest`."""
     try:
         return lowest <= index(number) <= highest  # type: ignore[arg-type]  # what else it is, TypeError says
     except TypeError:

@@ -6,8 +6,8 @@
         with pixiu.connect_sync(cluster.target) as px:
             px.room(42).send(b"hello")
 
-It is what `pixiu up` runs, so it needs the servers: `pip install 'pixiu-sdk[server]'`. It takes some seconds to start: make it
-once for many tests.
+The cluster is the one that `pixiu up` runs, so it needs the servers: `pip install 'pixiu-sdk[server]'`. Starting takes some
+seconds: share one between many tests.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from typing import Any, Final, Self
 from pixiu.errors import ConfigurationError, NotConnected, Unavailable
 
 COMMANDS: Final = "pixiu.commands"
-"""The entry-point group of commands that need the servers."""
+"""The entry-point group of the commands that need the servers."""
 ONCE: Final = ("brokers", "broker-replicas", "routers", "router-replicas", "relays", "relay-replicas")
 STORED_ONCE: Final = ("xius", "xiu-replicas", "pis", "pi-replicas")
 START_S: Final = 120.0
 STOP_S: Final = 60.0
-"""After so many seconds the end is forced."""
+"""Time after which the processes are killed, seconds."""
 POLL_S: Final = 0.05
 LOG_END: Final = 2_000
-"""Characters of the log that an error shows."""
+"""Characters of the log that an error includes."""
 OUTSIDE: Final = "the cluster does not run: use it inside `with pixiu.testing.cluster() as cluster:`"
 
 
 class Cluster:
-    """A cluster on this machine, made by `cluster`, used with `with` or `async with`. Its processes end with this one, too."""
+    """A cluster on this machine, made by `cluster` and used with `with` or `async with`. Its processes also end when this process
+    ends."""
 
     def __init__(self, counts: Mapping[str, int], settings: Mapping[str, object], timeout_s: float) -> None:
         self._counts = counts
@@ -57,7 +58,7 @@ class Cluster:
 
     @property
     def target(self) -> str:
-        """What `connect`, `InboxView` and the commands' `--target` take. Raises `NotConnected` outside of its block."""
+        """Target for `connect`, `InboxView` and the `--target` of commands. Raises `NotConnected` outside of the `with` block."""
         return str(self._where("registry"))
 
     @property
@@ -77,16 +78,16 @@ class Cluster:
 
     @property
     def logs(self) -> Path:
-        """The folder of the processes' logs; it goes with the cluster."""
+        """The folder of the processes' logs; it is removed with the cluster."""
         if self._folder is None:
             raise NotConnected(OUTSIDE)
         return self._folder / "run" / "logs"
 
     def start(self) -> None:
-        """Start it, and wait until every process is Running.
+        """Start the cluster, and wait until every process is Running.
 
-        Raises `ConfigurationError` where the servers are not installed or an option is wrong, `Unavailable` when it does not
-        come up; both with what the processes said.
+        Raises `ConfigurationError` when the servers are not installed or an option is wrong, and `Unavailable` when the cluster
+        does not come up; both include the output of the processes.
         """
         if self._process is not None:
             raise ConfigurationError("the cluster runs already; make another one")
@@ -96,7 +97,8 @@ class Cluster:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="pixiu-test-"))
         try:
             with open(folder / "up.log", "wb") as log:
-                # The other end of its standard input is held here: it ends when this process does, however that happens.
+                # This process holds the other end of the child's standard input, so the child ends when this process does, for any
+                # reason.
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "pixiu.cli.main", "up", "--json", "--until-eof", *self._arguments(folder)],
                     stdin=subprocess.PIPE,
@@ -111,7 +113,7 @@ class Cluster:
             raise
 
     def stop(self) -> None:
-        """End every process in order, and remove the folder."""
+        """Stop every process in order, and remove the folder."""
         self._ending.set()
         process, self._process, self._found = self._process, None, {}
         folder, self._folder = self._folder, None
@@ -120,7 +122,7 @@ class Cluster:
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                process.kill()  # those that it started end with it
+                process.kill()  # its children end with it
                 process.wait()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -139,7 +141,7 @@ class Cluster:
         except asyncio.CancelledError:
             self._ending.set()
             await asyncio.gather(starting, return_exceptions=True)
-            await asyncio.to_thread(self.stop)  # it may have been up already
+            await asyncio.to_thread(self.stop)  # it may already be up
             raise
         return self
 
@@ -152,7 +154,7 @@ class Cluster:
         return self._found[name]
 
     def _arguments(self, folder: Path) -> list[str]:
-        # What is otherwise in /dev/shm goes with the folder.
+        # Put what is usually in /dev/shm into the folder, so that it is removed with the cluster.
         settings: dict[str, object] = {"gateway.signal_table_dir": folder / "tables", "gateway.signal_table_mb": 1}
         if self._counts["xius"]:
             settings |= {"xiu.table_dir": folder / "tables", "xiu.table_mb": 8}
@@ -176,7 +178,8 @@ class Cluster:
 
 
 def running_event(log: str) -> dict[str, Any]:
-    """What `pixiu up --json` says once all is Running: "registry", "proxies", "gateways", "mqtt". Empty before that."""
+    """The event that `pixiu up --json` prints once everything is Running: "registry", "proxies", "gateways", "mqtt". Empty before
+    that."""
     for line in log.splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -196,13 +199,14 @@ def cluster(
     """A small real cluster for tests: `with pixiu.testing.cluster() as cluster: … connect(cluster.target)`.
 
     Args:
-        proxies, gateways: how many of them; of every other role there is one process.
-        mail: whether it has inboxes; without them it starts sooner.
-        settings: options of the servers, such as {"gateway.max_connections": 10}, as `pixiu up --set` has them.
-        timeout_s: how long it may take to start, seconds.
+        proxies, gateways: number of processes; every other role has one.
+        mail: run the stores for inboxes; without them the cluster starts sooner.
+        settings: options of the servers, such as {"gateway.max_connections": 10}, as for `pixiu up --set`.
+        timeout_s: time limit for the start, seconds.
 
-    Entering raises `ConfigurationError` where the servers are not installed, or an option is wrong, and `Unavailable` when it
-    does not come up in time. Source: docs/sdk.md, "Testing".
+    Entering raises `ConfigurationError` when the servers are not installed or an option is wrong, and `Unavailable` when the
+    cluster does not come up in time.
+    Source: docs/sdk.md, "Testing".
     """
     counts = {"proxies": proxies, "gateways": gateways, **dict.fromkeys(ONCE, 1)}
     stored = dict.fromkeys(STORED_ONCE, 1) if mail else {"xius": 0, "pis": 0}

@@ -2,5 +2,5 @@
 
 import os
 
-# gRPC writes each lost connection to stderr; the commands say themselves what matters. Set before gRPC is imported.
+# gRPC writes each lost connection to stderr; the commands report what matters themselves. Set before gRPC is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""The `pixiu` command's first lines: they say what to install where the command's packages are missing."""
+"""Entry point of the `pixiu` command: names the packages to install if the command's own are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doublings under way in `pixiu status`: which role, in which phase, and who is at work. Pure.
+"""Doublings under way in `pixiu status`: role, phase, and operator. Pure.
 
 Source: docs/doubling.md.
 """
@@ -17,16 +17,16 @@ OPEN = "open"
 
 @dataclass(frozen=True, slots=True)
 class DoublingStatus:
-    """A role that gets twice its partitions now."""
+    """A role whose partitions are being doubled."""
 
     role: str
     n: int
     next: int
     phase: str
-    """As the tool at work says it; empty: no tool is at work."""
+    """Phase that the running tool reports; empty: no tool is running."""
     operator: str = ""
     partitions: Mapping[int, str] = field(default_factory=dict)
-    """Of Xiu and Pi: partition → the phase that its leader's log has, of those that have one."""
+    """For Xiu and Pi: partition → the phase in its leader's log, for partitions that have one."""
 
     def json(self) -> dict[str, object]:
         """Return values for JSON."""
@@ -41,7 +41,7 @@ class DoublingStatus:
 
 
 def tool_of(lock: bytes) -> dict[str, object]:
-    """What a tool that is at work says in its lock; empty where it says nothing that can be read."""
+    """Parse the data of a running tool's lock; empty if it cannot be read."""
     try:
         said = json.loads(lock)
     except ValueError:
@@ -50,7 +50,7 @@ def tool_of(lock: bytes) -> dict[str, object]:
 
 
 def phase_of(health: Mapping[str, object]) -> str:
-    """The phase of its partition's doubling that a leader of a store names at /health; empty: none, or it does not lead."""
+    """The phase of its partition's doubling that a store's leader reports at /health; empty: none, or it does not lead."""
     service = health.get("service")
     replication = service.get("replication") if isinstance(service, dict) else None
     if not isinstance(service, dict) or not isinstance(replication, dict) or replication.get("state") != LEADING:
@@ -62,14 +62,14 @@ def phase_of(health: Mapping[str, object]) -> str:
 def doublings_of(
     view: View, logs: Iterable[tuple[str, int, str]], tools: Mapping[str, Mapping[str, object]]
 ) -> list[DoublingStatus]:
-    """The roles that are being doubled: by the layout, by who holds a role's lock, and by the logs of stores.
+    """Find the roles that are being doubled: by the layout, by holders of role locks, and by the logs of stores.
 
-    logs: (role, partition, phase) of those that are in one. tools: role → what its lock says.
+    logs: (role, partition, phase) of partitions in a doubling. tools: role → the data of its lock.
     """
     phases: dict[str, dict[int, str]] = {}
     for role, partition, phase in logs:
         layout = view.layout.roles.get(role)
-        # A child that is open serves: once the layout names it, nothing more is to be done for it.
+        # An open child serves: once the layout includes it, nothing is left to do for it.
         if phase != OPEN or layout is None or layout.next > layout.n:
             phases.setdefault(role, {})[partition] = phase
     found = []

@@ -1,4 +1,4 @@
-"""Reads a process's HTTP pages: /health and /metrics. A small client, so that the command needs no further package."""
+"""Reads a process's HTTP pages: /health and /metrics. A small client, so that the command needs no other package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 async def fetch(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """(status, body) of one page. Raises OSError, TimeoutError among them, when there is no proper answer."""
+    """Fetch (status, body) of one page. Raises OSError, including TimeoutError, when there is no proper answer."""
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(host, port, limit=1 << 16)
         try:
@@ -34,7 +34,7 @@ async def fetch(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -
 
 
 def samples(page: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
-    """(name, labels, value) of each sample of a page in Prometheus's text format; lines that are none are left out."""
+    """Parse (name, labels, value) of each sample of a page in Prometheus's text format; invalid lines are skipped."""
     for line in page.decode(errors="replace").splitlines():
         match = _SAMPLE.match(line)
         if match is None:

@@ -43,12 +43,12 @@ MOVED: Final = {
     "--resend": "resend {uin} ID|all",
     "--drop": "drop {uin} ID|all",
 }
-"""Options of before there were subcommands, and what to write instead."""
+"""Options from before there were subcommands, and their replacements."""
 T = TypeVar("T")
 
 
 class _Inbox(TyperGroup):
-    """Names the subcommand to whoever writes a command line of before there were any."""
+    """Reports the right subcommand for a command line from before there were any."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -231,7 +231,7 @@ def _say(as_json: bool, value: dict[str, object], text: str) -> None:
 
 
 def _show(lanes: Sequence[Lane], uin: int, after: int, before: int, as_json: bool) -> None:
-    """Pages."""
+    """Show pages."""
     if as_json:
         print_json({"uin": uin, "lanes": [lane_json(found) for found in lanes]})
         return
@@ -276,8 +276,8 @@ def _show_dead(letters: Sequence[DeadLetterEntry], uin: int, as_json: bool) -> N
 
 
 async def _pages(view: InboxView, uin: int, wanted: str, *, drop: bool) -> AsyncIterator[list[DeadLetterEntry]]:
-    """The dead letters that are meant, a page at a time; unless they are to be dropped also those of other devices of the same
-    mail. Raises `InvalidArgument` when there is none."""
+    """Iterate over the selected dead letters, a page at a time; unless they are to be dropped, include those of other devices for
+    the same mail. Raises `InvalidArgument` when there is none."""
     found, first, normal = False, 0, 0
     while page := await view.dead_letters(uin, after=(first, normal), count=MAX_PAGE):
         meant = [dead for dead in page if wanted in (ALL, f"{dead.entry.msg_id:016x}")]
@@ -293,7 +293,7 @@ async def _pages(view: InboxView, uin: int, wanted: str, *, drop: bool) -> Async
 
 
 def _handle_dead(target: str, uin: int, wanted: str, *, drop: bool) -> tuple[int, int]:
-    """Drop dead letters, or send their mail again: how many, and how many are left."""
+    """Drop dead letters, or send their mail again. Returns how many were handled and how many are left."""
 
     async def work(view: InboxView) -> tuple[int, int]:
         done = left = 0

@@ -20,7 +20,7 @@ SHOWN_CHARACTERS: Final = 60
 
 
 def table(entries: Sequence[Entry], now_ms: int) -> Table:
-    """The result as tables for people."""
+    """Make tables of the result, for people."""
     shown = _table("lane", "seq", "msg id", "sent", "sender", "bytes", "message")
     for entry in entries:
         message = entry.message
@@ -36,7 +36,7 @@ def table(entries: Sequence[Entry], now_ms: int) -> Table:
 
 
 def device_table(lanes: Sequence[Lane]) -> Table:
-    """A user's devices, and how much each has not acknowledged."""
+    """Table of a user's devices and their numbers of unacknowledged entries."""
     shown = _table("device", "name", "seen", *(f"lane {lane.lane}: unread" for lane in lanes), "acknowledged up to")
     for states in zip(*(lane.devices for lane in lanes), strict=True):
         device: DeviceState = states[0]
@@ -49,7 +49,7 @@ def device_table(lanes: Sequence[Lane]) -> Table:
 
 
 def dead_letter_table(letters: Sequence[DeadLetterEntry]) -> Table:
-    """Dead letters; the first column is what `resend` and `drop` take."""
+    """Table of dead letters; the first column is the argument of `resend` and `drop`."""
     shown = _table("id", "device", "lane", "seq", "given up", "attempts", "sender", "sent", "reason", "message")
     for dead in letters:
         letter, original, name = dead.letter, dead.original, f"{dead.entry.msg_id:016x}"
@@ -67,7 +67,7 @@ def dead_letter_table(letters: Sequence[DeadLetterEntry]) -> Table:
 
 
 def lane_json(found: Lane) -> dict[str, object]:
-    """A lane as JSON values; a payload that is not UTF-8 in hex."""
+    """A lane as JSON values; a payload that is not UTF-8 is in hex."""
     entries: list[dict[str, object]] = []
     now_ms = time.time_ns() // 1_000_000
     for entry in found.entries:
@@ -113,7 +113,7 @@ def dead_letter_json(dead: DeadLetterEntry) -> dict[str, object]:
 
 
 def _name(device: DeviceState) -> str:
-    """What a device is called; where it has no name, its DeviceID in hex."""
+    """Name of a device, or its DeviceID in hex if it has none."""
     return _text(device.name.encode()) or f"{device.device_id:012x}"
 
 
@@ -141,5 +141,5 @@ def _time(at_ms: int) -> str:
 
 
 def _text(payload: bytes) -> str:
-    """The beginning, with control characters shown."""
+    """The beginning of a payload, with control characters escaped."""
     return visible(payload[: 4 * SHOWN_CHARACTERS].decode(errors="backslashreplace"))[:SHOWN_CHARACTERS]

@@ -1,7 +1,7 @@
 """The `pixiu` command. Commands that need more than the SDK come from the entry-point group `pixiu.commands`.
 
-Only the module of the command that was asked for is imported; the others are shown in `--help` by the first line of their
-docstring, read from their source.
+Only the module of the requested command is imported; `--help` shows the others by the first line of their docstring, read from
+their source.
 
 Source: docs/operations.md, "Monitoring".
 """
@@ -29,7 +29,7 @@ COMMAND_GROUP: Final = "pixiu.commands"
 COMPLETION: Final = "_PIXIU_COMPLETE"
 """Set by a shell that completes a command line."""
 PLAIN: Final = None
-"""Help is printed as it is written: as markup, `[cluster] tls_dir` would lose its first word."""
+"""Help is printed as written: parsed as markup, `[cluster] tls_dir` would lose its first word."""
 EXIT_ABORTED: Final = 1
 EXIT_WRONG: Final = 2
 COMMANDS: Final = {
@@ -45,7 +45,7 @@ COMMANDS: Final = {
     "promote": "pixiu.cli.promote:promote",
     "repair": "pixiu.cli.repair:repair",
 }
-"""Name → module:function of what comes with the SDK."""
+"""Name → module:function of the commands in the SDK."""
 
 
 def _version(wanted: bool) -> None:
@@ -66,7 +66,7 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
     """The command with its subcommands.
 
     Args:
-        arguments: a command line without the program's name: only the subcommand that it names is loaded. None: all are.
+        arguments: a command line without the program's name: only its subcommand is loaded. None: all are loaded.
     """
     app = typer.Typer(
         name="pixiu",
@@ -80,7 +80,7 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
     named = next((word for word in arguments if not word.startswith("-")), None) if arguments is not None else None
     for name, place, load in _found(alone=list(arguments or ())[:1] == [named] and named in COMMANDS):
         if arguments is not None and name != named:
-            # Behind the name of a command no text of the others is shown.
+            # After a command's name, no text of the others is shown.
             summary = "" if list(arguments[:1]) == [named] else summary_of(place)
             if summary is not None:
                 app.command(name, short_help=summary.split(". ")[0].rstrip("."))(_not_loaded)
@@ -99,10 +99,10 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
 
 
 def _found(*, alone: bool) -> Sequence[tuple[str, str, Callable[[], Any]]]:
-    """Name, module:function and loader of every subcommand; alone: of those that come with the SDK."""
+    """Name, module:function and loader of every subcommand; alone: only those in the SDK."""
     own = [(name, place, partial(_load, place)) for name, place in COMMANDS.items()]
     if alone:
-        return own  # what is installed beside it costs every command a tenth of a second to find
+        return own  # finding what is installed beside it would cost every command a tenth of a second
     from importlib.metadata import entry_points
 
     plugins = sorted(entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name)
@@ -115,12 +115,12 @@ def _load(place: str) -> Any:
 
 
 def _not_loaded() -> None:
-    """Stands for a command that this command line does not name."""
+    """Placeholder for a command that this command line does not name."""
 
 
 def summary_of(place: str) -> str | None:
-    """The first paragraph about module:name: of the function's docstring, of a group's `help`, or of the module's docstring.
-    Read from the source, without importing it; None when there is no source."""
+    """The first paragraph about module:name: of the function's docstring, of a group's `help`, or of the module's docstring. It is
+    read from the source, without importing it; None when there is no source."""
     module, _, name = place.partition(":")
     try:
         spec = importlib.util.find_spec(module)
@@ -140,13 +140,13 @@ def summary_of(place: str) -> str | None:
 
 
 def allow_open_files() -> None:
-    """Every connection is an open file: take as many as the system lets this user have."""
+    """Raise the limit of open files as far as the system lets this user: every connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            pass  # the given number has to do
+            pass  # the current limit has to do
 
 
 def main() -> None:
@@ -164,7 +164,7 @@ def main() -> None:
         sys.stderr.write(f"\npixiu: nothing was done{why}\n")
         sys.exit(EXIT_ABORTED)
     except Exception as error:
-        from pixiu.cli.wrong_use import is_wrong_use, sentence_of  # what most command lines do not need
+        from pixiu.cli.wrong_use import is_wrong_use, sentence_of  # not needed by most command lines
 
         if not is_wrong_use(error):
             raise

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.markup import escape
 
-import pixiu  # its names load the SDK when they are first used: not for `--help`, nor for wrong use
+import pixiu  # its names load the SDK on first use: not for `--help` or wrong use
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json, visible
 from pixiu.cli.reachable import check_reachable
 from pixiu.errors import InvalidArgument
@@ -79,7 +79,7 @@ def send(
             if text != "-":
                 return [await send_one(client, text.encode())]
             sent: list[int] = []
-            # A line is one message: read by a thread, so that the client's heartbeats go on.
+            # A line is one message. A thread reads the lines, so that the client's heartbeats go on.
             while line := await asyncio.to_thread(sys.stdin.buffer.readline):
                 sent.append(await send_one(client, line.rstrip(b"\r\n")))
             return sent
@@ -174,7 +174,7 @@ def presence(
 
 
 def message_json(message: pixiu.Message) -> dict[str, object]:
-    """A message as JSON values; a payload that is not UTF-8 in hex."""
+    """A message as JSON values; a payload that is not UTF-8 is in hex."""
     try:
         body: dict[str, object] = {"text": message.payload.decode()}
     except UnicodeDecodeError:
@@ -188,7 +188,7 @@ def message_json(message: pixiu.Message) -> dict[str, object]:
 
 
 def message_line(message: pixiu.Message) -> str:
-    """A message as one line; control characters are shown, so that no message can move the cursor."""
+    """A message as one line; control characters are escaped, so that no message can move the cursor."""
     text = message.payload.decode(errors="backslashreplace")
     where = f"room {message.room}" if message.topic is None else message.topic
     if message.user:

@@ -1,4 +1,4 @@
-"""How every command speaks: tables for people, JSON for programs, one clear line for an error."""
+"""Output of all commands: tables for people, JSON for programs, one clear line for an error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pixiu.errors import Dropped, Offline, PixiuError, Undelivered
 
 DEFAULT_TARGET: Final = "zk://127.0.0.1:2181/pubsub"
 EXIT_NOT_DELIVERED: Final = 1
-"""The cluster took what was sent, and says that it did not arrive."""
+"""Exit code if the cluster took the message, and reports that it was not delivered."""
 EXIT_UNUSABLE: Final = 2
-"""An error of ours: wrong arguments, nobody there."""
+"""Exit code of an error on our side: wrong arguments, no cluster."""
 EXIT_INTERRUPTED: Final = 130
 NOT_DELIVERED: Final = (Offline, Undelivered, Dropped)
 PIPE_WIDTH: Final = 200
-"""Columns of tables that go into a file or a pipe, so that nothing is cut."""
+"""Width of tables in a file or a pipe, in columns, so that nothing is cut."""
 
 Target = Annotated[
     str,
@@ -44,36 +44,36 @@ T = TypeVar("T")
 
 
 def console() -> Console:
-    """The console that results are printed to."""
+    """Console for results."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
-    """Where progress and errors go, so that the output stays clean."""
+    """Console for progress and errors, so that the output stays clean."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:
-    """One JSON value on its own line (or lines, with an indent). Only ASCII where the output's encoding has not all characters."""
+    """Print one JSON value on its own line (or lines, with an indent). Only ASCII if the output's encoding lacks characters."""
     every = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     sys.stdout.write(json.dumps(value, ensure_ascii=not every, indent=indent, default=str) + "\n")
     sys.stdout.flush()
 
 
 def print_anywhere() -> None:
-    """Escape what the encoding of the terminal or pipe does not have, such as an emoji in Latin-1."""
+    """Escape characters that the encoding of the terminal or pipe does not have, such as an emoji in Latin-1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def visible(text: str) -> str:
-    """A text from outside with its control characters escaped, so that it cannot move the cursor or hide a line."""
+    """Escape the control characters of a text from outside, so that it cannot move the cursor or hide a line."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def guarded(command: Callable[P, T]) -> Callable[P, T]:
-    """A command whose errors are one line on stderr and exit code 2, without a traceback."""
+    """Decorate a command: errors become one line on stderr and exit code 2, without a traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -84,7 +84,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read our output is gone; nothing may be written at the exit either.
+            # The reader of our output is gone; nothing may be written at the exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_UNUSABLE) from None
 
@@ -92,7 +92,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def fail(error: PixiuError, *, as_json: bool = False) -> NoReturn:
-    """Say an error and exit with 2, or 1 where the command was right and the cluster's answer is no."""
+    """Report an error and exit with 2, or with 1 if the command was right and the cluster answered no."""
     if as_json:
         print_json({"error": {"code": error.code, "text": str(error)}})
     sys.stderr.write(f"pixiu: {error}\n")
@@ -100,7 +100,7 @@ def fail(error: PixiuError, *, as_json: bool = False) -> NoReturn:
 
 
 def operator() -> str:
-    """Who runs a command, for audit logs. The number of a user without a name, as containers have them."""
+    """User who runs a command, for audit logs; for a user without a name, as in containers, their number."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""`pixiu promote`: an operator's word that ends the wait of a replica that must not lead by itself.
+"""`pixiu promote`: an operator ends the wait of a replica that must not lead by itself.
 
 Source: docs/replication.md.
 """
@@ -24,7 +24,7 @@ from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 
 CALL_S: Final = 10.0
 WAIT_S: Final = 30.0
-"""How long the replica has to take office."""
+"""Time limit for the replica to become leader, seconds."""
 POLL_S: Final = 0.5
 STORES: Final = ("xiu", "pi")
 

@@ -1,6 +1,6 @@
-"""What changed between two readings of processes' /metrics, by role and partition: rates, drops, lags, latency. Pure.
+"""Changes between two readings of processes' /metrics, by role and partition: rates, drops, lags, latency. Pure.
 
-A process that did not answer is dead; one that started anew between two readings counts from nothing.
+A process that did not answer is dead; one that was restarted between two readings counts from zero.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -23,7 +23,8 @@ FLOWS_IN: Final[Mapping[str, Sequence[str]]] = {
     "xiu": STORED,
     "pi": STORED,
 }
-"""What comes in, per role; for others `IN`. A store's entries are counted at the replica that has committed the most."""
+"""Metrics of incoming traffic, per role; for others `IN`. A store's entries are counted at the replica that has committed the
+most."""
 FLOWS_OUT: Final[Mapping[str, Sequence[str]]] = {
     "gateway": ("deliveries_total", "signals_delivered_total", "mail_delivered_total"),
     "router": ("links_control_sent_total",),
@@ -36,16 +37,16 @@ DROPS: Final = (
     "signals_dropped_total",
     "records_dropped_total",
 )
-"""What did not go on: dropped before it was sent, by the kernel, on the way, before slow clients, in a proxy."""
+"""Metrics of drops: before sending, by the kernel, on the way, for slow clients, in a proxy."""
 LATENCY: Final[Mapping[str, str]] = {"proxy": "pixiu_publish_seconds", "xiu": "pixiu_commit_seconds", "pi": "pixiu_commit_seconds"}
-"""What is timed, per role; for others how old a message is when it arrives."""
+"""Metric of the latency, per role; for others the age of a message when it arrives."""
 ARRIVAL: Final = "pixiu_record_latency_seconds"
 STORES: Final = frozenset(("xiu", "pi"))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one process said, and when (monotonic seconds)."""
+    """Metrics of one process, with the time of reading (monotonic seconds)."""
 
     name: str
     role: str
@@ -54,13 +55,13 @@ class Reading:
     counts: Mapping[str, float] | None
     """Name without pixiu_<role>_ → the sum over its labels; None: it did not answer."""
     buckets: Mapping[float, float] = field(default_factory=dict)
-    """Of the role's latency: upper bound → how many values are not above it, all labels together."""
+    """Histogram of the role's latency: upper bound → number of values not above it, all labels together."""
     identity: int = 0
-    """Of this run of the process."""
+    """ID of this run of the process."""
 
 
 def reading(name: str, role: str, partition: int, identity: int, at: float, page: Iterable[Sample] | None) -> Reading:
-    """Read one process's samples; None: it did not answer."""
+    """Evaluate one process's samples; None: it did not answer."""
     if page is None:
         return Reading(name, role, partition, at, None, {}, identity)
     prefix, latency = f"pixiu_{role}_", f"{LATENCY.get(role, ARRIVAL)}_bucket"
@@ -76,7 +77,7 @@ def reading(name: str, role: str, partition: int, identity: int, at: float, page
 
 @dataclass(slots=True)
 class Row:
-    """A role, or one of its partitions: all processes of it together."""
+    """A role, or one of its partitions: all its processes together."""
 
     role: str
     partition: int
@@ -86,17 +87,17 @@ class Row:
     out_per_s: float = 0.0
     drops_per_s: float = 0.0
     lag_s: float = 0.0
-    """The highest delay of an event loop in the last minute."""
+    """The highest delay of an event loop in the last minute, seconds."""
     p50_s: float | None = None
     p99_s: float | None = None
     behind: int | None = None
-    """Of a store: entries that its last replica has not committed and the first one has."""
+    """For a store: entries that its first replica has committed and its last one has not."""
     missing: int | None = None
-    """Of a store: replicas that are wanted and not in sync."""
+    """For a store: replicas that are required and not in sync."""
 
 
 def rows(before: Mapping[int, Reading], now: Sequence[Reading]) -> list[Row]:
-    """The table: a row for each role and partition, in the order of `now`. `before`: the readings before, by identity."""
+    """Make the table: a row for each role and partition, in the order of `now`. `before`: the previous readings, by identity."""
     groups: dict[tuple[str, int], list[Reading]] = {}
     for each in now:
         groups.setdefault((each.role, each.partition), []).append(each)
@@ -142,10 +143,10 @@ def _add_rates(row: Row, now: Mapping[str, float], old: Mapping[str, float], sec
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """The value that `share` of the values do not exceed, by Prometheus's rule: linear within its bucket; the highest bound for
-    what is above it. None where there is no value.
+    """The value that `share` of the values do not exceed, by Prometheus's rule: linear within its bucket; the highest finite bound
+    for values above it. None if there is no value.
 
-    buckets: upper bound (the last one infinite) → how many values are not above it.
+    buckets: upper bound (the last one infinite) → number of values not above it.
     """
     bounds = sorted(buckets)
     if not bounds or not buckets[bounds[-1]]:
@@ -163,9 +164,9 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def hottest(pages: Iterable[Mapping[str, object]], what: str, most: int) -> list[tuple[int, float]]:
-    """The hottest rooms or users of several processes' /hot together: (key, messages a second).
+    """Combine the hottest rooms or users of several processes' /hot: (key, messages a second).
 
-    what: "rooms" or "users". Entries that are none are left out.
+    what: "rooms" or "users". Invalid entries are skipped.
     """
     total: defaultdict[int, float] = defaultdict(float)
     for page in pages:

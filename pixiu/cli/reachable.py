@@ -1,4 +1,4 @@
-"""Whether anybody listens at a target: a command says «no cluster» at once and not after a time-out."""
+"""Check that anybody listens at a target, so that a command reports «no cluster» at once and not after a time-out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pixiu.discovery.target import RegistryAddress, names_registry, parse_target
 from pixiu.errors import RegistryUnavailable, Unreachable
 
 TRY_S: Final = 0.5
-"""Seconds for one address; a command's own connect, which comes after it, has its usual time."""
+"""Time limit for one address, seconds; the command's own connect, which follows, has its usual time."""
 START_ONE: Final = "start a cluster with `pixiu up`, or name another one with --target or PIXIU_TARGET"
 
 
 def check_reachable(target: str) -> None:
-    """Return when one address of the target takes a TCP connection, or may be only slow.
+    """Return when one address of the target accepts a TCP connection, or may only be slow.
 
     Raises RegistryUnavailable or Unreachable when all refuse it; InvalidArgument for a target that cannot be read.
     """
@@ -28,7 +28,7 @@ def check_reachable(target: str) -> None:
         except ConnectionRefusedError:
             continue
         except OSError:
-            return  # slow, or a name that does not resolve now: the command itself says what it is
+            return  # slow, or a name that does not resolve now: the command itself reports it
     where = ", ".join(addresses)
     if names_registry(target):
         raise RegistryUnavailable(f"no cluster: no ZooKeeper listens at {where}; {START_ONE}")

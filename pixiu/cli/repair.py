@@ -31,37 +31,37 @@ from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 
 CHECK_S: Final = 3600.0
-"""For one replica: everything that it stores is read."""
+"""Time limit for one replica to read everything that it stores, seconds."""
 ROLES: Final = ("xiu", "pi")
 BACK_S: Final = 120.0
-"""How long a replica of Pi has to start again and take its state from another one."""
+"""Time limit for a replica of Pi to start again and take its state from another one, seconds."""
 BACK_POLL_S: Final = 1.0
 ANSWER_S: Final = 10.0
-"""How long is waited for a registered replica that does not report its state."""
+"""Time limit for a registered replica to report its state, seconds."""
 ANSWER_POLL_S: Final = 0.5
 
 
 @dataclass(slots=True)
 class Checked:
-    """What one replica found in its own store, and what it has that others have not."""
+    """Result for one replica: the damage in its own store, and its differences from others."""
 
     role: str
     partition: int
     replica: int
     member: str
     checked: int = 0
-    """Records of a Xiu, values of a Pi, that were read and are whole."""
+    """Records of a Xiu, or values of a Pi, that were read and are intact."""
     damaged: int = 0
     """Places that could not be read."""
     repaired: int = 0
-    """Rows taken from another replica; of a Pi 1: its state as a whole."""
+    """Rows taken from another replica; for a Pi 1: its state as a whole."""
     left: int = 0
     """Places that still cannot be read."""
     differing: int = 0
-    """Ranges in which the replicas hold other records than the first one; of a Pi: ranges of users in which its state is another
-    than its leader's."""
+    """Ranges in which other replicas hold other records than the first one; for a Pi: ranges of users in which its state differs
+    from its leader's."""
     differed: int = 0
-    """The same before a repair; of a Pi."""
+    """Differing ranges before a repair, for a Pi."""
     text: str = ""
     last: int = 0
     floor: int = 0
@@ -70,17 +70,17 @@ class Checked:
 
     @property
     def well(self) -> bool:
-        """Nothing is left to do."""
+        """True if nothing is left to do."""
         return not (self.left or self.differing or self.text)
 
     def json(self) -> dict[str, object]:
-        """The same as JSON values."""
+        """The result as JSON values."""
         return {key: value for key, value in asdict(self).items() if key not in ("ranges", "last", "floor")}
 
 
 def compare(replicas: Sequence[Checked]) -> None:
-    """Count the ranges in which replicas of one partition differ, at positions that all of them have. What one of them has
-    trimmed already is not compared."""
+    """Count the ranges in which replicas of one partition differ, at positions that all of them have. Ranges that one of them has
+    already trimmed are not compared."""
     if len(replicas) < 2:
         return
     floor = max(replica.floor for replica in replicas)
@@ -138,7 +138,7 @@ def repair(
 
 
 def table(found: Iterable[Checked]) -> Table:
-    """The result as a table for people."""
+    """Make a table of the result, for people."""
     shown = Table(box=None, pad_edge=False)
     names = ("role", "partition", "replica", "member", "checked", "damaged", "repaired", "left", "differed", "differing", "problem")
     for name in names:
@@ -171,7 +171,7 @@ async def _repair(role: str, partition: int, target: str) -> list[Checked]:
 
 
 def absent(replicas: Sequence[ReplicaStatus]) -> list[Checked]:
-    """Members that a partition's leader counts as in sync, and that are not registered: they hold data, and were not checked."""
+    """Members that a partition's leader counts as in sync and that are not registered: they hold data, and were not checked."""
     here = {replica.member for replica in replicas}
     missing = {member for replica in replicas if replica.member == replica.leader for member in replica.in_sync} - here
     text = "counts as in sync with its leader but is not registered: it does not run and was not checked"
@@ -180,7 +180,7 @@ def absent(replicas: Sequence[ReplicaStatus]) -> list[Checked]:
 
 
 async def _registered(role: str, partition: int, target: str) -> list[ProcessStatus]:
-    """The processes to check, once each of them answers; those that do not, after a while, too."""
+    """Find the processes to check once each of them answers; after a time limit, include those that do not."""
     until = time.monotonic() + ANSWER_S
     while True:
         found = [
@@ -194,7 +194,7 @@ async def _registered(role: str, partition: int, target: str) -> list[ProcessSta
 
 
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
-    """One replica after the other: they repair themselves from each other."""
+    """Check one replica after the other, because they repair themselves from each other."""
     if replicas[0].node.role == "pi":
         applied = max(replica.applied for replica in replicas)
         checked = [await _check_pi(replica, target, applied) for replica in replicas]
@@ -207,7 +207,7 @@ async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Che
     end = min((each.last for each in read), default=0)
     if len(read) > 1 and end:
         for replica, each in zip(replicas, found, strict=True):
-            if each.last:  # digests at one position, whatever was written meanwhile
+            if each.last:  # digests at one position, whatever is written meanwhile
                 again = await _check(replica, end, mend=False)
                 each.ranges, each.floor, each.text = again.ranges, again.floor, each.text or again.text
         compare(read)
@@ -238,8 +238,8 @@ async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
 
 
 async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checked:
-    """A Pi whose state is damaged sets it aside, ends, and takes another replica's when its supervisor starts it again. `applied`:
-    how far the partition was when the check began; it is back when it is there."""
+    """Check a Pi. If its state is damaged it sets the state aside, ends, and takes another replica's when its supervisor starts it
+    again. `applied`: the partition's position when the check began; the replica is back when it has reached it."""
     node = replica.node
     checked = Checked(node.role, node.partition, node.replica, replica.member)
     try:
@@ -271,7 +271,7 @@ async def _leader(role: str, partition: int, target: str) -> ReplicaStatus:
 
 
 async def set_back(role: str, partition: int, reason: str, target: str) -> str:
-    """What became of a partition's time, in words."""
+    """Set a partition's clock; returns the outcome in words."""
     leader = await _leader(role, partition, target)
     request = replication_pb2.OperatorRequest(operator=operator(), reason=reason, member=int(leader.member, 16))
     async with peer_channel(leader.node.address, leader.node.role, PEER_CHANNEL) as channel:
@@ -284,7 +284,7 @@ async def set_back(role: str, partition: int, reason: str, target: str) -> str:
 
 
 async def _until_applied(partition: int, target: str) -> None:
-    """Until every replica of a partition of Pi has applied what is committed now, or for a while."""
+    """Wait until every replica of a partition of Pi has applied what is committed now, or until a time limit."""
     until, wanted = time.monotonic() + ANSWER_S, (await _leader("pi", partition, target)).committed
     while time.monotonic() < until:
         found = [process.replica for process in await _registered("pi", partition, target)]
@@ -294,7 +294,7 @@ async def _until_applied(partition: int, target: str) -> None:
 
 
 async def give_up(partition: int, reason: str, target: str) -> str:
-    """What the leader of a partition of Pi has given up, in words."""
+    """Make the leader of a partition of Pi give up lost values; returns a description of them."""
     address = (await _leader("pi", partition, target)).node.address
     async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
         stub: Any = PiReplicasStub(channel)
@@ -307,7 +307,7 @@ async def give_up(partition: int, reason: str, target: str) -> str:
 
 
 async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
-    """A replica as it runs now: one that was repaired has another address."""
+    """Find a replica by its member: after a repair it has another address."""
     for process in (await read_status(target)).processes:
         if process.replica is not None and (process.replica.node.role, process.replica.member) == (role, member):
             return process.replica
@@ -322,9 +322,9 @@ async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompare
 
 
 async def _compare_pi(checked: Checked, target: str) -> None:
-    """A Pi whose state differs from its leader's begins again with the leader's, as a damaged one does."""
+    """Compare a Pi with its leader. If their states differ it takes the leader's state, like a damaged one."""
     if not checked.well:
-        return  # what is wrong with it is said already
+        return  # its problem is reported already
     until = time.monotonic() + ANSWER_S
     while (replica := await _now(checked.role, checked.member, target)) is None:
         if time.monotonic() > until:
@@ -354,8 +354,8 @@ async def _compare_pi(checked: Checked, target: str) -> None:
 
 
 async def _back(replica: ReplicaStatus, target: str, applied: int) -> int | None:
-    """Until the replica runs again, has applied the log up to there, and is whole: how many values it has; None when that takes too
-    long."""
+    """Wait until the replica runs again, has applied the log up to a position, and is intact. Returns its number of values; None
+    after the time limit."""
     end = time.monotonic() + BACK_S
     while time.monotonic() < end:
         await asyncio.sleep(BACK_POLL_S)

@@ -1,4 +1,4 @@
-"""Replicated partitions in `pixiu status`: who leads, who is in sync, how far each one is. Pure.
+"""Replicated partitions in `pixiu status`: leader, in-sync set, and position of each replica. Pure.
 
 Source: docs/replication.md.
 """
@@ -22,30 +22,30 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """What a replica says of itself at /health."""
+    """State of a replica, as it reports it at /health."""
 
     node: Node
     state: str
     member: str
     leader: str
-    """The MemberID that ZooKeeper's state names, in hex."""
+    """The MemberID of the leader in ZooKeeper's state, in hex."""
     epoch: int
     in_sync: tuple[str, ...]
     end: int
     committed: int
     applied: int
     lag: dict[str, int]
-    """A leader's: member → entries that it has not acknowledged."""
+    """For a leader: member → number of entries that it has not acknowledged."""
     degraded: str
     may_not_lead: str = ""
-    """Why it would not be promoted; empty: it leads, or may."""
+    """The reason why it would not be promoted; empty: it leads, or may."""
     no_room: str = ""
-    """Why it has no space to lead; empty: it has."""
+    """The reason why it has no space to lead; empty: it has."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """A leader's: member → why it is not in sync."""
+    """For a leader: member → reason why it is not in sync."""
 
     def json(self) -> dict[str, object]:
-        """The same as JSON values."""
+        """The state as JSON values."""
         return {
             "state": self.state, "member": self.member, "leader": self.leader, "epoch": self.epoch, "in_sync": list(self.in_sync),
             "end": self.end, "committed": self.committed, "applied": self.applied, "lag": self.lag, "degraded": self.degraded,
@@ -54,7 +54,7 @@ class ReplicaStatus:
 
 
 def read_replica(node: Node, said: dict[str, object]) -> ReplicaStatus | None:
-    """The replica in a process's /health; None where there is none, or nothing that can be read."""
+    """Read the replica in a process's /health; None if there is none, or it cannot be read."""
     service = said.get("service")
     found: Any = service.get("replication") if isinstance(service, dict) else None
     if not isinstance(found, dict):
@@ -81,7 +81,7 @@ def read_replica(node: Node, said: dict[str, object]) -> ReplicaStatus | None:
 
 
 def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
-    """What is wrong with replicated partitions, in words."""
+    """Describe the problems of replicated partitions."""
     problems: list[str] = []
     partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
     for replica in replicas:
@@ -108,7 +108,7 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
 
 
 def _who_may_lead(role: str, partition: int, found: list[ReplicaStatus]) -> str:
-    """Of a partition that waits for replicas that are not there, what ends the wait; empty while one that may lead is there."""
+    """For a partition that waits for missing replicas, describe how to end the wait; empty while one that may lead is running."""
     known = max(found, key=lambda replica: replica.epoch)
     if not known.in_sync or {replica.member for replica in found} & set(known.in_sync):
         return ""
@@ -119,7 +119,7 @@ def _who_may_lead(role: str, partition: int, found: list[ReplicaStatus]) -> str:
 
 
 def replica_table(replicas: Iterable[ReplicaStatus]) -> Table | None:
-    """The partitions as a table; None without any."""
+    """Make a table of the partitions; None without any."""
     found = sorted(replicas, key=lambda replica: (replica.node.role, replica.node.partition, replica.node.replica))
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""What `pixiu status` says: every process as the registry and its own HTTP pages show it, and whether all is well.
+"""`pixiu status`: every process as the registry and its own HTTP pages show it, and the health of the cluster.
 
 Source: docs/operations.md.
 """
@@ -35,12 +35,12 @@ HTTP_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process: its node, and what it says of itself."""
+    """One process: its node, and its own report."""
 
     node: Node
     healthy: bool
     problem: str = ""
-    """Why it is not healthy, in words."""
+    """The reason why it is not healthy, in words."""
     registry_connected: bool | None = None
     lost: int = 0
     """Items that peers sent to it and that did not arrive."""
@@ -48,19 +48,19 @@ class ProcessStatus:
     refused: int = 0
     """Datagrams and frames that it did not take."""
     replica: ReplicaStatus | None = None
-    """Of a replicated partition."""
+    """The replica, for a process of a replicated partition."""
     silent: bool = False
-    """It does not answer, or another process answers at its address."""
+    """True if it does not answer, or another process answers at its address."""
     unheard: int = 0
     """Peers whose heartbeats it misses."""
     refusals: tuple[str, ...] = ()
-    """Why it does not take the layout of the registry, and what to do."""
+    """Reasons why it does not take the registry's layout, and what to do."""
     doubling: str = ""
-    """Of a leader of Xiu or Pi: the phase of its partition's doubling; empty: it is in none."""
+    """For a leader of Xiu or Pi: the phase of its partition's doubling; empty: none."""
     insecure: tuple[str, ...] = ()
-    """Doors that its operator opened to everybody."""
+    """Listeners that its operator opened to everybody."""
     build: str = ""
-    """`compiled`, or `plain` with the reason; empty when it does not say."""
+    """`compiled`, or `plain` with the reason; empty when it is not reported."""
 
     @property
     def name(self) -> str:
@@ -81,17 +81,17 @@ class ClusterStatus:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not self.problems
 
     @property
     def insecure(self) -> list[str]:
-        """Doors that are not guarded, because an operator said so."""
+        """Listeners that an operator left unguarded."""
         return [f"{process.name} at {process.node.address}: {door}" for process in self.processes for door in process.insecure]
 
 
 def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[str]:
-    """What the layout wants and the registry does not have Running, in words. `dead`: endpoints that do not answer."""
+    """Describe processes that the layout requires and that are not Running. `dead`: endpoints that do not answer."""
     if not view.layout.version:
         return [NO_LAYOUT]
     problems = [str(lack) for lack in lacks(view, dead)]
@@ -103,9 +103,9 @@ def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[st
 
 
 def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterStatus:
-    """Whether the cluster is healthy, and if not why: what a fault causes elsewhere is not named beside it."""
+    """Judge the health of the cluster, with its problems; consequences of a fault in other places are not listed."""
     silent = [process for process in processes if process.silent]
-    # Who misses those that do not answer is well.
+    # A process that only misses those that do not answer is healthy.
     processes = [replace(one, problem="") if 0 < one.unheard <= len(silent) else one for one in processes]
     dead = frozenset(int(process.node.endpoint) for process in processes if not process.healthy)
     gone = lost_hosts(processes)
@@ -122,7 +122,7 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
 
 
 def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
-    """Machines of several of which no process answers, with the number of their processes."""
+    """Find machines, if there are several, of which no process answers, with the number of their processes."""
     hosts: dict[str, list[bool]] = {}
     for process in processes:
         hosts.setdefault(process.node.host, []).append(process.silent)
@@ -130,14 +130,14 @@ def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
 
 
 async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, object]]]:
-    """The registry's address, what it says, and by role the tools that double it.
+    """Read the registry: its address, its view, and by role the tools that double it.
 
     Raises `RegistryUnavailable`, `InvalidArgument`.
     """
     if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
-    # Loaded where they are needed: neither help nor «no cluster» waits for ZooKeeper's client.
+    # Imported on use: neither help nor «no cluster» waits for ZooKeeper's client.
     from pixiu.discovery.watcher import Discovery
     from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 
@@ -161,7 +161,7 @@ async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, obj
 
 
 async def read_status(target: str) -> ClusterStatus:
-    """Ask the registry, then every process. Raises as `read_registry`."""
+    """Ask the registry, then every process. Raises the errors of `read_registry`."""
     address, view, tools = await read_registry(target)
     slots = asyncio.Semaphore(HTTP_AT_ONCE)
 
@@ -188,7 +188,7 @@ async def _ask(node: Node) -> ProcessStatus:
 
 
 def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) -> ProcessStatus:
-    """What a process's /health (status and JSON) and /metrics say of it."""
+    """Evaluate a process's /health (status and JSON) and /metrics."""
     problem, unheard = "", 0
     peers = said.get("peers")
     dead_peers = peers.get("dead", 0) if isinstance(peers, dict) else 0
@@ -270,7 +270,7 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
 
 
 def prometheus_targets(view: View) -> list[dict[str, object]]:
-    """Every process's HTTP port as Prometheus's file_sd and http_sd have targets, a group for each role."""
+    """List every process's HTTP port as targets of Prometheus's file_sd and http_sd, a group for each role."""
     roles: dict[str, list[str]] = {}
     for node in view.nodes:
         host = f"[{node.host}]" if ":" in node.host else node.host
@@ -279,13 +279,13 @@ def prometheus_targets(view: View) -> list[dict[str, object]]:
 
 
 def builds(status: ClusterStatus) -> str:
-    """Which builds the processes run: `compiled`, `plain`, or how many run which."""
+    """Describe the builds that the processes run: `compiled`, `plain`, or the number of each."""
     counts = Counter(process.build.partition(" ")[0] for process in status.processes if process.build)
     return ", ".join(f"{count} {build}" for build, count in sorted(counts.items())) if len(counts) > 1 else "".join(counts)
 
 
 def age_text(seconds: int) -> str:
-    """Seconds as people say them: 12 s, 3 min, 5 h, 2 d."""
+    """Format seconds for people: 12 s, 3 min, 5 h, 2 d."""
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds // unit} {name}"
@@ -293,7 +293,7 @@ def age_text(seconds: int) -> str:
 
 
 def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
-    """The status as tables."""
+    """Show the status as tables."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     layout = status.view.layout
     said = ", ".join(

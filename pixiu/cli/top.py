@@ -30,7 +30,7 @@ from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
 
 HOT: Final = {"rooms": "broker", "users": "relay"}
-"""What is hot → the role that is asked: each room is at one broker, and each user at one relay."""
+"""Kind of key → the role to ask: each room is at one broker, and each user at one relay."""
 LATE_S: Final = 0.25
 MAX_HOT: Final = 20
 
@@ -41,17 +41,17 @@ class Screen:
 
     target: str
     seconds: float
-    """Between the two readings that the rates are of."""
+    """Time between the two readings of the rates."""
     rows: list[Row]
     rooms: list[tuple[int, float]]
     users: list[tuple[int, float]]
     dead: list[str]
     """Processes that are in the registry and do not answer."""
     problems: list[str]
-    """What the layout wants and is not there."""
+    """Processes that the layout requires and that are missing."""
 
     def json(self) -> dict[str, object]:
-        """Values for JSON: times in seconds, rates a second."""
+        """Values for JSON: times in seconds, rates per second."""
         return {
             "registry": self.target,
             "seconds": round(self.seconds, 3),
@@ -64,11 +64,11 @@ class Screen:
 
 
 class Watch:
-    """Reads every process of a view again and again.
+    """Reads every process of a view repeatedly.
 
     Args:
-        target: the registry, for the screen.
-        hot: how many rooms and users are shown.
+        target: the registry's address, to show it.
+        hot: number of rooms and users to show.
     """
 
     def __init__(self, target: str, hot: int) -> None:
@@ -78,7 +78,7 @@ class Watch:
         self._slots = asyncio.Semaphore(HTTP_AT_ONCE)
 
     async def look(self, view: View) -> Screen:
-        """Read every process once; rates are those since the last look."""
+        """Read every process once; rates are those since the previous call."""
         order = {role: number for number, role in enumerate(ROLES)}
         nodes = sorted(view.nodes, key=lambda node: (order.get(node.role, len(order)), node.partition, node.replica))
         asked = await asyncio.gather(*(self._ask(node) for node in nodes))
@@ -119,7 +119,7 @@ class Watch:
 
 
 def render(screen: Screen) -> RenderableType:
-    """The screen for people."""
+    """Show the screen, for people."""
     table = Table(box=None, pad_edge=False)
     table.add_column("role")
     for name in ("partition", "processes", "in/s", "out/s", "p50", "p99", "loop late", "drops/s", "behind"):
@@ -158,7 +158,7 @@ def _time(seconds: float | None) -> str:
 
 async def _run(target: str, interval: float, once: bool, hot: int, as_json: bool, out: Console) -> None:
     check_reachable(target)
-    # Loaded where they are needed: neither help nor «no cluster» waits for ZooKeeper's client.
+    # Imported on use: neither help nor «no cluster» waits for ZooKeeper's client.
     from pixiu.discovery.watcher import Discovery
     from pixiu.discovery.zookeeper import ZooKeeper
 
@@ -205,4 +205,4 @@ def top(
     try:
         asyncio.run(_run(target, interval, once, hot, as_json, console()))
     except KeyboardInterrupt:
-        return  # that is how one leaves it
+        return  # Ctrl-C is the usual way to leave it

@@ -1,4 +1,4 @@
-"""What a command line that cannot be parsed is answered: one line with the value at fault, as every other error."""
+"""Errors of command lines that cannot be parsed: one line with the value at fault, like every other error."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ SERVERS: Final = frozenset((
 ))  # fmt: skip
 """Commands that come with the servers, and not with the SDK."""
 CLOSE: Final = 0.6
-"""As alike as a word must be to be what was meant."""
+"""Similarity at which a word counts as a misspelling of another one."""
 
 
 def is_wrong_use(error: BaseException) -> bool:
-    """Whether an exception is the parser's, of whichever version, and not of a command."""
+    """True if an exception is the parser's, of any version, and not a command's."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
 def sentence_of(error: Any) -> str:
-    """What is wrong, with the value, and where to read more."""
+    """Describe the error, with the value, and name the help to read."""
     context = getattr(error, "ctx", None)
     text = _with_value(error) or _with_names(error, context) or str(error.format_message()).rstrip(".")
     path = getattr(context, "command_path", "") or "pixiu"
@@ -28,7 +28,7 @@ def sentence_of(error: Any) -> str:
 
 
 def _with_value(error: Any) -> str:
-    """Of an option's or argument's value, where the parser says which it was."""
+    """Describe a wrong value of an option or argument, if the parser names it."""
     cause = error.__cause__
     parameter = getattr(error, "param", None)
     if parameter is None or not hasattr(cause, "errors"):
@@ -40,7 +40,7 @@ def _with_value(error: Any) -> str:
 
 
 def _with_names(error: Any, context: Any) -> str:
-    """Of an option or a command that there is not."""
+    """Describe an unknown option or command."""
     command: Any = getattr(context, "command", None)
     option = getattr(error, "option_name", "")
     if option and hasattr(error, "possibilities"):

@@ -1,4 +1,4 @@
-"""The SDK: publish to rooms, topics and users, subscribe to them. Users import it as `pixiu`."""
+"""The SDK: publish to rooms, topics and users, and subscribe to them. Users import it as `pixiu`."""
 
 from pixiu.client.awaited import SendFailure
 from pixiu.client.client import Client, ClientStats, connect

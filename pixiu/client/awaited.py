@@ -1,4 +1,4 @@
-"""What a receipt is to whoever awaits it, and what becomes of the failure of one that nobody does."""
+"""Awaiting receipts, and reporting the failures of receipts that nobody awaits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ log = logging.getLogger("pixiu.client")
 
 @dataclass(frozen=True, slots=True)
 class SendFailure:
-    """The failure of something that was sent and whose receipt nobody awaited. `on_failure` is called with it."""
+    """The failure of a message whose receipt nobody awaited. `on_failure` is called with it."""
 
     id: SnowflakeID
-    """The sender's ID of it: that of the receipt; 0 where it never got one."""
+    """The sender's ID of the message, as in its receipt; 0 if it never got one."""
     error: PixiuError
-    """Why it failed."""
+    """The reason for the failure."""
 
 
 class FailureReports:
-    """Where the failures of receipts go that nobody awaited: to the application's callback, else to the log, each code once.
+    """Reports failures of receipts that nobody awaited: to the application's callback, else to the log, each code once.
 
     The callback runs in the event loop and must not block.
     """
@@ -38,12 +38,12 @@ class FailureReports:
         self._logged: set[str] = set()
 
     def watch(self, receipt: Awaited, failure: Failure) -> None:
-        """A receipt failed while nobody awaited it: it is reported when it is dropped and still nobody has looked at it."""
+        """Note the failure of a receipt that nobody awaits: it is reported if the receipt is dropped before anybody looks at it."""
         if not receipt.watched:
             receipt.unclaimed = _Unclaimed(receipt.id, failure, self)
 
     def lost(self, identity: SnowflakeID, failure: Failure) -> None:
-        """Nobody will look at a failure any more; any thread may say so."""
+        """Report a failure that nobody will look at any more; may be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._report, identity, failure)
         except RuntimeError:  # the loop is closed
@@ -64,7 +64,7 @@ class FailureReports:
 
 
 class _Unclaimed:
-    """The failure of a receipt that nobody has looked at so far."""
+    """The failure of a receipt that nobody has looked at yet."""
 
     __slots__ = ("_failure", "_id", "_reports")
 
@@ -73,7 +73,7 @@ class _Unclaimed:
         self._reports: FailureReports | None = reports
 
     def claim(self) -> None:
-        """Somebody looked at it."""
+        """Mark the failure as seen."""
         self._reports = None
 
     def __del__(self) -> None:
@@ -82,7 +82,7 @@ class _Unclaimed:
 
 
 class Awaited:
-    """Mixin that makes a ticket awaitable: `await` waits until it is resolved, and raises why it failed.
+    """Mixin that makes a ticket awaitable: `await` waits until it is resolved, and raises its failure.
 
     Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
@@ -93,35 +93,35 @@ class Awaited:
     failure: Failure | None
     watched: bool
     unclaimed: _Unclaimed
-    """There from a failure on that nobody awaited."""
+    """Present after a failure that nobody awaited."""
     _waiters: list[asyncio.Future[None]] | None
 
     @property
     def id(self) -> SnowflakeID:
-        """The sender's ID of what was sent; 0 until it has one."""
+        """The sender's ID of the message; 0 until it has one."""
         raise NotImplementedError
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is known, or was given up."""
+        """True if the outcome is known, or the message was given up."""
         return self.resolved
 
     @property
     def error(self) -> PixiuError | None:
-        """Why it failed; None when it did not, or its outcome is not known yet."""
+        """The failure; None if there is none, or the outcome is not known yet."""
         unclaimed: _Unclaimed | None = getattr(self, "unclaimed", None)
         if unclaimed is not None:
             unclaimed.claim()
         return self._problem()
 
     async def wait(self, timeout_s: float | None = None) -> Self:
-        """Wait for the outcome. Raises why it failed, and TimeoutError after `timeout_s`, when the outcome is not known yet."""
+        """Wait for the outcome. Raises the failure, and TimeoutError if the outcome is not known after `timeout_s`."""
         async with asyncio.timeout(timeout_s):
             await self
         return self
 
     async def outcome(self) -> PixiuError | None:
-        """Wait for the outcome without raising it: why it failed, or None."""
+        """Wait for the outcome without raising it: the failure, or None."""
         if not self.resolved:
             await self._resolution()
         return self.error

@@ -1,4 +1,4 @@
-"""How asynchronous objects get blocking twins: a background thread with an event loop, and methods that run in it.
+"""Blocking twins of asynchronous objects: a background thread with an event loop, and methods that run in it.
 
     class SyncSubscription(Twin[Subscription]):
         join = blocking(Subscription.join)          # the same name, arguments and docstring; waits for the result
@@ -26,7 +26,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 W = TypeVar("W")
 END_GRACE_S: Final = 1.0
-"""What still runs when the loop ends has as long to take its cancellation."""
+"""Time for tasks that still run when the loop ends to handle their cancellation, seconds."""
 
 
 class Background:
@@ -36,12 +36,12 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._handing_over = threading.Lock()
-        """Held while something is given to the loop, so that nothing is given to a loop that has stopped."""
+        """Held while work is handed to the loop, so that none goes to a loop that has stopped."""
         self._forked = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the background thread and wait for it; an interrupt of this thread cancels it. Raises `NotConnected`
-        when the thread has ended, also while it waits."""
+        """Run a coroutine in the background thread and wait for it; interrupting this thread cancels it. Raises `NotConnected` when
+        the thread has ended, also while waiting."""
         with self._handing_over:
             loop = self._loop
             future = None if loop is None else asyncio.run_coroutine_threadsafe(work, loop)
@@ -59,7 +59,7 @@ class Background:
             raise
 
     def run_until_end(self, work: Coroutine[Any, Any, T | None]) -> T | None:
-        """`run` for an iteration's next value: None when the thread has ended."""
+        """`run` for the next value of an iteration: None when the thread has ended."""
         try:
             return self.run(work)
         except NotConnected:
@@ -68,7 +68,7 @@ class Background:
             return None
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Call something in the background thread, without waiting."""
+        """Call a function in the background thread, without waiting."""
         with self._handing_over:
             if self._loop is None:
                 raise self._not_connected()
@@ -79,7 +79,7 @@ class Background:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait until all that was handed over has reached the loop's client, so that what comes next does not overtake it."""
+        """Wait until the loop's client has everything that was handed over, so that the next call does not overtake it."""
 
     def start_thread(self) -> None:
         """Start the thread with its event loop."""
@@ -90,7 +90,7 @@ class Background:
         forks.watch(self)
 
     def stop_thread(self) -> None:
-        """End the loop, and wait for the thread. Who waits in `run` is told that the client is not connected."""
+        """End the loop, and wait for the thread. Callers that wait in `run` get `NotConnected`."""
         forks.forget(self)
         with self._handing_over:
             loop, thread = self._loop, self._thread
@@ -120,7 +120,7 @@ class Background:
             await asyncio.wait(tasks, timeout=END_GRACE_S)
 
     def forked(self) -> None:
-        """This process is a child of the one that connected: the thread is not here."""
+        """Forget the thread: this process is a child of the one that connected, and threads do not survive a fork."""
         self._loop = self._thread = None
         self._handing_over = threading.Lock()
         self._forked = True
@@ -132,8 +132,8 @@ class Background:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What no task took. gRPC wakes every loop of a process for what only one of them finds, and the others fail to read it
-    (https://github.com/grpc/grpc/issues/25364): that is nobody's error."""
+    """Handle exceptions that no task took. gRPC wakes every loop of a process for an event that only one of them can read; the
+    others' failures (https://github.com/grpc/grpc/issues/25364) are not errors."""
     if isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context.get("message", ""):
         return
     loop.default_exception_handler(context)
@@ -168,7 +168,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 def blocking_as(
     twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[Any, P], R]:
-    """`blocking`; what it returns is given a twin as well."""
+    """`blocking`, with a twin of the result."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -180,7 +180,7 @@ def blocking_as(
 def sending_as(
     twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[Any, P], R]:
-    """`blocking_as` for what sends: after all that the thread sent before."""
+    """`blocking_as` for methods that send: runs after everything that the thread sent before."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -191,7 +191,7 @@ def sending_as(
 
 
 def in_loop_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], R]:
-    """The twin of what a plain method returns that has to be called in the background thread."""
+    """The twin of the result of a plain method that has to run in the background thread."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -204,7 +204,7 @@ def in_loop_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[
 
 
 def here(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A plain method that any thread may call."""
+    """A plain method that may be called from any thread."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -214,7 +214,7 @@ def here(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, 
 
 
 def here_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], R]:
-    """`here`; what it returns is given a twin."""
+    """`here`, with a twin of the result."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:

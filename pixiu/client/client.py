@@ -1,4 +1,4 @@
-"""The client: what users call.
+"""The client, the entry point of the SDK.
 
     async with pixiu.connect("127.0.0.1:7002", client="billing") as px:
         await px.room(42).send(b"hello")                  # returns when the cluster has accepted it
@@ -73,11 +73,11 @@ from pixiu.rpc.channels import Channels
 from pixiu.rpc.client_tls import ClientTls, client_tls
 
 TARGET_VARIABLE = "PIXIU_TARGET"
-"""The environment's variable that names the cluster where a program does not."""
+"""The environment variable that names the cluster if the program does not."""
 REPEATS_S = 10.0
-"""A message that was dropped on the way may have been delivered: `send` repeats it for less long than gateways remember it."""
+"""`send` repeats a message that was dropped on the way, and may have been delivered, for less time than gateways remember it."""
 CLOSE_GRACE_S = 1.0
-"""What the other side gets to take the end of a stream, seconds."""
+"""Time for the other side to take the end of a stream, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ class ClientStats:
     accepted: int = 0
     failed: int = 0
     failures_by_code: Mapping[str, int] = field(default_factory=dict)
-    """`failed` by the error's code."""
+    """`failed` by error code."""
     expired: int = 0
-    """Those of `failed` that nobody confirmed in `publish_timeout_s`."""
+    """Those of `failed` that nobody confirmed within `publish_timeout_s`."""
     resent: int = 0
-    """Messages sent once more, because a proxy died or went; gateways drop repetitions."""
+    """Messages sent again because a proxy died or left; gateways drop repeats."""
     batches: int = 0
     unresolved: int = 0
     """Messages whose outcome is not known yet."""
@@ -101,11 +101,11 @@ class ClientStats:
     streams_died: int = 0
     malformed_replies: int = 0
     signals: SignalCounters = field(default_factory=SignalCounters)
-    """Of signals, which the figures above leave out."""
+    """Counters of signals, which the figures above do not include."""
 
 
 class Client:
-    """A connection to a cluster; made by `connect`, used with `async with`. All of it belongs to one event loop."""
+    """A connection to a cluster; made by `connect`, used with `async with`. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Wait until all that was sent is resolved (at most `publish_timeout_s`, of mail `mail_timeout_s`), then disconnect."""
+        """Wait until everything sent is resolved (at most `publish_timeout_s`, for mail `mail_timeout_s`), then disconnect."""
         directory, publisher, worker, channels = self._directory, self._publisher, self._worker, self._channels
         if directory is None or publisher is None or worker is None or channels is None:
             return
@@ -227,11 +227,11 @@ class Client:
         return User(self, UIN(uin))
 
     def mail_writer(self) -> MailWriter:
-        """Sends mail without waiting for each: `async with px.mail_writer() as writer: writer.send(7, b"…")`."""
+        """A writer that sends mail without waiting for each one: `async with px.mail_writer() as writer: writer.send(7, b"…")`."""
         return MailWriter(self.mails())
 
     def mails(self) -> MailPublisher:
-        """What all mail of this client goes through."""
+        """The publisher that all mail of this client goes through."""
         directory, channels, worker = self._directory, self._channels, self._worker
         if directory is None or channels is None or worker is None:
             raise self._not_connected()
@@ -246,10 +246,11 @@ class Client:
         return self._mails
 
     async def presence(self, uins: Iterable[int], *, timeout_s: float | None = None) -> list[UserPresence]:
-        """Who of these users is online, on how many devices, in the order asked for. Each proxy that is asked gets `timeout_s`
-        to answer (default: `connect_timeout_s`).
+        """Ask for the online state and number of devices of users, in the order given. Each proxy that is asked has `timeout_s` to
+        answer (default: `connect_timeout_s`).
 
-        Raises `InvalidArgument`, and `Unavailable` when nobody can tell: no proxy answers, or the cluster has no relays.
+        Raises `InvalidArgument`, and `Unavailable` when the state cannot be found out: no proxy answers, or the cluster has no
+        relays.
         """
         if self._directory is None or self._channels is None:
             raise self._not_connected()
@@ -269,12 +270,12 @@ class Client:
         on_gap: Callable[[str], None] | None = None,
         on_dropped: Callable[[int], None] | None = None,
     ) -> Subscription:
-        """Messages of rooms and topics: `async for message in px.subscribe(room=42)`.
+        """Subscribe to rooms and topics: `async for message in px.subscribe(room=42)`.
 
-        With `chat` also those that are sent to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
-        A name that no room carries is refused at once; filters with wildcards are, because they are not served yet.
-        `async with px.subscribe(…) as sub` has joined everything when it begins, and leaves at its end; otherwise the first
-        iteration connects, and the client's end closes. See `Subscription`.
+        `chat` adds messages to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
+        Topics that no room carries are refused at once; so are filters with wildcards, which are not served yet.
+        `async with px.subscribe(…) as sub` has joined everything when the block begins, and leaves at its end. Otherwise the first
+        iteration connects, and closing the client closes the subscription. See `Subscription`.
         Source: README.md; docs/routing.md.
         """
         surroundings = self._surroundings()
@@ -285,13 +286,14 @@ class Client:
         return subscription
 
     def inbox(self, *, uin: int = 0, device: str = "", on_gap: Callable[[MailGap], None] | None = None) -> Inbox:
-        """Mail of a user: `async with px.inbox(uin=7, device="phone") as inbox: async for mail in inbox`. See `Inbox`.
+        """Open an inbox to receive mail of a user: `async with px.inbox(uin=7, device="phone") as inbox: async for mail in inbox`.
+        See `Inbox`.
 
         Args:
-            uin: whose; 0: the client's own (`connect(…, uin=7)`).
-            device: which of the user's devices, at most eight, each of which gets all mail; at most 128 bytes. Where it is not
-                named it is the option `device`, else the name that the client was given.
-            on_gap: called with mail that this device does not get.
+            uin: the user; 0: the client's own (`connect(…, uin=7)`).
+            device: name of the user's device, at most 128 bytes. A user has at most eight devices, and each gets all mail. Default:
+                the option `device`, else the name that the client was given.
+            on_gap: called for mail that this device does not get.
 
         Raises `InvalidArgument` without a user, or without a device that stays the same. Source: README.md.
         """
@@ -322,8 +324,8 @@ class Client:
         )
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every message sent so far is accepted or has failed, and every signal with a receipt delivered or given
-        up. Failures are in their receipts and in `stats()`. Raises `OutcomeUnknown` after `timeout_s`.
+        """Wait until every message sent so far is accepted or has failed, and every signal with a receipt is delivered or given up.
+        Failures are in the receipts and in `stats()`. Raises `OutcomeUnknown` after `timeout_s`.
 
         Source: Swift (`flush`); docs/architecture.md.
         """
@@ -342,8 +344,8 @@ class Client:
             await self._mails.finished()
 
     def connection_events(self) -> ConnectionEventStream:
-        """What happens to the client's connections from now on: `async for event in px.connection_events()`. Those of sending
-        mail and signals are left out. `connect(on_connection=…)` is called with the same ones."""
+        """Iterate over events of the client's connections from now on: `async for event in px.connection_events()`. Connections
+        that send mail and signals are not included. The callback of `connect(on_connection=…)` gets the same events."""
         return self._events.stream()
 
     def _tell(self, state: ConnectionState, address: str, reason: str) -> None:
@@ -371,14 +373,14 @@ class Client:
         )
 
     def cluster(self) -> ClusterMap:
-        """The proxies and gateways that the client knows now."""
+        """The proxies and gateways that the client currently knows."""
         if self._directory is None:
             raise self._not_connected()
         return self._directory.map
 
     async def send(self, draft: Draft, timeout_s: float | None) -> Receipt:
-        """Send a draft and wait until it is accepted. With the same ID it is sent again when it is refused for now, after the time
-        that the refusal names, and when it was dropped on the way."""
+        """Send a draft and wait until it is accepted. It is sent again with the same ID if it is refused for now, after the time
+        that the refusal names, and if it was dropped on the way."""
         loop = asyncio.get_running_loop()
         began, deadline = loop.time(), self._deadline(timeout_s)
         backoff = Backoff(self.options.backoff_s, self.options.max_backoff_s, self._uniform)
@@ -419,12 +421,12 @@ class Client:
         return receipts
 
     def _deadline(self, timeout_s: float | None) -> float:
-        """Of a message, by the loop's clock."""
+        """The deadline of a message, by the loop's clock."""
         return asyncio.get_running_loop().time() + (self.options.publish_timeout_s if timeout_s is None else timeout_s)
 
     async def submit(self, draft: Draft, receipt: Receipt | None = None, deadline: float | None = None) -> Receipt:
-        """Queue a draft, waiting for space and for a worker number; with `receipt` that one is used. `deadline`: until when it is
-        of use, by the loop's clock."""
+        """Queue a draft, waiting for space and for a worker number; `receipt`, if given, is used. `deadline`: the draft is of no
+        use later, by the loop's clock."""
         if self._early is not None:
             await self._early.idle()
         return await self._submit(draft, receipt, deadline)
@@ -480,8 +482,8 @@ class Client:
     async def reply(
         self, message: Message, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]
     ) -> Receipt:
-        """Answer a request that a subscription of the client received, and wait until the answer is accepted; arguments and the
-        rest as `Room.send`. Raises `InvalidArgument` where the message asks for no reply."""
+        """Answer a request that a subscription of the client received, and wait until the answer is accepted; arguments and errors
+        as for `Room.send`. Raises `InvalidArgument` if the message does not ask for a reply."""
         room, identity = where_to_reply(message)
         return await self.room(room).send(payload, timeout_s=timeout_s, **reply_options(identity, options))
 
@@ -589,7 +591,7 @@ class Client:
             self._mails.shell.set_proxies(found.proxies)
 
     def forked(self) -> None:
-        """This process is a child of the one that connected."""
+        """Drop all connections: this process is a child of the one that connected."""
         self._directory = self._channels = self._publisher = self._worker = self._signals = self._mails = self._early = None
         self._forked = True
 
@@ -616,25 +618,25 @@ def connect(
     on_connection: Callable[[ConnectionEvent], None] | None = None,
     **overrides: Unpack[OptionOverrides],
 ) -> Client:
-    """A client of a cluster: `async with pixiu.connect("127.0.0.1:7002") as px:`.
+    """Make a client of a cluster: `async with pixiu.connect("127.0.0.1:7002") as px:`.
 
     Args:
-        target: "host:port,host:port" (gRPC addresses of any proxies; they tell the rest), or "zk://host:port/root"; left out, the
-            environment's `PIXIU_TARGET`.
-        uin: who sends and subscribes; 0 for a service (as a subscriber it is then known by its name).
+        target: "host:port,host:port" (gRPC addresses of any proxies; the client learns the others from them), or
+            "zk://host:port/root"; default: the environment variable `PIXIU_TARGET`.
+        uin: the user who sends and subscribes; 0 for a service (as a subscriber it is then identified by its name).
         client: a name for logs and metrics, at most 128 bytes; default: host, process and a random part.
-        token: who you are, where the cluster wants a login: a token, or a function that gives the one of now, called for each
-            connection; left out, the environment's `PIXIU_TOKEN`.
-        ca: where the cluster speaks TLS with clients, the PEM file of its authority, or "system"; left out, the environment's
-            `PIXIU_CA`; empty: without TLS.
-        certificate: the PEM file of your own certificate and its private key, where the cluster takes certificates; left out, the
-            environment's `PIXIU_CERTIFICATE`.
-        on_failure: called with the failure of each receipt that nobody awaited, once it is dropped; it runs in the event loop and
-            must not block. Without it they are logged, each code once.
-        on_connection: called when a connection is there, is lost, moves or ends, as `px.connection_events()` has it; it runs in the
-            event loop and must not block.
-        options: how the client behaves; default: `ClientOptions()`.
-        overrides: fields of `ClientOptions` that are to be different.
+        token: the login, if the cluster requires one: a token, or a function that returns the current one and is called for each
+            connection; default: the environment variable `PIXIU_TOKEN`.
+        ca: for TLS, the PEM file of the cluster's certificate authority, or "system"; default: the environment variable `PIXIU_CA`;
+            empty: no TLS.
+        certificate: the PEM file of your own certificate and its private key, if the cluster accepts certificates; default: the
+            environment variable `PIXIU_CERTIFICATE`.
+        on_failure: called with the failure of each receipt that nobody awaited, once the receipt is dropped; it runs in the event
+            loop and must not block. Without it, failures are logged, each code once.
+        on_connection: called when a connection is up, is lost, moves or ends, with the events of `px.connection_events()`; it runs
+            in the event loop and must not block.
+        options: the client's options; default: `ClientOptions()`.
+        overrides: fields of `ClientOptions` that replace those in `options`.
 
     Raises `InvalidArgument` and `ConfigurationError` at once; entering raises `Unreachable` or `RegistryUnavailable`.
     Source: docs/operations.md.

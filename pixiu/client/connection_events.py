@@ -1,4 +1,4 @@
-"""What happens to a client's connections, for an application that wants to know: a callback, and an async iterator."""
+"""Events of a client's connections, for applications: a callback, and an async iterator."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from enum import Enum
 from typing import Final, Self
 
 MAX_WAITING_EVENTS: Final = 1_000
-"""Of one iterator. Policy: the oldest is dropped and counted."""
+"""Limit of events that wait in one iterator. Policy: the oldest is dropped and counted."""
 log = logging.getLogger("pixiu.client")
 
 
 class ConnectionState(Enum):
-    """What became of a connection."""
+    """State of a connection after an event."""
 
     CONNECTED = "connected"
-    """It serves: for the first time, or again."""
+    """The connection serves, for the first time or again."""
     RECONNECTING = "reconnecting"
-    """It was lost, and another one is being looked for."""
+    """The connection was lost, and another one is being set up."""
     MOVED = "moved"
-    """Another process took over in good order, because the one before is going: nothing is missing."""
+    """Another process took over in order, because the previous one is leaving: nothing is missing."""
     CLOSED = "closed"
-    """It ended for good: the application closed it, or the cluster refused it."""
+    """The connection ended for good: the application closed it, or the cluster refused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """Something happened to a connection."""
+    """An event of a connection."""
 
     state: ConnectionState
     what: str
-    """Which one: "publisher" (there is one for each proxy that is used), "subscription" or "inbox"."""
+    """Kind of connection: "publisher" (one for each proxy in use), "subscription" or "inbox"."""
     source: object
     """The `Client`, `Subscription` or `Inbox`."""
     address: str
-    """host:port of the proxy or gateway: the one that serves now, or that served last; empty where none ever did."""
+    """host:port of the proxy or gateway that serves now, or that served last; empty if none ever did."""
     reason: str = ""
-    """Why it was lost, moved or refused; empty where nothing is wrong."""
+    """Reason for the loss, move or refusal; empty if nothing is wrong."""
 
 
 class ConnectionEvents:
-    """Passes the events of one client on.
+    """Passes on the events of one client.
 
     Args:
         on_connection: the application's callback; it runs in the event loop and must not block.
@@ -55,7 +55,7 @@ class ConnectionEvents:
         self._streams: set[ConnectionEventStream] = set()
 
     def tell(self, event: ConnectionEvent) -> None:
-        """Something happened."""
+        """Pass an event to the callback and all iterators."""
         if self._on_connection is not None:
             try:
                 self._on_connection(event)
@@ -65,19 +65,20 @@ class ConnectionEvents:
             stream.put(event)
 
     def stream(self) -> ConnectionEventStream:
-        """All events from now on."""
+        """Make an iterator over all events from now on."""
         made = ConnectionEventStream(self._streams.discard)
         self._streams.add(made)
         return made
 
     def end(self) -> None:
-        """The client is closed: iterations end after what is waiting."""
+        """End all iterators after the events that already wait; the client is closed."""
         for stream in list(self._streams):
             stream.close()
 
 
 class ConnectionEventStream:
-    """Connection events: `async for event in px.connection_events()`. It ends when the client is closed. One task iterates."""
+    """Connection events: `async for event in px.connection_events()`. It ends when the client is closed. Only one task may
+    iterate."""
 
     def __init__(self, on_close: Callable[[ConnectionEventStream], None]) -> None:
         self._on_close = on_close
@@ -85,10 +86,10 @@ class ConnectionEventStream:
         self._changed = asyncio.Event()
         self._closed = False
         self.dropped = 0
-        """Events that were not taken in time."""
+        """Events that were dropped because they were not taken in time."""
 
     def put(self, event: ConnectionEvent) -> None:
-        """One more."""
+        """Add an event."""
         if len(self._waiting) >= MAX_WAITING_EVENTS:
             self._waiting.popleft()
             self.dropped += 1
@@ -96,7 +97,7 @@ class ConnectionEventStream:
         self._changed.set()
 
     def close(self) -> None:
-        """No more come."""
+        """End the iteration after the events that already wait."""
         self._closed = True
         self._changed.set()
         self._on_close(self)
@@ -111,12 +112,12 @@ class ConnectionEventStream:
         return event
 
     async def next(self) -> ConnectionEvent | None:
-        """The next event; None at the end."""
+        """Wait for the next event; None at the end."""
         while not self._waiting and not self._closed:
             self._changed.clear()
             await self._changed.wait()
         return self.take()
 
     def take(self) -> ConnectionEvent | None:
-        """An event that waits already; None when none does."""
+        """Take an event that already waits; None if none does."""
         return self._waiting.popleft() if self._waiting else None

@@ -1,4 +1,4 @@
-"""Dead letters: mail that its receiver's handler could not take, in the inbox of a user derived from the receiver. Pure.
+"""Dead letters: mail that its receiver's handler could not process, in the inbox of a user derived from the receiver. Pure.
 
     offset  type  field                                  offset  type  field
     0       u8    version, 1                             24      u64   InboxSeq there
@@ -9,8 +9,8 @@
     16      u64   UIN whose mail it was                  46      2 x   zero
                                                          48            reason, device's name (both UTF-8), record
 
-Little-endian. It is the body of a mail to `dead_letter_uin(uin)`. A record that does not fit beside the rest is left out: its
-length is told, and Xiu has it under its MsgID as long as it keeps mail.
+Little-endian. This is the body of a mail to `dead_letter_uin(uin)`. A record that does not fit is left out; its length is still
+given, and Xiu has the record under its MsgID for as long as it keeps mail.
 
 Source: docs/architecture.md, "A mail is sent".
 """
@@ -26,11 +26,11 @@ from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
 
 VERSION: Final = 1
 LEFT_OUT: Final = 1
-"""The record is not in here."""
+"""Flag: the record is not included."""
 HEADER: Final = struct.Struct("<BBHIQQQQIBB2x")
 DEAD_LETTER_HEADER_SIZE: Final = 48
 MAX_REASON_BYTES: Final = 1024
-"""A longer reason is cut."""
+"""Limit of the reason, bytes; a longer one is cut."""
 MAX_DEVICE_BYTES: Final = 128
 MAX_ATTEMPTS: Final = (1 << 32) - 1
 
@@ -41,28 +41,28 @@ class DeadLetter(NamedTuple):
     """A mail that was given up."""
 
     uin: UIN
-    """Whose mail it was."""
+    """The user who was to receive the mail."""
     msg_id: int
-    """Of the mail."""
+    """MsgID of the mail."""
     seq: int
-    """Its InboxSeq in that inbox."""
+    """InboxSeq of the mail in that user's inbox."""
     lane: int
     attempts: int
-    """How often the handler was called with it."""
+    """Number of times the handler was called with the mail."""
     failed_at_ms: int
-    """When it was given up, Unix milliseconds."""
+    """Time at which the mail was given up, Unix milliseconds."""
     reason: str
-    """What the last attempt failed with."""
+    """Failure of the last attempt."""
     record: bytes
-    """The mail's record (`pixiu.wire.record`); empty where it is left out."""
+    """The mail's record (`pixiu.wire.record`); empty if it was left out."""
     record_size: int
-    """Bytes of the record, also where it is left out."""
+    """Bytes of the record, also if it was left out."""
     device: str = ""
-    """The name of the device whose handler it was: each files a letter of its own."""
+    """Name of the device whose handler failed: each device files a letter of its own."""
 
 
 def dead_letter_uin(uin: int) -> UIN:
-    """The user whose inbox has the dead letters of `uin`."""
+    """The user whose inbox holds the dead letters of `uin`."""
     return uin_of_name(f"dead-letter/{uin}")
 
 
@@ -79,9 +79,9 @@ def encode(
     *,
     limit: int = MAX_RECORD_BYTES,
 ) -> bytes:
-    """The body of a dead letter. A record with which it would be above `limit` bytes, the mail's own header counted, is left out.
+    """Encode the body of a dead letter. The record is left out if the whole mail, with its header, would be above `limit` bytes.
 
-    Raises `InvalidArgument` for a number out of range, and for a `record` that is none.
+    Raises `InvalidArgument` for a number out of range, and for a `record` that is not a record.
     """
     if not (0 < uin <= MAX_ID and 0 <= msg_id <= MAX_ID and 0 <= seq <= MAX_ID and 0 <= failed_at_ms <= MAX_ID):
         raise InvalidArgument("UIN, MsgID, InboxSeq and time of a dead letter are numbers below 2^63, the UIN above 0")
@@ -108,12 +108,12 @@ def encode(
 
 
 def _cut(text: str, most: int) -> bytes:
-    """A text cut within a character loses that character; a lone surrogate becomes a question mark."""
+    """Cut a text to a number of bytes, without the character that the cut splits; a lone surrogate becomes a question mark."""
     return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore").encode()
 
 
 def decode(body: bytes) -> DeadLetter:
-    """A dead letter out of a mail's body. Raises `MalformedData`: anybody may send mail there."""
+    """Decode a dead letter from a mail's body. Raises `MalformedData`: anybody may send mail there."""
     if len(body) < DEAD_LETTER_HEADER_SIZE:
         raise MalformedData(f"a dead letter has at least {DEAD_LETTER_HEADER_SIZE} bytes, this one {len(body)}")
     version, flags, length, attempts, msg_id, uin, seq, failed_at_ms, size, lane, named = HEADER.unpack_from(body)

@@ -28,7 +28,7 @@ from pixiu.ids import UIN, RoomID
 
 
 class Sender(Protocol):
-    """The client: what sends."""
+    """The interface of the client that destinations send through."""
 
     options: ClientOptions
 
@@ -80,15 +80,15 @@ class Destination:
         """Send a message, and wait until the cluster has accepted it: every broker that serves it has it.
 
         A message that the cluster refuses for now (`Overloaded` with a time after which to try again) is sent again after that
-        time, with the same ID, as long as it may take; one that was `Dropped` on the way for ten seconds at most.
+        time, with the same ID, until `timeout_s` is over. One that was `Dropped` on the way is sent again for at most ten seconds.
 
         Args:
-            payload: what to send; with the header (40 bytes), topic and extension at most 1 MiB.
-            timeout_s: how long it may take, seconds; None: the option `publish_timeout_s`.
+            payload: bytes to send; with the header (40 bytes), topic and extension at most 1 MiB.
+            timeout_s: time limit, seconds; None: the option `publish_timeout_s`.
             type: a number for the application, 0 to 63.
-            lifetime_min: for how many minutes the message is of use, 0 without limit.
-            headers: texts by their names, at most 64, together 65 535 bytes; receivers have them as `message.headers`.
-            extension: bytes of the application instead of headers.
+            lifetime_min: lifetime of the message, minutes; 0: no limit.
+            headers: texts by name, at most 64, together 65 535 bytes; receivers read them as `message.headers`.
+            extension: bytes for the application, instead of headers.
             first_lane: overtake messages of the normal lane.
 
         Raises `NotSent` when no process took it in time, `OutcomeUnknown` when one took it and did not confirm it,
@@ -102,11 +102,11 @@ class Destination:
     def send_soon(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Receipt:
         """Send a message without waiting; messages to one destination leave in the order of the calls.
 
-        Await the receipt to wait for the acceptance. The failure of a receipt that nobody awaits reaches
-        `connect(on_failure=…)`, or is logged. Arguments as `send`.
+        Await the receipt to wait for the acceptance. The failure of a receipt that nobody awaits is passed to
+        `connect(on_failure=…)`, or logged. Arguments as for `send`.
 
-        Raises `Overloaded` when too much is unresolved (`queue_records`, `queue_bytes`): use `writer()`, which waits for
-        space; and what `send` raises at once.
+        Raises `Overloaded` when too much is unresolved (`queue_records`, `queue_bytes`): use `writer()`, which waits for space.
+        Raises the argument errors of `send`.
         """
         message = draft(self._kind, self._key, payload, self._limit, self._topic, **options)
         return self._client.submit_soon(message, timeout_s)
@@ -114,35 +114,35 @@ class Destination:
     async def send_many(
         self, payloads: Iterable[bytes], *, timeout_s: float | None = None, **options: Unpack[SendOptions]
     ) -> list[Receipt]:
-        """Send messages in order, and wait until all are accepted or have failed. Arguments as `send`.
+        """Send messages in order, and wait until all are accepted or have failed. Arguments as for `send`.
 
-        Raises the error of the first one that failed; the others are sent nevertheless.
+        Raises the error of the first message that failed; the others are still sent.
         """
         drafts = [draft(self._kind, self._key, payload, self._limit, self._topic, **options) for payload in payloads]
         return await self._client.send_many(drafts, timeout_s)
 
     async def request(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Message:
-        """Send a message and wait for a reply: the first one that a subscriber sends by `message.reply(…)`.
+        """Send a message and wait for the first reply that a subscriber sends by `message.reply(…)`.
 
-        The message and its reply are as any others: real time, and either may be lost. Where several subscribers reply, the first
-        one is taken.
+        Request and reply are ordinary messages: real time, and either may be lost. If several subscribers reply, the first reply is
+        returned.
 
         Args:
-            payload: what to send; this and the options as in `send`. `extension` is for the headers that a request has.
-            timeout_s: how long it may take, with the reply, seconds; None: the option `publish_timeout_s`.
+            payload, options: as for `send`, without `extension`: a request has headers of its own.
+            timeout_s: time limit, with the reply, seconds; None: the option `publish_timeout_s`.
 
-        Raises `OutcomeUnknown`, a TimeoutError, when no reply came in time; what `send` raises when the request was not accepted;
-        `Overloaded` when 10 000 requests of the client wait.
+        Raises `OutcomeUnknown`, a TimeoutError, when no reply arrived in time; the errors of `send` when the request was not
+        accepted; `Overloaded` when 10 000 requests of the client wait.
         """
         return await self._client.request(self, payload, timeout_s, options)
 
     def writer(self) -> Writer:
-        """Sends without waiting for each: `async with room.writer() as writer: await writer.send(b"…")`."""
+        """A writer that sends without waiting for each message: `async with room.writer() as writer: await writer.send(b"…")`."""
         return Writer(self.draft, self._client.submit)
 
 
 class Room(Destination):
-    """A room to send to, messages and signals."""
+    """A room to send messages and signals to."""
 
     __slots__ = ()
 
@@ -154,22 +154,22 @@ class Room(Destination):
     async def signal(
         self, payload: bytes, receipt: bool = False, *, timeout_s: float | None = None, **options: Unpack[SendOptions]
     ) -> SignalReceipt:
-        """Send a signal and wait for its outcome: three copies through three proxies and different brokers, delivered once, in
-        no order. It survives the loss of any one process or datagram on its way.
+        """Send a signal and wait for its outcome. Three copies take three proxies and different brokers; the signal is delivered
+        once, in no order. It survives the loss of any one process or datagram on its way.
 
         Args:
-            payload: what to send; this and what is not named here as in `send`.
-            receipt: wait until a gateway has delivered the signal to somebody, and not only until a broker has it; of a room on
-                several gateways the first is enough, and `SignalReceipt.gateways` counts them. The signal is sent again after
-                200 ms without it, three times, with the same ID; then `Undelivered` is raised.
+            payload: bytes to send; this and all options as for `send`.
+            receipt: wait until a gateway has delivered the signal to a client, and not only until a broker has it. If the room is
+                on several gateways, the first is enough; `SignalReceipt.gateways` counts them. Without a receipt after 200 ms the
+                signal is sent again with the same ID, three times; then `Undelivered` is raised.
 
-        Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
+        Raises the errors of `send`, and `Overloaded` when the outcome of 10 000 signals is not known yet.
         Source: docs/architecture.md, "A signal to a room".
         """
         return await self._client.signal(self.draft(payload, **options), receipt, timeout_s)
 
     def signal_soon(self, payload: bytes, receipt: bool = False, **options: Unpack[SendOptions]) -> SignalReceipt:
-        """Send a signal without waiting; await what is returned for what `signal` waits for. Arguments as `signal`."""
+        """Send a signal without waiting; await the receipt for the outcome that `signal` waits for. Arguments as for `signal`."""
         return self._client.signal_soon(self.draft(payload, **options), receipt)
 
 
@@ -197,62 +197,62 @@ class User:
 
     @property
     def destination(self) -> Destination:
-        """Where chat messages to the user go."""
+        """The destination of chat messages to the user."""
         return self._chat
 
     async def chat(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Receipt:
         """Send a message to every device of the user that is online and takes messages, in real time, and wait until it is
         accepted. It is not kept.
 
-        Arguments and what is raised as `Destination.send`; `Offline` when no device was there.
+        Arguments and errors as for `Destination.send`; raises `Offline` when the user has no device online.
         Source: docs/promises.md and docs/architecture.md, "A message to a user".
         """
         return await self._chat.send(payload, timeout_s=timeout_s, **options)
 
     async def request(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Message:
-        """Send a chat message to the user's devices, and wait for the first reply; arguments and the rest as
+        """Send a chat message to the user's devices, and wait for the first reply; arguments and errors as for
         `Destination.request`."""
         return await self._chat.request(payload, timeout_s=timeout_s, **options)
 
     def chat_soon(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Receipt:
-        """Send a message to the user's devices without waiting; arguments and the rest as `Destination.send_soon`."""
+        """Send a message to the user's devices without waiting; arguments and errors as for `Destination.send_soon`."""
         return self._chat.send_soon(payload, timeout_s=timeout_s, **options)
 
     async def signal(
         self, payload: bytes, receipt: bool = False, *, timeout_s: float | None = None, **options: Unpack[SendOptions]
     ) -> SignalReceipt:
-        """Send a signal to every device of the user that takes messages; arguments and the rest as `Room.signal` has it.
+        """Send a signal to every device of the user that takes messages; arguments and errors as for `Room.signal`.
 
         Source: docs/architecture.md, "A signal to a room".
         """
         return await self._client.signal(self._chat.draft(payload, **options), receipt, timeout_s)
 
     def signal_soon(self, payload: bytes, receipt: bool = False, **options: Unpack[SendOptions]) -> SignalReceipt:
-        """Send a signal to the user's devices without waiting; arguments and the rest as `Room.signal_soon`."""
+        """Send a signal to the user's devices without waiting; arguments and errors as for `Room.signal_soon`."""
         return self._client.signal_soon(self._chat.draft(payload, **options), receipt)
 
     async def mail(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Send a mail: it is kept in the user's inbox until it is acknowledged or expires. Returns when it is confirmed.
+        """Send a mail, and wait until it is confirmed. The user's inbox keeps it until it is acknowledged or expires.
 
         Args:
-            payload: what to send.
-            timeout_s: how long to wait for the confirmation, seconds; None: the option `mail_timeout_s`.
+            payload: bytes to send.
+            timeout_s: time limit for the confirmation, seconds; None: the option `mail_timeout_s`.
             level: "replicated": on the disks of all replicas in sync; "persisted": on both leaders' disks; "accepted": in both
                 leaders' logs. The latter two may be lost by a change of leader.
-            lane: 0 goes before 1; order holds within a lane.
-            expire: for how long it is of use, in whole minutes; None: for as long as the cluster keeps mail.
-            to: further receivers, with this one at most 1 000: the body is stored once.
-            type, headers, extension: as in `Destination.send`.
+            lane: 0 is delivered before 1; order holds within a lane.
+            expire: lifetime, in whole minutes; None: as long as the cluster keeps mail.
+            to: further receivers, at most 1 000 in all with this user; the body is stored once.
+            type, headers, extension: as for `Destination.send`.
 
         Raises `OutcomeUnknown` when nobody confirmed it in time (with `open_inboxes`, as far as is known), `NotSent`,
-        `InboxFull`, `DiskFull`, `Overloaded`, `IdTooOld`, `NotServed` and what `send` raises.
+        `InboxFull`, `DiskFull`, `Overloaded`, `IdTooOld`, `NotServed` and the errors of `send`.
         Source: docs/promises.md, docs/architecture.md, "A mail is sent".
         """
         return await self._client.mail(self.uin, payload, timeout_s, options)
 
     def mail_soon(self, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Send a mail without waiting; await the receipt for its confirmation. Arguments as `mail`.
+        """Send a mail without waiting; await the receipt for its confirmation. Arguments as for `mail`.
 
-        Raises `Overloaded` when too much is unconfirmed: use `px.mail_writer()`, which waits for room.
+        Raises `Overloaded` when too much is unconfirmed: use `px.mail_writer()`, whose `room()` waits for space.
         """
         return self._client.mail_soon(self.uin, payload, options)

@@ -1,4 +1,4 @@
-"""Where the cluster's proxies and gateways are: told by a proxy, or read from ZooKeeper."""
+"""Directory of the cluster's proxies and gateways, learned from a proxy or read from ZooKeeper."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_S: Final = 2.0
 WANTS_TLS: Final = "this cluster requires TLS of its clients: set ca, or PIXIU_CA, to the PEM file of its authority"
 MAX_TRIES: Final = 16
-"""Proxies that are asked in one round."""
+"""Limit of proxies asked in one round."""
 MIN_REFRESH_S: Final = 0.5
-"""Failures ask at most so often, seconds; and at a moment of its own within that time:
-all clients of a proxy that died ask the others."""
+"""Minimum interval between rounds that failures cause, seconds; the moment within it is random, because all clients of a proxy that
+died ask the other proxies."""
 MAX_MEMBERS: Final = 100_000
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 1.0
-"""Between attempts to read a registry whose connection broke."""
+"""Longest wait between attempts to read a registry whose connection broke, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +40,31 @@ class ClusterMap:
     """Addresses (`host:port`, gRPC) in the order of their registration."""
 
     proxies: tuple[str, ...] = ()
-    """Of the last time that there was any: once known, never empty."""
+    """The last list that was not empty: once known, it is never empty."""
     gateways: tuple[str, ...] = ()
     id: str = ""
-    """What tells this cluster from every other one, 16 hex digits; empty: not known, as releases before it do not say."""
+    """Unique ID of this cluster, 16 hex digits; empty if not known, because older releases do not send it."""
 
 
 class Directory(Protocol):
-    """Knows where the cluster's processes are."""
+    """Knows the addresses of the cluster's processes."""
 
     @property
     def map(self) -> ClusterMap:
-        """What is known now."""
+        """The current map."""
 
     async def start(self) -> None:
-        """Learn the first map. Raises `Unreachable` that names each address that was tried."""
+        """Learn the first map. Raises `Unreachable` with each address that was tried."""
 
     def refresh(self) -> None:
-        """Something failed: look again soon."""
+        """Look again soon, because something failed."""
 
     async def close(self) -> None:
         """Stop watching the cluster."""
 
 
 class ZooKeeperDirectory:
-    """Reads the registry, by watch and by poll. Writes nothing.
+    """Reads the registry, by watch and by poll. It writes nothing.
 
     Source: docs/registry.md, docs/operations.md.
     """
@@ -72,7 +72,7 @@ class ZooKeeperDirectory:
     def __init__(
         self, target: RegistryAddress, options: ClientOptions, on_change: Callable[[ClusterMap], None], *, tls: bool = False
     ) -> None:
-        # Imported here because kazoo takes a tenth of a second, which users of proxies need not wait for.
+        # Imported here because kazoo takes a tenth of a second to load, which users of proxies should not pay.
         from pixiu.discovery.watcher import Discovery
         from pixiu.discovery.zookeeper import ZooKeeper
 
@@ -88,12 +88,12 @@ class ZooKeeperDirectory:
 
     @property
     def map(self) -> ClusterMap:
-        """What is known now."""
+        """The current map."""
         return self._map
 
     async def start(self) -> None:
-        """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unreachable` when there is no proxy, or all
-        want TLS that the client has none for."""
+        """Read the registry until a proxy is registered. Raises `RegistryUnavailable`, or `Unreachable` when there is no proxy or
+        all of them require TLS and the client has none configured."""
         await self._zookeeper.connect()
         deadline = asyncio.get_running_loop().time() + self._options.connect_timeout_s
         await self._first_view(deadline)
@@ -109,7 +109,7 @@ class ZooKeeperDirectory:
             raise Unreachable(WANTS_TLS)
 
     async def _first_view(self, deadline: float) -> None:
-        """Read the registry, again while its connection breaks meanwhile. Raises `RegistryUnavailable` after the deadline."""
+        """Read the registry, again if its connection breaks meanwhile. Raises `RegistryUnavailable` after the deadline."""
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             try:
@@ -122,7 +122,7 @@ class ZooKeeperDirectory:
             await asyncio.sleep(wait_s)
 
     def refresh(self) -> None:
-        """Watches and polls tell of changes already: asking again would tell nothing else."""
+        """Do nothing: watches and polls report changes already."""
 
     async def close(self) -> None:
         """Stop reading and end the session."""
@@ -134,7 +134,7 @@ class ZooKeeperDirectory:
         if proxies:
             self._complete.set()
         found = ClusterMap(
-            proxies or self._map.proxies,  # all are away for a moment: whoever looks for one must not be left without any
+            proxies or self._map.proxies,  # all proxies are gone for a moment: keep the last ones to try
             tuple(dict.fromkeys(node.client_address for node in view.running("gateway"))),
             view.layout.cluster,
         )
@@ -144,7 +144,7 @@ class ZooKeeperDirectory:
 
 
 class ProxyDirectory:
-    """Asks proxies: those given, and those that they told of. Keeps the last answer when none answers.
+    """Asks proxies: those given, and those that they named. Keeps the last answer when none answers.
 
     Source: docs/operations.md; docs/registry.md.
     """
@@ -162,7 +162,7 @@ class ProxyDirectory:
 
     @property
     def map(self) -> ClusterMap:
-        """What is known now."""
+        """The current map."""
         return self._map
 
     async def start(self) -> None:
@@ -187,7 +187,7 @@ class ProxyDirectory:
         self._task = asyncio.create_task(self._keep(), name="pixiu-cluster-map")
 
     def refresh(self) -> None:
-        """Something failed: ask again soon."""
+        """Ask again soon, because something failed."""
         self._wanted.set()
 
     async def close(self) -> None:
@@ -212,7 +212,8 @@ class ProxyDirectory:
                 self._wanted.set()
 
     async def _ask(self, deadline: float, known: Mapping[str, str]) -> dict[str, str] | None:
-        """One round; None when a proxy answered, else why each one did not. `known`: why they did not in an earlier round."""
+        """Ask in one round; None when a proxy answered, else the reason for each that did not. `known`: the reasons of an earlier
+        round."""
         failures: dict[str, str] = {}
         addresses = list(dict.fromkeys((*self._map.proxies[: MAX_TRIES // 2], *self._seeds)))[:MAX_TRIES]
         for address in addresses:
@@ -245,7 +246,7 @@ class ProxyDirectory:
         gateways = tuple(
             dict.fromkeys(member.grpc_address for member in members if member.role == "gateway" and member.grpc_address)
         )
-        # A proxy that does not see itself yet (it has just registered) must not leave us without any.
+        # A proxy that has just registered may not see itself yet; keep the last proxies then.
         found = ClusterMap(proxies or self._map.proxies, gateways, reply.cluster or self._map.id)
         if found != self._map:
             self._map = found

@@ -1,4 +1,4 @@
-"""Messages that were checked and need only their ID, and the records made of them."""
+"""Messages that are checked and need only an ID, and the records made of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BYTES: Final = (bytes, bytearray, memoryview)
 
 
 class Draft(NamedTuple):
-    """A message that was checked, and needs only its ID."""
+    """A message that is checked and needs only an ID."""
 
     key: int
     flags: int
@@ -61,10 +61,10 @@ def draft(
     Args:
         kind: of the record: `ROOM_KIND`, `CHAT_KIND` or `MAIL_KIND`.
         key: of the record.
-        payload: what to send.
-        limit: of the record's size, bytes.
-        topic: of a message to a topic.
-        type, lifetime_min, extension, headers, first_lane, derived_id: as `SendOptions` has them.
+        payload: bytes to send.
+        limit: largest record, bytes.
+        topic: name, for a message to a topic.
+        type, lifetime_min, extension, headers, first_lane, derived_id: as in `SendOptions`.
 
     Raises `InvalidArgument` and `RecordTooLarge`.
     """
@@ -100,20 +100,20 @@ def draft(
 
 
 def no_such_option(unknown: Iterable[str], known: Iterable[str]) -> InvalidArgument:
-    """What to raise for keyword arguments that are none."""
+    """Build the error for unknown keyword arguments."""
     name = next(iter(unknown))
     return InvalidArgument(f"there is no option {name!r} of a message; known: {', '.join(sorted(known))}")
 
 
 def encode(draft: Draft, message_id: int, sender: int, limit: int, kind: int | None = None) -> bytes:
-    """The record of a draft.
+    """Encode the record of a draft.
 
     Args:
-        draft: of the message.
+        draft: the checked message.
         message_id: its SnowflakeID.
         sender: the sender's UIN, 0 for a service.
-        limit: of the record's size, bytes.
-        kind: of the record, where it is not the draft's.
+        limit: largest record, bytes.
+        kind: kind of the record, if it differs from the draft's.
     """
     return record.encode(
         draft.kind if kind is None else kind,

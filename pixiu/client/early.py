@@ -1,4 +1,4 @@
-"""What was sent without waiting while no worker number for message IDs was held: it leaves, in order, once there is one."""
+"""Sends that wait, in order, because the client held no worker number for message IDs when they were made."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pixiu.errors import NotSent, Overloaded, PixiuError
 
 
 class Receiving(Protocol):
-    """A receipt that can be told that what it stands for was never sent."""
+    """A receipt that can fail before its message was sent."""
 
     def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """It was never sent."""
+        """Resolve the receipt: its message was never sent."""
 
 
 def failure_of(error: Exception) -> Failure:
-    """An error as a receipt keeps it."""
+    """Convert an error to the form that receipts keep."""
     if not isinstance(error, PixiuError):
         return Failure(PixiuError.code, f"{type(error).__name__}: {error}")
     return Failure(error.code, str(error), error.retry_after_ms if isinstance(error, Overloaded) else 0)
 
 
 class EarlySends:
-    """Sends that wait for a worker number, first come, first served; bounded as what is unresolved is."""
+    """Sends that wait for a worker number, first come, first served; bounded like unresolved messages."""
 
     def __init__(self, options: ClientOptions, reports: FailureReports) -> None:
         self._options = options
@@ -37,10 +37,10 @@ class EarlySends:
         self._task: asyncio.Task[None] | None = None
         self._size = 0
         self.items: deque[tuple[Callable[[], Awaitable[object]], Receiving, float, int]] = deque()
-        """How it is sent, its receipt, when it was offered, its bytes; the first one may be under way."""
+        """Send function, receipt, time of the call, bytes; the first one may be under way."""
 
     def put(self, send: Callable[[], Awaitable[object]], receipt: Receiving, size: int) -> None:
-        """Send something as soon as can be. Raises `Overloaded`."""
+        """Send something as soon as possible. Raises `Overloaded`."""
         options = self._options
         if len(self.items) >= options.queue_records or (self.items and self._size + size > options.queue_bytes):
             raise Overloaded(f"{len(self.items)} messages wait for a worker number for their IDs: await send instead")
@@ -50,12 +50,12 @@ class EarlySends:
             self._task = self._loop.create_task(self._run(), name="pixiu-early-sends")
 
     async def idle(self) -> None:
-        """Wait until all of it has been handed on."""
+        """Wait until everything has been handed on."""
         while self._task is not None:
             await asyncio.shield(self._task)
 
     async def close(self) -> None:
-        """Fail what still waits."""
+        """Fail everything that still waits."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -69,7 +69,7 @@ class EarlySends:
                 send, receipt, offered_at, size = self.items[0]
                 try:
                     if self._loop.time() > offered_at + self._options.publish_timeout_s:
-                        # What waited while the one before it got no number must not wait as long once more.
+                        # An item that waited while the one before it got no number must not wait that long again.
                         raise NotSent("the message was not sent in time, because earlier ones could not be; send again")
                     await send()
                 except Exception as error:

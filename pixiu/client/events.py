@@ -1,4 +1,4 @@
-"""What the publisher's core and its shell say to each other: tickets, states, effects. Pure."""
+"""Types shared by the publisher's core and its shell: tickets, states, effects. Pure."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Final
 from pixiu.errors import Dropped, IdReused, IdTooOld, InboxFull, OutcomeUnknown, PixiuError, Undelivered, error_of_code
 
 PERHAPS: Final = frozenset({OutcomeUnknown.code, Dropped.code, Undelivered.code, IdTooOld.code})
-"""Failures that say themselves that the message may have been delivered."""
+"""Failures that themselves mean that the message may have been delivered."""
 LOOKED: Final = frozenset({IdReused.code, InboxFull.code, IdTooOld.code})
-"""Answers that the stores give only after a look whether they have the mail."""
+"""Answers that the stores give only after they have looked for the mail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why messages failed; shared by all of a range."""
+    """The reason why messages failed; shared by all of a range."""
 
     code: str
     text: str
     retry_after_ms: int = 0
     cause: str = ""
-    """Of an unknown outcome: the code with which the last attempt was refused."""
+    """For an unknown outcome: the code with which the last attempt was refused."""
 
     def error(self) -> PixiuError:
-        """A new exception that says it."""
+        """Make a new exception of the failure."""
         return error_of_code(self.code, self.text, self.retry_after_ms)
 
 
 def in_doubt(why: Failure, advice: str) -> Failure:
-    """How a message fails of which an earlier attempt left and was not answered: what is said of a later attempt says nothing
-    of that one. `retry_after_ms` is kept."""
+    """The failure of a message with an earlier attempt that was sent and not answered: the answer to a later attempt does not
+    settle the earlier one. `retry_after_ms` is kept."""
     if why.code in PERHAPS:
         return why
     text = f"{why.code}: {why.text}; an earlier attempt was not answered and may have been delivered: {advice}"
@@ -39,7 +39,7 @@ def in_doubt(why: Failure, advice: str) -> Failure:
 
 
 class Group:
-    """Messages that one `flush` waits for: those offered since the flush before."""
+    """Messages that one `flush` waits for: those offered since the previous flush."""
 
     __slots__ = ("unresolved",)
 
@@ -61,18 +61,18 @@ class Ticket:
         self.message_id = message_id
         self.deadline = 0.0
         self.attempts = 0
-        """That left; none that a proxy refused unseen."""
+        """Attempts that were sent, without those that a proxy refused unseen."""
         self.in_doubt = False
-        """Whether an earlier attempt left and was not answered."""
+        """True if an earlier attempt was sent and not answered."""
         self.failure: Failure | None = None
         self.resolved = False
         self.watched = False
-        """Whether somebody waits: `Resolved` names such tickets, and those that failed."""
+        """True if somebody waits: `Resolved` lists such tickets, and those that failed."""
         self.group: Group | None = None
 
 
 class ProxyState(Enum):
-    """What the publisher thinks of one proxy."""
+    """State of one proxy, as the publisher sees it."""
 
     IDLE = "idle"
     """Usable; no stream yet."""
@@ -85,7 +85,7 @@ class ProxyState(Enum):
 
 
 class ProxyEvent(Enum):
-    """What happens to one proxy."""
+    """Events of one proxy."""
 
     WANTED = "a message is queued"
     DIED = "the stream died or stalled"
@@ -103,12 +103,12 @@ TRANSITIONS: Final[dict[tuple[ProxyState, ProxyEvent], ProxyState]] = {
     (ProxyState.DRAINING, ProxyEvent.DIED): ProxyState.DOWN,
     (ProxyState.DOWN, ProxyEvent.RESTED): ProxyState.IDLE,
 }
-"""What is not here changes nothing."""
+"""Pairs that are missing here change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Open a stream to a proxy; it is known by its number from now on."""
+    """Open a stream to a proxy; the stream is known by its number from now on."""
 
     address: str
     stream: int
@@ -116,28 +116,28 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """End a stream; nothing that it still says counts."""
+    """End a stream; ignore everything that still arrives on it."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """`next_batch` of this stream may have something."""
+    """`next_batch` of this stream may have something to send."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Tickets that are resolved: those that are watched, and those that failed."""
+    """Resolved tickets that are watched or have failed."""
 
     tickets: tuple[Ticket, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshCluster:
-    """A proxy failed or goes: ask again which ones there are."""
+    """Ask again for the list of proxies, because one failed or is leaving."""
 
 
 Effect = OpenStream | CloseStream | Writable | Resolved | RefreshCluster
@@ -145,14 +145,14 @@ Effect = OpenStream | CloseStream | Writable | Resolved | RefreshCluster
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records that leave together on a stream."""
+    """Records that are sent together on a stream."""
 
     data: bytes
     count: int
     position: int
-    """Of its first record in the stream, from 1."""
+    """Position of the first record in the stream, from 1."""
     more: bool = False
-    """Whether the next batch leaves at once, without an answer to this one."""
+    """True if the next batch follows at once, without an answer to this one."""
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class PublisherCounters:
     accepted: int = 0
     failed: int = 0
     expired: int = 0
-    """Those among `failed` whose outcome is unknown, or that were never sent, when the time was over."""
+    """Those of `failed` whose time ran out: the outcome is unknown, or they were never sent."""
     resent: int = 0
     batches: int = 0
     streams_opened: int = 0

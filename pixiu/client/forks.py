@@ -1,4 +1,5 @@
-"""Clients that are open when the process forks: the child has neither their threads nor their connections, and is told so."""
+"""Clients that are open when the process forks: the child has neither their threads nor their connections, and they are
+notified."""
 
 from __future__ import annotations
 
@@ -10,22 +11,22 @@ BEFORE_FORK: Final = "the client was opened before a fork: its connections belon
 
 
 class Forked(Protocol):
-    """What is told in the child."""
+    """An object that is notified in the child."""
 
     def forked(self) -> None:
-        """This process is a child that was made while the client was open."""
+        """Handle the fork: this process is a child that was made while the client was open."""
 
 
 _open: Final[weakref.WeakSet[Forked]] = weakref.WeakSet()
 
 
 def watch(client: Forked) -> None:
-    """Tell a client, from now on, in each child."""
+    """Notify a client in each child from now on."""
     _open.add(client)
 
 
 def forget(client: Forked) -> None:
-    """Tell a client no more: it was closed."""
+    """Stop notifying a client, because it was closed."""
     _open.discard(client)
 
 

@@ -1,10 +1,10 @@
-"""One client's connection to the gateways: to one of them, and to another one when that one goes.
+"""A client's connection to one gateway at a time; when that one leaves, it moves to another.
 
     choose ──▶ greet ──▶ serve ──▶ the gateway drains: prepare another one, move to it without a gap
       ▲                    │
       └──── back-off ◀─────┘ the connection was lost
 
-What the replies carry is the business of those who inherit: `Subscription` and `Inbox`.
+The subclasses, `Subscription` and `Inbox`, handle the content of replies.
 
 Source: docs/promises.md, "Failure rules" 3 and 6, docs/operations.md.
 """
@@ -47,18 +47,18 @@ from pixiu.rpc.grpc_streams import MAX_PUSHBACK_MS
 from pixiu.wire.v1 import wire_pb2
 
 MOVE_JITTER_S: Final = 1.0
-"""A draining gateway's clients leave it within this time, at random."""
+"""Clients of a draining gateway leave it at a random moment within this time, seconds."""
 LINGER_S: Final = 1.0
-"""Seconds for which a draining gateway is read on after another one has confirmed everything: what was accepted before that goes by
-the old one alone, and may still be on its way."""
+"""Time for which a draining gateway is still read after the new one has confirmed everything, seconds: what was accepted before
+that goes through the old one alone, and may still be on its way."""
 ASK_AGAIN_MS: Final = 1_000
-"""After a join that was refused for now by a gateway that names no time."""
+"""Wait after a join that a gateway refused for now without naming a time, milliseconds."""
 log = logging.getLogger("pixiu.client")
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionContext:
-    """What a connection needs of its client."""
+    """The parts of its client that a connection needs."""
 
     client: str
     uin: int
@@ -68,14 +68,14 @@ class ConnectionContext:
     uniform: Callable[[], float]
     on_close: Callable[[Any], None]
     tell: Callable[[ConnectionEvent], None]
-    """Of what happens to the connection."""
+    """Called with events of the connection."""
     reply: Callable[..., Awaitable[Receipt]]
     """Answers a request that was received."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A gateway that is ready to take over, and what it sent since."""
+    """A gateway that is ready to take over, and the replies it has sent meanwhile."""
 
     stream: GatewayStream
     held: list[wire_pb2.SubscribeReply]
@@ -85,9 +85,9 @@ class GatewayConnection:
     """Keeps one client connected to a gateway. The methods from `_connect` to `_nudge` are for subclasses."""
 
     what: ClassVar[str] = "connection"
-    """As errors and tasks name it."""
+    """Name of the connection in errors and tasks."""
     _linger_s: ClassVar[float] = LINGER_S
-    """For how long a gateway that is left is read on. 0 where nothing is lost that it has not delivered."""
+    """Time for which a gateway is still read after the client left it. 0 if nothing undelivered can get lost."""
 
     def __init__(self, surroundings: ConnectionContext) -> None:
         self._around = surroundings
@@ -102,9 +102,9 @@ class GatewayConnection:
         self._moved_to: GatewayStream | None = None
         self._resting = Resting()
         self._answered_at: float | None = None
-        """When the gateway of the moment gave its first answer; None: it has not."""
+        """Time of the current gateway's first answer; None before it."""
         self._confirmed = False
-        """Whether the last connection had confirmed all when it ended."""
+        """True if the last connection had confirmed everything when it ended."""
         self._last = ""
         """The address of the gateway that served last."""
 
@@ -113,35 +113,35 @@ class GatewayConnection:
         """The address of the gateway that serves now; empty while there is none."""
         return self._stream.address if self._stream is not None else ""
 
-    # What inheritors say.
+    # Implemented by subclasses.
 
     def _connect(self, address: str) -> GatewayStream:
-        """A stream to a gateway."""
+        """Open a stream to a gateway."""
         raise NotImplementedError
 
     async def _content(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool) -> None:
-        """Take what a reply carries. `held`: it came before this gateway took over."""
+        """Process the content of a reply. `held`: it arrived before this gateway took over."""
         raise NotImplementedError
 
     def _overlap(self, begins: bool) -> None:
-        """Two gateways serve from now on, or only one again."""
+        """Called when two gateways begin to serve (`begins`), and when only one does again."""
 
     def _lost(self) -> None:
-        """A connection was lost, and another one begins."""
+        """Called when a connection was lost and another one begins."""
 
     def _moved(self) -> None:
-        """Another gateway took over without a gap."""
+        """Called when another gateway took over without a gap."""
 
     def _stream_over(self, stream: GatewayStream) -> None:
-        """A stream has ended."""
+        """Called when a stream has ended."""
 
     def _nudge(self) -> None:
-        """Something changed for whoever waits: a wish, an error, the end."""
+        """Wake up waiting tasks, because something changed: the wanted names, an error, the end."""
 
-    # What inheritors call.
+    # Called by subclasses.
 
     async def _settle(self, rooms: set[int], topics: set[str], timeout_s: float | None) -> None:
-        """Wait until the gateway has confirmed what is wanted. `rooms` and `topics` are what the caller asked for."""
+        """Wait until the gateway has confirmed everything that is wanted. `rooms` and `topics` are those the caller asked for."""
         self._check_open()
         self._start()
         seconds = self._around.options.join_timeout_s if timeout_s is None else timeout_s
@@ -149,7 +149,7 @@ class GatewayConnection:
         self._waiters.append(waiter)
         if self._stream is not None:
             self._catch_up(self._stream)
-        self._nudge()  # the reader must go on although the buffer may be full
+        self._nudge()  # the reader must go on even if the buffer is full
 
         def late() -> OutcomeUnknown:
             why = self._why_late("did not confirm it")
@@ -179,7 +179,7 @@ class GatewayConnection:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-{self.what}")
 
     async def _stop(self) -> None:
-        """End the connection; who waits is told."""
+        """End the connection; waiting callers get `NotConnected`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -240,7 +240,7 @@ class GatewayConnection:
         await asyncio.sleep(seconds)
 
     def _choose(self, failures: int, avoid: str = "") -> str:
-        """The client's own gateway by rendezvous of its name; the next ones in order after failures."""
+        """Choose a gateway: the client's own, by rendezvous of its name; after failures the next ones in that order."""
         by_hash = {xxhash.xxh3_64_intdigest(address.encode()) & MAX_ID: address for address in self._around.directory.map.gateways}
         order = [
             by_hash[number] for number in rendezvous_order(xxhash.xxh3_64_intdigest(self._around.client.encode()), list(by_hash))
@@ -259,7 +259,7 @@ class GatewayConnection:
                 self._lost()
             self._stream, self._last = stream, address
             self._announce(ConnectionState.CONNECTED)
-            self._catch_up(stream)  # what was asked for meanwhile
+            self._catch_up(stream)  # names that were asked for meanwhile
             while (successor := await self._serve(stream)) is not None:
                 await self._end(stream)
                 stream = self._stream = successor
@@ -278,7 +278,7 @@ class GatewayConnection:
             raise Unavailable(f"the gateway refused the {self.what} ({self._reason})")
 
     async def _end(self, stream: GatewayStream) -> None:
-        """Close a stream. Who waits is answered by the next one, or now, if no other one can."""
+        """Close a stream. The next stream answers the waiting callers; those it cannot answer fail now."""
         for waiter in await stream.close():
             if waiter.lost is None:
                 self._waiters.append(waiter)
@@ -287,7 +287,7 @@ class GatewayConnection:
         self._stream_over(stream)
 
     async def _greet(self, stream: GatewayStream) -> None:
-        """Join what is wanted and wait for the gateway's first reply. Raises `StreamEnded`."""
+        """Join everything that is wanted and wait for the gateway's first reply. Raises `StreamEnded`."""
         self._catch_up(stream)
         reading = stream.read()
         await asyncio.wait({reading}, timeout=self._around.options.connect_timeout_s)
@@ -305,7 +305,7 @@ class GatewayConnection:
                 waiter.finish(error)
 
     async def _serve(self, stream: GatewayStream) -> GatewayStream | None:
-        """Deliver what a gateway sends. Returns the stream to go on with, None when this one ended."""
+        """Deliver what a gateway sends. Returns the stream to continue with, None when this one ended."""
         successor: asyncio.Task[_Prepared | None] | None = None
         ended = False
         try:
@@ -325,7 +325,7 @@ class GatewayConnection:
                         return await self._move(prepared, stream.address, ended)
                     if ended:
                         return None
-                    # Nobody else to go to: stay until it ends.
+                    # No other gateway is available: stay until this one ends.
                     stream.draining, successor = False, None
                     self._overlap(False)
                 elif successor is None:
@@ -341,9 +341,9 @@ class GatewayConnection:
                 await self._discard(successor)
 
     async def _take_last(self, stream: GatewayStream) -> bool:
-        """A reply of a gateway that is going; False at its end, which is no failure any more.
+        """Take a reply of a gateway that is leaving; False at its end, which is no longer a failure.
 
-        Nor is it one that the same device connected elsewhere: that is what the successor is.
+        `LoginReplaced` is no failure either: the device that connected elsewhere is the successor's connection.
         """
         try:
             reply = stream.take()
@@ -356,7 +356,7 @@ class GatewayConnection:
         return reply is not None
 
     async def _read_rest(self, stream: GatewayStream) -> None:
-        """Deliver what the old gateway still sends; what the new one sends is held, so that the order stays."""
+        """Deliver what the old gateway still sends; replies of the new one are held, so that the order is kept."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._linger_s
         while (left := until - loop.time()) > 0:
@@ -371,7 +371,7 @@ class GatewayConnection:
                 await self._end(result.stream)
 
     async def _prepare(self, avoid: str) -> _Prepared | None:
-        """Join everything at another gateway, while the old one still delivers. What comes meanwhile is held."""
+        """Join everything at another gateway while the old one still delivers. Replies that arrive meanwhile are held."""
         options = self._around.options
         await asyncio.sleep(MOVE_JITTER_S * self._around.uniform())
         self._around.directory.refresh()
@@ -401,7 +401,7 @@ class GatewayConnection:
             raise
 
     async def _move(self, prepared: _Prepared, old: str, ended: bool) -> GatewayStream:
-        """Deliver what the new gateway sent already, without what came from the old one."""
+        """Deliver what the new gateway has already sent, without what came from the old one."""
         self._moved_to, self._last = prepared.stream, prepared.stream.address
         self._moved()
         self._announce(ConnectionState.MOVED, f"the previous gateway, {old}, is draining")
@@ -431,7 +431,8 @@ class GatewayConnection:
         await self._content(stream, reply, held=held)
 
     def _refused(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply) -> None:
-        """Who waits is told. For the rest, a fault of ours ends the subscription, another one makes us try elsewhere."""
+        """Handle a refusal. Waiting callers get the error; otherwise an error of ours ends the subscription, and any other makes
+        the client try another gateway."""
         rooms, topics, told = stream.refused(reply.request, reply.error_code, reply.error_text, reply.retry_after_ms)
         for waiter in told:
             self._rooms -= rooms & waiter.rooms
@@ -446,7 +447,8 @@ class GatewayConnection:
         raise error if isinstance(error, LocalError | NotServed) else Unavailable(text)
 
     def _ask_again(self, stream: GatewayStream, after_ms: int) -> None:
-        """The gateway is loaded by joins: to come back by another stream, with all rooms, would load it, or another one, more."""
+        """Join again later, because joins overload the gateway; reconnecting with all rooms would load this or another gateway
+        more."""
         if stream.lacking:
             return
         stream.lacking = True

@@ -1,4 +1,4 @@
-"""One Subscribe stream to one gateway: what was asked for on it, and what the gateway has confirmed."""
+"""One Subscribe stream to one gateway: the requests sent on it, and those that the gateway has confirmed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_NAMES_A_REQUEST: Final = 1_000
-"""Rooms, topics and acknowledgements in one request; more go in several. No gateway takes fewer, or it says so."""
+"""Limit of rooms, topics and acknowledgements in one request; more go in several. No gateway takes fewer unless it announces so."""
 MAX_UNCONFIRMED: Final = 10_000
-"""Requests under way on one stream."""
+"""Limit of requests under way on one stream."""
 
 Reading = asyncio.Task[wire_pb2.SubscribeReply | None]
-"""Of the next reply; None at the end."""
+"""Task that reads the next reply; None at the end."""
 
 
 class Waiter:
-    """A `join` or `leave` that waits until the whole cluster knows; or what waits for acknowledgements.
+    """A `join` or `leave` that waits until the whole cluster has it, or a wait for acknowledgements.
 
     Args:
-        lost: how it fails when its stream ends; None: the next stream answers it.
+        lost: error if its stream ends; None: the next stream answers it.
     """
 
     __slots__ = ("done", "lost", "rooms", "topics", "waits_for")
@@ -38,7 +38,7 @@ class Waiter:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def finish(self, error: PixiuError | None = None) -> None:
-        """It has taken effect, or was refused."""
+        """End the wait: the request has taken effect, or was refused."""
         if self.done.done():
             return
         if error is None:
@@ -48,7 +48,7 @@ class Waiter:
 
 
 class GatewayStream:
-    """Wraps one call. What goes wrong with it shows in `read` and `take` (`StreamEnded`)."""
+    """Wraps one call. `read` and `take` report its failure (`StreamEnded`)."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class GatewayStream:
         self.draining = False
         self.max_names = MAX_NAMES_A_REQUEST
         self.lacking = False
-        """Something was refused for now, and is to be asked for again."""
+        """True if a request was refused for now and will be repeated."""
         self._requests: dict[int, tuple[set[int], set[str]]] = {}
         self._last_request = 0
         self._waiters: list[Waiter] = []
@@ -86,11 +86,11 @@ class GatewayStream:
         self._outgoing = deque((hello,))
         self._more = asyncio.Event()
         self._greeted = asyncio.Event()
-        # A write that is cancelled ends the stream: writes have a task of their own, which no caller's time-out reaches.
+        # A write that is cancelled ends the stream, so writes have a task of their own, which no caller's time-out can cancel.
         self._writer = asyncio.create_task(self._write(), name=f"pixiu-requests-{address}")
 
     def reconcile(self, rooms: set[int], topics: set[str], waiters: list[Waiter]) -> None:
-        """Ask for what is wanted and not asked for yet, leave what is not wanted; `waiters` wait for the answer as well.
+        """Join what is wanted and was not asked for yet, and leave what is not wanted; `waiters` wait for the answers.
 
         Raises `Overloaded` when too many requests are unconfirmed.
         """
@@ -107,7 +107,7 @@ class GatewayStream:
             request.request = self._last_request
             self._requests[self._last_request] = (set(request.join_rooms), set(request.join_topics))
         for waiter in waiters:
-            # A name that was asked for before may not be confirmed yet: wait for all that is under way.
+            # A name that was asked for before may not be confirmed yet: wait for everything that is under way.
             waiter.waits_for = set(self._requests)
             if waiter.waits_for:
                 self._waiters.append(waiter)
@@ -117,7 +117,7 @@ class GatewayStream:
         self._more.set()
 
     def acknowledge(self, ranges: list[tuple[int, int, int]], waiter: Waiter | None = None) -> None:
-        """Acknowledge mail: (lane, first, last InboxSeq). `waiter` waits until the gateway has this and all before it.
+        """Acknowledge mail: (lane, first, last InboxSeq). `waiter` waits until the gateway has this and everything before it.
 
         Raises `Overloaded` when too many wait.
         """
@@ -138,8 +138,8 @@ class GatewayStream:
 
     async def _write(self) -> None:
         try:
-            # Nothing after the hello until the gateway has answered it: a write that meets the end of a refused call
-            # makes gRPC forget the status that says why.
+            # Write nothing after the hello until the gateway has answered it: a write that meets the end of a refused call makes
+            # gRPC forget the status with the reason.
             await self._call.write(self._outgoing.popleft())
             await self._greeted.wait()
             while True:
@@ -148,20 +148,20 @@ class GatewayStream:
                 self._more.clear()
                 await self._more.wait()
         except StreamEnded:
-            pass  # the reader learns why
+            pass  # the reader learns the reason
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for a confirmation."""
+        """True if somebody waits for a confirmation."""
         return bool(self._waiters)
 
     @property
     def settled(self) -> bool:
-        """Whether the gateway has confirmed all that it was asked."""
+        """True if the gateway has confirmed every request."""
         return not self._requests
 
     def confirmed(self, request: int) -> None:
-        """A request has taken effect in the whole cluster."""
+        """Handle a confirmation: a request has taken effect in the whole cluster."""
         if self._requests.pop(request, None) is None:
             return
         left = []
@@ -174,7 +174,7 @@ class GatewayStream:
         self._waiters = left
 
     def refused(self, request: int, code: str, text: str, retry_after_ms: int = 0) -> tuple[set[int], set[str], list[Waiter]]:
-        """A request was refused (0: all). Returns its rooms and topics, and who waited and was told."""
+        """Handle a refused request (0: all). Returns its rooms and topics, and the waiters that got the error."""
         numbers = [request] if request else list(self._requests)
         rooms: set[int] = set()
         topics: set[str] = set()
@@ -194,13 +194,13 @@ class GatewayStream:
         return rooms, topics, told
 
     def read(self) -> Reading:
-        """The reply that comes next, as a task: waiting beside it does not end the stream, cancelling it would."""
+        """Read the next reply, as a task: time-outs while waiting for the task do not end the stream; cancelling it would."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._call.read())
         return self._reading
 
     def take(self) -> wire_pb2.SubscribeReply | None:
-        """The result of `read` when it is done; None at the end of the stream. Raises `StreamEnded`."""
+        """Return the result of `read` when it is done; None at the end of the stream. Raises `StreamEnded`."""
         assert self._reading is not None
         reading, self._reading = self._reading, None
         reply = reading.result()
@@ -208,7 +208,7 @@ class GatewayStream:
         return reply
 
     async def close(self) -> list[Waiter]:
-        """End the stream. Returns who still waits: the next stream answers them."""
+        """End the stream. Returns the waiters that are left: the next stream answers them."""
         self._call.cancel()
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
@@ -227,6 +227,6 @@ class GatewayStream:
             (ordered_rooms[start : start + most], []) for start in range(0, len(ordered_rooms), most)
         ]
         left = most - len(by_room[-1][0]) if by_room else 0
-        if left and ordered_topics:  # what one request takes is not made two
+        if left and ordered_topics:  # do not split what fits into one request
             by_room[-1] = by_room[-1][0], ordered_topics[:left]
         return by_room + [([], ordered_topics[start : start + most]) for start in range(left, len(ordered_topics), most)]

@@ -26,7 +26,7 @@ log = logging.getLogger("pixiu.client")
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a handler gets a mail that it failed with, and when."""
+    """Policy for mail that a handler failed with: number of retries and waits between them."""
 
     retries: int
     backoff_s: float
@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def device(self) -> str:
-        """The name of the device that handles it."""
+        """The name of the device that handles the mail."""
 
     @property
     def counters(self) -> MailIntakeCounters:
@@ -57,11 +57,11 @@ class Source(Protocol):
         """The next mail of some lanes; None once the inbox is closed."""
 
     def give_back(self, mail: Mail) -> None:
-        """A mail that was not handled."""
+        """Return a mail that was not handled."""
 
 
 class LaneHandler:
-    """Handles the mail of one lane, one after the other. `mails` is what dead letters go by."""
+    """Handles the mail of one lane, one after the other. Dead letters are sent through `mails`."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class LaneHandler:
         self._mails = mails
 
     async def run(self) -> None:
-        """Handle mail until the inbox is closed. Raises what ended it."""
+        """Handle mail until the inbox is closed. Raises the error that ended it."""
         while (mail := await self._inbox.next(range(self.lane, self.lane + 1))) is not None:
             try:
                 await self._handle(mail)
             except NotConnected:
-                return  # closed meanwhile: it comes again
+                return  # closed meanwhile: the mail is delivered again
             finally:
                 if not mail.acknowledged:
                     self._inbox.give_back(mail)
@@ -114,7 +114,7 @@ class LaneHandler:
                 return
 
     async def _bury(self, mail: Mail, attempts: int, error: Exception) -> None:
-        """Send the dead letter, as often as it takes; then acknowledge the mail."""
+        """Send the dead letter, again until it succeeds; then acknowledge the mail."""
         log.warning(
             "mail_given_up uin=%d device=%s lane=%d seq=%d attempts=%d error=%s",
             self._inbox.uin, self._inbox.device, mail.lane, mail.seq, attempts, _name(error),
@@ -134,7 +134,7 @@ class LaneHandler:
                     )
                     receipt = publisher.send(dead_letter_uin(self._inbox.uin), body)
                 else:
-                    publisher.resend(receipt)  # the same ID: it is in the inbox once
+                    publisher.resend(receipt)  # with the same ID, so the inbox has it once
                 await receipt
             except NotConnected:
                 raise
@@ -142,9 +142,9 @@ class LaneHandler:
                 failure = receipt.failure if receipt is not None else None
                 too_large = isinstance(why, RecordTooLarge) or (failure is not None and failure.cause == RecordTooLarge.code)
                 if too_large:
-                    limit = 0  # the cluster allows less than the client's option says: without the record
+                    limit = 0  # the cluster allows less than the client's option: send it without the record
                 if too_large or isinstance(why, LocalError) or (receipt is not None and not receipt.resolved):
-                    receipt = None  # another ID
+                    receipt = None  # use another ID
                 failures += 1
                 self._inbox.counters.dead_letter_failures += 1
                 log.warning("dead_letter_not_sent lane=%d seq=%d error=%s", mail.lane, mail.seq, why)

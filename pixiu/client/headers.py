@@ -1,7 +1,7 @@
 """Headers: a mapping of texts in a record's extension. Pure.
 
-Format 1 of an extension is JSON in UTF-8; an object whose values are all texts is headers. Anything else is left to the
-application, as bytes.
+Format 1 of an extension is JSON in UTF-8; an object whose values are all texts holds headers. The application gets anything
+else as bytes.
 
 Source: docs/protocol.md, "Headers".
 """
@@ -18,13 +18,13 @@ from pixiu.errors import InvalidArgument
 MAX_HEADERS: Final = 64
 MAX_HEADER_NAME_BYTES: Final = 128
 MAX_HEADERS_BYTES: Final = 65_535
-"""Of the extension that they make."""
+"""Limit of the extension that headers make, bytes."""
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _OBJECT: Final = b"{"
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """The extension of headers; empty for none. Raises `InvalidArgument`."""
+    """Encode headers as an extension; empty for none. Raises `InvalidArgument`."""
     if not headers:
         return b""
     if len(headers) > MAX_HEADERS:
@@ -46,7 +46,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers(extension: bytes) -> Mapping[str, str]:
-    """The headers in an extension; none where it is of another format. Never raises."""
+    """Decode the headers of an extension; none if it has another format. Never raises."""
     if not extension.startswith(_OBJECT):
         return NONE
     try:

@@ -1,4 +1,4 @@
-"""What users call to receive mail: each once, acknowledged by hand or after a handler returned.
+"""The inbox, which receives mail: each mail once, acknowledged by hand or after a handler has returned.
 
     async with px.inbox(uin=7, device="phone") as inbox:
         async for mail in inbox:
@@ -6,7 +6,7 @@
             mail.acknowledge()
 
     async with px.inbox(uin=7, device="phone") as inbox:
-        await inbox.run(handler)                # acknowledged when it returned; in the dead-letter inbox when it never does
+        await inbox.run(handler)                # acknowledged when it returned; to the dead-letter inbox when it never does
 
     gateway ──mail──▶ MailIntake ──▶ `async for` or `run` ──acknowledge()──▶ MailIntake ──ranges──▶ gateway
                         64 a lane: an application that takes or acknowledges nothing gets nothing more
@@ -37,15 +37,16 @@ from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
 CLOSE_GRACE_S: Final = 1.0
-"""What the gateway gets to take the last acknowledgements when an inbox is closed, seconds."""
+"""Time for the gateway to take the last acknowledgements when an inbox is closed, seconds."""
 ALL_LANES: Final = range(INBOX_LANES)
 log = logging.getLogger("pixiu.client")
 
 
 def device_of(device: str, options: ClientOptions, client: str) -> tuple[str, int]:
-    """The name and the DeviceID (0: derived from the name) that a gateway is told. `client`: a name that stays, or empty.
+    """Choose the device name and DeviceID (0: derived from the name) to send to a gateway. `client`: a name that stays the same, or
+    empty.
 
-    Raises `InvalidArgument`: mail is kept for a device, and one with a name of its own in each process would miss all of it.
+    Raises `InvalidArgument` without a stable name: mail is kept per device, and a new name in each process would miss all of it.
     """
     if not isinstance(device, str):
         raise InvalidArgument(f"a device has a name, not {device!r}; a number is the option connect(device=…)")
@@ -63,11 +64,12 @@ def device_of(device: str, options: ClientOptions, client: str) -> tuple[str, in
 class Inbox(GatewayConnection):
     """Mail of one device of a user: `async for mail in inbox`, or `await inbox.run(handler)`. One task at a time may take mail.
 
-    It connects when it is entered, iterated or run, and reconnects by itself. Of each lane at most 64 mails are here that are
-    not acknowledged; while they are not, no more come. So acknowledge in about the order in which mail comes.
+    It connects when it is entered, iterated or run, and reconnects by itself. Each lane delivers at most 64 mails ahead of the
+    oldest unacknowledged one, so acknowledge in about the order in which mail arrives.
 
-    `on_gap(gap)` is called, in the mail's order, with mail that this device does not get; it runs in the event loop and must
-    not block. Source: docs/delivery.md, docs/promises.md, "Failure rules", docs/operations.md.
+    `on_gap(gap)` is called, in the mail's order, for mail that this device does not get; it runs in the event loop and must not
+    block.
+    Source: docs/delivery.md, docs/promises.md, "Failure rules", docs/operations.md.
     """
 
     what = "inbox"
@@ -83,7 +85,7 @@ class Inbox(GatewayConnection):
     ) -> None:
         super().__init__(surroundings)
         self.uin = uin
-        """Whose mail it is."""
+        """The user whose mail it receives."""
         self.on_gap = on_gap
         self._device = device
         self._mails = mails
@@ -94,7 +96,7 @@ class Inbox(GatewayConnection):
 
     @property
     def device(self) -> str:
-        """The name of the device, as it was given; where there is only a number, that in hex."""
+        """The name of the device as given; if there is only a number, that in hex."""
         name, number = self._device
         return name or f"{number:012x}"
 
@@ -105,20 +107,20 @@ class Inbox(GatewayConnection):
 
     @property
     def unacknowledged(self) -> int:
-        """Mail that is here, taken or not, and not acknowledged."""
+        """Number of mails in this process, taken or not, that are not acknowledged."""
         return self._intake.held
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True if the inbox was closed."""
         return self._closed
 
-    # What users call.
+    # Called by users.
 
     async def ready(self, *, timeout_s: float | None = None) -> None:
         """Connect, and wait until the cluster knows the device and delivers to it.
 
-        Raises what a gateway refuses with, and `OutcomeUnknown` after `timeout_s` (default: the option `join_timeout_s`).
+        Raises the gateway's refusal, and `OutcomeUnknown` after `timeout_s` (default: the option `join_timeout_s`).
         """
         await self._settle(set(), set(), timeout_s)
 
@@ -126,8 +128,8 @@ class Inbox(GatewayConnection):
         return self
 
     async def __anext__(self) -> Mail:
-        """The next mail, of the first lane that has any. Raises what ended the inbox: a refusal, `LoginReplaced` when the same
-        device connected elsewhere, or `Unreachable` when no gateway could be reached at first."""
+        """Return the next mail, of the first lane that has any. Raises the error that ended the inbox: a refusal, `LoginReplaced`
+        when the same device connected elsewhere, or `Unreachable` when no gateway could be reached at first."""
         if self._running:
             raise InvalidArgument("`run` consumes this inbox's mail: iterate after it has ended, or use another device")
         mail = await self.next(ALL_LANES)
@@ -136,7 +138,7 @@ class Inbox(GatewayConnection):
         return mail
 
     async def next(self, lanes: range) -> Mail | None:
-        """The next mail of some lanes; None once the inbox is closed."""
+        """Wait for the next mail of some lanes; None once the inbox is closed."""
         while not self._closed:
             held = self._intake.take(time.time_ns() // 1_000_000, lanes)
             if held is None:
@@ -151,7 +153,7 @@ class Inbox(GatewayConnection):
         return None
 
     def give_back(self, mail: Mail) -> None:
-        """It was taken, and nothing became of it: it comes next again."""
+        """Return a mail that was taken and not handled: it is the next one again."""
         self._intake.give_back(mail.held)
         self._nudge()
 
@@ -163,20 +165,20 @@ class Inbox(GatewayConnection):
         backoff_s: float = 0.2,
         max_backoff_s: float = 30.0,
     ) -> None:
-        """Call `handler` with each mail, and acknowledge the mail when it has returned. Ends when the inbox is closed.
+        """Call `handler` with each mail, and acknowledge the mail when the handler has returned. Ends when the inbox is closed.
 
-        Order holds in a lane: the next mail of a lane waits until the one before it was acknowledged. Lanes go on side by
-        side. A mail is handled at least once: a process that dies after the handler returned gets it again.
+        Order holds in a lane: the next mail of a lane waits until the previous one is acknowledged. Lanes are handled in parallel.
+        A mail is handled at least once: if the process dies after the handler returned, the device gets the mail again.
 
         Args:
-            handler: a coroutine function, or a function that does not block. An exception out of it means that it failed.
-            retries: how often it is called again with a mail that it failed with, after waits that double from `backoff_s` to
-                `max_backoff_s`, each shortened by a random part. The mails behind wait meanwhile. After the last time the mail
-                goes to the dead-letter inbox (`pixiu.client.dead_letters`), and is acknowledged once the cluster has it there, on
-                all replicas in sync. While it cannot be sent there its lane stands still.
+            handler: a coroutine function, or a function that does not block. An exception means that it failed.
+            retries: number of further calls with a mail that failed, after waits that double from `backoff_s` to `max_backoff_s`,
+                each shortened by a random part. Later mails of the lane wait meanwhile. After the last retry the mail goes to the
+                dead-letter inbox (`pixiu.client.dead_letters`), and is acknowledged once that is stored on all replicas in sync.
+                The lane stands still while the dead letter cannot be sent.
 
-        A handler that acknowledges the mail and then fails is not called again. Cancelled, it leaves the mails under way
-        unacknowledged, and the next `run` gets them first. Raises what iterating raises.
+        A handler that acknowledges the mail and then fails is not called again. If `run` is cancelled, mails under way stay
+        unacknowledged, and the next `run` gets them first. Raises the errors of iterating.
         Source: docs/architecture.md, "A mail is sent".
         """
         if self._running:
@@ -198,14 +200,14 @@ class Inbox(GatewayConnection):
             self._running = False
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
-        """Wait until a gateway has all that was acknowledged.
+        """Wait until a gateway has all acknowledgements.
 
-        The gateway passes it on within some milliseconds, and it is saved some more later, which nobody tells the client: if
-        gateway or relay die in between, mail comes again although it was flushed. A process that still runs then does not see
-        it twice; the device's next one does, marked `again`.
+        The gateway passes them on within some milliseconds, and they are saved some milliseconds later, which is not reported to
+        the client: if the gateway or relay dies in between, mail is delivered again although it was flushed. A process that still
+        runs does not see it twice; the device's next process does, marked `redelivered`.
 
-        Raises `OutcomeUnknown` when the connection was lost meanwhile (what the cluster has not got comes again and is
-        acknowledged again without your doing) and after `timeout_s` (default: `join_timeout_s`), and what ended the inbox.
+        Raises `OutcomeUnknown` when the connection was lost meanwhile (mail whose acknowledgement was lost is delivered and
+        acknowledged again automatically) and after `timeout_s` (default: `join_timeout_s`), and the error that ended the inbox.
         """
         self._check_open()
         self._start()
@@ -219,7 +221,7 @@ class Inbox(GatewayConnection):
             await self._flush()
 
     async def close(self) -> None:
-        """Send the last acknowledgements (at most a second) and stop. Mail that is not acknowledged comes again."""
+        """Send the last acknowledgements (at most a second) and stop. Mail that is not acknowledged is delivered again."""
         if self._closed:
             return
         self._closed = True
@@ -248,8 +250,8 @@ class Inbox(GatewayConnection):
     # Inside: taking and acknowledging.
 
     def acknowledge(self, held: Held) -> None:
-        """The application has a mail: it leaves with others within some milliseconds. Raises `NotConnected`
-        once the inbox is closed."""
+        """Acknowledge a mail; the acknowledgement leaves with others within some milliseconds. Raises `NotConnected` once the inbox
+        is closed."""
         if held.acknowledged:
             return
         if self._closed:
@@ -300,7 +302,7 @@ class Inbox(GatewayConnection):
             assert isinstance(stream, GatewayStream)
             stream.acknowledge(ranges)
 
-    # Inside: what the connection asks.
+    # Inside: called by the connection.
 
     def _connect(self, address: str) -> GatewayStream:
         name, number = self._device

@@ -1,15 +1,16 @@
-"""The core of receiving mail: each mail once to the application, and what it has acknowledged back to the gateway. Pure.
+"""The core of receiving mail: each mail goes to the application once, and its acknowledgement back to the gateway. Pure.
 
     envelopes ──▶ new? ──▶ lane's queue ──▶ taken by the application ──▶ acknowledged ──▶ ranges to the gateway
                    │ no: the application has it, or will                     ▲
-                   └── acknowledged before: its acknowledgement was lost ────┘ said again
+                   └── acknowledged before: its acknowledgement was lost ────┘ sent again
 
-A mail is known by its MsgID, whatever gateway, connection or session it comes by. What the application has not acknowledged is
-held. Of what it has, the last `REMEMBERED` MsgIDs of each lane are remembered. That is enough: a relay sends a lane at most 64
-entries beyond the cursor that the cluster has stored, so nothing follows while the acknowledgements of those are lost, and only
-they can come again. The rest of the memory is for a cursor that went back because a cluster lost what it had not replicated.
+A mail is identified by its MsgID, regardless of the gateway, connection or session that delivers it. Mail that the application
+has not acknowledged is held. Of acknowledged mail, the last `REMEMBERED` MsgIDs of each lane are kept. That is enough: a relay
+sends a lane at most 64 entries beyond the cursor that the cluster has stored, so while the acknowledgements of those are lost,
+nothing follows, and only they can arrive again. The rest of the memory is for a cursor that went back because a cluster lost what
+it had not replicated.
 
-Source: docs/delivery.md; docs/delivery.md.
+Source: docs/delivery.md.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
 from pixiu.wire.record import INBOX_LANES, is_over
 
 WINDOW: Final = MAP_BITS
-"""So many entries of a lane are sent beyond what is acknowledged."""
+"""Number of entries of a lane that are sent beyond the acknowledged ones."""
 MAX_HELD: Final = 4 * WINDOW
-"""Unacknowledged of one lane. More than a window come when somebody else deletes or acknowledges what the application still has.
-Policy: what is above is left, and with it what follows in its lane; it comes again."""
+"""Limit of unacknowledged mail of one lane. More than a window arrives if somebody else deletes or acknowledges mail that the
+application still has. Policy: mail above the limit, and everything after it in the lane, is not taken; it is sent again."""
 REMEMBERED: Final = 4096
-"""Acknowledged MsgIDs of one lane that are known when they come again. Policy: the oldest is forgotten."""
+"""Acknowledged MsgIDs of one lane that are recognized when they arrive again. Policy: the oldest is forgotten."""
 ACKNOWLEDGE_AFTER_S: Final = 0.02
-"""Acknowledgements wait so long for others to leave with."""
+"""Time that acknowledgements wait for others to leave with, seconds."""
 ACKNOWLEDGE_AT: Final = WINDOW // 2
-"""So many leave at once: the relay goes on when half a window is free."""
+"""Number of acknowledgements that leave at once: the relay continues when half a window is free."""
 MAX_DAMAGED: Final = 3
-"""How often a damaged mail is asked for again; then it is told as a gap."""
+"""Number of times a damaged mail is requested again before it is reported as a gap."""
 
 
 class GapReason(Enum):
-    """Why mail is missing."""
+    """The reason why mail is missing."""
 
     DROPPED = "dropped"
-    """The inbox has it no longer: it reached its limit, or the mail expired, or was deleted, before this device had it."""
+    """The inbox no longer has it: it reached its limit, or the mail expired or was deleted, before this device had it."""
     GONE = "gone"
-    """The inbox has it, but the cluster does not have the message any more."""
+    """The inbox has the entry, but the cluster no longer has the message."""
     EXPIRED = "expired"
     """It arrived after its lifetime, by this machine's clock."""
     DAMAGED = "damaged"
-    """It arrived damaged, several times."""
+    """It arrived damaged several times."""
 
 
 class MailGap(NamedTuple):
@@ -59,10 +60,10 @@ class MailGap(NamedTuple):
 
     lane: int
     up_to: int
-    """InboxSeq: of the missing mail; with `DROPPED` all that this device did not have yet, up to this one."""
+    """InboxSeq of the missing mail; with `DROPPED`, everything up to here that this device did not have yet is missing."""
     reason: GapReason
     msg_id: int = 0
-    """Of the missing mail; 0: several, or not known."""
+    """MsgID of the missing mail; 0: several, or not known."""
 
 
 class Held:
@@ -75,13 +76,13 @@ class Held:
         self.msg_id = delivery.msg_id
         self.seq = delivery.seq
         self.seqs: tuple[int, ...] = (delivery.seq,)
-        """Where in the inbox it is: one place, unless the inbox has it twice."""
+        """Its InboxSeqs: one, unless the inbox has it twice."""
         self.redelivered = bool(delivery.flags & REDELIVERED)
         self.record = delivery.record
         self.message = message
         self.gap = gap
         self.stream = stream
-        """By which it came last: what can take its acknowledgement."""
+        """Stream by which it arrived last, which can take its acknowledgement."""
         self.acknowledged = False
 
 
@@ -90,24 +91,24 @@ class MailIntakeCounters:
     """Totals of one inbox since it was opened."""
 
     received: int = 0
-    """Mail that came for the first time."""
+    """Mail that arrived for the first time."""
     repeated: int = 0
-    """That came again; the application got it once."""
+    """Mail that arrived again; the application got it once."""
     acknowledged: int = 0
-    """By the application, gaps and expired mail not counted."""
+    """Mail that the application acknowledged, without gaps and expired mail."""
     gaps: int = 0
-    """That were told, expired and damaged mail counted."""
+    """Gaps reported to the application, with expired and damaged mail."""
     expired: int = 0
     damaged: int = 0
-    """Mail, or whole batches, whose lengths or CRC were wrong."""
+    """Mail, or whole batches, with wrong lengths or a wrong CRC."""
     left: int = 0
-    """Not taken, because too much of its lane is unacknowledged; it comes again."""
+    """Mail not taken because too much of its lane is unacknowledged; it is sent again."""
     foreign: int = 0
-    """Of another user, or of a lane that there is not; left out."""
+    """Mail of another user or of a lane that does not exist; ignored."""
     reconnects: int = 0
     """Connections that were lost and followed by another one. No mail is missing then."""
     moves: int = 0
-    """Changes of gateway because one was going."""
+    """Changes of gateway because the previous one was leaving."""
     retries: int = 0
     """Times that a handler was called again with a mail that it had failed with."""
     dead_letters: int = 0
@@ -115,7 +116,7 @@ class MailIntakeCounters:
     dead_letter_failures: int = 0
     """Times that a dead letter could not be sent; it is tried again."""
     callback_errors: int = 0
-    """Exceptions out of `on_gap`."""
+    """Exceptions raised by `on_gap`."""
 
 
 class _Lane:
@@ -124,19 +125,20 @@ class _Lane:
     def __init__(self) -> None:
         self.queue: deque[Held] = deque()
         self.held: dict[int, Held] = {}
-        """By MsgID; gaps by their InboxSeq, negative."""
+        """Held mail by MsgID; gaps by their InboxSeq, negative."""
         self.done: dict[int, None] = {}
         self.highest = 0
-        """InboxSeq: all of the lane up to here that the device had not acknowledged has come to this process, or was told."""
+        """InboxSeq up to which everything that the device had not acknowledged has arrived in this process, or was reported as a
+        gap."""
         self.left_at = 0
-        """0, or from here nothing is taken until this one comes again."""
+        """InboxSeq of the mail that was not taken: nothing more is taken until it arrives again; 0: none."""
         self.left_in: tuple[Hashable, int] | None = None
         self.damaged: dict[int, int] = {}
-        """MsgID → how often; at most a window of them."""
+        """MsgID → number of damaged arrivals; at most a window of entries."""
 
 
 class MailIntake:
-    """The core of an inbox. A stream is whatever the caller knows it by; `now` is monotonic seconds."""
+    """The core of an inbox. A stream is any value by which the caller identifies it; `now` is monotonic seconds."""
 
     def __init__(self, uin: int) -> None:
         self.counters = MailIntakeCounters()
@@ -147,10 +149,11 @@ class MailIntake:
         self._due_count = 0
         self._due_at: float | None = None
 
-    # What comes.
+    # Input.
 
     def arrived(self, stream: Hashable, data: bytes, count: int, now: float) -> bool:
-        """A batch of `count` envelopes. False: it was damaged; leave the stream, and what was not taken comes again by another.
+        """Take a batch of `count` envelopes. False: it was damaged; leave the stream, and another one sends again what was not
+        taken.
 
         Never raises.
         """
@@ -177,7 +180,7 @@ class MailIntake:
             self.counters.repeated += 1
             self._acknowledge_to(stream, delivery.lane, (delivery.seq,), now)
         elif delivery.flags & GAP and not delivery.msg_id and delivery.seq <= lane.highest:
-            # All up to there is here already: nothing is missing.
+            # Everything up to there has arrived already: nothing is missing.
             self._acknowledge_to(stream, delivery.lane, (delivery.seq,), now)
         elif self._leaves(lane, stream, delivery):
             self.counters.left += 1
@@ -187,7 +190,7 @@ class MailIntake:
 
     @staticmethod
     def _leaves(lane: _Lane, stream: Hashable, delivery: Delivery) -> bool:
-        """Whether there is no room; then its lane waits for it, so that order holds."""
+        """True if there is no space for a mail; its lane then waits for it, so that the order is kept."""
         come_by = (stream, delivery.session)
         if lane.left_at and (come_by != lane.left_in or delivery.seq <= lane.left_at):
             lane.left_at = 0
@@ -219,16 +222,16 @@ class MailIntake:
         lane.highest = max(lane.highest, delivery.seq)
         return True
 
-    # What the application takes.
+    # Taken by the application.
 
     def waiting(self, lanes: Iterable[int] = range(INBOX_LANES)) -> bool:
-        """Whether `take` has something."""
+        """True if `take` would return something."""
         return any(self._lanes[lane].queue for lane in lanes)
 
     def take(self, now_ms: int, lanes: Iterable[int] = range(INBOX_LANES)) -> Held | None:
-        """What comes next of these lanes, a mail or a gap, the first lane first. `now_ms`: Unix milliseconds.
+        """Return the next mail or gap of these lanes, the first lane first. `now_ms`: Unix milliseconds.
 
-        Mail whose lifetime is over comes as a gap. The caller acknowledges gaps when it has told them.
+        Mail whose lifetime is over is returned as a gap. The caller acknowledges gaps when it has reported them.
         """
         for lane in lanes:
             queue = self._lanes[lane].queue
@@ -244,12 +247,12 @@ class MailIntake:
         return None
 
     def give_back(self, held: Held) -> None:
-        """Taken, and neither handled nor acknowledged: it comes next again."""
+        """Return a mail that was taken and neither handled nor acknowledged: it is the next one again."""
         if not held.acknowledged:
             self._lanes[held.lane].queue.appendleft(held)
 
     def acknowledge(self, held: Held, now: float) -> bool:
-        """The application has it. Whether that is new."""
+        """Acknowledge a mail for the application. True if it was not acknowledged before."""
         if held.acknowledged:
             return False
         held.acknowledged = True
@@ -266,17 +269,18 @@ class MailIntake:
 
     @property
     def held(self) -> int:
-        """Mail and gaps that are here and not acknowledged."""
+        """Number of mails and gaps here that are not acknowledged."""
         return sum(len(lane.held) for lane in self._lanes)
 
-    # What goes back.
+    # Sent back.
 
     def opened(self, stream: Hashable) -> None:
-        """Mail may come by a stream, and acknowledgements go by it."""
+        """Add a stream that may deliver mail and take acknowledgements."""
         self._due.setdefault(stream, {})
 
     def closed(self, stream: Hashable) -> None:
-        """A stream has ended. What was to go by it comes again by another one, and is acknowledged there."""
+        """Remove a stream that has ended. Mail whose acknowledgement it had not taken arrives again by another one, and is
+        acknowledged there."""
         lanes = self._due.pop(stream, {})
         self._due_count -= sum(len(seqs) for seqs in lanes.values())
         if not self._due_count:
@@ -294,11 +298,11 @@ class MailIntake:
             self._due_at = now + ACKNOWLEDGE_AFTER_S
 
     def next_deadline(self, now: float) -> float | None:
-        """When acknowledgements are due; None while there are none."""
+        """Time at which acknowledgements are due; None if there are none."""
         return now if self._due_count >= ACKNOWLEDGE_AT else self._due_at
 
     def acknowledgements(self) -> list[tuple[Hashable, list[tuple[int, int, int]]]]:
-        """All that is to go: stream → (lane, first, last InboxSeq). It counts as gone."""
+        """Take all acknowledgements that are due: stream → (lane, first, last InboxSeq). They count as sent."""
         found = [
             (stream, [each for lane, seqs in sorted(lanes.items()) for each in _ranges(lane, seqs)])
             for stream, lanes in self._due.items()
@@ -311,7 +315,7 @@ class MailIntake:
 
 
 def _ranges(lane: int, seqs: set[int]) -> list[tuple[int, int, int]]:
-    """Numbers as (lane, first, last)."""
+    """Join numbers to ranges (lane, first, last)."""
     found: list[tuple[int, int, int]] = []
     for seq in sorted(seqs):
         if found and found[-1][2] == seq - 1:

@@ -1,4 +1,4 @@
-"""A mail that came, as an application has it."""
+"""A mail as the application receives it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pixiu.ids import MsgID, SnowflakeID
 
 
 class Acknowledger(Protocol):
-    """What takes the acknowledgement of a mail."""
+    """Takes the acknowledgement of a mail."""
 
     def acknowledge(self, held: Held) -> None:
-        """The application has it."""
+        """Acknowledge a mail for the application."""
 
 
 class Mail:
-    """A mail that came: the message, its place in the inbox, and the way to acknowledge it."""
+    """A received mail: the message, its place in the inbox, and the way to acknowledge it."""
 
     __slots__ = ("_inbox", "held", "message")
 
     def __init__(self, inbox: Acknowledger, held: Held, message: Message) -> None:
         self._inbox = inbox
         self.held = held
-        """What the inbox keeps of it until it is acknowledged."""
+        """State that the inbox keeps until the mail is acknowledged."""
         self.message = message
-        """All that the sender said. `message.user` is the first of several receivers."""
+        """The message as sent. `message.user` is the first of several receivers."""
 
     def __repr__(self) -> str:
         return f"Mail(lane={self.lane}, seq={self.seq}, msg_id={self.msg_id:016x}, bytes={len(self.payload)})"
@@ -50,12 +50,12 @@ class Mail:
 
     @property
     def sent_at_ms(self) -> int:
-        """When it was sent, Unix milliseconds; 0 where the ID holds no time."""
+        """Time of sending, Unix milliseconds; 0 if the ID holds no time."""
         return self.message.sent_at_ms
 
     @property
     def sent_at(self) -> datetime | None:
-        """When it was sent, UTC; None where the ID holds no time."""
+        """Time of sending, UTC; None if the ID holds no time."""
         return self.message.sent_at
 
     @property
@@ -65,12 +65,12 @@ class Mail:
 
     @property
     def extension(self) -> bytes:
-        """What the application sent beside the payload: its headers, as bytes, or another format; empty where there is nothing."""
+        """Bytes that the application sent beside the payload: its headers, encoded, or another format; empty if it sent none."""
         return self.message.extension
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The application's headers; empty where it sent none, or an extension of another format."""
+        """The application's headers; empty if it sent none, or an extension in another format."""
         return self.message.headers
 
     @property
@@ -85,23 +85,23 @@ class Mail:
 
     @property
     def msg_id(self) -> MsgID:
-        """The MsgID that the cluster gave it: the same in every inbox that it went to."""
+        """The MsgID that the cluster assigned: the same in every inbox that has the mail."""
         return MsgID(self.held.msg_id)
 
     @property
     def redelivered(self) -> bool:
-        """Whether the cluster sent it to this device before. An earlier process of the device may have handled it."""
+        """True if the cluster sent the mail to this device before. An earlier process of the device may have handled it."""
         return self.held.redelivered
 
     @property
     def acknowledged(self) -> bool:
-        """Whether it was acknowledged."""
+        """True if the mail was acknowledged."""
         return self.held.acknowledged
 
     def acknowledge(self) -> None:
-        """The application has it: the device does not get it again. Once more changes nothing; it never waits.
+        """Acknowledge the mail: the device does not get it again. Never waits; repeated calls have no effect.
 
         The acknowledgement leaves within some milliseconds, with others. `Inbox.flush` waits until the gateway has it.
-        Raises `NotConnected` when the inbox was closed before: then the mail comes again.
+        Raises `NotConnected` when the inbox was closed before: then the mail is delivered again.
         """
         self._inbox.acknowledge(self.held)

@@ -1,4 +1,4 @@
-"""What is found in a user's inbox. Pure.
+"""Pages, devices and dead letters of users' inboxes. Pure.
 
 Source: docs/delivery.md, docs/pi.md; docs/protocol.md, "Inboxes".
 """
@@ -20,7 +20,7 @@ LANES: Final = (0, 1)
 MAX_PAGE: Final = 1000
 MAX_DEVICE_NAME_BYTES: Final = 128
 NEWEST: Final = (1 << 64) - 1
-"""Before this is everything."""
+"""As `before`: begin with the newest entry."""
 
 
 @dataclass(slots=True)
@@ -31,35 +31,35 @@ class Entry:
     seq: int
     msg_id: int
     code: str = ""
-    """Why the message cannot be shown; empty: it is here, or was not asked for."""
+    """The reason why the message cannot be shown; empty if it is here, or was not asked for."""
     message: Message | None = None
     record: bytes = b""
-    """As it was stored (`pixiu.wire.record`)."""
+    """The record as it was stored (`pixiu.wire.record`)."""
 
     def expired(self, now_ms: int) -> bool:
-        """Whether its lifetime is over."""
+        """True if the lifetime of the mail is over."""
         message = self.message
         return message is not None and is_over(message.lifetime_min, message.sent_at_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """One device of a user, and where it is in one lane."""
+    """One device of a user, and its position in one lane."""
 
     number: int
     """DeviceID."""
     device_id: int
-    """Of the device's name (`pixiu.ids.device_of_name`), or as its client said it; 0: device 0."""
+    """DeviceID, derived from the device's name (`pixiu.ids.device_of_name`) or chosen by its client; 0: device 0."""
     name: str
-    """What it was called when it connected last; empty: it has no name."""
+    """Name at its last connection; empty: it has none."""
     seen_s: int
-    """When it was last seen, Unix seconds, to the hour."""
+    """Time of its last connection, Unix seconds, to the hour."""
     counts: bool
-    """Whether the inbox keeps entries for it; not after 30 days (`pi.device_age_s`) without it."""
+    """True if the inbox keeps entries for it; false after 30 days (`pi.device_age_s`) without a connection."""
     up_to: int
-    """It has acknowledged everything up to here."""
+    """The device has acknowledged everything up to here."""
     unread: int
-    """Entries that it could read and has not acknowledged."""
+    """Number of entries that it could read and has not acknowledged."""
 
 
 @dataclass(slots=True)
@@ -68,34 +68,34 @@ class Lane:
 
     lane: int
     floor: int = 0
-    """Entries up to here cannot be read any more."""
+    """Entries up to here can no longer be read."""
     gap: int = 0
     """The newest entry that was dropped before every device had acknowledged it."""
     last: int = 0
     """The newest InboxSeq."""
     dropped: int = 0
-    """How many were dropped unacknowledged, ever."""
+    """Total of entries that were dropped unacknowledged."""
     entries: list[Entry] = field(default_factory=list)
     readable: int = 0
-    """Entries that can be read: the newest less the floor and what was deleted."""
+    """Number of entries that can be read: all after the floor, without deleted ones."""
     devices: list[DeviceState] = field(default_factory=list)
-    """If they were asked for."""
+    """Devices, if they were asked for."""
 
 
 @dataclass(slots=True)
 class DeadLetterEntry:
-    """One dead letter: where it lies, and what it is."""
+    """One dead letter: its place, and its content."""
 
     entry: Entry
-    """Its MsgID names it."""
+    """The entry in the dead-letter inbox; its MsgID identifies the dead letter."""
     letter: DeadLetter | None = None
-    """None: it cannot be read, `entry.code` says why."""
+    """The content; None if it cannot be read, then `entry.code` holds the reason."""
     original: Message | None = None
-    """The mail; None where the dead letter came without it."""
+    """The original mail; None if the dead letter does not include it."""
 
 
 def lane_of(lane: int, reply: pi_pb2.PiReadReply) -> Lane:
-    """The answer to one read."""
+    """Convert the answer to one read."""
     entries = [Entry(lane, seq, number) for seq, number in zip(reply.seqs, reply.msg_ids, strict=True)]
     devices = [
         DeviceState(
@@ -113,7 +113,7 @@ def lane_of(lane: int, reply: pi_pb2.PiReadReply) -> Lane:
 
 
 def take(entries: Sequence[Entry], reply: xiu_pb2.FetchReply) -> None:
-    """Put what Xiu answered into the entries that were asked for, or why it is not there."""
+    """Put Xiu's answers into the entries that were asked for: the records, or the reasons why they are missing."""
     records = _records(reply.batch)
     for entry, code in zip(entries, reply.codes, strict=False):
         entry.code = code

@@ -1,10 +1,10 @@
-"""Looks into users' inboxes and tends them, without a relay or a gateway: for operators and for servers of the same operator.
+"""Reading and managing users' inboxes without a relay or a gateway, for operators and servers of the same operator.
 
     async with InboxView("zk://127.0.0.1:2181/pubsub") as view:
         for lane in await view.page(7, before=view.NEWEST):
             ...
 
-It goes to Pi and Xiu directly, whose leaders it finds by the registry. Looking changes nothing.
+It connects to Pi and Xiu directly and finds their leaders by the registry. Reading changes nothing.
 
 Source: docs/delivery.md, docs/pi.md, docs/operations.md.
 """
@@ -45,18 +45,18 @@ from pixiu.wire.v1 import pi_pb2
 
 CLIENT_NAME: Final = "pixiu-inbox"
 MAX_RESENT: Final = 100_000
-"""Mails that a view remembers to have sent again. Policy: the oldest is forgotten."""
+"""Number of mails that a view remembers to have sent again. Policy: the oldest is forgotten."""
 
 
 class InboxView:
-    """Reads and tends users' inboxes: pages, unread counts, devices, deletion, dead letters.
+    """Reads and manages users' inboxes: pages, unread counts, devices, deletion, dead letters.
 
     Args:
         target: "zk://host:port/root".
-        connecting: how a client is made that sends mail; for tests.
+        connecting: makes a client that sends mail; for tests.
 
-    Every method raises `InvalidArgument`, `NotServed` (a cluster without Pi), `Unavailable` (no leader in 20 s); and at once
-    `ConfigurationError` where the cluster wants an operator's certificate and there is none, `NotAllowed` where it is another's.
+    Every method raises `InvalidArgument`, `NotServed` (a cluster without Pi) and `Unavailable` (no leader in 20 s). If the cluster
+    requires an operator's certificate, it raises at once `ConfigurationError` without one and `NotAllowed` with another one.
     """
 
     NEWEST: Final = NEWEST
@@ -76,18 +76,18 @@ class InboxView:
     ) -> None:  # fmt: skip
         await self._stores.__aexit__(kind, error, trace)
 
-    # --- looking
+    # --- reading
 
     async def page(
         self, uin: int, lanes: Sequence[int] = LANES, *, after: int = 0, before: int = 0, count: int = 50, fetch: bool = True,
     ) -> list[Lane]:  # fmt: skip
-        """A page of each lane: entries after an InboxSeq, oldest first, or (`before` above 0) before one, newest first.
+        """Read a page of each lane: entries after an InboxSeq, oldest first, or (`before` above 0) before one, newest first.
 
-        Everything that can be read is in it, acknowledged or not; `before=view.NEWEST` begins with the newest.
+        It includes acknowledged entries; `before=view.NEWEST` begins with the newest.
 
         Args:
             count: entries of each lane, at most 1,000.
-            fetch: read the messages, too; else their numbers only.
+            fetch: read the messages too; else only their numbers.
         """
         _check(uin, *lanes)
         if after and before:
@@ -100,19 +100,20 @@ class InboxView:
         return found
 
     async def unread(self, uin: int, lanes: Sequence[int] = LANES) -> list[Lane]:
-        """Each lane without entries, with the user's devices, and what each of them has not acknowledged.
+        """Read the state of each lane without entries: the user's devices, and the number of entries that each has not
+        acknowledged.
 
-        A mail whose lifetime (`expire`) is over is counted until that device connects and leaves it out: inboxes hold numbers, and
-        not lifetimes.
+        Mail whose lifetime (`expire`) is over is counted until that device connects and skips it, because inboxes hold numbers and
+        no lifetimes.
         """
         _check(uin, *lanes)
         reads = [pi_pb2.PiRead(uin=uin, lane=lane, peek=True, devices=True) for lane in lanes]
         return [lane_of(lane, reply) for lane, reply in zip(lanes, await self._stores.read(uin, reads), strict=True)]
 
-    # --- tending
+    # --- managing
 
     async def delete(self, uin: int, lane: int, first: int, last: int = 0) -> int:
-        """Delete an entry, or those up to `last`, for all devices: nobody reads them any more. How many it took.
+        """Delete an entry, or those up to `last`, for all devices: nobody can read them any more. Returns the number deleted.
 
         The record stays in Xiu until its age is over. Raises `LimitError` at 1,000 separate deletions in an inbox.
         """
@@ -123,11 +124,12 @@ class InboxView:
         return (await self._stores.change(uin, encode_delete(uin, lane, first, last)))[0]
 
     async def acknowledge(self, uin: int, lane: int, up_to: int, device: str) -> DeviceState:
-        """Acknowledge everything up to an InboxSeq, as the device with this name (`px.inbox(device=…)`). Returns where it is then.
+        """Acknowledge everything up to an InboxSeq, as the device with this name (`px.inbox(device=…)`). Returns the device's new
+        state.
 
-        The device is one of the user's eight; it is made if it is not there, and from then on the inbox keeps entries for it as
-        for others: until it has acknowledged them, was dropped, or was not seen for 30 days. A session of it is opened, which
-        ends whichever it had. It acknowledges for itself alone: other devices still get what they have not acknowledged.
+        The device is one of the user's eight. It is created if it does not exist; from then on the inbox keeps entries for it until
+        it has acknowledged them, is dropped, or has not been seen for 30 days. The call opens a session of the device, which ends
+        the one it had. It acknowledges for this device alone: others still get what they have not acknowledged.
 
         Raises `TooManyDevices`; `InvalidArgument` beyond the inbox's end.
         """
@@ -142,7 +144,7 @@ class InboxView:
         return next(each for each in found.devices if each.number == number)
 
     async def drop_device(self, uin: int, number: int) -> None:
-        """Nothing waits for this device any more; if it comes back it is a new one. Raises `UnknownDevice`."""
+        """Drop a device: the inbox keeps nothing for it any more, and if it comes back it is a new one. Raises `UnknownDevice`."""
         _check(uin)
         if not 0 <= number <= 0xFFFF:
             raise InvalidArgument(f"a DeviceID is from 0 to 65535, not {number}")
@@ -151,10 +153,10 @@ class InboxView:
     # --- dead letters
 
     async def dead_letters(self, uin: int, *, after: tuple[int, int] = (0, 0), count: int = 50) -> list[DeadLetterEntry]:
-        """Mail of a user that a receiver's handler could not take: `count` of each lane, oldest first.
+        """Read mail of a user that a receiver's handler could not process: `count` of each lane, oldest first.
 
         Args:
-            after: InboxSeqs in lanes 0 and 1 of the dead letters' own inbox, behind which to begin.
+            after: InboxSeqs in lanes 0 and 1 of the dead-letter inbox after which to begin.
         """
         _check(uin)
         inbox = dead_letter_uin(uin)
@@ -173,10 +175,10 @@ class InboxView:
     async def resend(self, uin: int, letters: Iterable[DeadLetterEntry]) -> list[SnowflakeID]:
         """Send the mail of dead letters to the user again, at level replicated, then delete each dead letter.
 
-        It is another mail, with an ID of its own and its lifetime anew, from the original's sender, to all of the user's devices;
-        those of one sender go in their order. Each device files a letter of its own: the mail goes out once, and the view's
-        further letters of the same mail are only deleted. At least once: what ends between the two is there twice. What cannot
-        be read is passed over. Returns the IDs of what was sent.
+        Each is a new mail, with an ID of its own and a new lifetime, from the original's sender, to all of the user's devices; the
+        mails of one sender are sent in their order. Each device files a letter of its own: the mail is sent once, and further
+        letters of the same mail are only deleted. Mail is sent at least once: if the process ends between the two steps, the mail
+        exists twice. Letters that cannot be read are skipped. Returns the IDs of the mails sent.
         """
         _check(uin)
         senders: dict[int, list[tuple[Entry, Message, int]]] = {}
@@ -205,7 +207,7 @@ class InboxView:
         return sent
 
     async def drop(self, uin: int, letters: Iterable[DeadLetterEntry]) -> int:
-        """Delete dead letters. How many it took."""
+        """Delete dead letters. Returns the number deleted."""
         _check(uin)
         return sum([await self.delete(dead_letter_uin(uin), dead.entry.lane, dead.entry.seq) for dead in letters])
 
@@ -224,7 +226,7 @@ def _check_device(name: str) -> None:
 
 
 def _dead(uin: int, entry: Entry) -> DeadLetterEntry:
-    """What lies in the inbox of dead letters: anybody may have sent it."""
+    """Decode an entry of a dead-letter inbox; anybody may have sent it."""
     found = DeadLetterEntry(entry)
     if entry.message is None:
         return found
@@ -241,6 +243,6 @@ def _dead(uin: int, entry: Entry) -> DeadLetterEntry:
 
 
 async def read_inbox(target: str, uin: int, lanes: Sequence[int], after: int, count: int, *, peek: bool) -> list[Lane]:
-    """Pages of a user's inbox. Raises what `InboxView` does."""
+    """Read pages of a user's inbox. Raises the errors of `InboxView`."""
     async with InboxView(target) as view:
         return await view.page(uin, lanes, after=after, count=count, fetch=peek)

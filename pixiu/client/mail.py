@@ -1,10 +1,11 @@
-"""The core of sending mail: one writer, one stream at a time, everything unconfirmed again in order when it ends. Pure.
+"""The core of sending mail: one writer, one stream at a time; when the stream ends, everything unconfirmed is sent again in order.
+Pure.
 
     offer ──▶ fresh ──▶ under way, by position ──▶ confirmed, or failed
                  ▲              │
                  └── again ◀────┘ the stream ended: the next one has a higher generation, and begins with these
 
-Mail of one client goes by one stream, whatever its receivers, so that there is one generation for its worker number.
+All mail of a client goes through one stream, whatever its receivers, so that its worker number has one generation.
 
 Source: docs/architecture.md, "A mail is sent"; Swift (the write protocol).
 """
@@ -38,11 +39,11 @@ from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.levels import Level, Triple
 
 STALL_S: Final = 30.0
-"""A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""
+"""A proxy that owes an answer and is silent for this time is left for another one, seconds. Above `proxy.mail_timeout_s`."""
 MAX_BACKOFF_S: Final = 1.0
 RESEND: Final = "`resend` it, which uses the same ID, so that it is stored once"
 HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotAllowed.code, NotServed.code})
-"""Ends of a stream that another stream would have too."""
+"""Reasons for the end of a stream that would end any other stream too."""
 MAX_OPEN_SHOWN: Final = 1000
 
 
@@ -59,10 +60,10 @@ class MailTicket:
         self.message_id = message_id
         self.level = level
         self.more = more
-        """Receivers beside the record's key."""
+        """Receivers besides the record's key."""
         self.size = len(record) + 8 * len(more)
         self.number = 0
-        """Of the offer, from 1."""
+        """Number of the offer, from 1."""
         self.deadline = 0.0
         self.attempts = 0
         self.resolved = False
@@ -73,7 +74,7 @@ class MailTicket:
         self.watched = False
 
     def problem(self) -> PixiuError | None:
-        """Why the mail failed; None while it has not."""
+        """The failure of the mail; None if there is none."""
         if self.failure is None:
             return None
         error = self.failure.error()
@@ -84,7 +85,7 @@ class MailTicket:
 
 @dataclass(frozen=True, slots=True)
 class OpenMailStream:
-    """Open a stream to a proxy, and say who writes."""
+    """Open a stream to a proxy, with the writer's number and generation."""
 
     address: str
     stream: int
@@ -94,7 +95,7 @@ class OpenMailStream:
 
 @dataclass(frozen=True, slots=True)
 class MailResolved:
-    """Tickets that are resolved: those that are watched, and those that failed."""
+    """Resolved tickets that are watched or have failed."""
 
     tickets: tuple[MailTicket, ...]
 
@@ -104,7 +105,7 @@ Effect = OpenMailStream | CloseStream | Writable | MailResolved | RefreshCluster
 
 @dataclass(frozen=True, slots=True)
 class MailBatch:
-    """Mail that leaves together on a stream."""
+    """Mail that is sent together on a stream."""
 
     data: bytes
     count: int
@@ -114,7 +115,7 @@ class MailBatch:
 
 
 class MailOutcome(NamedTuple):
-    """What a proxy says of mails one after the other."""
+    """Outcome of consecutive mails, as a proxy reports it."""
 
     position: int
     number: int
@@ -132,21 +133,21 @@ class MailCounters:
     confirmed: int = 0
     failed: int = 0
     expired: int = 0
-    """Those of `failed` that nobody confirmed in `mail_timeout_s`."""
+    """Those of `failed` that nobody confirmed within `mail_timeout_s`."""
     resent: int = 0
-    """Sent once more, with the same SnowflakeID."""
+    """Mail sent again, with the same SnowflakeID."""
     batches: int = 0
     streams: int = 0
     failures_by_code: dict[str, int] = field(default_factory=dict)
 
 
 class MailSender:
-    """Decides; see the module.
+    """Decides for the mail of one client; see the module.
 
     Args:
-        options: of the client.
+        options: the client's options.
         proxies: their addresses.
-        worker: gives the worker number of the moment.
+        worker: returns the current worker number.
         clock_s: Unix seconds.
         uniform: numbers in [0, 1).
     """
@@ -173,14 +174,14 @@ class MailSender:
         self._position = 1
         self._taken = 0
         self._heard = False
-        """Whether a proxy has taken or answered anything on this stream."""
+        """True if a proxy has taken or answered anything on this stream."""
         self._batches = 0
-        """That left on this stream."""
+        """Batches sent on this stream."""
         self._window_bytes = options.window_bytes
         self._batch_bytes = self._batch_records = 0
-        """The largest batch that the proxy takes, further receivers counted as records; 0: it has not said."""
+        """The largest batch that the proxy takes, further receivers counted as records; 0: not announced."""
         self._in_flight: dict[int, MailTicket] = {}
-        """By position, in order."""
+        """Mail under way by position, in order."""
         self._in_flight_bytes = 0
         self._again: deque[MailTicket] = deque()
         self._fresh: deque[MailTicket] = deque()
@@ -188,22 +189,22 @@ class MailSender:
         self._failures = 0
         self._rest_until = 0.0
         self._address = ""
-        """Of the stream's proxy."""
+        """Address of the stream's proxy."""
         self._logins_refused: set[str] = set()
-        """Proxies that refused the login since they answered last; at most those that were ever listed."""
+        """Proxies that refused the login since their last answer; at most all that were ever listed."""
         self._last: Failure | None = None
-        """Why the last stream ended."""
+        """The reason why the last stream ended."""
         self.unresolved = 0
         self.unresolved_bytes = 0
         self.triples: dict[tuple[str, int], Triple] = {}
         self.counters = MailCounters()
 
     def has_room(self) -> bool:
-        """Whether one more may be offered, of whatever size."""
+        """True if one more mail of any size may be offered."""
         return self.unresolved < self._options.queue_records and self.unresolved_bytes < self._options.queue_bytes
 
     def offer(self, ticket: MailTicket, now: float) -> list[Effect]:
-        """Take a mail; or take one again that failed, with the same ID."""
+        """Take a mail, or take a failed one again with the same ID."""
         self.counters.offered += 1
         ticket.number = self.counters.offered
         ticket.deadline = now + self._options.mail_timeout_s
@@ -235,7 +236,7 @@ class MailSender:
         return [OpenMailStream(address, self._stream, worker, self._generation)]
 
     def next_batch(self, stream: int, now: float) -> MailBatch | None:
-        """What a stream may send now."""
+        """Take the mail that a stream may send now."""
         if stream != self._stream or self._draining:
             return None
         options = self._options
@@ -285,7 +286,7 @@ class MailSender:
         batch_bytes: int = 0,
         batch_records: int = 0,
     ) -> list[Effect]:
-        """Take a proxy's answer: outcomes, positions taken, the window, the largest batch."""
+        """Process a proxy's answer: outcomes, positions taken, the window, the largest batch."""
         if stream != self._stream:
             return []
         self._progress_at = now
@@ -316,7 +317,7 @@ class MailSender:
                 ticket.msg_id = outcome.msg_ids[index]
             ticket.open = tuple(outcome.open[:MAX_OPEN_SHOWN])
             if failure is not None and failure.code == OutcomeUnknown.code:
-                continue  # the stream is about to end: this one is sent again
+                continue  # the stream is about to end: this mail is sent again
             told = failure
             if failure is not None and ticket.attempts > 1 and failure.code not in LOOKED:
                 told = in_doubt(failure, RESEND)
@@ -324,7 +325,7 @@ class MailSender:
             self._in_flight_bytes -= ticket.size
             ticket.copies = outcome.copies
             if failure is not None and told is failure:
-                ticket.attempts = 0  # all of them are answered: one that is sent again begins anew
+                ticket.attempts = 0  # all attempts are answered: if the mail is sent again, counting starts over
             self._failures = 0
             self._settle(ticket, told, woken)
 
@@ -343,7 +344,7 @@ class MailSender:
             woken.append(ticket)
 
     def ended(self, stream: int, now: float, why: Failure) -> list[Effect]:
-        """A proxy ended the stream and said why."""
+        """Handle the end of a stream that the proxy ended with a reason."""
         if stream != self._stream:
             return []
         self._last = why
@@ -354,8 +355,8 @@ class MailSender:
         return self._restart(now, why.retry_after_ms / 1000)
 
     def stream_died(self, stream: int, now: float, reason: str, login: str = "") -> list[Effect]:
-        """A stream broke: its proxy may be dead. `login`: why it refused the login, before it took anything; when all proxies have,
-        all that waits fails."""
+        """Handle a broken stream: its proxy may be dead. `login`: the reason why the login was refused, before anything was taken;
+        when all proxies have refused it, everything that waits fails."""
         if stream != self._stream:
             return []
         if login and not self._heard:
@@ -369,7 +370,7 @@ class MailSender:
         return [*self._restart(now, 0.0), RefreshCluster()]
 
     def _restart(self, now: float, rest_s: float) -> list[Effect]:
-        """The stream is over: what it had is sent again, first and in order."""
+        """Leave the stream: its mail is sent again, first and in order."""
         stream, self._stream = self._stream, 0
         self._again.extendleft(reversed([ticket for ticket in self._in_flight.values() if not ticket.resolved]))
         self._in_flight, self._in_flight_bytes = {}, 0
@@ -386,13 +387,13 @@ class MailSender:
         return [*self._restart(now, 0.0), RefreshCluster()]
 
     def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
-        """The cluster's proxies. An empty list changes nothing."""
+        """Set the cluster's proxies. An empty list changes nothing."""
         if addresses:
             self._proxies = list(addresses)
         return self._open(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Mail expires, a silent stream is left, a rest ends."""
+        """Expire mail, leave a silent stream, and end a rest."""
         effects: list[Effect] = []
         woken: list[MailTicket] = []
         expired = [position for position, ticket in self._in_flight.items() if ticket.deadline <= now]
@@ -424,9 +425,9 @@ class MailSender:
         self._settle(ticket, failure, woken)
 
     def _fail_all(self, why: Failure, now: float, never: Failure | None = None, *, answers: bool = True) -> list[Effect]:
-        """Fail all that is unresolved; what was never sent with `never`, if that is given. `answers`: it may be an answer to what
-        has left on the stream."""
-        # The end of a stream answers what has left on it only where it is about the stream itself, or its first and only batch.
+        """Fail everything unresolved; mail that was never sent with `never`, if given. `answers`: `why` may be an answer to what
+        was sent on the stream."""
+        # The end of a stream answers what was sent on it only if it is about the stream itself, or about its first and only batch.
         certain = answers and not self._heard and (why.code == NotServed.code or self._batches <= 1)
         woken: list[MailTicket] = []
         stream, self._stream = self._stream, 0
@@ -443,12 +444,12 @@ class MailSender:
         return [*effects, CloseStream(stream)] if stream else effects
 
     def abandon(self, text: str, now: float) -> list[Effect]:
-        """The client closes: what is unresolved fails."""
+        """Fail everything unresolved, because the client closes."""
         never = Failure(NotSent.code, f"{text}; it was not sent")
         return self._fail_all(Failure(OutcomeUnknown.code, f"{text}: its outcome is unknown"), now, never)
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due, monotonic seconds; None for never."""
+        """Time at which `tick` is due, monotonic seconds; None for never."""
         if not self.unresolved:
             return self._progress_at if self._draining and self._stream else None
         due = min(ticket.deadline for ticket in self._firsts())
@@ -456,14 +457,14 @@ class MailSender:
             return min(due, self._progress_at + STALL_S) if self._in_flight else due
         return min(due, self._rest_until) if self._proxies else due
 
-    # What waits ask for: everything offered up to a number.
+    # Conditions of waits: everything offered up to a number.
 
     def finished(self, number: int) -> bool:
-        """Whether it is all resolved."""
+        """True if all of it is resolved."""
         return all(ticket.number > number for ticket in self._firsts())
 
     def sent(self, number: int) -> bool:
-        """Whether proxies have it all, or it is resolved."""
+        """True if all of it is taken by a proxy or resolved."""
         untaken = next((ticket for position, ticket in self._in_flight.items() if position > self._taken), None)
         return (
             (untaken is None or untaken.number > number)
@@ -472,11 +473,11 @@ class MailSender:
         )
 
     def flushed(self, number: int) -> bool:
-        """Whether it has all been given to a stream, or is resolved."""
+        """True if all of it was given to a stream or is resolved."""
         return not self._fresh or self._fresh[0].number > number
 
     def _firsts(self) -> list[MailTicket]:
-        """The first that is not resolved of each kind."""
+        """The first unresolved ticket of each queue."""
         found = [queue[0] for queue in (self._again, self._fresh) if queue]
         if self._in_flight:
             found.append(next(iter(self._in_flight.values())))

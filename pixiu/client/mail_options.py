@@ -1,4 +1,4 @@
-"""How a mail is to be sent: its level, lane, lifetime and further receivers, and what is wrong with them."""
+"""Options of a mail: its level, lane, lifetime and further receivers, and checks of them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ MAX_EXPIRE_MIN: Final = 65_535
 
 
 class MailSendOptions(TypedDict, total=False):
-    """What may be said of a mail beside its payload: `await user.mail(b"…", level="persisted")`."""
+    """Options of a mail beside its payload: `await user.mail(b"…", level="persisted")`."""
 
     level: LevelName
     """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "persisted": on both leaders' disks;
     "accepted": in both leaders' logs. The latter two may be lost by a change of leader."""
     lane: int
-    """0 goes before 1, the default; order holds within a lane."""
+    """0 is delivered before 1; 1 by default. Order holds within a lane."""
     expire: timedelta | None
     """Lifetime, in whole minutes; None, the default: as long as the cluster keeps mail."""
     to: Iterable[int]
-    """Further receivers, at most 1 000 in all: the body is stored once."""
+    """Further receivers, at most 1 000 in all; the body is stored once."""
     type: int
     """A number for the application, 0 to 63; 0 by default."""
     extension: bytes
-    """Instead of headers: bytes beside the payload, at most 65 535; none by default."""
+    """Bytes beside the payload, instead of headers: at most 65 535; none by default."""
     headers: Mapping[str, str] | None
     """Named texts, which receivers read as `mail.headers`: at most 64, of 65 535 bytes; None, the default: none."""
     derived_id: int | None
-    """ID derived from the content's origin, instead of a new one (None, the default). For a day after the mail was stored, sending
-    it again stores nothing; other content under the same ID fails with `IdReused`."""
+    """ID derived from the content's origin; None, the default: a new ID. For a day after the mail was stored, sending it again
+    stores nothing; different content under the same ID fails with `IdReused`."""
 
 
 def minutes_of(expire: timedelta | None) -> int:
-    """A lifetime in whole minutes, rounded up; 0 for none. Raises `InvalidArgument`."""
+    """Convert a lifetime to whole minutes, rounded up; 0 for none. Raises `InvalidArgument`."""
     if expire is None:
         return 0
     if not isinstance(expire, timedelta):
@@ -52,7 +52,7 @@ def minutes_of(expire: timedelta | None) -> int:
 
 
 def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
-    """The receivers beside the first one. Raises `InvalidArgument` and `TooManyReceivers`."""
+    """Check the receivers and return those besides the first one. Raises `InvalidArgument` and `TooManyReceivers`."""
     if to == () and is_within(uin, 1, MAX_ID):
         return ()
     if isinstance(to, str | bytes) or not isinstance(to, Iterable):
@@ -67,7 +67,7 @@ def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
 
 
 def level_of(level: str) -> Level:
-    """A level by its name. Raises `InvalidArgument`."""
+    """Look up a level by its name. Raises `InvalidArgument`."""
     found = LEVELS.get(level)
     if found is None:
         raise InvalidArgument(f"a level is one of {', '.join(LEVELS)}, not {level!r}")

@@ -1,4 +1,4 @@
-"""All mail of one client: checked, given an ID, and handed to the stream."""
+"""All mail of one client: it is checked, gets an ID, and is handed to the stream."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 
 
 class MailPublisher:
-    """All mail of one client: gives IDs, and owns the stream.
+    """All mail of one client: assigns IDs, and owns the stream.
 
     Args:
-        shell: of the stream.
-        worker: gives the IDs.
+        shell: runs the stream.
+        worker: makes the IDs.
         sender: the client's UIN, 0 for a service.
-        limit: of a record's size, bytes.
+        limit: largest record, bytes.
     """
 
     def __init__(self, shell: MailShell, worker: WorkerLease, sender: int, limit: int) -> None:
@@ -32,7 +32,7 @@ class MailPublisher:
         self._worker, self._sender, self._limit = worker, sender, limit
 
     def send(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Queue a mail now; arguments as `MailSendOptions` has them. Raises `Overloaded`, and what is wrong with the arguments."""
+        """Queue a mail now; arguments as in `MailSendOptions`. Raises `Overloaded`, and errors of the arguments."""
         checked, wanted, more = self.check(uin, payload, **options)
         self._check_room()
         try:
@@ -44,7 +44,7 @@ class MailPublisher:
         return receipt
 
     async def send_later(self, checked: Draft, receipt: MailReceipt) -> None:
-        """Queue a mail that was checked, with a receipt that was given out, once there is room."""
+        """Queue a checked mail once there is space; its receipt has been given out already."""
         while True:
             await self.room()
             try:
@@ -70,7 +70,8 @@ class MailPublisher:
         derived_id: int | None = None,
         **unknown: object,
     ) -> tuple[Draft, Level, tuple[int, ...]]:
-        """A mail's draft, level and further receivers; arguments as `MailSendOptions` has them. Raises what is wrong with them."""
+        """Check a mail; returns its draft, level and further receivers. Arguments as in `MailSendOptions`. Raises errors of the
+        arguments."""
         if unknown:
             raise no_such_option(unknown, MailSendOptions.__annotations__)
         wanted, more = level_of(level), receivers_of(uin, to)
@@ -84,7 +85,7 @@ class MailPublisher:
         return checked, wanted, more
 
     def resend(self, receipt: MailReceipt) -> None:
-        """Queue one that failed again."""
+        """Queue a failed mail again."""
         self._check_room()
         self.shell.offer(receipt)
 
@@ -93,13 +94,13 @@ class MailPublisher:
             raise Overloaded(f"{self.shell.core.unresolved} mails are not confirmed: await room() first")
 
     async def room(self) -> None:
-        """Wait until one more may be sent. Raises `NotSent` when no proxy lends a number for IDs."""
+        """Wait until one more mail may be sent. Raises `NotSent` when no proxy lends a number for IDs."""
         await self.shell.wait(self.shell.core.has_room)
         if not self._worker.usable():
             await self._worker.ready()
 
     async def send_in_turn(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Queue a mail, waiting for room."""
+        """Queue a mail, waiting for space."""
         while True:
             await self.room()
             try:
@@ -108,7 +109,7 @@ class MailPublisher:
                 await asyncio.sleep(MIN_TICK_S)  # others were faster
 
     async def flushed(self) -> None:
-        """Wait until all mail offered so far has left once."""
+        """Wait until all mail offered so far has been sent once."""
         core, number = self.shell.core, self.shell.core.counters.offered
         await self.shell.wait(lambda: core.flushed(number))
 

@@ -1,4 +1,4 @@
-"""What sending a mail returns."""
+"""The receipt of a mail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pixiu.wire.levels import Level
 
 
 class MailReceipt(Awaited, MailTicket):
-    """What sending a mail returns. `await receipt` waits until it is confirmed at its level, and raises why it failed.
+    """Receipt of a mail. `await receipt` waits until the mail is confirmed at its level, and raises its failure.
 
     Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
@@ -25,30 +25,30 @@ class MailReceipt(Awaited, MailTicket):
         self._waiters: list[asyncio.Future[None]] | None = None
 
     def begin(self, record: bytes, message_id: int) -> None:
-        """The mail got its ID after the receipt was given out."""
+        """Set record and ID, which the mail got after the receipt was given out."""
         self.record, self.message_id = record, message_id
         self.size += len(record)
 
     @property
     def id(self) -> SnowflakeID:
-        """The sender's ID of the mail, the same for every time it is sent."""
+        """The sender's ID of the mail; the same each time it is sent."""
         return SnowflakeID(self.message_id)
 
     @property
     def stored_as(self) -> MsgID:
-        """The MsgID that Xiu gave it; 0 until it is known."""
+        """The MsgID that Xiu assigned; 0 until it is known."""
         return MsgID(self.msg_id)
 
     @property
     def replicas(self) -> int:
-        """How many replicas had it, of Xiu and of Pi, when it was confirmed."""
+        """Number of replicas, of Xiu and of Pi, that had the mail when it was confirmed."""
         return self.copies
 
     def _problem(self) -> PixiuError | None:
         return self.problem()
 
     def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """The mail never reached the core."""
+        """Fail a mail that never reached the core."""
         self.resolved, self.failure = True, failure
         reports.watch(self, failure)
         self.wake()

@@ -1,4 +1,4 @@
-"""The shell of mail's core: one stream to a proxy at a time, the timer, and who waits for the core.
+"""The shell of the mail core: one stream to a proxy at a time, the timer, and callers that wait for the core.
 
 Source: docs/architecture.md, "A mail is sent".
 """
@@ -32,13 +32,13 @@ from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
 MAX_WAITING: Final = 10_000
-"""Coroutines that may wait for room; more are refused as `Overloaded`."""
+"""Coroutines that may wait for space; more are refused as `Overloaded`."""
 MIN_TICK_S: Final = 0.01
 Check = Callable[[], bool]
 
 
 class MailShell:
-    """Runs one `MailSender`. `on_refresh` is called when a proxy failed or goes."""
+    """Runs one `MailSender`. `on_refresh` is called when a proxy failed or is leaving."""
 
     def __init__(
         self, core: MailSender, client: str, channels: Channels, on_refresh: Callable[[], None], reports: FailureReports
@@ -63,7 +63,8 @@ class MailShell:
             raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
         effects = self.core.offer(ticket, self._loop.time())
         if len(effects) == 1 and isinstance(effects[0], Writable):
-            # The usual one, for every mail: nobody waits for more to be unresolved, and a new deadline is behind those there are.
+            # The usual effect, for every mail: no waiter cares about more unresolved mail, and its deadline is after the existing
+            # ones.
             if self._duplex is not None:
                 self._duplex.wake()
         elif effects:
@@ -72,7 +73,7 @@ class MailShell:
             self._arm()
 
     async def wait(self, check: Check) -> None:
-        """Wait for a condition of the core; `mail_timeout_s` bounds the wait, since nothing is unresolved for longer."""
+        """Wait for a condition of the core; `mail_timeout_s` bounds the wait, since nothing stays unresolved for longer."""
         if check() or self._closed:
             return
         if len(self._waiting) >= MAX_WAITING:
@@ -82,12 +83,12 @@ class MailShell:
         await future
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
-        """The cluster's proxies changed."""
+        """Pass on a change of the cluster's proxies."""
         if not self._closed:
             self._apply(self.core.set_proxies(addresses, self._loop.time()))
 
     async def close(self) -> None:
-        """End the stream; what is unresolved fails, its outcome unknown."""
+        """End the stream; unresolved mail fails, its outcome unknown."""
         text = "the client was closed before the mail was confirmed"
         self._apply(self.core.abandon(text, self._loop.time()))
         self._closed = True
@@ -146,7 +147,7 @@ class MailShell:
         self._apply(self.core.tick(self._loop.time()))
 
     async def _run(self, effect: OpenMailStream) -> None:
-        """One stream from its opening to its end."""
+        """Run one stream from its opening to its end."""
         hello = mail_pb2.MailHello(client=self._client, worker=effect.worker, generation=effect.generation)
         loans = self._channels.loans
         first, shown = [mail_pb2.MailRequest(hello=hello, loans=loans.all())], loans.version
@@ -165,8 +166,8 @@ class MailShell:
             if first:
                 return first.pop()
             if not answered:
-                return None  # a proxy that refuses the stream has had nothing, and says why
-            self._let_go()  # the batch before has left
+                return None  # a proxy that refuses the stream has taken nothing, and its status has the reason
+            self._let_go()  # the previous batch has been sent
             batch = self.core.next_batch(effect.stream, self._loop.time())
             if batch is None:
                 return None

@@ -1,4 +1,4 @@
-"""What users call to send mail without waiting for each.
+"""The writer, which sends mail without waiting for each one.
 
     receipt = await px.user(7).mail(b"hello")                       # returns when it is confirmed
     async with px.mail_writer() as writer:                         # pipelined
@@ -27,7 +27,7 @@ from pixiu.wire.levels import Triple
 
 class MailWriter:
     """Sends mail without waiting for each: `async with px.mail_writer() as writer`. All writers of a client share one stream,
-    so mail of one client to one inbox and lane lies there in the order of the calls of `send`.
+    so mail of one client to one inbox and lane is stored in the order of the calls of `send`.
 
     Source: docs/architecture.md, "A mail is sent"; Swift.
     """
@@ -46,17 +46,17 @@ class MailWriter:
             await self.wait_finished()
 
     def send(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Queue a mail; arguments as `User.mail`. Never waits: it leaves with what else is queued.
+        """Queue a mail; arguments as for `User.mail`. Never waits: the mail is sent together with others that are queued.
 
-        Raises `Overloaded` when too much is unconfirmed (`queue_records`, `queue_bytes`), or no number for IDs is held: `await
-        room()` first. What else is raised is wrong with the arguments.
+        Raises `Overloaded` when too much is unconfirmed (`queue_records`, `queue_bytes`) or no number for IDs is held: `await
+        room()` first. Any other error is about the arguments.
         """
         receipt = self._publisher.send(uin, payload, **options)
         self._note(receipt)
         return receipt
 
     def resend(self, receipt: MailReceipt) -> MailReceipt:
-        """Queue a mail that failed once more, with the same ID: inboxes that have it already do not get it twice."""
+        """Queue a failed mail again, with the same ID: inboxes that already have it do not get it twice."""
         if not receipt.resolved or receipt.failure is None:
             raise InvalidArgument("only a mail that failed can be sent again")
         self._publisher.resend(receipt)
@@ -77,16 +77,16 @@ class MailWriter:
         await self._publisher.room()
 
     async def flush(self) -> None:
-        """Wait until all that was sent before has left for a proxy at least once."""
+        """Wait until all mail sent so far has left for a proxy at least once."""
         await self._publisher.flushed()
 
     async def wait_sent(self) -> None:
-        """Wait until a proxy has all that was sent before: from then on both it and this process hold what is not confirmed."""
+        """Wait until a proxy has all mail sent so far: from then on both it and this process hold the unconfirmed mail."""
         await self._publisher.sent()
 
     async def wait_finished(self) -> None:
-        """Wait until all that was sent before is confirmed at its level. Raises the error of the first one that failed since
-        the last call; the others' are in their receipts."""
+        """Wait until all mail sent so far is confirmed at its level. Raises the error of the first mail that failed since the last
+        call; the errors of others are in their receipts."""
         await self._publisher.finished()
         while self._unfinished and self._unfinished[0].resolved:
             self._keep_failure(self._unfinished.popleft())
@@ -96,10 +96,10 @@ class MailWriter:
 
     @property
     def triples(self) -> Mapping[tuple[str, int], Triple]:
-        """(role, partition) → where it stood at its last answer."""
+        """(role, partition) → its state at its last answer."""
         return self._publisher.shell.core.triples
 
     @property
     def counters(self) -> MailCounters:
-        """Totals of the client."""
+        """Totals of all mail of the client."""
         return self._publisher.shell.core.counters

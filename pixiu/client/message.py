@@ -1,4 +1,4 @@
-"""What a subscriber gets, and how it is made from a batch of records. Pure."""
+"""Messages as a subscriber gets them, and decoding them from a batch of records. Pure."""
 
 from __future__ import annotations
 
@@ -32,57 +32,58 @@ class Message(NamedTuple):
     """A message as a subscriber sees it."""
 
     room: RoomID
-    """The room it was sent to; for a topic the room that carries the topic; 0 for a message to a user."""
+    """The room it was sent to; for a topic, the room that carries the topic; 0 for a message to a user."""
     topic: str | None
-    """The topic's name, None for a message to a room."""
+    """The topic's name; None for a message to a room."""
     sender: int
     """The sender's UIN, 0 for a service."""
     payload: bytes
-    """What was sent."""
+    """The bytes that were sent."""
     message_id: SnowflakeID
     """The sender's ID of the message."""
     type: int
     """The application's type, 0 to 63."""
     first_lane: bool
-    """Whether it went before the others."""
+    """True if it overtook messages of the normal lane."""
     sent_at_ms: int
-    """When it was sent, Unix milliseconds; 0 where the ID was derived from other content and holds no time."""
+    """Time of sending, Unix milliseconds; 0 if the ID was derived from other content and holds no time."""
     extension: bytes
-    """Of the application, empty where it sent none: its headers, as bytes, or what it sent in another format."""
+    """Bytes of the application beside the payload: its headers, encoded, or another format; empty if it sent none."""
     lifetime_min: int
-    """For how many minutes it is of use, 0 without limit."""
+    """Lifetime, minutes; 0: no limit."""
     signal: bool = False
-    """Whether it was sent as a signal."""
+    """True if it was sent as a signal."""
     user: UIN = UIN(0)
     """The user it was sent to; 0 for a message to a room or topic."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The application's headers; empty where it sent none, or an extension of another format. Read anew each time."""
+        """The application's headers; empty if it sent none, or an extension in another format. Decoded at each access."""
         return decode_headers(self.extension)
 
     def reply(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Awaitable[Receipt]:
-        """Answer a request: `await message.reply(b"…")`; arguments and the rest as `Room.send`.
+        """Answer a request: `await message.reply(b"…")`; arguments and errors as for `Room.send`.
 
-        Raises `InvalidArgument` where the message asks for no reply, and in threads: there it is `px.reply(message, b"…")`.
+        Raises `InvalidArgument` if the message does not ask for a reply, and with the synchronous client: use
+        `px.reply(message, b"…")` there.
         """
         raise InvalidArgument("the message is not a request that a subscription received: it asks for no reply")
 
     @property
     def destination(self) -> str:
-        """Where it was sent, as an MQTT topic: "room/42", "user/7" or the free topic's name."""
+        """The destination as an MQTT topic: "room/42", "user/7" or the free topic's name."""
         if self.topic is not None:
             return self.topic
         return f"{USER_PREFIX}{self.user}" if self.user else f"{ROOM_PREFIX}{self.room}"
 
     @property
     def sent_at(self) -> datetime | None:
-        """When it was sent, UTC; None where the ID holds no time."""
+        """Time of sending, UTC; None if the ID holds no time."""
         return datetime.fromtimestamp(self.sent_at_ms / 1000, UTC) if self.sent_at_ms else None
 
 
 class Request(Message):
-    """A message that asks for a reply, as a subscription gives it."""
+    """A message that asks for a reply, as a subscription returns it."""
 
     answer: Callable[..., Awaitable[Receipt]]
 
@@ -91,9 +92,9 @@ class Request(Message):
 
 
 def message_of(record: bytes) -> Message:
-    """The message in one whole record. Raises `MalformedData` when lengths, the CRC or the topic's name are wrong.
+    """Decode the message in one whole record. Raises `MalformedData` when lengths, the CRC or the topic's name are wrong.
 
-    Reads the header once and makes one object: `pixiu.wire.record.decode` and its `Record` would take three times as long.
+    It reads the header once and makes one object: `pixiu.wire.record.decode` with its `Record` would take three times as long.
     """
     _, kind, flags, type_, _, length, lifetime_min, crc, message_id, key, sender = HEADER.unpack_from(record)
     start = HEADER_SIZE + length
@@ -131,7 +132,7 @@ def message_of(record: bytes) -> Message:
 
 
 def messages_of(batch: bytes, count: int) -> tuple[list[Message], int]:
-    """The messages of a batch of `count` records, and how many were damaged and left out. Never raises.
+    """Decode a batch of `count` records; returns the messages, and the number of damaged ones that were left out. Never raises.
 
     Source: docs/protocol.md, "Record": the CRC is checked where the record leaves the cluster.
     """
@@ -151,7 +152,7 @@ def messages_of(batch: bytes, count: int) -> tuple[list[Message], int]:
 
 
 def check_topic_name(topic: str) -> str:
-    """A topic that can be published to. Raises `InvalidArgument`.
+    """Check a topic to publish to. Raises `InvalidArgument`.
 
     Source: MQTT 5.0 section 4.7; docs/routing.md.
     """
@@ -161,7 +162,7 @@ def check_topic_name(topic: str) -> str:
 
 
 def check_topic_filter(topic: str) -> str:
-    """A topic that can be subscribed to. Raises `InvalidArgument` for what no gateway serves.
+    """Check a topic to subscribe to. Raises `InvalidArgument` if no gateway serves it.
 
     Source: MQTT 5.0 section 4.7.1; docs/routing.md.
     """

@@ -1,4 +1,4 @@
-"""What a client can be told, with its limits; all of it has a default."""
+"""Options of a client with their limits; all have a default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS: Final[dict[str, tuple[Any, str]]] = {
 
 
 class OptionOverrides(TypedDict, total=False):
-    """The keyword arguments of `pixiu.connect` beside `uin` and `client`: the fields of `ClientOptions`."""
+    """Keyword arguments of `pixiu.connect` beside `uin` and `client`: the fields of `ClientOptions`."""
 
     connect_timeout_s: float
     publish_timeout_s: float
@@ -44,7 +44,7 @@ class OptionOverrides(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """How a client behaves; docs/sdk.md lists all fields. `validate()` names the option at fault."""
+    """Options of a client; docs/sdk.md lists all fields. `validate()` names the option at fault."""
 
     connect_timeout_s: float = 5.0
     """How long `connect` tries to reach the cluster, seconds."""
@@ -86,7 +86,7 @@ class ClientOptions:
     """Largest message, in bytes: a larger one is refused before it is sent. The cluster may allow less."""
 
     def validate(self) -> None:
-        """Raises `ConfigurationError` that names the option at fault.
+        """Check all fields. Raises `ConfigurationError` that names the option at fault.
 
         Source: docs/promises.md, "Failure rules" 2.
         """

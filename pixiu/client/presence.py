@@ -1,4 +1,4 @@
-"""Who is online: asked of a proxy, which asks the relays.
+"""Presence of users: the client asks a proxy, which asks the relays.
 
 Source: docs/memberships.md, "Devices and logins".
 """
@@ -17,13 +17,13 @@ from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_UINS: Final = 1000
-"""In one query; more go in several."""
+"""Limit of users in one query; more go in several."""
 MAX_TRIES: Final = 3
-"""Proxies that are asked before a query fails."""
+"""Number of proxies that are asked before a query fails."""
 
 
 class UserPresence(NamedTuple):
-    """Whether a user is online."""
+    """Presence of one user."""
 
     uin: int
     devices: int
@@ -31,12 +31,12 @@ class UserPresence(NamedTuple):
 
     @property
     def online(self) -> bool:
-        """Whether at least one is."""
+        """True if at least one device is connected."""
         return self.devices > 0
 
 
 async def query(channels: Channels, proxies: Sequence[str], uins: Sequence[int], timeout_s: float) -> list[UserPresence]:
-    """Ask for users, in the order of `uins`. Raises `InvalidArgument`, and `Unavailable` when no proxy can tell."""
+    """Ask for users, in the order of `uins`. Raises `InvalidArgument`, and `Unavailable` when no proxy can answer."""
     for uin in uins:
         if not is_within(uin, 1, MAX_ID):
             raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin!r}")

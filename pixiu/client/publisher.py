@@ -1,12 +1,12 @@
-"""The publisher's decisions: which proxy, what leaves together, what is sent again. Pure.
+"""The publisher's decisions: choice of proxies, batches, and repeats. Pure.
 
     Ticket ── offer ──▶ queue of a proxy ── next_batch ──▶ unresolved (positions, window) ── reply ──▶ resolved
                             ▲                                        │
                             └───────────── the stream died ──────────┘   same IDs, same order, another proxy
 
-What holds the order of a key together is one invariant: *all unresolved messages of a key are with one proxy*. The
-proxy of a key is `key % proxies`, or another one while that one is down; when that choice changes while messages
-of a key are unresolved, the key stays pinned to the proxy that has them until they are resolved.
+One invariant keeps the order of a key: *all unresolved messages of a key are with one proxy*. The proxy of a key is
+`key % proxies`, or another one while that one is down. If the choice changes while messages of a key are unresolved, the key stays
+pinned to the proxy that has them until they are resolved.
 
 Source: PiXiu §2.2 steps 1 to 7; docs/architecture.md, "A message to a room", docs/promises.md, "Failure rules".
 """
@@ -41,12 +41,12 @@ from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import LANE_FIRST
 
 MAX_FAILURE_RANGES: Final = 10_000
-"""Ranges of failures ahead of `up_to` that a proxy may tell; more is taken for a broken proxy."""
+"""Limit of failure ranges ahead of `up_to` in a proxy's replies; a proxy that sends more is considered broken."""
 MAX_WINDOW_BYTES: Final = 64 << 20
-"""A larger window than this one is not believed."""
+"""Upper limit of a proxy's window, bytes; larger values are cut to it."""
 SEND_AGAIN: Final = "sending it again may deliver it twice"
 DRAINED_PAUSE_S: Final = 5.0
-"""How long a proxy that said it is going is left alone, should it still be listed."""
+"""Time for which a proxy that announced its end is not used even if it is still listed, seconds."""
 
 
 @dataclass(slots=True)
@@ -59,23 +59,23 @@ class _Proxy:
     normal: deque[Ticket] = field(default_factory=deque)
     unresolved: deque[Ticket] = field(default_factory=deque)
     position: int = 1
-    """Of unresolved[0]."""
+    """Position of unresolved[0]."""
     refused: list[Ticket] = field(default_factory=list)
-    """Refused by the draining proxy without being handled: they go to another one."""
+    """Tickets that the draining proxy refused without handling: they go to another one."""
     failures: list[tuple[int, int, Failure]] = field(default_factory=list)
     window_bytes: int = 0
     batch_bytes: int = 0
     batch_records: int = 0
-    """The largest batch that it takes; 0: it has not said."""
+    """The largest batch that the proxy takes, records; 0: not announced."""
     in_flight_bytes: int = 0
     progress_at: float = 0.0
     rest_until: float = 0.0
     deaths: int = 0
     earliest: float = 0.0
-    """No ticket here has an earlier deadline."""
+    """Lower bound of the deadlines of all tickets here."""
 
     def tickets(self) -> Iterator[Ticket]:
-        """All that are not resolved, in the order in which they are to be sent again."""
+        """All unresolved tickets, in the order in which they are to be sent again."""
         yield from self.refused
         yield from (ticket for ticket in self.unresolved if not ticket.resolved)
         yield from self.first
@@ -87,14 +87,14 @@ class _Proxy:
 
 @dataclass(slots=True)
 class _Pin:
-    """A key that stays with a proxy while so many of its messages are unresolved."""
+    """A key that stays with a proxy while `count` of its messages are unresolved."""
 
     proxy: _Proxy
     count: int
 
 
 class PublisherCore:
-    """Decides for one publisher. The shell calls, and does what the returned effects say, in their order.
+    """Decides for one publisher. The shell calls it, and performs the returned effects in order.
 
     `uniform` gives numbers in [0, 1) for jitter; `now` is monotonic seconds everywhere.
     Raises ValueError when there is no proxy to begin with.
@@ -108,7 +108,7 @@ class PublisherCore:
             raise ValueError("a publisher needs at least one proxy")
         self._options = options
         self._backoff = Backoff(options.backoff_s, options.max_backoff_s, uniform)
-        # A silent proxy is left early enough for one more try within the time that a message has.
+        # A silent proxy is left early enough for one more attempt within a message's time limit.
         self._stall_s = options.publish_timeout_s / 2
         self._proxies: dict[str, _Proxy] = {}
         self._listed: list[_Proxy] = []
@@ -119,7 +119,7 @@ class PublisherCore:
         self._groups: deque[Group] = deque((Group(),))
         self._last_reason = ""
         self._logins_refused: set[str] = set()
-        """Addresses of proxies that refused the login since they answered last; at most those that were ever listed."""
+        """Addresses of proxies that refused the login since their last answer; at most all that were ever listed."""
         self._login = Failure(NotAuthenticated.code, "")
         self.counters = PublisherCounters()
         self.unresolved_records = 0
@@ -128,21 +128,21 @@ class PublisherCore:
             self._listed.append(self._proxies.setdefault(address, _Proxy(address)))
         self._usable = list(self._listed)
 
-    # What the shell asks.
+    # Queries of the shell.
 
     def has_room(self, size: int, reserved_bytes: int = 0, reserved_records: int = 0) -> bool:
-        """Whether a record of `size` bytes fits into the queue beside what is reserved."""
+        """True if a record of `size` bytes fits into the queue beside the reserved space."""
         records = self.unresolved_records + reserved_records
         if records == 0:
             return True
         return records < self._options.queue_records and self.unresolved_bytes + reserved_bytes + size <= self._options.queue_bytes
 
     def states(self) -> dict[str, ProxyState]:
-        """The state of every known proxy by its address."""
+        """State of every known proxy by its address."""
         return {address: proxy.state for address, proxy in self._proxies.items()}
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due; None: not before something else happens."""
+        """Time at which `tick` is due; None: not before another event."""
         times: list[float] = []
         for proxy in self._proxies.values():
             if proxy.state is ProxyState.DOWN:
@@ -154,7 +154,7 @@ class PublisherCore:
         return min(times) if times else None
 
     def close_group(self) -> Group | None:
-        """End the current flush group. Returns the last one with unresolved messages up to now, None if all are resolved."""
+        """End the current flush group. Returns the last group with unresolved messages so far, None if all are resolved."""
         while len(self._groups) > 1 and not self._groups[0].unresolved:
             self._groups.popleft()
         if self._groups[-1].unresolved:
@@ -162,15 +162,15 @@ class PublisherCore:
         return self._groups[-2] if len(self._groups) > 1 else None
 
     def group_done(self, group: Group) -> bool:
-        """Whether a group and all before it are resolved."""
+        """True if a group and all before it are resolved."""
         while len(self._groups) > 1 and not self._groups[0].unresolved:
             self._groups.popleft()
         return group not in self._groups
 
-    # What happens.
+    # Events.
 
     def offer(self, ticket: Ticket, now: float, timeout_s: float | None = None) -> list[Effect]:
-        """Queue a message. The caller has asked `has_room`. `timeout_s` is its own, instead of `publish_timeout_s`."""
+        """Queue a message. The caller has asked `has_room`. `timeout_s` replaces `publish_timeout_s`."""
         group = self._groups[-1]
         group.unresolved += 1
         ticket.group = group
@@ -192,7 +192,7 @@ class PublisherCore:
         return self._wanted(proxy, now)
 
     def next_batch(self, stream: int, now: float) -> Batch | None:
-        """What leaves next on a stream: lane 0 first, within the window; None when nothing may leave."""
+        """Take the next batch for a stream: lane 0 first, within the window; None when nothing may leave."""
         proxy = self._by_stream.get(stream)
         if proxy is None or proxy.state is not ProxyState.OPEN:
             return None
@@ -227,7 +227,7 @@ class PublisherCore:
         return Batch(b"".join([ticket.record for ticket in taken]), len(taken), position, self._more(proxy))
 
     def _more(self, proxy: _Proxy) -> bool:
-        """Whether something else may leave for a proxy now, whatever it answers."""
+        """True if more may leave for a proxy now, regardless of its answers."""
         waiting = proxy.first or proxy.normal
         return (
             bool(waiting)
@@ -246,7 +246,8 @@ class PublisherCore:
         batch_bytes: int = 0,
         batch_records: int = 0,
     ) -> list[Effect]:
-        """A proxy's reply; `failures` are (first, last, why) by position. Late and impossible ones are counted, never raised."""
+        """Process a proxy's reply; `failures` are (first, last, why) by position. Late and impossible ones are counted, never
+        raised."""
         proxy = self._by_stream.get(stream)
         if proxy is None:
             return []
@@ -282,8 +283,8 @@ class PublisherCore:
         return effects
 
     def stream_died(self, stream: int, now: float, reason: str, login: str = "") -> list[Effect]:
-        """A stream ended. What it left unresolved goes, in order and before what is newer, to another proxy. `login`: why the proxy
-        refused the login, before it took anything; when all proxies have, what waits for them fails."""
+        """Handle the end of a stream. Its unresolved messages go to another proxy, in order and before newer ones. `login`: the
+        reason why the proxy refused the login, before it took anything; when all proxies have, messages that wait for them fail."""
         proxy = self._by_stream.pop(stream, None)
         if proxy is None:
             return []
@@ -305,7 +306,7 @@ class PublisherCore:
         return bool(self._logins_refused) and all(proxy.address in self._logins_refused for proxy in self._listed)
 
     def _fail_for_login(self) -> list[Effect]:
-        """When all proxies have refused the login since each last answered: to wait changes nothing."""
+        """Fail waiting messages when every proxy has refused the login since its last answer: waiting would be useless."""
         if not self._nobody_takes_the_login():
             return []
         woken: list[Ticket] = []
@@ -319,7 +320,7 @@ class PublisherCore:
         return [Resolved(tuple(woken))] if woken else []
 
     def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
-        """The cluster's proxies, in the order of their registration. An empty list changes nothing.
+        """Set the cluster's proxies, in the order of their registration. An empty list changes nothing.
 
         Source: docs/registry.md.
         """
@@ -341,7 +342,7 @@ class PublisherCore:
         return effects + self._rehome(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """What time brings: messages expire, silent streams are left, back-offs end."""
+        """Expire messages, leave silent streams, and end back-offs."""
         effects: list[Effect] = []
         woken: list[Ticket] = []
         for proxy in list(self._proxies.values()):
@@ -367,7 +368,7 @@ class PublisherCore:
         return effects
 
     def abandon(self, text: str) -> list[Effect]:
-        """The client closes: what is unresolved fails with `text`, every stream ends."""
+        """Fail everything unresolved with `text` and end every stream, because the client closes."""
         woken: list[Ticket] = []
         unknown, never = (
             Failure(OutcomeUnknown.code, f"{text}: its outcome is unknown"),
@@ -404,7 +405,7 @@ class PublisherCore:
         return self._plain_route(key)
 
     def _rethink(self) -> None:
-        """The choice of proxies changed: pin every key whose unresolved messages are not where new ones would go."""
+        """Handle a change in the choice of proxies: pin every key whose unresolved messages are not where new ones would go."""
         self._usable = [proxy for proxy in self._listed if proxy.state in (ProxyState.IDLE, ProxyState.OPEN)]
         self._pins = {}
         for proxy in self._proxies.values():
@@ -433,7 +434,7 @@ class PublisherCore:
         return [OpenStream(proxy.address, proxy.stream)]
 
     def _move_all(self, source: _Proxy, now: float) -> list[Effect]:
-        """Give everything that a proxy has to those that now serve its keys, before what they have of the same lane."""
+        """Move everything that a proxy has to those that now serve its keys, before their own messages of the same lane."""
         moving = list(source.tickets())
         source.refused = []
         for queue in (source.first, source.normal, source.unresolved):
@@ -458,7 +459,7 @@ class PublisherCore:
         return effects
 
     def _rehome(self, now: float) -> list[Effect]:
-        """A proxy became usable: what waits with one that is down moves."""
+        """Move what waits with proxies that are down, because a proxy became usable."""
         if not self._usable:
             return []
         effects: list[Effect] = []
@@ -542,7 +543,7 @@ class PublisherCore:
             if ticket.deadline <= now:
                 self.counters.expired += 1
                 self._settle(ticket, unknown if ticket.attempts else never, woken)
-        # In `unresolved` an expired ticket keeps its place, because the places are the stream's positions.
+        # An expired ticket keeps its place in `unresolved`, because the places are the stream's positions.
         proxy.first = deque(ticket for ticket in proxy.first if not ticket.resolved)
         proxy.normal = deque(ticket for ticket in proxy.normal if not ticket.resolved)
         proxy.refused = [ticket for ticket in proxy.refused if not ticket.resolved]

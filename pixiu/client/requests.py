@@ -1,4 +1,4 @@
-"""Requests and their replies: an ordinary message whose headers say where the reply shall go, and one that goes there.
+"""Requests and replies: an ordinary message whose headers name the room for the reply, and a message that is sent there.
 
     request(payload) ──▶ room 42, headers reply-to: room/9…, request-id: 3f… ──▶ a subscriber: message.reply(payload)
          ▲                                                                                  │
@@ -23,22 +23,22 @@ from pixiu.errors import InvalidArgument, OutcomeUnknown, Overloaded, PixiuError
 from pixiu.mqtt.topics import ROOM_PREFIX
 
 REPLY_TO: Final = "reply-to"
-"""The header that names the room where the reply shall go, as an MQTT topic."""
+"""The header that names the room for the reply, as an MQTT topic."""
 REQUEST_ID: Final = "request-id"
-"""The header by which a reply is known; a reply repeats it."""
+"""The header that identifies a request; the reply repeats it."""
 MAX_REQUESTS: Final = 10_000
 """Requests of a client that wait for their reply. Policy: more are refused as `Overloaded`."""
 REPLY_ROOMS: Final = 1 << 61
-"""A client's room for replies is one of 1 to below this number, by chance."""
+"""Upper limit of reply rooms: a client takes a random room from 1 to below this number."""
 
 
 def reply_room() -> int:
-    """A room for the replies to one client."""
+    """Choose a room for the replies to one client."""
     return secrets.randbelow(REPLY_ROOMS - 1) + 1
 
 
 def request_options(room: int, identity: str, options: SendOptions) -> SendOptions:
-    """The options of a request, with its headers beside those of the application. Raises `InvalidArgument`."""
+    """Make the options of a request: its headers are added to those of the application. Raises `InvalidArgument`."""
     if options.get("extension"):
         raise InvalidArgument("a request has headers of its own: give headers=, not extension=")
     headers = dict(options.get("headers") or {})
@@ -50,7 +50,7 @@ def request_options(room: int, identity: str, options: SendOptions) -> SendOptio
 
 
 def where_to_reply(message: Message) -> tuple[int, str]:
-    """The room for the reply to a message, and the request's ID. Raises `InvalidArgument` where none is asked for."""
+    """Find the room for the reply to a message, and the request's ID. Raises `InvalidArgument` if the message asks for none."""
     headers = decode_headers(message.extension)
     where, identity = headers.get(REPLY_TO, ""), headers.get(REQUEST_ID, "")
     number = where.removeprefix(ROOM_PREFIX)
@@ -60,7 +60,7 @@ def where_to_reply(message: Message) -> tuple[int, str]:
 
 
 def reply_options(identity: str, options: SendOptions) -> SendOptions:
-    """The options of a reply, with its header beside those of the application. Raises `InvalidArgument`."""
+    """Make the options of a reply: its header is added to those of the application. Raises `InvalidArgument`."""
     if options.get("extension"):
         raise InvalidArgument("a reply has a header of its own: give headers=, not extension=")
     found = options.copy()
@@ -69,10 +69,10 @@ def reply_options(identity: str, options: SendOptions) -> SendOptions:
 
 
 class Replies:
-    """The replies to one client's requests: they come to a room of its own, which it joins with the first request.
+    """The replies to one client's requests: they are sent to a room of its own, which it joins with the first request.
 
     Args:
-        subscribe: to a room.
+        subscribe: subscribes to a room.
     """
 
     def __init__(self, subscribe: Callable[[int], Subscription]) -> None:
@@ -83,16 +83,16 @@ class Replies:
 
     @property
     def failed(self) -> bool:
-        """Whether no replies come any more: make another one."""
+        """True if replies no longer arrive: make another object."""
         return self._task.done()
 
     async def ready(self, timeout_s: float) -> None:
-        """Wait until replies can come. Raises as `Subscription.join` does."""
+        """Wait until replies can arrive. Raises the errors of `Subscription.join`."""
         await self._subscription.ready(timeout_s=timeout_s)
 
     @contextlib.contextmanager
     def expect(self, identity: str) -> Iterator[asyncio.Future[Message]]:
-        """The reply to a request, while the block runs. Raises `Overloaded`."""
+        """Expect the reply to a request while the block runs. Raises `Overloaded`."""
         if len(self._waiting) >= MAX_REQUESTS:
             raise Overloaded(f"{MAX_REQUESTS} requests wait for their replies")
         future = self._waiting[identity] = asyncio.get_running_loop().create_future()
@@ -102,7 +102,7 @@ class Replies:
             del self._waiting[identity]
 
     async def close(self) -> None:
-        """Wait for no more replies."""
+        """Stop waiting for replies."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._end(OutcomeUnknown("the client was closed before the reply came"))

@@ -1,4 +1,4 @@
-"""How a message to a room, a topic or a user's devices is to be sent. Pure."""
+"""Options of a message to a room, a topic or a user's devices. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TypedDict
 
 
 class SendOptions(TypedDict, total=False):
-    """What may be said of a message beside its payload: `await room.send(b"…", type=3, lifetime_min=5)`."""
+    """Options of a message beside its payload: `await room.send(b"…", type=3, lifetime_min=5)`."""
 
     type: int
     """A number for the application, 0 to 63; 0 by default."""
     lifetime_min: int
     """Lifetime in minutes; 0, the default: no limit."""
     extension: bytes
-    """Instead of headers: bytes beside the payload, at most 65 535; none by default."""
+    """Bytes beside the payload, instead of headers: at most 65 535; none by default."""
     headers: Mapping[str, str] | None
     """Named texts, which receivers read as `message.headers`: at most 64, of 65 535 bytes; None, the default: none."""
     first_lane: bool
-    """Whether to overtake messages of the normal lane; False by default."""
+    """Overtake messages of the normal lane; False by default."""
     derived_id: int | None
     """ID derived from the content's origin, so that a repeat is the same message; None, the default: a new ID."""

@@ -25,17 +25,17 @@ from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.v1 import wire_pb2
 
 CHOICES = 1 << 20
-"""So many places to begin at among the proxies."""
+"""Number of places among the proxies at which a client may begin."""
 NO_NUMBER: Final = 0
-"""Neither a gateway nor a signal has it."""
+"""Number that no gateway and no signal has."""
 
 
 class SignalReceipt(Awaited, Signal):
-    """What `signal` returns. `await receipt` waits for the outcome.
+    """Receipt of a signal. `await receipt` waits for the outcome.
 
-    Asked for with `receipt=True`, awaiting returns None once a gateway has delivered the signal, and raises `Undelivered`
-    when none has said so after three repeats; `gateways` goes on counting. Otherwise it returns once a broker has a copy.
-    It may raise another `PixiuError`. The failure of one that nobody awaits is counted (`Client.stats()`), and reported
+    With `receipt=True`, awaiting returns None once a gateway has delivered the signal, and raises `Undelivered` when none has
+    confirmed it after three repeats; `gateways` goes on counting. Otherwise it returns once a broker has a copy. It may raise
+    another `PixiuError`. The failure of a receipt that nobody awaits is counted (`Client.stats()`), and reported
     (`connect(on_failure=…)`).
     """
 
@@ -53,16 +53,16 @@ class SignalReceipt(Awaited, Signal):
 
     @property
     def gateways(self) -> int:
-        """How many gateways have said that they delivered the signal to somebody: 1 when awaiting returns, then more as they say
-        so. Fewer than did so, where their word was lost; 0 without `receipt=True`. How many have members of the room nobody
-        says."""
+        """Number of gateways that confirmed delivery to a client: 1 when awaiting returns, then more as they confirm. A lower
+        bound, because confirmations may be lost; 0 without `receipt=True`. The number of gateways with members of the room is not
+        known."""
         return len(self.delivered_by)
 
     def _problem(self) -> PixiuError | None:
         return self.failure.error() if self.resolved and self.failure is not None else None
 
     def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """The signal never reached the core."""
+        """Fail a signal that never reached the core."""
         self.resolved, self.failure = True, failure
         reports.watch(self, failure)
         self.wake()
@@ -84,7 +84,7 @@ class _Copy(Receipt):
 
 
 class _CopyShell(PublisherShell):
-    """The publisher of all signals' copies of one number."""
+    """The publisher of all copies with one number."""
 
     def __init__(self, copy: int, signals: SignalPublisher, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -102,7 +102,7 @@ class _CopyShell(PublisherShell):
 
 
 class SignalPublisher:
-    """Sends signals. `uniform` gives numbers in [0, 1); the rest is as `PublisherShell` has it."""
+    """Sends signals. `uniform` returns numbers in [0, 1); for the rest see `PublisherShell`."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class SignalPublisher:
         self.core = SignalCore()
         self._reports = reports
         self.asks_for_receipts = False
-        """Whether the proxies are asked for receipts: from the first signal with one on."""
+        """True if the proxies are asked for receipts: from the first signal with a receipt."""
         self._shells = [
             _CopyShell(copy, self, PublisherCore(options, proxies, uniform), client, channels, on_refresh) for copy in range(COPIES)
         ]
-        # Copy i goes to the i-th proxy from here on, by the publishers' rule `key % proxies`; clients begin at different ones.
+        # Copy i goes to the i-th proxy from here, by the publishers' rule `key % proxies`; clients begin at different ones.
         self._first = int(uniform() * CHOICES)
         self._loop = asyncio.get_running_loop()
         self._alarm = DeadlineTimer(self._tick)
@@ -140,12 +140,12 @@ class SignalPublisher:
         self._apply(self.core.offer(receipt, self._loop.time()))
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
-        """The cluster's proxies changed."""
+        """Pass on a change of the cluster's proxies."""
         for shell in self._shells:
             shell.set_proxies(addresses)
 
     def delivered(self, ids: Iterable[int], gateways: Iterable[int]) -> None:
-        """A proxy passed on that gateways delivered these, each by the gateway at its place; a proxy may name none."""
+        """Process a proxy's report of delivered signals, each with its gateway in `gateways`; a proxy may name none."""
         words = zip_longest(ids, gateways, fillvalue=NO_NUMBER)
         self._apply([effect for id_, gateway in words for effect in self.core.delivered((id_,), gateway)])
 
@@ -154,7 +154,7 @@ class SignalPublisher:
         await self._idle.wait()
 
     async def close(self, grace_s: float) -> None:
-        """End the streams; what is unresolved fails."""
+        """End the streams; unresolved signals fail."""
         self._apply(self.core.abandon("the client was closed before a gateway confirmed the signal: its outcome is unknown"))
         await asyncio.gather(*(shell.close(grace_s) for shell in self._shells))
         self._alarm.cancel()

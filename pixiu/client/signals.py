@@ -1,8 +1,8 @@
-"""A sender's decisions on signals: what is repeated, when a signal is accepted, delivered or given up. Pure.
+"""A sender's decisions on signals: repeats, and acceptance, delivery or giving up. Pure.
 
     offer ─▶ copies 0, 1, 2 ─▶ accepted: one copy is with a broker      ─▶ resolved without a receipt
                   ▲            │
-                  │            └─ delivered: a gateway says so           ─▶ resolved with a receipt; further gateways are counted
+                  │            └─ delivered: a gateway confirms it       ─▶ resolved with a receipt; further gateways are counted
                   └── 200 ms without it, three times, then Undelivered
 
 Source: docs/architecture.md, "A signal to a room".
@@ -21,13 +21,13 @@ from pixiu.errors import InvalidArgument, RecordTooLarge, Undelivered
 COPIES: Final = 3
 REPEAT_AFTER_S: Final = 0.2
 REPEATS: Final = 3
-"""A signal with a receipt is sent so many times more. The times need no jitter: they follow those of the sends."""
+"""Number of repeats of a signal with a receipt. They need no jitter: their times follow those of the sends."""
 MAX_UNRESOLVED: Final = 10_000
 """Signals of a client whose outcome is not known; more are refused as `Overloaded`."""
 RECENT_GENERATION: Final = 10_000
-"""Signals after which a subscription begins a new generation of those that it knows."""
+"""Number of signals after which a subscription begins a new generation of known signals."""
 LASTING_FAILURES: Final = frozenset({InvalidArgument.code, RecordTooLarge.code})
-"""Failures that sending again does not mend."""
+"""Failures for which sending again does not help."""
 
 
 class Signal:
@@ -57,16 +57,16 @@ class Signal:
         self.open_copies = 0
         self.accepted = False
         self.delivered_by: tuple[int, ...] = ()
-        """The gateways that have said so; those whose word comes after the first one's, as long as the receipt is kept."""
+        """Gateways that confirmed delivery; later ones are added as long as the receipt is kept."""
         self.due = 0.0
         self.failure: Failure | None = None
-        """Why it failed; while it is unresolved why a copy did."""
+        """The failure of the signal; while it is unresolved, that of a copy."""
         self.resolved = False
 
 
 @dataclass(frozen=True, slots=True)
 class SendCopies:
-    """Send the copies of a signal, each through a proxy of its own; `copy_done` tells what became of each."""
+    """Send the copies of a signal, each through a proxy of its own; `copy_done` reports the outcome of each."""
 
     signal: Signal
 
@@ -87,9 +87,9 @@ class SignalCounters:
 
     sent: int = 0
     accepted: int = 0
-    """Without a receipt, and resolved: a copy is with a broker."""
+    """Signals without a receipt that are resolved: a broker has a copy."""
     delivered: int = 0
-    """With a receipt, and resolved: a gateway has delivered it."""
+    """Signals with a receipt that are resolved: a gateway has delivered them."""
     failed: int = 0
     repeated: int = 0
 
@@ -101,26 +101,26 @@ class SignalCore:
         self.counters = SignalCounters()
         self.unresolved = 0
         self._awaited: dict[int, Signal] = {}
-        """With a receipt, by ID, in the order in which they are due."""
+        """Unresolved signals with a receipt by ID, in the order in which they are due."""
         self._counted: WeakValueDictionary[int, Signal] = WeakValueDictionary()
-        """With a receipt, by ID, as long as somebody has it."""
+        """Signals with a receipt by ID, as long as somebody holds the receipt."""
 
     def has_room(self) -> bool:
-        """Whether one more may be offered."""
+        """True if one more signal may be offered."""
         return self.unresolved < MAX_UNRESOLVED
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due; None while nothing waits for a receipt."""
+        """Time at which `tick` is due; None if nothing waits for a receipt."""
         return next(iter(self._awaited.values())).due if self._awaited else None
 
     def offer(self, signal: Signal, now: float) -> list[Effect]:
-        """A new signal. The caller has asked `has_room`."""
+        """Take a new signal. The caller has asked `has_room`."""
         self.counters.sent += 1
         self.unresolved += 1
         return [self._send(signal, now)]
 
     def copy_done(self, signal: Signal, failure: Failure | None) -> list[Effect]:
-        """A copy was accepted by a broker, or failed."""
+        """Note that a copy was accepted by a broker, or failed."""
         signal.open_copies -= 1
         if signal.resolved:
             return []
@@ -135,8 +135,8 @@ class SignalCore:
         return []
 
     def delivered(self, ids: Iterable[int], gateway: int) -> list[Effect]:
-        """A gateway delivered these. The first one's word resolves a signal, that of others is counted; those that nobody waits
-        for, and whose receipts nobody has any more, are left out."""
+        """Note that a gateway delivered these. The first confirmation resolves a signal, further ones are counted; signals whose
+        receipts nobody holds any more are ignored."""
         effects: list[Effect] = []
         for id_ in ids:
             signal = self._counted.get(id_)
@@ -148,7 +148,7 @@ class SignalCore:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Send again what is due; give up what was sent often enough."""
+        """Repeat signals that are due; give up those that were repeated often enough."""
         effects: list[Effect] = []
         due: list[Signal] = []
         for signal in self._awaited.values():
@@ -164,7 +164,7 @@ class SignalCore:
         return effects
 
     def abandon(self, text: str) -> list[Effect]:
-        """The client closes: what still waits for a receipt fails."""
+        """Fail everything that still waits for a receipt, because the client closes."""
         return [self._resolve(signal, Failure(Undelivered.code, text)) for signal in list(self._awaited.values())]
 
     def _send(self, signal: Signal, now: float) -> SendCopies:
@@ -204,7 +204,7 @@ def _undelivered(signal: Signal) -> Failure:
 
 
 class RecentSignals:
-    """The signals that a subscription has had, in two generations: its gateways' tables do not know of each other."""
+    """Signals that a subscription has received, in two generations: the tables of its gateways do not know of each other."""
 
     def __init__(self, generation: int = RECENT_GENERATION) -> None:
         self._generation = generation
@@ -212,7 +212,7 @@ class RecentSignals:
         self._before: set[tuple[int, int]] = set()
 
     def is_new(self, message_id: int, room: int) -> bool:
-        """Whether a signal has not come before; it has now."""
+        """True if a signal has not arrived before; it is known from now on."""
         identity = (message_id, room)
         if identity in self._seen or identity in self._before:
             return False

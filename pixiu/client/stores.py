@@ -1,4 +1,4 @@
-"""Asks the durable stores themselves, without proxies: who leads is found by the registry and by asking.
+"""Direct access to the durable stores, without proxies: leaders are found by the registry and by asking.
 
 Source: docs/registry.md, docs/stores.md, docs/replication.md.
 """
@@ -50,10 +50,10 @@ from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 
 ASK_S: Final = 5.0
 LEADER_S: Final = 20.0
-"""How long a leader is looked for: a change of leaders takes about ten seconds."""
+"""Time limit for finding a leader, seconds: a change of leaders takes about ten seconds."""
 RETRY_S: Final = 0.2
 NOT_YET_S: Final = 3.0
-"""How long a Xiu is asked again for what it does not have yet."""
+"""Time for which a Xiu is asked again for a message that it does not have yet, seconds."""
 NEEDS_CERTIFICATE: Final = (
     f"inboxes are read at the cluster's ports, which require certificates: set {TLS_DIR} to the folder with operator.pem and "
     "ca.pem; users read their own inbox with a token, by px.inbox()"
@@ -61,7 +61,7 @@ NEEDS_CERTIFICATE: Final = (
 _AGAIN: Final = frozenset(
     kind.code for kind in (NotLeader, WrongPartition, Unavailable, Draining, Overloaded, OutcomeUnknown, TooFewInSync)
 )
-"""Codes after which the same is asked again, of whoever leads by then."""
+"""Error codes after which the same request is repeated to the current leader."""
 _CURSOR_BEYOND_END, _INVALID, _TOO_MANY_DELETIONS = 5, 8, 9
 _REFUSALS: Final[dict[int, PixiuError]] = {
     2: InboxFull("the inbox is full"),
@@ -75,7 +75,7 @@ _REFUSALS: Final[dict[int, PixiuError]] = {
 
 
 def refusal(result: int) -> PixiuError:
-    """What a result below 0 means."""
+    """Convert a negative result to its error."""
     known = _REFUSALS.get(-result)
     return InvalidArgument(f"Pi refused it with {result}") if known is None else type(known)(str(known))
 
@@ -85,7 +85,7 @@ class Stores:
 
     Args:
         target: "zk://host:port/root".
-        leader_s: how long a leader is looked for.
+        leader_s: time limit for finding a leader, seconds.
 
     Raises `InvalidArgument` for another target; entering raises `RegistryUnavailable`.
     """
@@ -120,13 +120,13 @@ class Stores:
         await self._channels.close()
 
     async def read(self, uin: int, reads: Sequence[pi_pb2.PiRead]) -> Sequence[pi_pb2.PiReadReply]:
-        """Reads of one user's inboxes, by the leader. Raises `NotServed`, `Unavailable`, or what a read was refused with."""
+        """Read one user's inboxes from the leader. Raises `NotServed`, `Unavailable`, or the refusal of a read."""
         return (await self._ask(uin, pi_pb2.PiRequest(request=1, reads=reads))).reads
 
     async def change(self, uin: int, operations: bytes) -> list[int]:
-        """Operations on one user's inboxes, applied by every replica in sync; a result for each item.
+        """Apply operations to one user's inboxes, on every replica in sync; returns a result for each item.
 
-        They may be done twice when a leader dies meanwhile. Raises `NotServed`, `Unavailable`, or what an item was refused with.
+        They may be applied twice when a leader dies meanwhile. Raises `NotServed`, `Unavailable`, or the refusal of an item.
         """
         results = list((await self._ask(uin, pi_pb2.PiRequest(request=1, operations=operations))).results)
         for result in results:
@@ -135,8 +135,8 @@ class Stores:
         return results
 
     async def _ask(self, uin: int, request: pi_pb2.PiRequest) -> pi_pb2.PiReply:
-        """The leader's answer, which only it may give. Raises at once `ConfigurationError` where the cluster wants a certificate
-        and there is none, `NotAllowed` where it may not."""
+        """Ask the leader, which alone may answer. Raises at once `ConfigurationError` if the cluster requires a certificate and
+        there is none, and `NotAllowed` if the one given is not allowed."""
         end, why = time.monotonic() + self._leader_s, "none is running"
         while True:
             wait_s = 0.0
@@ -166,14 +166,14 @@ class Stores:
             await asyncio.sleep(wait_s)
 
     def _moved(self, partition: int, reply: pi_pb2.PiReply) -> bool:
-        """Whether a partition that refused a user says something new: it was split, or its parent is not."""
+        """True if a refusal of a user changed the known partitions: the partition was split, or its parent is not split."""
         if partition >= self._split.count:
             self._split.forget(partition)
             return False
         return self._split.learn(partition, reply.server.partitions)
 
     async def _ask_one(self, address: str, request: pi_pb2.PiRequest) -> pi_pb2.PiReply | str:
-        """An answer, or why there is none."""
+        """Ask one process; returns the answer, or the reason why there is none."""
         call: GrpcCall[pi_pb2.PiRequest, pi_pb2.PiReply] = GrpcCall.over(
             self._channels, address, lambda channel: PiStub(channel).Exchange(), "pi"
         )
@@ -188,8 +188,8 @@ class Stores:
                 return str(ended)
 
     async def fetch(self, entries: Sequence[Entry]) -> None:
-        """Put the messages into the entries; what nobody can give has a code. A follower that is asked learns a moment later what
-        is committed."""
+        """Fetch the messages into the entries; an entry that nobody can serve gets a code. A follower is asked again, because it
+        learns a moment later what is committed."""
         until = time.monotonic() + NOT_YET_S
         while entries:
             await self._fetch_once(entries)

@@ -1,4 +1,4 @@
-"""The publisher's shell: runs the streams that the core asks for, and its timer."""
+"""The publisher's shell: runs the streams that the core requests, and its timer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,18 @@ PublishCarrier = Carrier[wire_pb2.PublishRequest, wire_pb2.PublishReply]
 
 
 def publish_call(channels: Channels, address: str) -> GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]:
-    """A stream of messages to a proxy, over gRPC."""
+    """Open a stream of messages to a proxy, over gRPC."""
     return GrpcCall.over(
         channels, address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish(metadata=channels.metadata())
     )
 
 
 class Receipt(Awaited, Ticket):
-    """What sending returns. `await receipt` waits for the cluster's acceptance.
+    """Receipt of a message. `await receipt` waits for the cluster's acceptance.
 
-    Awaiting returns None once every broker that serves the message has handled it; how many gateways they sent it to is not
-    said. It raises `Overloaded`, `NotSent`,
-    `OutcomeUnknown` or another `PixiuError`. A receipt that
-    nobody awaits costs nothing more: its failure is counted (`Client.stats()`), and reported when the receipt is dropped
-    (`connect(on_failure=…)`).
+    Awaiting returns None once every broker that serves the message has handled it; the number of gateways is not reported. It
+    raises `Overloaded`, `NotSent`, `OutcomeUnknown` or another `PixiuError`. A receipt that nobody awaits costs nothing more: its
+    failure is counted (`Client.stats()`), and reported when the receipt is dropped (`connect(on_failure=…)`).
 
     Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
@@ -61,7 +59,7 @@ class Receipt(Awaited, Ticket):
         return self.failure.error() if self.failure is not None else None
 
     def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """The message never reached the core."""
+        """Fail a message that never reached the core."""
         self.failure = failure
         self.resolved = True  # last: another thread may look
         reports.watch(self, failure)
@@ -69,27 +67,28 @@ class Receipt(Awaited, Ticket):
 
 
 class _Stream:
-    """One stream to a proxy. `duplex` is there from the moment that its task runs."""
+    """One stream to a proxy. `duplex` is set once its task runs."""
 
     __slots__ = ("address", "answered", "closing", "draining", "duplex", "greeted", "loans", "number", "task")
 
     def __init__(self, number: int, address: str) -> None:
         self.number, self.address = number, address
         self.loans = 0
-        """Which version of the loans it has been shown."""
+        """Version of the loans that the stream was sent last."""
         self.closing = self.greeted = self.answered = self.draining = False
         self.duplex: Duplex[wire_pb2.PublishRequest, wire_pb2.PublishReply] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
-        """There may be something to write."""
+        """Wake up the stream: there may be something to write."""
         if self.duplex is not None:
             self.duplex.wake()
 
 
 class PublisherShell:
-    """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or goes; `reports` gets failures that nobody awaits,
-    `tell` what happens to a connection: its state, address and why. `opens` makes the stream to a proxy; None: a call of gRPC."""
+    """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or is leaving; `reports` gets failures that nobody
+    awaits; `tell` gets the state, address and reason of each event of a connection. `opens` opens a stream to a proxy; None: a gRPC
+    call."""
 
     def __init__(
         self,
@@ -119,13 +118,13 @@ class PublisherShell:
         self._closed = False
 
     def try_admit(self, size: int) -> bool:
-        """Whether a record of `size` bytes may be offered now."""
+        """True if a record of `size` bytes may be offered now."""
         if self._closed:
             raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
         return not self._waiting and self.core.has_room(size, self._reserved_bytes, self._reserved_records)
 
     async def admit(self, size: int) -> None:
-        """Wait, in order of arrival, until a record of `size` bytes may be offered; the caller offers it at once.
+        """Wait, in order of arrival, until a record of `size` bytes may be offered; the caller must offer it at once.
 
         Raises `Overloaded` when too many wait already.
         """
@@ -158,7 +157,7 @@ class PublisherShell:
             self._arm()
 
     async def flush(self) -> None:
-        """Wait until all that was offered before is resolved; `publish_timeout_s` bounds it."""
+        """Wait until everything offered so far is resolved; `publish_timeout_s` bounds the wait."""
         group = self.core.close_group()
         if group is None:
             return
@@ -167,12 +166,12 @@ class PublisherShell:
         await future
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
-        """The cluster's proxies changed."""
+        """Pass on a change of the cluster's proxies."""
         if not self._closed:
             self._apply(self.core.set_proxies(addresses, self._loop.time()))
 
     async def close(self, grace_s: float) -> None:
-        """End the streams; what is unresolved fails. Waits at most `grace_s` for the proxies to take the end."""
+        """End the streams; unresolved messages fail. Waits at most `grace_s` for the proxies to take the end."""
         self._closed = True
         self._alarm.cancel()
         for _, future in self._waiting:
@@ -193,11 +192,11 @@ class PublisherShell:
         await asyncio.gather(*ending, return_exceptions=True)
 
     def request_of(self, batch: Batch) -> wire_pb2.PublishRequest:
-        """What carries a batch."""
+        """Make the request that carries a batch."""
         return wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position, more=batch.more)
 
     def heard(self, reply: wire_pb2.PublishReply) -> None:
-        """A reply came; for what it may say beside what is resolved."""
+        """Called with every reply; subclasses use it for parts other than the resolved positions."""
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -267,7 +266,7 @@ class PublisherShell:
         self._apply(self.core.tick(self._loop.time()))
 
     async def _run(self, stream: _Stream) -> None:
-        """One stream from its opening to its end."""
+        """Run one stream from its opening to its end."""
         try:
             async with self._opens(stream.address) as carrier:
                 stream.duplex = Duplex(carrier, lambda reply: self._take(stream, reply), lambda: self._give(stream))
@@ -276,7 +275,7 @@ class PublisherShell:
             self._over(stream, End(str(why)))
 
     def _over(self, stream: _Stream, end: End) -> None:
-        """A stream has ended, or could not be opened."""
+        """Handle a stream that has ended, or could not be opened."""
         self._streams.pop(stream.number, None)
         if stream.answered and not (stream.draining or stream.closing):
             self._tell(ConnectionState.RECONNECTING, stream.address, end.text)
@@ -289,7 +288,7 @@ class PublisherShell:
             stream.greeted = True
             return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client))
         if not stream.answered:
-            return None  # a proxy that refuses the stream has had nothing, and says why
+            return None  # a proxy that refuses the stream has taken nothing, and its status has the reason
         batch = self.core.next_batch(stream.number, self._loop.time())
         if batch is not None:
             request, loans = self.request_of(batch), self._channels.loans

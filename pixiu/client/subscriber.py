@@ -1,4 +1,4 @@
-"""The subscriber: messages of rooms and topics from one gateway, and from another one when that one goes.
+"""The subscriber: messages of rooms and topics from one gateway, and from another when that one leaves.
 
     gateway ──batch──▶ decode, CRC ──▶ bounded buffer ──▶ `async for`
                                          │ full: nothing is read, gRPC pushes back, the gateway drops and counts
@@ -28,14 +28,14 @@ from pixiu.ids import MAX_ROOM, is_within
 from pixiu.wire.v1 import wire_pb2
 
 MAX_NAMES: Final = 100_000
-"""Rooms and topics of one subscription."""
+"""Limit of rooms and topics of one subscription."""
 MAX_OVERLAP_IDS: Final = 100_000
-"""Messages that are remembered while two gateways deliver the same ones, on a change of gateway."""
+"""Limit of messages that are remembered while two gateways deliver the same ones, on a change of gateway."""
 LATE_S: Final = 10.0
-"""Seconds after a change of gateway in which the new one may still send what the old one sent already, because it is slower."""
+"""Time after a change of gateway in which the new one, if it is slower, may still send what the old one sent already, seconds."""
 ASKS_FOR_REPLY: Final = b'"reply-to"'
-"""In the extension of a request."""
-# By their places: this is done for every message.
+"""Text in the extension of a request."""
+# Access by index, because this runs for every message.
 _is_signal: Final = itemgetter(Message._fields.index("signal"))
 _extension_of: Final = itemgetter(Message._fields.index("extension"))
 log = logging.getLogger("pixiu.client")
@@ -50,15 +50,15 @@ class SubscriptionCounters:
     damaged: int = 0
     """Messages whose CRC or lengths were wrong; they are left out."""
     dropped: int = 0
-    """Messages that a gateway says it dropped because this subscriber was too slow."""
+    """Messages that a gateway reports as dropped because this subscriber was too slow."""
     gaps: int = 0
-    """Times at which the connection was lost: messages of the time between are missing."""
+    """Times that the connection was lost: messages of the time between are missing."""
     moves: int = 0
     """Changes of gateway without a gap."""
     handler_failures: int = 0
-    """Messages that the handler of `run` raised with."""
+    """Messages for which the handler of `run` raised."""
     callback_errors: int = 0
-    """Exceptions out of `on_gap` and `on_dropped`."""
+    """Exceptions raised by `on_gap` and `on_dropped`."""
 
 
 class Subscription(GatewayConnection):
@@ -103,15 +103,15 @@ class Subscription(GatewayConnection):
         self._next = 0
         self._taking = False
         self._seen: set[tuple[int, int]] | None = None
-        """What came while two gateways deliver; None while there is one."""
+        """Messages that arrived while two gateways deliver; None while there is one."""
         self._came: set[tuple[int, int]] = set()
-        """The same of the last change of gateway, until `_came_until`."""
+        """Those of the last change of gateway, until `_came_until`."""
         self._came_until = 0.0
         self._signals = RecentSignals()
         self.answer: Callable[..., Awaitable[Receipt]] = surroundings.reply
-        """What `message.reply` calls."""
+        """Called by `message.reply`."""
 
-    # What users call.
+    # Called by users.
 
     @property
     def rooms(self) -> frozenset[int]:
@@ -124,10 +124,10 @@ class Subscription(GatewayConnection):
         return frozenset(self._topics)
 
     async def join(self, rooms: Iterable[int] = (), topics: Iterable[str] = (), *, timeout_s: float | None = None) -> None:
-        """Join rooms and topics; returns when the whole cluster has taken them in: what is sent from then on arrives.
+        """Join rooms and topics; returns when the whole cluster knows: messages sent from then on arrive.
 
-        Raises `InvalidArgument`, what the gateway refuses with, or `OutcomeUnknown` after `timeout_s` (default: the option
-        `join_timeout_s`); after the latter they stay wanted and are joined once a gateway answers, unless left.
+        Raises `InvalidArgument`, the gateway's refusal, or `OutcomeUnknown` after `timeout_s` (default: the option
+        `join_timeout_s`). After `OutcomeUnknown` they stay wanted and are joined once a gateway answers, unless left.
         """
         checked_rooms, checked_topics = self._check(rooms, topics)
         if len(self._rooms) + len(checked_rooms) + len(self._topics) + len(checked_topics) > MAX_NAMES:
@@ -137,14 +137,14 @@ class Subscription(GatewayConnection):
         await self._settle(checked_rooms, checked_topics, timeout_s)
 
     async def leave(self, rooms: Iterable[int] = (), topics: Iterable[str] = (), *, timeout_s: float | None = None) -> None:
-        """Leave rooms and topics; returns when the whole cluster knows. Raises as `join` does."""
+        """Leave rooms and topics; returns when the whole cluster knows. Raises the errors of `join`."""
         checked_rooms, checked_topics = self._check(rooms, topics)
         self._rooms -= checked_rooms
         self._topics -= checked_topics
         await self._settle(checked_rooms, checked_topics, timeout_s)
 
     async def ready(self, *, timeout_s: float | None = None) -> None:
-        """Connect, and wait until all that is wanted has been joined. Raises as `join` does."""
+        """Connect, and wait until everything wanted has been joined. Raises the errors of `join`."""
         await self._settle(set(self._rooms), set(self._topics), timeout_s)
 
     def __aiter__(self) -> Self:
@@ -161,7 +161,7 @@ class Subscription(GatewayConnection):
         return message
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """The messages in the lists in which they arrived, never empty: faster than one by one."""
+        """Iterate over messages in the lists in which they arrived, never empty: faster than one by one."""
         if self._next < len(self._current):
             rest, self._current, self._next = self._current[self._next :], [], 0
             yield rest
@@ -169,9 +169,9 @@ class Subscription(GatewayConnection):
             yield batch
 
     async def next_batch(self) -> list[Message] | None:
-        """The messages that arrived together and come next, at least one; None once the subscription is closed.
+        """Wait for the messages that arrived together next, at least one; None once the subscription is closed.
 
-        Raises what ended the subscription: a refusal, or `Unreachable` when no gateway could be reached at first; and
+        Raises the error that ended the subscription, a refusal, or `Unreachable` when no gateway could be reached at first; and
         `InvalidArgument` while another task waits for messages.
         """
         if self._task is None and not (self._rooms or self._topics or self._chat):
@@ -200,14 +200,14 @@ class Subscription(GatewayConnection):
     async def run(self, handler: Callable[[Message], Awaitable[None] | None]) -> None:
         """Call `handler` with each message, one after the other. Ends when the subscription is closed.
 
-        A message is real time and not kept: one that the handler raised with is counted (`counters.handler_failures`), logged,
-        and not given again.
+        Messages are real time and not kept: one for which the handler raised is counted (`counters.handler_failures`), logged, and
+        not delivered again.
 
         Args:
             handler: a coroutine function, or a function that does not block. While it runs, messages wait in the buffer; when
                 that is full the gateway drops and counts (`on_dropped`).
 
-        Raises what iterating raises.
+        Raises the errors of iterating.
         """
         async for message in self:
             try:
@@ -234,7 +234,7 @@ class Subscription(GatewayConnection):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    # Inside: what is wanted.
+    # Inside: the wanted names.
 
     @staticmethod
     def _check(rooms: Iterable[int], topics: Iterable[str]) -> tuple[set[int], set[str]]:
@@ -248,7 +248,7 @@ class Subscription(GatewayConnection):
                 raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room!r}")
         return set(found), {check_topic_filter(topic) for topic in topics}
 
-    # Inside: what the connection asks.
+    # Inside: called by the connection.
 
     def _connect(self, address: str) -> GatewayStream:
         around = self._around
@@ -306,7 +306,8 @@ class Subscription(GatewayConnection):
             return
         self.counters.received += len(messages)
         while self._full(len(messages), len(reply.batch)):
-            # Who awaits a confirmation may be the one who should empty the buffer: then reading goes on, dropping what is oldest.
+            # The task that awaits a confirmation may be the one that should empty the buffer: reading then continues and drops the
+            # oldest.
             if self._stream is not None and self._stream.awaited:
                 if not self._full(len(messages), len(reply.batch), times=2):
                     break

@@ -40,9 +40,9 @@ from pixiu.errors import InvalidArgument, NotConnected, NotSent
 from pixiu.ids import UIN, RoomID
 
 Posted = tuple[Draft, Receipt, float, float | None]
-"""A message, its receipt, when it was posted, by the monotonic clock, and its own timeout."""
+"""A message, its receipt, the monotonic time at which it was posted, and its own time-out."""
 MAX_OUTBOX: Final = 1_000
-"""Messages between a caller's thread and the loop; a `send` above it waits."""
+"""Limit of messages between a caller's thread and the loop; a `send` above it waits."""
 
 
 def _receipts(background: Background, receipts: list[Receipt]) -> list[SyncReceipt]:
@@ -82,15 +82,15 @@ class SyncDestination(Twin[Destination]):
     writer = here_as(SyncWriter, Destination.writer)
 
     def send_soon(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> SyncReceipt:
-        """Send a message without waiting for its outcome. It waits for space where `Destination.send_soon` raises `Overloaded`,
-        and a missing worker number for message IDs shows in the receipt.
+        """Send a message without waiting for its outcome. It waits for space where `Destination.send_soon` raises `Overloaded`. The
+        receipt reports a missing worker number for message IDs.
         """
         draft = self._wrapped.draft(payload, **options)
         return SyncReceipt(self._background, self._background.post(draft, timeout_s))
 
 
 class SyncRoom(SyncDestination):
-    """A room to send to, messages and signals."""
+    """A room to send messages and signals to."""
 
     __slots__ = ()
     _wrapped: Room
@@ -128,7 +128,7 @@ class SyncUser(Twin[User]):
 
     @property
     def destination(self) -> SyncDestination:
-        """Where chat messages to the user go."""
+        """The destination of chat messages to the user."""
         return SyncDestination(self._background, self._wrapped.destination)
 
     @property
@@ -137,8 +137,8 @@ class SyncUser(Twin[User]):
         return self._wrapped.uin
 
     def chat_soon(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> SyncReceipt:
-        """Send a message to every device of the user that is online and takes messages, without waiting for its outcome; options
-        as in `Destination.send_soon`."""
+        """Send a message to every device of the user that is online and takes messages, without waiting for its outcome; options as
+        for `Destination.send_soon`."""
         return self.destination.send_soon(payload, timeout_s=timeout_s, **options)
 
 
@@ -180,8 +180,8 @@ class SyncSubscription(Twin[Subscription]):
         return self._wrapped.gateway
 
     def run(self, handler: Callable[[Message], None]) -> None:
-        """Call `handler` with each message, one after the other, until another thread closes the subscription. `handler` is called
-        in a thread of its own and may block; a message that it raised with is counted and logged, as `Subscription.run` does."""
+        """Call `handler` with each message, one after the other, until another thread closes the subscription. `handler` runs in a
+        thread of its own and may block; a message for which it raised is counted and logged, as by `Subscription.run`."""
 
         async def called(message: Message) -> None:
             await asyncio.to_thread(handler, message)
@@ -202,7 +202,7 @@ class SyncSubscription(Twin[Subscription]):
         return message
 
     def batches(self) -> Iterator[list[Message]]:
-        """The messages in the lists in which they arrived."""
+        """Iterate over messages in the lists in which they arrived."""
         if self._next < len(self._current):
             rest, self._current, self._next = self._current[self._next :], [], 0
             yield rest
@@ -228,7 +228,7 @@ class SyncConnectionEvents(Twin[ConnectionEventStream]):
     def __next__(self) -> ConnectionEvent:
         event = self._background.run_until_end(self._wrapped.next())
         if event is None:
-            event = self._wrapped.take()  # the client was closed: what nobody has taken yet
+            event = self._wrapped.take()  # the client was closed: take the events that are left
         if event is None:
             raise StopIteration
         return event
@@ -243,7 +243,7 @@ class SyncClient(Background):
     def __init__(self, make: Callable[[], Client]) -> None:
         super().__init__()
         self._make = make
-        make()  # a wrong argument shows here, not in the other thread
+        make()  # wrong arguments raise here, not in the other thread
         self._client: Client | None = None
         self._outbox: deque[Posted | concurrent.futures.Future[None]] = deque()
         self._changed = threading.Condition()
@@ -275,7 +275,7 @@ class SyncClient(Background):
         return self
 
     def close(self) -> None:
-        """Wait until all that was sent is resolved (at most `publish_timeout_s`), then disconnect and end the thread."""
+        """Wait until everything sent is resolved (at most `publish_timeout_s`), then disconnect and end the thread."""
         reached: concurrent.futures.Future[None] = concurrent.futures.Future()
         with self._changed:
             client, self._client = self._client, None
@@ -311,18 +311,18 @@ class SyncClient(Background):
         self.run(client.flush(timeout_s=timeout_s))
 
     def forked(self) -> None:
-        """This process is a child of the one that connected."""
+        """Drop all connections: this process is a child of the one that connected."""
         super().forked()
         self._client = None
         self._changed = threading.Condition()
 
     def settle(self) -> None:
-        """Wait until all that was handed over has reached the client."""
+        """Wait until the client has everything that was handed over."""
         if self._client is not None and self._pumping:
             self._wait_for_outbox()
 
     def post(self, draft: Draft, timeout_s: float | None) -> Receipt:
-        """Hand a message to the loop. Waking the loop costs more than a message: it is woken once for many."""
+        """Hand a message to the loop. Waking the loop costs more than a message, so it is woken once for many."""
         receipt = Receipt(b"", draft.key, draft.lane, 0)
         self._put((draft, receipt, time.monotonic(), timeout_s))
         return receipt
@@ -336,7 +336,7 @@ class SyncClient(Background):
             self._append(client, item)
 
     def _append(self, client: Client, item: Posted | concurrent.futures.Future[None]) -> None:
-        """Add to the outbox, which the caller has locked."""
+        """Add to the outbox; the caller holds its lock."""
         if not self._pumping:
             self.call_soon(partial(self._start_pump, client))
             self._pumping = True
@@ -361,7 +361,7 @@ class SyncClient(Background):
             limit_s = client.options.publish_timeout_s if timeout_s is None else timeout_s
             try:
                 if time.monotonic() > posted_at + limit_s:
-                    # What waited as long as this while the one before it got no space or no ID must not wait once more.
+                    # A message that waited this long while the one before it got no space or no ID must not wait again.
                     raise NotSent("the message was not sent in time, because earlier ones could not be; send again")
                 await client.submit(draft, receipt, None if timeout_s is None else posted_at + timeout_s)
             except Exception as error:
@@ -399,7 +399,7 @@ def connect_sync(
     on_connection: Callable[[ConnectionEvent], None] | None = None,
     **overrides: Unpack[OptionOverrides],
 ) -> SyncClient:
-    """A synchronous client: `with pixiu.connect_sync("127.0.0.1:7002") as px:`. Arguments and errors as `connect` has them;
+    """Make a synchronous client: `with pixiu.connect_sync("127.0.0.1:7002") as px:`. Arguments and errors as for `connect`;
     `on_failure` and `on_connection` run in the background thread."""
 
     def make() -> Client:

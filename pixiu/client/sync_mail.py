@@ -23,30 +23,31 @@ from pixiu.wire.levels import Triple
 
 
 class SyncMailReceipt(TwinReceipt[MailReceipt]):
-    """What sending a mail returns."""
+    """Receipt of a mail."""
 
     __slots__ = ()
 
     @property
     def stored_as(self) -> MsgID:
-        """The MsgID that Xiu gave it; 0 until it is known."""
+        """The MsgID that Xiu assigned; 0 until it is known."""
         return self._wrapped.stored_as
 
     @property
     def replicas(self) -> int:
-        """How many replicas had it, of Xiu and of Pi, when it was confirmed."""
+        """Number of replicas, of Xiu and of Pi, that had the mail when it was confirmed."""
         return self._wrapped.replicas
 
     @property
     def receipt(self) -> MailReceipt:
-        """The one of the background thread."""
+        """The receipt in the background thread."""
         return self._wrapped
 
 
 async def _send(writer: MailWriter, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-    """Queue a mail, waiting while too much is unconfirmed; arguments as `User.mail`. It leaves with what else is queued.
+    """Queue a mail, waiting while too much is unconfirmed; arguments as for `User.mail`. It is sent together with others in the
+    queue.
 
-    Raises `NotSent` when no proxy lends a number for message IDs, and what is wrong with the arguments.
+    Raises `NotSent` when no proxy lends a number for message IDs, and errors of the arguments.
     """
     await writer.room()
     return writer.send(uin, payload, **options)
@@ -64,7 +65,7 @@ class SyncMailWriter(Twin[MailWriter]):
     wait_finished = blocking(MailWriter.wait_finished)
 
     def resend(self, receipt: SyncMailReceipt) -> SyncMailReceipt:
-        """Queue a mail that failed once more, with the same ID: inboxes that have it already do not get it twice."""
+        """Queue a failed mail again, with the same ID: inboxes that already have it do not get it twice."""
 
         async def resend() -> None:
             await self._wrapped.room()
@@ -75,12 +76,12 @@ class SyncMailWriter(Twin[MailWriter]):
 
     @property
     def triples(self) -> Mapping[tuple[str, int], Triple]:
-        """(role, partition) → where it stood at its last answer."""
+        """(role, partition) → its state at its last answer."""
         return self._wrapped.triples
 
     @property
     def counters(self) -> MailCounters:
-        """Totals of the client."""
+        """Totals of all mail of the client."""
         return self._wrapped.counters
 
     def __enter__(self) -> Self:
@@ -109,12 +110,12 @@ class SyncInbox(Twin[Inbox]):
 
     @property
     def uin(self) -> UIN:
-        """Whose mail it is."""
+        """The user whose mail it receives."""
         return self._wrapped.uin
 
     @property
     def device(self) -> str:
-        """The name of the device, as it was given; where there is only a number, that in hex."""
+        """The name of the device as given; if there is only a number, that in hex."""
         return self._wrapped.device
 
     @property
@@ -129,7 +130,7 @@ class SyncInbox(Twin[Inbox]):
 
     @property
     def unacknowledged(self) -> int:
-        """Mail that is here, taken or not, and not acknowledged."""
+        """Number of mails in this process, taken or not, that are not acknowledged."""
         return self._wrapped.unacknowledged
 
     def __iter__(self) -> Self:
@@ -146,8 +147,8 @@ class SyncInbox(Twin[Inbox]):
     def run(
         self, handler: Callable[[Mail], None], *, retries: int = 5, backoff_s: float = 0.2, max_backoff_s: float = 30.0
     ) -> None:
-        """Handle mail until the inbox is closed, by another thread; arguments and retries as `Inbox.run`. `handler` is called in
-        threads of its own, one for each lane, and may block."""
+        """Handle mail until another thread closes the inbox; arguments and retries as for `Inbox.run`. `handler` runs in threads of
+        its own, one for each lane, and may block."""
 
         async def called(mail: Mail) -> None:
             await asyncio.to_thread(handler, Mail(self, mail.held, mail.message))
@@ -159,7 +160,7 @@ class SyncInbox(Twin[Inbox]):
             self._running = False
 
     def acknowledge(self, held: Held) -> None:
-        """The application has a mail; any thread may say so. Raises `NotConnected` when the inbox was closed before."""
+        """Acknowledge a mail; may be called from any thread. Raises `NotConnected` when the inbox was closed before."""
         if held.acknowledged:
             return
         if self._wrapped.closed:

@@ -1,4 +1,4 @@
-"""What sending returns to programs without asyncio."""
+"""Receipts for programs without asyncio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Received = TypeVar("Received", bound=Receipt | SignalReceipt | MailReceipt)
 
 
 class TwinReceipt(Twin[Received]):
-    """A receipt to wait for. Not waiting for it costs nothing; a failure is then reported (`connect_sync(on_failure=…)`)."""
+    """A receipt to wait for. Waiting is optional; a failure that nobody waited for is reported (`connect_sync(on_failure=…)`)."""
 
     __slots__ = ()
 
@@ -26,16 +26,16 @@ class TwinReceipt(Twin[Received]):
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is known, or was given up."""
+        """True if the outcome is known, or the message was given up."""
         return self._wrapped.done
 
     @property
     def error(self) -> PixiuError | None:
-        """Why it failed; None when it did not, or its outcome is not known yet."""
+        """The failure; None if there is none, or the outcome is not known yet."""
         return self._wrapped.error
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the outcome. Raises why it failed, and TimeoutError after `timeout_s`, when the outcome is not known yet."""
+        """Wait for the outcome. Raises the failure, and TimeoutError if the outcome is not known after `timeout_s`."""
         try:
             self._background.run(self._wrapped.wait(timeout_s))
         except NotConnected:
@@ -45,7 +45,7 @@ class TwinReceipt(Twin[Received]):
                 raise error from None
 
     def outcome(self) -> PixiuError | None:
-        """Wait for the outcome without raising it: why it failed, or None."""
+        """Wait for the outcome without raising it: the failure, or None."""
         try:
             return self._background.run(self._wrapped.outcome())
         except NotConnected:
@@ -55,17 +55,17 @@ class TwinReceipt(Twin[Received]):
 
 
 class SyncReceipt(TwinReceipt[Receipt]):
-    """What sending returns: `wait` waits for the cluster's acceptance."""
+    """Receipt of a message: `wait` waits for the cluster's acceptance."""
 
     __slots__ = ()
 
 
 class SyncSignalReceipt(TwinReceipt[SignalReceipt]):
-    """What `signal` returns: `wait` waits for the acceptance of a signal, or with `receipt=True` for its delivery."""
+    """Receipt of a signal: `wait` waits for its acceptance, or with `receipt=True` for its delivery."""
 
     __slots__ = ()
 
     @property
     def gateways(self) -> int:
-        """How many gateways have said so far that they delivered the signal; see `SignalReceipt.gateways`."""
+        """Number of gateways that have confirmed delivery so far; see `SignalReceipt.gateways`."""
         return self._wrapped.gateways

@@ -1,4 +1,4 @@
-"""Users' inboxes looked into and tended without asyncio: the blocking twin of `InboxView`."""
+"""Reading and managing users' inboxes without asyncio: the blocking twin of `InboxView`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SyncInboxView(Background):
             self.stop_thread()
 
     def forked(self) -> None:
-        """This process is a child of the one that connected."""
+        """Drop all connections: this process is a child of the one that connected."""
         super().forked()
         self._view = None
 

@@ -1,4 +1,4 @@
-"""Time limits that end as errors of the SDK."""
+"""Time limits that raise errors of the SDK."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pixiu.errors import PixiuError
 
 @contextlib.asynccontextmanager
 async def within(seconds: float | None, late: Callable[[], PixiuError]) -> AsyncIterator[None]:
-    """Do something within so many seconds, None: without limit. Raises what `late` makes when they are over; errors of the SDK
-    that are `TimeoutError`s themselves pass as they are."""
+    """Run the block within `seconds`; None: without limit. Raises the error that `late` makes when they are over; errors of the SDK
+    that are `TimeoutError`s themselves pass unchanged."""
     try:
         async with asyncio.timeout(seconds):
             yield

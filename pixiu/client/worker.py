@@ -1,7 +1,7 @@
-"""The SnowflakeID worker number: lent by a proxy, renewed before its time is over, given back at the end.
+"""The SnowflakeID worker number: lent by a proxy, renewed before it expires, and given back at the end.
 
-It has a Publish stream of its own that carries nothing else, so that the number outlives the streams of messages
-and moves to another proxy by itself.
+It has a Publish stream of its own that carries nothing else, so that the number outlives the streams of messages and can move to
+another proxy.
 
 Source: docs/identifiers.md.
 """
@@ -23,17 +23,17 @@ from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 RENEW_RETRY_S: Final = 5.0
-"""After an unanswered renewal the next one comes so much later, at the earliest."""
+"""Minimum wait after an unanswered renewal before the next one, seconds."""
 MIN_LEFT_MS: Final = 50
-"""A number with less time than this left is not used any more."""
+"""A number with less time left than this is no longer used, milliseconds."""
 
 Lending = GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]
 
 
 class WorkerLease:
-    """Holds a worker number from the first use on, and makes SnowflakeIDs with it.
+    """Holds a worker number from its first use, and makes SnowflakeIDs with it.
 
-    `proxies` gives the proxies of the moment, `clock_ms` Unix milliseconds, `uniform` numbers in [0, 1) for jitter.
+    `proxies` returns the current proxies, `clock_ms` Unix milliseconds, `uniform` numbers in [0, 1) for jitter.
     """
 
     def __init__(
@@ -54,21 +54,22 @@ class WorkerLease:
         self._generator = SnowflakeGenerator(clock_ms)
         self._lent = asyncio.Event()
         self._over = asyncio.Event()
-        """Somebody found the number's time over: it is extended now, although that was not due by the clock before it was set."""
+        """Set when the number is found to be expired: renew it now, because the planned time was computed before the clock was
+        set."""
         self._task: asyncio.Task[None] | None = None
         self._call: Lending | None = None
         self._reason = ""
         self._login = ""
-        """Why the last proxy that was asked refused the login; empty: it did not."""
+        """The reason why the last proxy refused the login; empty if it did not."""
         self._from_ms = 0
         self._refused = ""
         self._resting = Resting()
         self.lent = 0
-        """How often a number was lent or extended."""
+        """Number of times that a number was lent or extended."""
 
     @property
     def worker(self) -> int:
-        """The number in use; meaningless before the first message."""
+        """The current number; meaningless before the first message."""
         return int(self._generator.worker)
 
     @property
@@ -77,11 +78,11 @@ class WorkerLease:
         return self._generator.until_ms
 
     def usable(self) -> bool:
-        """Whether an ID can be made now, without waiting."""
+        """True if an ID can be made now, without waiting."""
         return self._generator.usable(MIN_LEFT_MS)
 
     def next(self) -> SnowflakeID:
-        """The next ID. Raises `LeaseExpired`; ask `usable` or `ready` before."""
+        """Make the next ID. Raises `LeaseExpired`; ask `usable` or `ready` before."""
         return self._generator.next()
 
     async def ready(self) -> None:
@@ -136,7 +137,7 @@ class WorkerLease:
         while True:
             now = asyncio.get_running_loop().time()
             proxies = self._resting.usable(self._proxies(), now)
-            # By chance, so that clients spread over the proxies; after a failure elsewhere.
+            # A random proxy, so that clients spread over the proxies; after a failure another one.
             address = proxies[int(self._uniform() * len(proxies)) % len(proxies)]
             if len(proxies) > 1 and address == self._refused:
                 address = proxies[(proxies.index(address) + 1) % len(proxies)]
@@ -155,13 +156,13 @@ class WorkerLease:
             self._reason = f"{address}: {reason}"
             self._login = reason if reason.startswith(REFUSED_LOGIN) else ""
             if self._login:
-                self._lent.set()  # who waits is told; a new token may be taken the next time
+                self._lent.set()  # waiting callers get the error; the next attempt may use a new token
             if self.lent > before:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
 
     async def _serve(self, address: str) -> None:
-        """Hold a number at one proxy until the stream ends or the proxy is going. Raises `StreamEnded`."""
+        """Hold a number at one proxy until the stream ends or the proxy is leaving. Raises `StreamEnded`."""
         call: Lending = GrpcCall.over(
             self._channels,
             address,
@@ -192,7 +193,7 @@ class WorkerLease:
                         raise StreamEnded(CLOSED_BY_PEER)
                     self._take(reply)
                     if reply.draining:
-                        return  # it waits for its publishers to go; the number stays ours until its time is over
+                        return  # it waits for its publishers to leave; the number stays ours until it expires
             finally:
                 if self._call is call:
                     self._call = None
@@ -201,8 +202,8 @@ class WorkerLease:
                     await asyncio.gather(reading, return_exceptions=True)
 
     async def _wait_beside(self, reading: asyncio.Task[wire_pb2.PublishReply | None]) -> bool:
-        """Wait for a reply or the next renewal; True when somebody found the number's time over before either. The read itself
-        is not cancelled, which would cancel the stream."""
+        """Wait for a reply or the next renewal; True if the number was found to be expired before either. The read itself is not
+        cancelled, because that would cancel the stream."""
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait({reading, over}, timeout=self._renew_in_s(), return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +213,7 @@ class WorkerLease:
             self._over.clear()
 
     def _renew_in_s(self) -> float:
-        """When half of the time is over."""
+        """Time until the next renewal, seconds: half of the remaining time."""
         left_ms = self._generator.until_ms - max(self._clock_ms(), self._from_ms)
         return max(left_ms / 2000, min(RENEW_RETRY_S, self._options.publish_timeout_s / 4))
 

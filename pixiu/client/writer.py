@@ -1,4 +1,4 @@
-"""Sending many messages to one room, topic or user without waiting for each.
+"""Sending many messages to one room, topic or user without waiting for each one.
 
     async with px.room(42).writer() as writer:
         for payload in payloads:
@@ -38,7 +38,7 @@ class Writer:
     async def send(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Queue a message, waiting while the queue is full (`queue_records`, `queue_bytes`). Messages stay in order.
 
-        Raises what `Destination.send_soon` raises, but `Overloaded`.
+        Raises the errors of `Destination.send_soon` except `Overloaded`.
         """
         receipt = await self._submit(self._draft(payload, **options))
         while self._unfinished and self._unfinished[0].resolved:
@@ -47,8 +47,8 @@ class Writer:
         return receipt
 
     async def wait_finished(self, *, timeout_s: float | None = None) -> None:
-        """Wait until all that was sent is accepted or has failed. Raises the error of the first one that failed since the last
-        call (the others' are in their receipts), and `OutcomeUnknown` after `timeout_s`."""
+        """Wait until everything sent is accepted or has failed. Raises the error of the first message that failed since the last
+        call (the errors of others are in their receipts), and `OutcomeUnknown` after `timeout_s`."""
 
         def late() -> OutcomeUnknown:
             return OutcomeUnknown(f"{len(self._unfinished)} messages are not accepted after {timeout_s:g} s")
@@ -70,6 +70,6 @@ class Writer:
     async def _finish_first(self) -> None:
         first = self._unfinished[0]
         error = await first.outcome()
-        if self._unfinished and self._unfinished[0] is first:  # else another task has seen to it meanwhile
+        if self._unfinished and self._unfinished[0] is first:  # else another task has handled it meanwhile
             self._unfinished.popleft()
             self._first_failure = self._first_failure or error

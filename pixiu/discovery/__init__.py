@@ -1,1 +1,1 @@
-"""The registry as everybody reads it: paths, node data, the one reducer, and the watcher that feeds it."""
+"""The registry as all processes read it: paths, node data, the one reducer, and the watcher that feeds it."""

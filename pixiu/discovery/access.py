@@ -1,11 +1,11 @@
-"""Who may do what in the registry: one table, path and login. Pure.
+"""Permissions in the registry: one table of paths and logins. Pure.
 
-A login is a role with a password (ZooKeeper's scheme `digest`). `ROOT/access` holds the digests of all logins; where it is, every
-node that is made gets the list of who may do what from the table, and where it is not the registry is open to everybody.
+A login is a role with a password (ZooKeeper's scheme `digest`). `ROOT/access` holds the digests of all logins. If it exists, every
+new node gets its access list from the table; if not, the registry is open to everybody.
 
     r read it and list its children    w write it    c create children    d delete children
 
-An operator may do all of it everywhere, and change who else may.
+An operator may do everything everywhere, and change access lists.
 
 Source: docs/security.md, "The registry".
 """
@@ -28,14 +28,14 @@ OPERATOR: Final = "operator"
 PIPELINE: Final = "pipeline"
 CLIENT: Final = "client"
 LOGINS: Final = (*ROLES, OPERATOR, PIPELINE, CLIENT)
-"""Who can log in."""
+"""Names that can log in."""
 OWN: Final = "its own role"
-"""In the table: the role that the path names."""
+"""Placeholder in the table for the role that the path names."""
 ALL: Final = "rwcda"
 MIN_PASSWORD: Final = 32
-"""Characters. A digest is SHA-1 of one round, and every process can read it: only what cannot be guessed keeps."""
+"""Minimum length, characters. A digest is one round of SHA-1 that every process can read, so passwords must not be guessable."""
 MAX_PASSWORDS: Final = 4
-"""Of one role, while they are changed."""
+"""Limit of passwords of one role, while they are being changed."""
 MAX_ACCESS_BYTES: Final = 16_384
 
 _EVERYBODY: Final = (*ROLES, PIPELINE, CLIENT)
@@ -52,14 +52,15 @@ _PARTS: Final = {
 
 
 class Rule(NamedTuple):
-    """What a path is for."""
+    """The use of a path, and its permissions."""
 
     path: str
-    """Below the root. `{equal}`: proxy, gateway; `{role}`: one with partitions; `{store}`: xiu, pi; `…`: ZooKeeper's sequence."""
+    """Path below the root. `{equal}`: proxy, gateway; `{role}`: one with partitions; `{store}`: xiu, pi; `…`: ZooKeeper's
+    sequence."""
     grants: Mapping[str, str]
-    """Login, or `OWN` → what it may do."""
+    """Login, or `OWN` → its permissions."""
     directory: bool = False
-    """Whether it has to be there before processes start, because they may not create it."""
+    """True if the node must exist before processes start, because they may not create it."""
 
 
 def _all(what: str, *who: str) -> dict[str, str]:
@@ -99,7 +100,7 @@ RULES: Final = (
     Rule("/{role}/partition{p}", _all("r", *ROLES) | {OWN: "rcd"}),
     Rule("/{role}/partition{p}/n…", _all("r", *ROLES) | {OWN: "rw"}),
 )  # fmt: skip
-"""The first one that a path matches holds. What matches none is the operator's."""
+"""Rules of paths: the first match applies. Other paths belong to the operator."""
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -113,7 +114,7 @@ _PATTERNS: Final = tuple((_pattern(rule.path), rule) for rule in RULES)
 
 
 def rule_of(path: str) -> tuple[Rule | None, str]:
-    """The rule of a path below the root (empty: the root itself), and the role in it; empty: none."""
+    """Find the rule of a path below the root (empty: the root itself), and the role in it; empty: none."""
     for pattern, rule in _PATTERNS:
         found = pattern.fullmatch(path)
         if found is not None:
@@ -122,7 +123,7 @@ def rule_of(path: str) -> tuple[Rule | None, str]:
 
 
 def grants_of(path: str) -> dict[str, str]:
-    """Login → what it may do with a node below the root; a sequence need not be there yet. Who may do nothing is not in it."""
+    """Login → permissions on a node below the root; the sequence may be missing. Logins without permissions are left out."""
     rule, role = rule_of(path)
     found = {} if rule is None else {who: what for who, what in rule.grants.items() if who != OWN}
     if rule is not None and role and OWN in rule.grants:
@@ -131,7 +132,7 @@ def grants_of(path: str) -> dict[str, str]:
 
 
 def directories() -> list[str]:
-    """What has to be there below the root before processes start."""
+    """Directories below the root that must exist before processes start."""
     found = []
     for rule in RULES:
         if rule.directory:
@@ -143,13 +144,13 @@ def directories() -> list[str]:
 
 
 def digest_of(login: str, password: str) -> str:
-    """What ZooKeeper knows a login by: `role:base64`."""
+    """Make ZooKeeper's digest of a login: `role:base64`."""
     made = hashlib.sha1(f"{login}:{password}".encode(), usedforsecurity=False).digest()
     return f"{login}:{base64.b64encode(made).decode()}"
 
 
 def parse_credentials(text: str, where: str) -> dict[str, tuple[str, ...]]:
-    """Logins in a file: a line for each, role and password; several of a role while passwords are changed, the newest first.
+    """Parse a file of logins: a line for each, role and password; several of a role while passwords are changed, the newest first.
 
     Raises `ConfigurationError`.
     """
@@ -172,17 +173,17 @@ def parse_credentials(text: str, where: str) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The digests of all logins, as `ROOT/access` has them."""
+    """The digests of all logins, as stored in `ROOT/access`."""
 
     digests: Mapping[str, tuple[str, ...]]
 
     def to_json(self) -> bytes:
-        """The data of the node."""
+        """Encode the data of the node."""
         return json.dumps({"logins": {who: list(found) for who, found in sorted(self.digests.items())}}, indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Access:
-        """Raises `MalformedData`."""
+        """Decode the data of the node. Raises `MalformedData`."""
         fields = json_object(data, MAX_ACCESS_BYTES, "the registry's logins").get("logins")
         if not isinstance(fields, dict) or not all(
             isinstance(found, list) and all(isinstance(one, str) and one.startswith(f"{who}:") for one in found)
@@ -193,9 +194,9 @@ class Access:
 
     @classmethod
     def of(cls, credentials: Mapping[str, tuple[str, ...]]) -> Access:
-        """The digests of passwords."""
+        """Compute the digests of passwords."""
         return cls({who: tuple(digest_of(who, one) for one in passwords) for who, passwords in credentials.items()})
 
     def acl_of(self, path: str) -> list[tuple[str, str]]:
-        """(digest, what it may do) for a node below the root, sorted."""
+        """Access list of a node below the root: (digest, permissions), sorted."""
         return sorted((digest, what) for who, what in grants_of(path).items() for digest in self.digests.get(who, ()))

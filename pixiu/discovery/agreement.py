@@ -1,4 +1,4 @@
-"""Whether two processes can work in one cluster, by what the registry says of them. Pure.
+"""Check that two processes can work in one cluster, by their data in the registry. Pure.
 
     protocol version   a process speaks a range; two ranges must overlap
     wire hash          of the cluster settings that must agree on the wire, nothing else
@@ -14,18 +14,18 @@ from typing import Final
 from pixiu.discovery.node import Node
 
 MIN_PROTOCOL: Final = 1
-"""The oldest protocol version that this tree speaks."""
+"""The oldest protocol version that this release speaks."""
 MAX_PROTOCOL: Final = 1
 """The newest: see docs/registry.md, "Protocol versions"."""
 
 
 def spoken(nodes: Iterable[Node]) -> int:
-    """The newest protocol version that all of these processes speak; this tree's own where there are none."""
+    """The newest protocol version that all of these processes speak; this release's own if there are none."""
     return min((node.protocol_max for node in nodes), default=MAX_PROTOCOL)
 
 
 def disagreement(own: Node, other: Node) -> str:
-    """Why `own` and `other` cannot be in one cluster, and what to do; empty when they can."""
+    """The reason why `own` and `other` cannot be in one cluster, and what to do; empty if they can."""
     who = f"this {own.role}", f"{other.role} at {other.address}"
     if own.protocol_max < other.protocol_min or other.protocol_max < own.protocol_min:
         return (

@@ -1,4 +1,4 @@
-"""What the layout wants and the registry does not show Running. Pure.
+"""Processes that the layout requires and the registry does not show Running. Pure.
 
 Source: docs/operations.md, "Several machines".
 """
@@ -21,32 +21,32 @@ NO_LAYOUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A role, or one of its partitions, of which fewer processes are Running than are wanted."""
+    """A role, or one of its partitions, with fewer Running processes than required."""
 
     role: str
     partition: int
-    """`NO_PARTITION` where the role has none."""
+    """`NO_PARTITION` if the role has none."""
     running: int
     wanted: int
 
     def __str__(self) -> str:
-        """In words: `broker partition 1: 1 of 2 Running`."""
+        """Describe it: `broker partition 1: 1 of 2 Running`."""
         where = self.role if self.partition < 0 else f"{self.role} partition {self.partition}"
         return f"{where}: {self.running} of {self.wanted} Running"
 
     def start(self, registry: str = "") -> str:
-        """The command that starts one of them, in the cluster of this registry; empty: the file names it."""
+        """The command that starts one of the missing processes, in the cluster of this registry; empty: the file names it."""
         which = "" if self.partition < 0 else f" --set partition={self.partition}"
         where = f" --set registry={registry}" if registry else ""
         return f"python -m {self.role} --config FILE{where}{which}"
 
 
 def lacks(view: View, without: Container[int] = (), roles: Iterable[str] = ROLES) -> list[Lack]:
-    """Every role or partition that lacks processes, in the order of `ROLES`; empty without a layout.
+    """Find every role or partition that lacks processes, in the order of `ROLES`; none without a layout.
 
     Args:
-        without: endpoints of nodes that do not count, because they do not answer.
-        roles: those that the view shows.
+        without: endpoints of nodes that are not counted, because they do not answer.
+        roles: the roles in the view.
 
     Source: docs/operations.md.
     """
@@ -64,9 +64,9 @@ def lacks(view: View, without: Container[int] = (), roles: Iterable[str] = ROLES
 
 
 def waits_for(view: View, own: Node, roles: Iterable[str] = ROLES) -> list[str]:
-    """What a process that is not Running yet may be waiting for, in words: the layout, or members of roles and partitions.
+    """Describe what a process that is not Running yet may be waiting for: the layout, or members of roles and partitions.
 
-    own: the process itself; that it is not Running is not what it waits for. roles: those that the view shows.
+    own: the process itself, which does not wait for itself. roles: the roles in the view.
 
     Source: docs/operations.md.
     """

@@ -1,8 +1,8 @@
-"""With which login this process comes to the registry: from a file that only its owner may read.
+"""The login of this process at the registry: from a file that only its owner may read.
 
     FILE     a line for each login, role and password; a process takes the lines of its role, a command all of them
 
-It is the one that `[cluster] registry_credentials_file` names, or for commands the environment; else the one that an embedded
+`[cluster] registry_credentials_file` names the file, or for commands the environment. Otherwise it is the file that an embedded
 ZooKeeper of the same user on this machine has left where all programs of this user find it.
 
 Source: docs/security.md, "The registry".
@@ -20,7 +20,7 @@ from pixiu.discovery.access import parse_credentials
 from pixiu.errors import ConfigurationError
 
 CREDENTIALS_FILE: Final = "PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE"
-"""Environment variable that names the file, for commands as for processes."""
+"""Environment variable that names the file, for commands and processes."""
 MAX_FILE: Final = 65_536
 MADE_BY: Final = "`pixiu registry credentials` makes such a file"
 
@@ -30,14 +30,14 @@ class Login:
 
     Args:
         path: the file.
-        role: of a process, which takes the lines of this role alone; empty: all lines.
+        role: the process's role, to take only its lines; empty: all lines.
     """
 
     def __init__(self, path: Path, role: str = "") -> None:
         self.path, self.role = path, role
 
     def read(self) -> dict[str, tuple[str, ...]]:
-        """Login → passwords. Raises `ConfigurationError` that names the file and what is wrong with it."""
+        """Read login → passwords. Raises `ConfigurationError` that names the file and the problem."""
         try:
             with open(self.path, encoding="utf-8", errors="replace") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -57,7 +57,7 @@ class Login:
 
 
 class _Own:
-    """What this process uses: set once at its start; commands find it by the environment."""
+    """The login of this process: set once at its start; commands find it by the environment."""
 
     def __init__(self) -> None:
         self.login: Login | None = None
@@ -68,7 +68,7 @@ _own = _Own()
 
 
 def use(login: Login | None, role: str = "") -> None:
-    """Log in with this from now on; None: with what the environment names, as this role."""
+    """Use this login from now on; None: the file that the environment names, as this role."""
     _own.login, _own.role = login, role
 
 
@@ -87,18 +87,19 @@ def own(hosts: str) -> Login | None:
 
 
 def left_at(hosts: str) -> Path:
-    """Where an embedded ZooKeeper leaves a link to its logins for all programs of this user."""
+    """Path at which an embedded ZooKeeper leaves a link to its logins for all programs of this user."""
     return runtime_folder() / f"registry-{hosts}"
 
 
 def runtime_folder() -> Path:
-    """A folder of this user alone, for the time that the machine runs."""
+    """Folder that belongs to this user alone, for the uptime of the machine."""
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     return Path(given) / "pixiu" if given else Path(tempfile.gettempdir()) / f"pixiu-{os.getuid()}"
 
 
 def leave(hosts: str, file: Path) -> Path | None:
-    """Leave a link to the logins of an embedded ZooKeeper. None where the folder is not this user's alone: nothing is left then."""
+    """Leave a link to the logins of an embedded ZooKeeper. None if the folder does not belong to this user alone: nothing is left
+    then."""
     try:
         folder = runtime_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

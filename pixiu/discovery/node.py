@@ -1,4 +1,4 @@
-"""What a process says of itself in the registry: the data of its ephemeral node.
+"""Data of a process's ephemeral node in the registry.
 
     {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "wire_hash": "9a…", "started_ms": 1751958000000,
@@ -7,8 +7,8 @@
      "client_host": "", "client_port": 0, "client_tls": false, "tls": false, "stream_port": 0,
      "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
-The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
-not known are ignored, so that processes of two versions can live in one cluster.
+The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Unknown keys are ignored, so that
+processes of two versions can work in one cluster.
 
 Source: docs/registry.md; PiXiu §2.1.
 """
@@ -26,16 +26,16 @@ from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID, hex_id
 from pixiu.placement.partition import MAX_PARTITIONS
 
 MAX_NODE_BYTES: Final = 16_384
-"""A node's data; more is malformed."""
+"""Limit of a node's data, bytes; more is malformed."""
 MAX_TEXT: Final = 256
-"""Characters of a host, a version, a hash."""
+"""Limit of a host, a version or a hash, characters."""
 MAX_PORT: Final = 65_535
 LAST_PROTOCOL: Final = 1_000_000
 MAX_REPLICA: Final = (1 << 31) - 1
 
 
 class NodeState(StrEnum):
-    """What a process does now. Only Running replicas get traffic."""
+    """State of a process. Only Running replicas get traffic."""
 
     INIT = "Init"
     RUNNING = "Running"
@@ -43,12 +43,12 @@ class NodeState(StrEnum):
 
 
 def gateway_publisher(endpoint: int) -> str:
-    """The client name by which a gateway publishes its clients' messages, and by which proxies know it."""
+    """The client name under which a gateway publishes its clients' messages; proxies recognize it by that."""
     return f"gateway-{hex_id(endpoint)}"
 
 
 def json_object(data: bytes, limit: int, what: str) -> dict[str, object]:
-    """The JSON object in data of at most `limit` bytes. Raises `MalformedData`, which names `what`.
+    """Parse a JSON object of at most `limit` bytes. Raises `MalformedData`, which names `what`.
 
     Source: docs/promises.md, "Failure rules" 2 (a bound on everything).
     """
@@ -64,7 +64,7 @@ def json_object(data: bytes, limit: int, what: str) -> dict[str, object]:
 
 
 def integer(fields: dict[str, object], key: str, low: int, high: int, default: int | None = None) -> int:
-    """A whole number of a JSON object, in [low, high]. Raises `MalformedData`, also where it is missing without a default."""
+    """Read a whole number of a JSON object, in [low, high]. Raises `MalformedData`, also if it is missing without a default."""
     value = fields.get(key, default)
     if type(value) is not int or not low <= value <= high:
         raise MalformedData(f"{key} must be a whole number from {low} to {high}, not {str(value)[:40]!r}")
@@ -72,7 +72,7 @@ def integer(fields: dict[str, object], key: str, low: int, high: int, default: i
 
 
 def text(fields: dict[str, object], key: str, default: str | None = None) -> str:
-    """A printable text of a JSON object, at most 256 characters. Raises `MalformedData`."""
+    """Read a printable text of a JSON object, at most 256 characters. Raises `MalformedData`."""
     value = fields.get(key, default)
     if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
         raise MalformedData(f"{key} must be printable text of at most {MAX_TEXT} characters")
@@ -96,13 +96,13 @@ class Node:
 
     role: str
     partition: int
-    """-1 where the role has no partitions."""
+    """-1 if the role has no partitions."""
     replica: int
-    """The sequence that ZooKeeper gave the node; -1 before registration."""
+    """The sequence that ZooKeeper assigned to the node; -1 before registration."""
     state: NodeState
     host: str
     port: int
-    """gRPC of the cluster (TCP), and links (UDP) where udp_port is 0."""
+    """Port of the cluster's gRPC (TCP), and of links (UDP) if udp_port is 0."""
     http_port: int
     endpoint: EndpointID
     """The run of the process: survives the loss of a ZooKeeper session. Links and routing use it."""
@@ -110,9 +110,9 @@ class Node:
     """63 random bits, new with every registration and so with every ZooKeeper session."""
     version: str
     wire_hash: str
-    """Of the cluster settings that must agree on the wire."""
+    """Hash of the cluster settings that must agree on the wire."""
     started_ms: int
-    """Unix milliseconds."""
+    """Start of the process, Unix milliseconds."""
     pid: int = 0
     instance: int = -1
     """A gateway's leased instance."""
@@ -121,31 +121,31 @@ class Node:
     mqtt_host: str = ""
     mqtt_port: int = 0
     udp_host: str = ""
-    """Where datagrams of links are to be sent; empty: to `host`."""
+    """Host for datagrams of links; empty: `host`."""
     udp_port: int = 0
-    """0: to `port`."""
+    """Port for datagrams of links; 0: `port`."""
     client_host: str = ""
-    """Where clients' gRPC is; empty: at `host`."""
+    """Host of the gRPC services for clients; empty: `host`."""
     client_port: int = 0
-    """0: the role has no clients of its own."""
+    """Port of the gRPC services for clients; 0: the role has no clients of its own."""
     client_tls: bool = False
-    """Whether clients' doors, MQTT's among them, speak TLS."""
+    """True if the listeners for clients, including MQTT, use TLS."""
     tls: bool = False
-    """Whether the cluster's door asks for certificates."""
+    """True if the cluster's listener requires certificates."""
     member: int = 0
-    """The MemberID of a replica's data directory, where there is one (`cluster.replication`); 0 otherwise."""
+    """The MemberID of a replica's data directory, if it has one (`cluster.replication`); else 0."""
     member_incarnation: int = 0
-    """Which of the member's registrations this is; kept with its log."""
+    """Number of this registration among those of the member; kept with its log."""
     member_end: int = 0
     """The counter of the member's last entry when it registered; 0: it has no data."""
     protocol_min: int = 1
     """The oldest protocol version that the process speaks."""
     protocol_max: int = 1
-    """The newest."""
+    """The newest protocol version that the process speaks."""
     login: str = ""
-    """As whom it has logged in at the registry; empty: as nobody."""
+    """The login at the registry; empty: none."""
     stream_port: int = 0
-    """Where framed streams are served, at `host`; 0: nowhere."""
+    """Port of framed streams, at `host`; 0: none."""
 
     @property
     def udp_address(self) -> tuple[str, int]:
@@ -159,11 +159,11 @@ class Node:
 
     @property
     def client_address(self) -> str:
-        """host:port of the gRPC services of clients."""
+        """host:port of the gRPC services for clients."""
         return _address(self.client_host or self.host, self.client_port) if self.client_port else self.address
 
     def to_json(self) -> bytes:
-        """The data of the node, without the replica. Raises `InvalidArgument` when it would not be read back."""
+        """Encode the data of the node, without the replica. Raises `InvalidArgument` if it could not be read back."""
         fields: dict[str, object] = {
             "role": self.role,
             "partition": self.partition,
@@ -204,7 +204,7 @@ class Node:
 
     @classmethod
     def from_json(cls, data: bytes, *, replica: int = -1) -> Node:
-        """Read a node's data; the replica comes from its name. Raises `MalformedData`."""
+        """Decode a node's data; the replica comes from the node's name. Raises `MalformedData`."""
         fields = json_object(data, MAX_NODE_BYTES, "a node's data")
         role = text(fields, "role")
         if role not in paths.ROLES:

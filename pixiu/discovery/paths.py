@@ -1,4 +1,4 @@
-"""Where everything lies in ZooKeeper. Pure functions of a root.
+"""Paths in ZooKeeper. Pure functions of a root.
 
     ROOT/access                        persistent JSON: digests of all logins (`pixiu.discovery.access`)
     ROOT/layout                        persistent JSON: version and partitions of every role
@@ -8,11 +8,11 @@
     ROOT/{xiu,pi}/partition{p}/state   persistent: epoch, leader, in-sync set
     ROOT/ROLE/changes                  persistent: written after every change of a node of the role
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
-    ROOT/ROLE/doublings                persistent: a JSON line for each thing that the tool has done
+    ROOT/ROLE/doublings                persistent: a JSON line for each step of the tool
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
-    ROOT/settings                      persistent JSON: version and values of what changes while all runs
+    ROOT/settings                      persistent JSON: version and values of settings that change at run time
     ROOT/settings_changes              persistent: a JSON line for each change of it
-    ROOT/supervisor                    ephemeral, the `pixiu up` that starts and ends processes as the layout wants
+    ROOT/supervisor                    ephemeral, the `pixiu up` that starts and ends processes as the layout requires
     ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
     ROOT/instance/{k}                  generation of a gateway instance
     ROOT/instance/{k}/holder           ephemeral, the gateway that has it
@@ -44,7 +44,7 @@ _ROOT = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", re.ASCII)
 
 
 def check_root(root: str) -> str:
-    """A root as it is, if it can be one: `/name` or `/name/name…`. Raises `InvalidArgument` otherwise.
+    """Check a root: `/name` or `/name/name…`; returns it. Raises `InvalidArgument` otherwise.
 
     Source: docs/registry.md.
     """
@@ -67,7 +67,7 @@ def layout(root: str) -> str:
 
 
 def role_directory(root: str, role: str) -> str:
-    """What holds everything of a role. Raises `InvalidArgument` on an unknown role."""
+    """Directory of a role. Raises `InvalidArgument` for an unknown role."""
     if role not in ROLES:
         raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(ROLES)}")
     return f"{root}/{role}"
@@ -79,7 +79,7 @@ def partition_num(root: str, role: str) -> str:
 
 
 def partition_directory(root: str, role: str, partition: int) -> str:
-    """What holds the replicas of a partition. Raises `InvalidArgument` when the role or the number cannot be."""
+    """Directory of the replicas of a partition. Raises `InvalidArgument` for an impossible role or number."""
     if role not in PARTITIONED_ROLES or not 0 <= partition < MAX_PARTITIONS:
         raise InvalidArgument(
             f"{role!r} has no partition {partition}; partitions are 0 to {MAX_PARTITIONS - 1} of {', '.join(PARTITIONED_ROLES)}"
@@ -88,7 +88,7 @@ def partition_directory(root: str, role: str, partition: int) -> str:
 
 
 def node_directory(root: str, role: str, partition: int) -> str:
-    """What holds the nodes of a role's processes: of one partition, or of all where the role has none."""
+    """Directory of the nodes of a role's processes: of one partition, or of all if the role has none."""
     if role in UNPARTITIONED_ROLES:
         if partition != NO_PARTITION:
             raise InvalidArgument(f"{role} has no partitions; its partition is {NO_PARTITION}, not {partition}")
@@ -97,12 +97,12 @@ def node_directory(root: str, role: str, partition: int) -> str:
 
 
 def node_prefix(root: str, role: str, partition: int) -> str:
-    """What a process creates; ZooKeeper adds the sequence of ten digits."""
+    """Prefix of the path that a process creates; ZooKeeper adds the sequence of ten digits."""
     return f"{node_directory(root, role, partition)}/{NODE_PREFIX}"
 
 
 def partition_state(root: str, role: str, partition: int) -> str:
-    """Epoch, leader and in-sync set of a partition of xiu or pi."""
+    """Node with epoch, leader and in-sync set of a partition of xiu or pi."""
     return f"{partition_directory(root, role, partition)}/state"
 
 
@@ -117,17 +117,17 @@ def doubling(root: str, role: str) -> str:
 
 
 def drain(root: str, endpoint: int) -> str:
-    """The request that a run of a process drains."""
+    """Node that asks a run of a process to drain."""
     return f"{root}/drain/{endpoint:016x}"
 
 
 def settings(root: str) -> str:
-    """Settings that change while all runs."""
+    """Node of the settings that change at run time."""
     return f"{root}/settings"
 
 
 def settings_changes(root: str) -> str:
-    """Who changed them."""
+    """Node of the log of changes to settings."""
     return f"{root}/settings_changes"
 
 
@@ -137,12 +137,12 @@ def supervisor(root: str) -> str:
 
 
 def doublings(root: str, role: str) -> str:
-    """What the tool that doubles a role has done."""
+    """Node of the log of the tool that doubles a role."""
     return f"{role_directory(root, role)}/doublings"
 
 
 def workers(root: str) -> str:
-    """What holds the leases of SnowflakeID workers."""
+    """Directory of the leases of SnowflakeID workers."""
     return f"{root}/worker"
 
 
@@ -152,22 +152,22 @@ def worker(root: str, number: int) -> str:
 
 
 def instances(root: str) -> str:
-    """What holds the gateway instances."""
+    """Directory of the gateway instances."""
     return f"{root}/instance"
 
 
 def instance(root: str, number: int) -> str:
-    """One gateway instance: its generation."""
+    """Node of one gateway instance, with its generation."""
     return f"{root}/instance/{number}"
 
 
 def instance_holder(root: str, number: int) -> str:
-    """The gateway that has the instance, while its session lives."""
+    """Node of the gateway that holds the instance, while its session lives."""
     return f"{root}/instance/{number}/holder"
 
 
 def partition_of(name: str) -> int | None:
-    """The partition that a child of a role's directory is for; None for anything else."""
+    """The partition of a child of a role's directory; None for anything else."""
     found = _PARTITION.fullmatch(name)
     return int(found[1]) if found and int(found[1]) < MAX_PARTITIONS else None
 
@@ -179,6 +179,6 @@ def replica_of(name: str) -> int | None:
 
 
 def number_of(name: str, limit: int) -> int | None:
-    """The number that a lease's name is, below `limit`; None for anything else."""
+    """The number in a lease's name, below `limit`; None for anything else."""
     found = _NUMBER.fullmatch(name)
     return int(name) if found and int(name) < limit else None

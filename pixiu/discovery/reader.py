@@ -1,15 +1,15 @@
-"""What a process watches and reads in the registry, and when. Pure.
+"""Decides what a process watches and reads in the registry, and when. Pure.
 
     start ───────────▶ watch roles and layout ─▶ note markers ─▶ list and get everything
-    a watch fires ───▶ get that one node; nothing, where it went
+    a watch fires ───▶ get that one node; nothing if it was deleted
     poll ────────────▶ compare the layout, the markers and `COMPARED` others by their Stat ─▶ get what differs
     connected again ─▶ watch again; within `RESUME_S` compare the layout and the markers
-                             └─ a marker was written more often than was heard ─▶ compare its role, `PACED_PER_S`
+                             └─ a marker shows more writes than were reported ─▶ compare its role, `PACED_PER_S`
 
-One recursive watch a role tells of everything below it. A *marker* (`ROOT/ROLE/changes`) is written after every change of a
-node of the role, so that its version, against the changes heard of it, says in one read whether any was missed. What a
-marker cannot say (a session that ended, a writer of an older version) polls find, a few nodes at a time; heartbeats know of deaths
-long before.
+One recursive watch per role reports all changes below it. A *marker* (`ROOT/ROLE/changes`) is written after every change of a node
+of the role, so that one read of its version, compared with the changes reported, shows whether any was missed. Polls find what a
+marker cannot show (a session that ended, a writer of an older version), a few nodes at a time; heartbeats notice deaths much
+earlier.
 
 Source: docs/registry.md, "What a process watches and reads".
 """
@@ -28,24 +28,24 @@ from pixiu.discovery.view import Layout, Scan
 from pixiu.errors import MalformedData
 
 POLL_JITTER: Final = 0.1
-"""Polls come up to this part early or late, so that processes that started together do not read together."""
+"""Share by which polls come early or late, so that processes that started together do not read together."""
 COMPARED: Final = 30
-"""Directories and nodes that a poll compares beside layout and markers; the next poll goes on behind them."""
+"""Directories and nodes that a poll compares besides layout and markers; the next poll continues after them."""
 COMPARED_DIRECTORIES: Final = 20
-"""Of those, at most so many are directories while nodes are left to compare."""
+"""Limit of directories among those while nodes are left to compare."""
 RESUME_S: Final = 10.0
-"""Processes that lost their connection together compare within this time, each at a moment of its own."""
+"""Time within which processes that lost their connection together compare, each at its own random moment, seconds."""
 PACED_PER_S: Final = 20.0
-"""Reads a second of a role in which changes were missed."""
+"""Reads per second of a role in which changes were missed."""
 
 
 class Kind(IntEnum):
-    """What to do with a path, in the order in which it is done."""
+    """Kind of request for a path, in the order in which they are done."""
 
     WATCH = 0
-    """Have everything at and below it told."""
+    """Watch everything at and below the path."""
     COMPARE = 1
-    """Read its Stat."""
+    """Read the node's Stat."""
     LIST = 2
     GET = 3
 
@@ -65,28 +65,28 @@ class _Entry:
     node: Node | None = None
     """None: its data was never readable."""
     zxid: int = 0
-    """Of the change that made the data; 0: not read yet."""
+    """Transaction that wrote the data; 0: not read yet."""
 
 
 @dataclass(slots=True)
 class _Directory:
-    """What holds the nodes of a role or of one of its partitions."""
+    """Directory of the nodes of a role or of one of its partitions."""
 
     role: str
     partition: int
     zxid: int = 0
-    """Of the last change of its children that a list showed."""
+    """Transaction of the last change of its children that a list showed."""
     entries: dict[str, _Entry] = field(default_factory=dict)
 
 
 class Reader:
-    """What is known of the registry, and what of it is to be read next. Times are monotonic seconds.
+    """Known content of the registry, and the reads that are due. Times are monotonic seconds.
 
     Args:
-        root: below which everything lies.
-        roles: which roles to see.
-        poll_interval_s: between two polls, seconds.
-        uniform: a random number in [0, 1).
+        root: path above all nodes.
+        roles: the roles to read.
+        poll_interval_s: interval between polls, seconds.
+        uniform: returns random numbers in [0, 1).
 
     Source: docs/registry.md.
     """
@@ -95,7 +95,7 @@ class Reader:
         self._root = root
         self._roles = {paths.role_directory(root, role): role for role in roles}
         self._markers: dict[str, int | None] = {paths.changes(root, role): None for role in self._roles.values()}
-        """Marker → how often it was written, as far as was heard; None: not known yet."""
+        """Marker → number of its writes, as far as reported; None: not known yet."""
         self._layout_path = paths.layout(root)
         self._poll_interval_s, self._uniform = poll_interval_s, uniform
         self._layout: Layout | None = None
@@ -112,13 +112,13 @@ class Reader:
         self._poll_at = float("inf")
         self._resume_at = float("inf")
         self._turn = 0
-        """How many directories and nodes polls have compared."""
+        """Number of directories and nodes that polls have compared."""
         self._changed = False
         self.malformed = 0
-        """Data of nodes or of the layout that could not be read; what was known before stays."""
+        """Number of nodes or layouts whose data could not be read; the earlier data stay."""
 
     def begin(self, now: float) -> None:
-        """Watch and read everything."""
+        """Request to watch and read everything."""
         self._watch()
         self._ask(Kind.COMPARE, *self._markers)
         self._ask(Kind.LIST, *self._roles)
@@ -126,7 +126,7 @@ class Reader:
         self._poll_at = now + self._jittered()
 
     def connected_again(self, now: float) -> None:
-        """Watches went with the connection before; what was under way then is asked for again."""
+        """Set the watches again, which ended with the connection, and repeat requests that were under way."""
         for read in self._in_flight:
             self._due[read] = None
         self._in_flight.clear()
@@ -134,17 +134,17 @@ class Reader:
         self._resume_at = now + RESUME_S * self._uniform()
 
     def poll_within(self, seconds: float, now: float) -> None:
-        """Somebody knows more than the view shows."""
+        """Poll within this time, because somebody knows more than the view shows."""
         self._poll_at = min(self._poll_at, now + seconds)
 
     def next_deadline(self) -> float:
-        """When `take` may have something that it has not now."""
+        """Time at which `take` may have more than now."""
         if self._due:
             return 0.0
         return min(self._poll_at, self._resume_at, self._paced_at if self._paced else float("inf"))
 
     def take(self, now: float) -> list[Read]:
-        """What to ask now: requests of one kind, to be settled before this is called again."""
+        """Take the requests to send now: all of one kind, to be settled before the next call."""
         if now >= self._poll_at:
             self._poll_at = now + self._jittered()
             self._ask(Kind.COMPARE, self._layout_path, *self._markers, *self._next_compared())
@@ -166,13 +166,13 @@ class Reader:
         return taken
 
     def scan(self) -> Scan | None:
-        """What the registry holds, if that is another thing than at the last call and nothing of it is still to be read."""
+        """The content of the registry, if it has changed since the last call and nothing is left to read; else None."""
         if not self._changed or self._due:
             return None
         return self.snapshot()
 
     def snapshot(self) -> Scan:
-        """What the registry holds, as far as it was read."""
+        """The content of the registry, as far as it was read."""
         self._changed = False
         found = (entry.node for directory in self._directories.values() for entry in directory.entries.values())
         return Scan(tuple(node for node in found if node is not None), self._layout)
@@ -180,17 +180,17 @@ class Reader:
     # --- answers
 
     def failed(self, read: Read) -> None:
-        """No answer came: it is asked again."""
+        """Note that a request got no answer: it is repeated."""
         if read in self._in_flight:
             self._in_flight.remove(read)
             self._due[read] = None
 
     def watched(self, read: Read) -> None:
-        """A watch is set."""
+        """Note that a watch is set."""
         self._in_flight.discard(read)
 
     def missing(self, read: Read) -> None:
-        """There is no such node."""
+        """Note that a node does not exist."""
         if read not in self._in_flight:
             return
         self._in_flight.remove(read)
@@ -201,7 +201,7 @@ class Reader:
             self._drop(path)
 
     def compared(self, read: Read, version: int, modified_zxid: int, children_zxid: int) -> None:
-        """A node's Stat: the version of its data, the transactions that changed its data and its children."""
+        """Take a node's Stat: the version of its data, the transactions that changed its data and its children."""
         if read not in self._in_flight:
             return
         self._in_flight.remove(read)
@@ -219,7 +219,7 @@ class Reader:
             self._ask(Kind.GET, path)
 
     def listed(self, read: Read, names: Iterable[str], children_zxid: int) -> None:
-        """The children of a directory, and the transaction that changed them last."""
+        """Take the children of a directory, and the transaction that changed them last."""
         if read not in self._in_flight:
             return
         self._in_flight.remove(read)
@@ -241,7 +241,7 @@ class Reader:
             self._ask(Kind.GET, *(f"{path}/{name}" for name in sorted(there - directory.entries.keys())))
 
     def got(self, read: Read, data: bytes, modified_zxid: int) -> None:
-        """The data of the layout or of a node."""
+        """Take the data of the layout or of a node."""
         if read not in self._in_flight:
             return
         self._in_flight.remove(read)
@@ -271,14 +271,14 @@ class Reader:
             self._changed = True
 
     def unreadable(self, read: Read) -> None:
-        """There is more data than a node may have."""
+        """Note that a node has more data than allowed."""
         self._in_flight.discard(read)
         self.malformed += 1
 
     # --- watches
 
     def heard(self, path: str, *, gone: bool) -> None:
-        """A watch told that something came or changed, or that it is gone."""
+        """Take a watch's report that a node was created or changed, or that it is gone."""
         place, _, name = path.rpartition("/")
         if path in self._markers:
             count = self._markers[path]
@@ -320,7 +320,7 @@ class Reader:
         self._ask(Kind.LIST, path)
 
     def _drop(self, path: str) -> None:
-        """It is not there: nor is anything below it, and nothing of it is to be read."""
+        """Forget a node that does not exist, with everything below it and all reads of it."""
         place, _, name = path.rpartition("/")
         if path in self._directories:
             directory = self._directories[path]
@@ -339,7 +339,7 @@ class Reader:
             self._in_flight.discard(read)
 
     def _note_marker(self, path: str, count: int) -> None:
-        """Compare the whole role where more was written than was heard of."""
+        """Compare the whole role if more writes happened than were reported."""
         before, self._markers[path] = self._markers[path], count
         if before is None or before == count:
             return
@@ -353,7 +353,7 @@ class Reader:
             self._paced[Read(Kind.COMPARE, node)] = None
 
     def _next_compared(self) -> Iterator[str]:
-        """The directories and nodes whose turn it is."""
+        """The directories and nodes that are next to compare."""
         directories = [*self._partitions, *self._directories]
         nodes = [f"{path}/{name}" for path, directory in self._directories.items() for name in directory.entries]
         share = max(COMPARED_DIRECTORIES, COMPARED - len(nodes))
@@ -362,11 +362,11 @@ class Reader:
 
 
 def _in_turn(items: list[str], turn: int, count: int) -> Iterator[str]:
-    """`count` of the items, from where the turn before ended."""
+    """Take `count` of the items, from where the previous turn ended."""
     start = turn * count % len(items) if items else 0
     return islice(chain(items[start:], items[:start]), min(count, len(items)))
 
 
 def _running_last(item: tuple[str, _Entry]) -> bool:
-    """Those that were not Running are likely to have changed."""
+    """Sort key: nodes that were not Running come first, because they are likely to have changed."""
     return item[1].node is not None and item[1].node.state.value == "Running"

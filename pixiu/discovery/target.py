@@ -1,4 +1,4 @@
-"""What a user may give to `connect`: addresses of proxies, or of ZooKeeper and a root."""
+"""Targets that a user may give to `connect`: addresses of proxies, or of ZooKeeper with a root."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pixiu.errors import InvalidArgument
 
 SCHEME: Final = "zk://"
 TLS_SCHEME: Final = "zks://"
-"""The same by TLS."""
+"""Scheme of the registry by TLS."""
 DEFAULT_PORT: Final = 2181
 MAX_ADDRESSES: Final = 64
 MAX_HOSTS: Final = 9
-"""ZooKeeper servers."""
+"""Limit of ZooKeeper servers in an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyTarget:
-    """Some proxies, `host:port` each; any of them tells the rest."""
+    """Some proxies, `host:port` each; any of them knows the rest."""
 
     addresses: tuple[str, ...]
 
@@ -48,7 +48,7 @@ def _addresses(text: str, target: str) -> tuple[str, ...]:
 def parse_target(target: str) -> ProxyTarget | RegistryAddress:
     """Read a target: `"host:port,host:port"` (proxies) or `"zk://host:port,host:port/root"`, by TLS `"zks://…"`.
 
-    Raises `InvalidArgument` that says which part is wrong and what to write.
+    Raises `InvalidArgument` that names the wrong part and the correct form.
     Source: README.md.
     """
     if not names_registry(target):
@@ -61,27 +61,27 @@ def parse_target(target: str) -> ProxyTarget | RegistryAddress:
 
 
 def names_registry(target: str) -> bool:
-    """Whether a target is ZooKeeper's address."""
+    """True if a target is an address of ZooKeeper."""
     return target.startswith((SCHEME, TLS_SCHEME))
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryAddress:
-    """Where the registry is: ZooKeeper's servers as `host:port,host:port`, and the root below which everything lies."""
+    """Address of the registry: ZooKeeper's servers as `host:port,host:port`, and the root above all nodes."""
 
     hosts: str
     root: str = DEFAULT_ROOT
     tls: bool = False
-    """Whether ZooKeeper is spoken to by TLS: `zks://`."""
+    """True if the connection to ZooKeeper uses TLS: `zks://`."""
 
     def __str__(self) -> str:
         return f"{TLS_SCHEME if self.tls else SCHEME}{self.hosts}{self.root}"
 
 
 def parse_address(address: str) -> RegistryAddress:
-    """Read `zk://host:port[,host:port]/root`, or `zks://…`; port 2181 and root /pubsub where they are left out.
+    """Read `zk://host:port[,host:port]/root`, or `zks://…`; default port 2181, default root /pubsub.
 
-    Raises `InvalidArgument`, which says what is wrong and shows an example.
+    Raises `InvalidArgument` that describes the problem and shows an example.
 
     Source: docs/operations.md.
     """

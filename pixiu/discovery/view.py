@@ -1,13 +1,13 @@
-"""What a process believes the cluster is, and the one reducer that keeps it. Pure.
+"""A process's view of the cluster, and the one reducer that keeps it. Pure.
 
-Watch and poll both end in a `Scan`: all nodes that are registered now. The reducer turns scans, what heartbeats
-say and the passing of time into views. It is *statically stable*: nothing that ZooKeeper fails to do changes a view.
+Watch and poll both end in a `Scan`: all nodes that are registered now. The reducer turns scans, reports of heartbeats and the
+passing of time into views. It is *statically stable*: no failure of ZooKeeper changes a view.
 
                      in a scan                        not in the scan
     (unknown) ──────────────────────▶ REGISTERED ─────────────────────▶ HELD: in the view as it was
                                           ▲  │                           │  │
                                           │  │ not in the scan, and      │  │ another process at its address,
-                 its endpoint in a scan   │  │ Draining, said dead, or   │  │ said dead, or 60 s over with a
+                 its endpoint in a scan   │  │ Draining, seen dead, or   │  │ seen dead, or 60 s over with a
                           └───────────────┼──┼─ another at its address   │  │ live connection (no time limit when
                                           │  ▼                           │  │ most nodes vanished at once)
                                           │ (dropped) ◀──────────────────┼──┘
@@ -33,50 +33,50 @@ from pixiu.placement.partition import MAX_PARTITIONS, is_partition_count
 MAX_LAYOUT_BYTES: Final = 65_536
 MAX_REPLICAS: Final = 65_536
 MAX_NODES: Final = 65_536
-"""Nodes in one view; a scan with more is cut off there (the oldest replicas stay) and counted."""
+"""Limit of nodes in one view; the rest of a larger scan is cut off (the oldest replicas stay) and counted."""
 HOLD_S: Final = 60.0
-"""How long a node that vanished stays in the view while ZooKeeper can be reached."""
+"""Time for which a node that vanished stays in the view while ZooKeeper can be reached, seconds."""
 MIN_MASS: Final = 3
-"""So many nodes must vanish for it to be a mass disappearance."""
+"""Minimum number of nodes that must vanish for a mass disappearance."""
 _SIXTEEN_DIGITS: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
 MASS_WINDOW_S: Final = 10.0
-"""What vanishes within this time vanishes at once: sessions that end together are removed over some seconds."""
+"""Nodes that vanish within this time vanish together, seconds: sessions that end together are removed over some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLayout:
-    """How a role is laid out."""
+    """Layout of one role."""
 
     n: int = 1
-    """Partitions, a power of two up to 128; 1 where the role has none."""
+    """Partitions, a power of two up to 128; 1 if the role has none."""
     next: int = 1
-    """The same as n, or 2n while a doubling is under way."""
+    """Same as n, or 2n while a doubling is under way."""
     replicas: int = 0
-    """How many the operator wants per partition, or in all where the role has no partitions; 0 unknown."""
+    """Replicas per partition that the operator wants, or in all if the role has no partitions; 0: unknown."""
     doublings: tuple[str, ...] = ()
-    """IDs of the doublings that led to n, oldest first (16 hex digits each), and of the one under way where next is 2n."""
+    """IDs of the doublings that led to n, oldest first (16 hex digits each), and of the one under way if next is 2n."""
 
     def grew(self, before: RoleLayout) -> bool:
-        """Whether doublings alone lead from an earlier layout of the role to this one. A layout that was written by hand has no
-        record of them; whoever believed it would delete what it holds. Source: docs/doubling.md."""
+        """True if only doublings lead from an earlier layout of the role to this one. A layout written by hand has no record of
+        them; a process that trusted it would delete its data. Source: docs/doubling.md."""
         ended = self.ended
         return ended[: len(before.ended)] == before.ended and self.n == before.n << len(ended) - len(before.ended)
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """IDs of the doublings that are over, oldest first."""
+        """IDs of the finished doublings, oldest first."""
         return self.doublings[: len(self.doublings) - (self.next > self.n)]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Partitions of every role, with a version that grows with every change. Source: docs/registry.md."""
+    """Partitions of every role, with a version that grows at every change. Source: docs/registry.md."""
 
     version: int = 0
-    """0: there is none yet."""
+    """0: there is no layout yet."""
     roles: Mapping[str, RoleLayout] = field(default_factory=dict)
     cluster: str = ""
-    """What tells this cluster from every other one: 16 hex digits, made when the layout is first written; empty: not known."""
+    """Unique ID of this cluster: 16 hex digits, made when the layout is first written; empty: not known."""
 
     def partitions(self, role: str) -> int:
         """The number of partitions of a role, at least 1."""
@@ -84,7 +84,7 @@ class Layout:
         return found.n if found else 1
 
     def to_json(self) -> bytes:
-        """{"version": 3, "cluster": "0123456789abcdef", "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
+        """Encode as {"version": 3, "cluster": "0123456789abcdef", "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
         fields: dict[str, object] = {"version": self.version}
         if self.cluster:
             fields["cluster"] = self.cluster
@@ -95,7 +95,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: bytes) -> Layout:
-        """Read a layout; keys that are no role are ignored. Raises `MalformedData`."""
+        """Decode a layout; unknown keys are ignored. Raises `MalformedData`."""
         fields = json_object(data, MAX_LAYOUT_BYTES, "the layout")
         version = integer(fields, "version", 1, MAX_ID)
         cluster = fields.get("cluster", "")
@@ -125,7 +125,7 @@ def _is_id(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The cluster at one moment: never changes; a new one replaces it."""
+    """The cluster at one moment. Views never change; a new one replaces the old one."""
 
     layout: Layout = field(default_factory=Layout)
     nodes: tuple[Node, ...] = ()
@@ -136,7 +136,7 @@ class View:
     _partitions: dict[tuple[str, int], tuple[Node, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Build the indexes that the questions below read."""
+        """Build the indexes for the queries below."""
         ordered = sorted(self.nodes, key=lambda node: (node.replica, node.endpoint))
         roles: dict[str, list[Node]] = {}
         partitions: dict[tuple[str, int], list[Node]] = {}
@@ -168,7 +168,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All that the registry holds now. `layout` None: there is none, or it cannot be read."""
+    """Everything that the registry holds now. `layout` None: there is none, or it cannot be read."""
 
     nodes: tuple[Node, ...]
     layout: Layout | None = None
@@ -176,31 +176,31 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """ZooKeeper can be reached, from now on."""
+    """ZooKeeper can be reached from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """ZooKeeper cannot be reached, from now on."""
+    """ZooKeeper cannot be reached from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDead:
-    """Heartbeats say that a process is dead."""
+    """Heartbeats report a process as dead."""
 
     endpoint: EndpointID
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAlive:
-    """Heartbeats say that a process is alive, after all."""
+    """Heartbeats report a process as alive after all."""
 
     endpoint: EndpointID
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: forget what stayed away for too long."""
+    """Time has passed: forget nodes that stayed away for too long."""
 
 
 Event = Scan | Connected | Disconnected | PeerDead | PeerAlive | Tick
@@ -208,24 +208,24 @@ Event = Scan | Connected | Disconnected | PeerDead | PeerAlive | Tick
 
 @dataclass(slots=True)
 class _Known:
-    """A node of the view, and how it stands with the registry."""
+    """A node of the view, and its state in the registry."""
 
     node: Node
     first_seen: float
     vanished: float | None = None
-    """When it vanished; None while it is registered."""
+    """Time at which it vanished; None while it is registered."""
     mass: bool = False
-    """It vanished together with most others: no time takes it out."""
+    """True if it vanished together with most others: it is then held without a time limit."""
     dead: bool = False
-    """Heartbeats said that it is dead, and nothing said otherwise since."""
+    """True if heartbeats reported it as dead, and nothing contradicted since."""
 
 
 class ViewReducer:
-    """Turns what is learnt of the registry into views. `now` is monotonic seconds.
+    """Turns events of the registry into views. `now` is monotonic seconds.
 
     Args:
-        hold_s: how long a node that vanished is held while ZooKeeper can be reached, seconds.
-        mass_window_s: within what time disappearances count as one, seconds.
+        hold_s: time for which a node that vanished is held while ZooKeeper can be reached, seconds.
+        mass_window_s: time within which disappearances count as one, seconds.
 
     Source: docs/registry.md.
     """
@@ -238,9 +238,9 @@ class ViewReducer:
         self._connected_since: float | None = None
         self._view = View()
         self.cut_off = 0
-        """Nodes that were left out because a scan had more than `MAX_NODES`."""
+        """Number of nodes left out because a scan had more than `MAX_NODES`."""
         self.refused: dict[str, str] = {}
-        """Role → why its layout is not taken, and what to do; the role's layout before it stands."""
+        """Role → reason why its layout is not taken, and what to do; the role's previous layout stays."""
 
     @property
     def view(self) -> View:
@@ -249,11 +249,11 @@ class ViewReducer:
 
     @property
     def held(self) -> int:
-        """How many nodes of the view are not registered now."""
+        """Number of nodes of the view that are not registered now."""
         return sum(known.vanished is not None for known in self._known.values())
 
     def step(self, event: Event, now: float) -> View | None:
-        """Take an event; the new view, or None when nothing changed."""
+        """Take an event; returns the new view, or None when nothing changed."""
         match event:
             case Scan():
                 self._scan(event, now)
@@ -273,7 +273,7 @@ class ViewReducer:
         return self._emit()
 
     def next_deadline(self) -> float | None:
-        """When a `Tick` can change something, monotonic seconds; None while nothing waits."""
+        """Time at which a `Tick` can change something, monotonic seconds; None if nothing waits."""
         ends = (self._end_of_hold(known) for known in self._known.values())
         return min((end for end in ends if end is not None), default=None)
 
@@ -296,14 +296,14 @@ class ViewReducer:
             if before is None:
                 self._known[endpoint] = _Known(node, now)
                 continue
-            # What a process writes of itself is a sign of life, whatever heartbeats said before.
+            # A process that writes its node is alive, whatever heartbeats reported before.
             before.dead = before.dead and before.node == node
             before.node, before.vanished, before.mass = node, None, False
         self._note_mass(now)
 
     def _take_layout(self, layout: Layout) -> None:
-        """Take a newer layout. Where a role has another number of partitions and no doublings that led to it, the layout was
-        written by hand: who believed it would delete what it holds. Source: docs/doubling.md."""
+        """Take a newer layout. A role whose number of partitions changed without recorded doublings keeps its old layout: the new
+        one was written by hand, and a process that trusted it would delete its data. Source: docs/doubling.md."""
         self.refused.clear()
         roles = dict(layout.roles)
         for role, before in self._layout.roles.items():
@@ -319,7 +319,7 @@ class ViewReducer:
         self._layout = replace(layout, roles=roles)
 
     def _note_mass(self, now: float) -> None:
-        """Hold without a limit what vanished together with most of the nodes known until then."""
+        """Hold nodes without a time limit that vanished together with most of the nodes known until then."""
         moments = {
             endpoint: known.vanished
             for endpoint, known in self._known.items()
@@ -340,13 +340,13 @@ class ViewReducer:
         if known.vanished is not None:
             del self._known[endpoint]
         else:
-            # It is still registered: roles leave it out by its link's state, and it goes as soon as it vanishes.
+            # The node is still registered: roles leave it out by the state of its link, and it is dropped as soon as it vanishes.
             known.dead = True
 
     def _end_of_hold(self, known: _Known) -> float | None:
         if known.vanished is None or known.mass or self._connected_since is None:
             return None
-        # After an outage a node gets the whole time again: it may need it to register once more.
+        # After an outage a node gets the whole time again, because it may need it to register again.
         return max(known.vanished, self._connected_since) + self._hold_s
 
     def _expire(self, now: float) -> None:
@@ -368,16 +368,16 @@ def _order(node: Node) -> tuple[str, int, int, int]:
 
 
 def _supersedes(node: Node, other: Node) -> bool:
-    """Whether of two processes at one address `node` is the later one."""
+    """True if, of two processes at one address, `node` is the later one."""
     if (node.role, node.partition) == (other.role, other.partition):
         return node.replica > other.replica
     return (node.started_ms, node.endpoint) > (other.started_ms, other.endpoint)
 
 
 def _newest(nodes: Iterable[Node]) -> tuple[dict[EndpointID, Node], dict[tuple[str, int], EndpointID]]:
-    """The nodes by endpoint, and who has each address: of two at one address (or of one endpoint) the later one.
+    """Index the nodes by endpoint, and the owner of each address: of two at one address (or of one endpoint) the later one.
 
-    Two are there when a process was restarted at its port and the session of the old one has not ended yet.
+    There are two when a process was restarted at its port and the session of the old one has not ended yet.
     """
     present: dict[EndpointID, Node] = {}
     addresses: dict[tuple[str, int], EndpointID] = {}

@@ -1,10 +1,10 @@
-"""Keeps a process's view of the cluster: by watch and by poll, through one reducer. Reads only.
+"""Keeps a process's view of the cluster: by watch and by poll, through one reducer. It only reads.
 
-    watches ─┐                                        ┌─ heartbeats say dead, alive
+    watches ─┐                                        ┌─ heartbeats report dead, alive
              ├─▶ Reader: what to read ─▶ reads ─▶ scan ┴─▶ ViewReducer ─▶ view
     poll ────┘
 
-A read that fails is asked again, and until then there is no scan, so an outage of ZooKeeper changes nothing.
+A failed read is repeated, and there is no scan until it succeeds, so an outage of ZooKeeper changes nothing.
 
 Source: docs/registry.md; PiXiu §2.2 steps 2 to 4.
 """
@@ -30,9 +30,9 @@ from pixiu.rpc.backoff import Backoff
 POLL_INTERVAL_S: Final = 60.0
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
-"""Back-off after a read that failed while connected; doubles in between, with jitter."""
+"""Longest back-off after a read that failed while connected, seconds; it doubles, with jitter."""
 IDLE_S: Final = 3600.0
-"""The longest that the loop sleeps when nothing else is due."""
+"""Longest sleep of the loop when nothing else is due, seconds."""
 
 _log = logging.getLogger("pixiu.discovery")
 
@@ -42,10 +42,10 @@ class Discovery:
 
     Args:
         zookeeper: a session that is connected before `start`.
-        root: below which everything lies.
+        root: path above all nodes.
         on_view: called in the event loop with every new view; must not raise and must not block.
-        poll_interval_s: between two polls, seconds.
-        roles: which roles to see; the others are not read.
+        poll_interval_s: interval between polls, seconds.
+        roles: the roles to read; others are ignored.
 
     Source: docs/registry.md.
     """
@@ -72,7 +72,7 @@ class Discovery:
 
     @property
     def malformed(self) -> int:
-        """Data of nodes or of the layout that could not be read; what was known before stays."""
+        """Number of nodes or layouts whose data could not be read; the earlier data stay."""
         return self._reader.malformed
 
     @property
@@ -82,16 +82,16 @@ class Discovery:
 
     @property
     def held(self) -> int:
-        """How many nodes of the view are not registered now."""
+        """Number of nodes of the view that are not registered now."""
         return self._reducer.held
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Role → why its layout in the registry is not taken, and what to do."""
+        """Role → reason why its layout in the registry is not taken, and what to do."""
         return self._reducer.refused
 
     async def start(self) -> None:
-        """Read everything and give the first view to `on_view`. Raises `RegistryUnavailable`."""
+        """Read everything and pass the first view to `on_view`. Raises `RegistryUnavailable`."""
         if self._task is not None or self._closed:
             raise InvalidArgument("this discovery was already started; make a new one")
         self._loop = asyncio.get_running_loop()
@@ -121,18 +121,18 @@ class Discovery:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def mark_dead(self, endpoint: int) -> None:
-        """Heartbeats say that a process is dead: out of the view now if it is not registered, else as soon as it vanishes.
+        """Take a heartbeat report of death: the process leaves the view now if it is not registered, else as soon as it vanishes.
 
-        The new view is given after the caller has returned to the event loop.
+        The new view is passed on after the caller has returned to the event loop.
         """
         self._later(PeerDead(EndpointID(endpoint)))
 
     def mark_alive(self, endpoint: int) -> None:
-        """Heartbeats say that a process that was marked dead lives: it is held again when it vanishes from the registry."""
+        """Take a heartbeat report that a process marked dead is alive: it is held again when it vanishes from the registry."""
         self._later(PeerAlive(EndpointID(endpoint)))
 
     def poll_within(self, seconds: float) -> None:
-        """Poll so soon, whatever the poll interval: somebody knows more than the view shows."""
+        """Poll within this time, whatever the poll interval is, because somebody knows more than the view shows."""
         self._reader.poll_within(seconds, time.monotonic())
         self._wake.set()
 
@@ -195,7 +195,7 @@ class Discovery:
                 retry_at = time.monotonic() + backoff.next_s()
 
     async def _read(self) -> Exception | None:
-        """Read what is due. What failed, if anything did: it stays due."""
+        """Read what is due. Returns the error if a read failed; it stays due."""
         while reads := self._reader.take(time.monotonic()):
             errors = await asyncio.gather(*map(self._ask, reads))
             for error in errors:

@@ -1,12 +1,12 @@
 """ZooKeeper for asyncio: the only module that imports kazoo.
 
-kazoo runs the session in threads of its own. This facade starts operations without waiting for them and takes their
-results, watches and session changes back to the event loop, so that nothing here ever blocks it.
+kazoo runs the session in threads of its own. This facade starts operations without waiting for them and passes their results,
+watches and session changes to the event loop, so that nothing here ever blocks it.
 
-Where the registry is guarded (`pixiu.discovery.access`) each node that is made gets the list of who may do what with it.
+If the registry is guarded (`pixiu.discovery.access`), each new node gets its access list.
 
-While there is no connection every operation is refused at once: kazoo would queue it, and carry it out at a moment
-when its caller has long given up.
+While there is no connection every operation is refused at once: kazoo would queue it, and perform it long after its caller has
+given up.
 
 Source: docs/registry.md; notes on reliability, hole 14 (the back-off that lost sessions).
 """
@@ -54,33 +54,33 @@ from pixiu.discovery.target import RegistryAddress
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryDenied, RegistryUnavailable, RemoteError
 
 MAX_DATA_BYTES: Final = 65_536
-"""A node's data, read or written; ZooKeeper itself would take 1 MiB."""
+"""Limit of a node's data, read or written, bytes; ZooKeeper itself would take 1 MiB."""
 MAX_IN_FLIGHT: Final = 256
-"""Operations under way at once; more wait for their turn."""
+"""Limit of operations under way; more wait for their turn."""
 MAX_TRANSACTION: Final = 64
 RECONNECT_MAX_DELAY_S: Final = 0.5
-"""Longest back-off between attempts to connect: short against every session timeout, so that none is lost by it."""
+"""Longest back-off between attempts to connect, seconds: far below every session timeout, so that it never costs a session."""
 CONNECT_SHARE: Final = 1 / 3
-"""What part of the session timeout an attempt to connect may take."""
+"""Share of the session timeout that an attempt to connect may take."""
 REFUSED_TIMES: Final = 5
 REFUSED_FOR: Final = 2.0
-"""After so many attempts to connect that a server took and then ended, for so many session timeouts, the registry counts as one
-that went back: what this client has seen of it is forgotten."""
+"""After `REFUSED_TIMES` connections that servers took and then ended, and this multiple of the session timeout, the registry is
+considered to have gone back: what this client has seen of it is forgotten."""
 TLS_NAME: Final = "zookeeper.pixiu"
-"""The name in ZooKeeper's certificate, whatever its address is; as with processes (`pixiu.rpc.tls`)."""
+"""Host name in ZooKeeper's certificate, whatever its address is, as for processes (`pixiu.rpc.tls`)."""
 PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
-"""ZooKeeper's bits."""
+"""ZooKeeper's permission bits."""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long close() waits for ZooKeeper to end the session; after that the session ends by its timeout."""
+"""Time limit for ZooKeeper to end the session in close(), seconds; after that the session ends by its timeout."""
 
 _log = logging.getLogger("pixiu.zookeeper")
 _kazoo_log = logging.getLogger("pixiu.zookeeper.kazoo")
-# kazoo warns at every attempt to connect, twice a second in an outage; session listeners say the same once.
+# kazoo warns at every attempt to connect, twice a second in an outage; session listeners report it once.
 _kazoo_log.setLevel(logging.ERROR)
 
 
 class RegistryConflict(RemoteError):
-    """The registry is not as an operation needs it: read it again and decide anew."""
+    """The registry differs from what an operation needs: read it again and decide again."""
 
 
 class NoNode(RegistryConflict):
@@ -100,13 +100,13 @@ class NotEmpty(RegistryConflict):
 
 
 class SessionState(Enum):
-    """How the session with ZooKeeper stands."""
+    """State of the session with ZooKeeper."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
     """No connection; the session, its nodes and its watches may still live."""
     LOST = "lost"
-    """The session is over; the next one is being sought. ZooKeeper may have removed its nodes long before."""
+    """The session is over; a new one is being set up. ZooKeeper may have removed its nodes long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,11 @@ class SessionEvent:
     session_id: int
     """0 when the session is lost."""
     new_session: bool
-    """CONNECTED, and not with the session that was there before (or the first one)."""
+    """True if CONNECTED with another session than before (or with the first one)."""
 
 
 class WatchKind(Enum):
-    """What a watch saw."""
+    """Kind of change that a watch reports."""
 
     CREATED = "CREATED"
     DELETED = "DELETED"
@@ -144,19 +144,19 @@ SessionListener = Callable[[SessionEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What ZooKeeper knows of a node beside its data."""
+    """ZooKeeper's metadata of a node."""
 
     version: int
     created_zxid: int
     modified_zxid: int
     """The transaction that changed the data last."""
     children_zxid: int
-    """The transaction that changed the children last: which there are, not their data."""
+    """The transaction that last changed the list of children, not their data."""
     ephemeral_owner: int
-    """The session that an ephemeral node lives with; 0 for a persistent one."""
+    """The session that owns an ephemeral node; 0 for a persistent one."""
     children: int
     created_ms: int
-    """By the wall clock of ZooKeeper's leader, Unix milliseconds."""
+    """Creation by the wall clock of ZooKeeper's leader, Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,37 +199,37 @@ Operation = Create | Set | Delete | Check
 
 @dataclass(frozen=True)
 class _LoopWatch:
-    """A watch as kazoo keeps it: equal for equal callbacks, so that a watch set again and again is kept once."""
+    """A watch as kazoo keeps it: equal for equal callbacks, so that a watch set repeatedly is kept once."""
 
     loop: asyncio.AbstractEventLoop
     callback: Watch
 
     def __call__(self, event: Any) -> None:
-        # NONE events say that the session changed; session listeners hear of that.
+        # NONE events report a change of the session, which session listeners handle.
         if event.type in WatchKind.__members__:
             _to_loop(self.loop, self.callback, WatchEvent(WatchKind(str(event.type)), str(event.path)))
 
 
 @dataclass(frozen=True)
 class _AddWatch:
-    """The request that kazoo lacks: everything at and below a path is told, time and again, until the connection ends."""
+    """A request that kazoo lacks: watch everything at and below a path, persistently, until the connection ends."""
 
     path: str
     type = 106
-    """In ZooKeeper's protocol, since 3.6."""
+    """Its number in ZooKeeper's protocol, since 3.6."""
 
     def serialize(self) -> bytes:
-        """As the server reads it: the path, and the mode `PERSISTENT_RECURSIVE`."""
+        """Encode the request: the path, and the mode `PERSISTENT_RECURSIVE`."""
         return bytes(write_string(self.path)) + bytes(int_struct.pack(1))
 
     @staticmethod
     def deserialize(_data: bytes, _offset: int) -> bool:
-        """The answer says nothing but that it is done."""
+        """Return True: the answer has no content."""
         return True
 
 
 def _listen_below(connection: ConnectionHandler, heard: Callable[[WatchEvent], None]) -> None:
-    """Have kazoo's connection tell of every watch that fires, also where kazoo has set none."""
+    """Make kazoo's connection report every watch that fires, including those that kazoo has not set."""
     read = connection._read_watch_event
 
     def both(buffer: bytes, offset: int) -> None:
@@ -249,10 +249,10 @@ def _to_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with a bound on every attempt to connect.
+    """kazoo's threads, with a time limit for every attempt to connect.
 
-    A ZooKeeper that is just starting can accept a connection and never answer on it (measured: in some ten restarts under
-    load, once). kazoo waits the whole session timeout for that answer, and the session is lost by it.
+    A ZooKeeper that is just starting can accept a connection and never answer on it (measured: once in some ten restarts under
+    load). kazoo waits the whole session timeout for that answer, and loses the session.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         """The newest connection, until the server's first answer can be read."""
 
     def create_connection(self, *arguments: Any, **options: Any) -> Any:
-        """Connect, within the bound."""
+        """Connect, within the time limit."""
         options["timeout"] = min(options.get("timeout") or self._patience_s, self._patience_s)
         made = super().create_connection(*arguments, **options)
         if self._tls is not None:
@@ -280,13 +280,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             except (OSError, ConfigurationError) as error:  # ssl.SSLError is an OSError
                 made.close()
                 self._failed(error)
-                raise OSError(f"no TLS with ZooKeeper: {error}") from error  # kazoo tries the next one
+                raise OSError(f"no TLS with ZooKeeper: {error}") from error  # kazoo tries the next server
         self._unanswered = made
         self._reached()
         return self._unanswered
 
     def select(self, readable: Any, writable: Any, broken: Any, timeout: float | None = None) -> Any:
-        """Wait for sockets; for the first answer on a connection only within the bound."""
+        """Wait for sockets; for the first answer on a connection only within the time limit."""
         if self._unanswered is None or list(readable) != [self._unanswered]:
             return super().select(readable, writable, broken, timeout)
         found = super().select(readable, writable, broken, self._patience_s if timeout is None else min(timeout, self._patience_s))
@@ -299,13 +299,13 @@ class ZooKeeper:
     """A session with ZooKeeper for one event loop.
 
     Args:
-        address: where ZooKeeper is, and the root below which nodes get the list of who may do what; or `host:port[,host:port]`.
-        session_timeout_s: how long ZooKeeper keeps the session of a silent process, seconds; the server may bound it.
-        connect_timeout_s: how long `connect` tries, seconds. Once connected, it reconnects for ever.
-        operation_timeout_s: how long one operation may take, seconds.
-        session: (id, password) of a session to take over, as `session` gives it.
-        login: with which to come; None: this process's own (`pixiu.discovery.login`).
-        further_roots: of other clusters in which this session writes.
+        address: ZooKeeper's address, with the root below which nodes get access lists; or `host:port[,host:port]`.
+        session_timeout_s: time for which ZooKeeper keeps the session of a silent process, seconds; the server may bound it.
+        connect_timeout_s: time limit of `connect`, seconds. Once connected, it reconnects for ever.
+        operation_timeout_s: time limit of one operation, seconds.
+        session: (id, password) of a session to take over, as `session` returns it.
+        login: the login to use; None: this process's own (`pixiu.discovery.login`).
+        further_roots: roots of other clusters in which this session writes.
 
     Source: docs/registry.md.
     """
@@ -338,13 +338,13 @@ class ZooKeeper:
         self._first = asyncio.Event()
         self._session_id = 0
         self._session_seen = False
-        """Whether there ever was a session."""
+        """True if there was ever a session."""
         self._refused, self._away_since = 0, 0.0
-        """Connections that servers took since the session was lost, and when that was, monotonic seconds."""
+        """Number of connections that servers took since the session was lost, and the time of the loss, monotonic seconds."""
         self._listeners: list[SessionListener] = []
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._asked = 0
-        """Operations that kazoo has not answered."""
+        """Number of operations that kazoo has not answered."""
         self._quiet, self._may_ask, self._one_login = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._quiet.set()
         self._may_ask.set()
@@ -358,21 +358,21 @@ class ZooKeeper:
 
     @property
     def connected(self) -> bool:
-        """Whether operations are possible now."""
+        """True if operations are possible now."""
         return self._connected
 
     @property
     def login(self) -> Login | None:
-        """The file of credentials with which it comes; None: with nothing."""
+        """The file of credentials in use; None: none."""
         return self._login or logins.own(self._hosts)
 
     @property
     def logged_in_as(self) -> tuple[str, ...]:
-        """The logins with which it comes."""
+        """The logins in use."""
         return tuple(self._passwords)
 
     def says_of_login(self) -> str:
-        """Who it comes as, and with how many passwords; for people."""
+        """Describe the logins in use and their numbers of passwords, for people."""
         said = [f"{who} with {len(found)} password{'s' if len(found) > 1 else ''}" for who, found in self._passwords.items()]
         return ", ".join(said) or "nobody"
 
@@ -383,23 +383,23 @@ class ZooKeeper:
 
     @property
     def session(self) -> tuple[int, bytes] | None:
-        """(id, password) of the session while connected: whoever has it can take the session over, or end it."""
+        """(id, password) of the session while connected: anyone who has it can take the session over, or end it."""
         return cast("tuple[int, bytes] | None", self._client.client_id) if self._client is not None else None
 
     def add_listener(self, listener: SessionListener) -> None:
-        """Call this in the event loop at every change of the session from now on."""
+        """Call `listener` in the event loop at every change of the session from now on."""
         self._listeners.append(listener)
 
     def remove_listener(self, listener: SessionListener) -> None:
-        """Call it no more."""
+        """Stop calling a listener."""
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
 
     async def connect(self) -> None:
         """Open the session.
 
-        Raises `RegistryUnavailable` when no server answers within `connect_timeout_s`, `RegistryDenied` when it does not take this
-        login, `ConfigurationError` when the file of credentials or the certificates do not do.
+        Raises `RegistryUnavailable` when no server answers within `connect_timeout_s`, `RegistryDenied` when the login is refused,
+        and `ConfigurationError` when the file of credentials or the certificates cannot be used.
         """
         if self._client is not None:
             raise InvalidArgument("this ZooKeeper session was already opened; make a new one")
@@ -429,7 +429,7 @@ class ZooKeeper:
             await self.close()
             raise RegistryDenied(self._not_taken()) from None
         except (RegistryUnavailable, MalformedData):
-            pass  # the next operation says so
+            pass  # the next operation reports it
 
     async def close(self) -> None:
         """End the session, and with it its ephemeral nodes; waits at most 5 s for the server to confirm it."""
@@ -450,8 +450,8 @@ class ZooKeeper:
                 await done.wait()
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
-        """A node's data. The watch fires when it changes or goes. Raises `NoNode` (and sets no watch), `MalformedData` when
-        it is larger than `MAX_DATA_BYTES`, `RegistryUnavailable`."""
+        """Read a node's data. The watch fires when the node changes or is deleted. Raises `NoNode` (and sets no watch),
+        `MalformedData` when it is larger than `MAX_DATA_BYTES`, `RegistryUnavailable`."""
         data, stat = await self._run(path, lambda client: client.get_async(path, watch=self._watch(watch)))
         if len(data) > MAX_DATA_BYTES:
             raise MalformedData(f"{path} has {len(data)} bytes of data; at most {MAX_DATA_BYTES} are read")
@@ -466,8 +466,8 @@ class ZooKeeper:
     async def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, make_parents: bool = False
     ) -> str:
-        """Create a node; its path, with the sequence. Raises `NodeExists`, `NoNode` (no parent), `RegistryUnavailable` (it may
-        have happened or not)."""
+        """Create a node; returns its path, with the sequence. Raises `NodeExists`, `NoNode` (no parent), `RegistryUnavailable` (it
+        may have happened or not)."""
         _bounded(path, data)
         acl = await self._acl(path)
 
@@ -485,11 +485,11 @@ class ZooKeeper:
         return str(await make())
 
     async def sync(self, path: str) -> None:
-        """Let the server that this session speaks to catch up: reads that begin after it are not older than this call."""
+        """Let the session's server catch up: reads that begin afterwards are not older than this call."""
         await self._run(path, lambda client: client.sync_async(path))
 
     async def ensure_path(self, path: str) -> None:
-        """Create a persistent node and its parents where they are missing. Raises `RegistryUnavailable`."""
+        """Create a persistent node and any missing parents. Raises `RegistryUnavailable`."""
         missing = []
         while path and await self.exists(path) is None:
             missing.append(path)
@@ -499,7 +499,7 @@ class ZooKeeper:
                 await self.create(each)
 
     async def set_acl(self, path: str, access: Access, below: str) -> bool:
-        """Give a node the list of who may do what that a path `below` its root has; whether it had another one. Raises `NoNode`,
+        """Set a node's access list to that of the path `below` its root. True if it was different. Raises `NoNode`,
         `RegistryDenied`, `RegistryUnavailable`."""
         wanted = _acl(access, below)
         found, _ = await self._run(path, lambda client: client.get_acls_async(path))
@@ -509,12 +509,12 @@ class ZooKeeper:
         return True
 
     async def access(self, root: str) -> Access | None:
-        """The logins that a cluster's registry takes; None: it is open to everybody. Raises `RegistryDenied`, `MalformedData`,
+        """Read the logins of a cluster's registry; None: it is open to everybody. Raises `RegistryDenied`, `MalformedData`,
         `RegistryUnavailable`."""
         return await self._access(root)
 
     async def log_in_again(self) -> bool:
-        """Read the file of credentials again, and come with what is new there too; the session stays. Whether there was something.
+        """Read the file of credentials again, and log in with new ones; the session stays. True if there were any.
 
         Raises `ConfigurationError`, `RegistryUnavailable`.
         """
@@ -524,18 +524,18 @@ class ZooKeeper:
         former, self._passwords = self._passwords, found
         client, now = self._client, set(_auth(found))
         client.auth_data.clear()
-        client.auth_data.update(now)  # what the next connection says
+        client.auth_data.update(now)  # sent by the next connection
         try:
             for scheme, said in sorted(now - set(_auth(former))):
                 await self._say(scheme, said)
         except BaseException:
-            self._passwords = former  # the next call says it
+            self._passwords = former  # the next call sends it
             raise
         return True
 
     async def _say(self, scheme: str, said: str) -> None:
-        """Log in, while nothing else is under way: ZooKeeper answers a login before what was asked earlier, and kazoo takes the
-        answers in the order of the questions, so that somebody would get the login's. Raises `RegistryUnavailable`."""
+        """Log in while nothing else is under way: ZooKeeper answers a login before earlier requests, and kazoo matches answers by
+        order, so another request would get the login's answer. Raises `RegistryUnavailable`."""
         async with self._one_login:
             self._may_ask.clear()
             try:
@@ -554,23 +554,24 @@ class ZooKeeper:
         await self._run(path, lambda client: client.delete_async(path, version))
 
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
-        """What is known of a node, None where there is none. The watch fires when it comes, changes or goes."""
+        """Read a node's Stat; None if it does not exist. The watch fires when it is created, changes or is deleted."""
         stat = await self._run(path, lambda client: client.exists_async(path, watch=self._watch(watch)))
         return None if stat is None else _stat(stat)
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """The names of a node's children, sorted. The watch fires when one comes or goes. Raises `NoNode` (and sets no watch)."""
+        """Read the names of a node's children, sorted. The watch fires when one is added or removed. Raises `NoNode` (and sets no
+        watch)."""
         names = await self._run(path, lambda client: client.get_children_async(path, watch=self._watch(watch)))
         return sorted(names)
 
     async def listing(self, path: str) -> tuple[list[str], Stat]:
-        """The names of a node's children, sorted, and its Stat. Raises `NoNode`, `RegistryUnavailable`."""
+        """Read the names of a node's children, sorted, and its Stat. Raises `NoNode`, `RegistryUnavailable`."""
         names, stat = await self._run(path, lambda client: client.get_children_async(path, include_data=True))
         return sorted(names), _stat(stat)
 
     async def watch_below(self, path: str, watch: Watch) -> None:
-        """Have `watch` told of everything that comes, changes or goes at or below a path, which need not exist, until the
-        connection ends: then it is to be set again.
+        """Report every creation, change or deletion at or below a path to `watch` until the connection ends; then it must be set
+        again. The path need not exist.
 
         Raises `RegistryUnavailable`, `RegistryConflict` from a ZooKeeper older than 3.6.
         """
@@ -586,15 +587,15 @@ class ZooKeeper:
         await self._run(path, start)
 
     def stop_watching_below(self, watch: Watch) -> None:
-        """Tell it no more; the server's watches end with the connection."""
+        """Stop reporting to `watch`; the server's watches end with the connection."""
         for watches in self._below.values():
             if watch in watches:
                 watches.remove(watch)
 
     async def transaction(self, operations: Sequence[Operation]) -> list[object]:
-        """Do all or nothing. A list with the path of each `Create` and something else for the others.
+        """Do all operations or none. Returns a list with the path of each `Create` and something else for the others.
 
-        Raises the error of the operation that could not be done, or `RegistryUnavailable` (all of it happened, or nothing).
+        Raises the error of the operation that failed, or `RegistryUnavailable` (all of it happened, or nothing).
         """
         if not 0 < len(operations) <= MAX_TRANSACTION:
             raise InvalidArgument(f"a transaction has 1 to {MAX_TRANSACTION} operations, not {len(operations)}")
@@ -656,8 +657,8 @@ class ZooKeeper:
             self._tls_context()
 
     def _tls_context(self) -> ssl.SSLContext:
-        """Made anew for each connection, so that other files are taken; in kazoo's thread."""
-        from pixiu.rpc.tls import TLS_DIR, own  # gRPC, which most who read the registry load anyway
+        """Make the TLS context for each connection, so that changed files are used; in kazoo's thread."""
+        from pixiu.rpc.tls import TLS_DIR, own  # gRPC, which most readers of the registry load anyway
 
         tls = own()
         if tls is None:
@@ -665,7 +666,7 @@ class ZooKeeper:
         return tls.client_context()
 
     def _no_tls(self, error: Exception) -> None:
-        """In kazoo's thread."""
+        """Note the failure of TLS; in kazoo's thread."""
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
         self._tls_problem = (
             f"TLS fails ({reason}): ZooKeeper needs a certificate of `pixiu pki issue zookeeper`, and this process one of the "
@@ -680,7 +681,7 @@ class ZooKeeper:
         return Access.from_json(data)
 
     async def _acl(self, path: str) -> list[Any] | None:
-        """Who may do what with a node that is made now; None: everybody everything."""
+        """The access list of a new node; None: everybody may do everything."""
         for root in self._roots:
             if path == root or path.startswith(f"{root}/"):
                 found = await self._access(root)
@@ -708,7 +709,7 @@ class ZooKeeper:
             path = path.rpartition("/")[0]
 
     def _on_kazoo_state(self, loop: asyncio.AbstractEventLoop, client: Any, state: str) -> None:
-        """In kazoo's thread: the session's ID is read here, while it is certain to belong to this state."""
+        """Pass on a state of kazoo; in its thread, where the session's ID certainly belongs to this state."""
         identity = client.client_id if state == KazooState.CONNECTED else None
         _to_loop(loop, self._on_state, client, state, identity[0] if identity else 0)
 
@@ -736,8 +737,8 @@ class ZooKeeper:
             listener(event)
 
     def _on_reached(self) -> None:
-        """A server took a connection, and the session is not back. One whose data are older than what this client has seen, for it
-        was restored from a backup, ends each attempt without a word; one without a quorum too, to which this does no harm."""
+        """Count a connection that a server took without restoring the session. A server restored from a backup, with data older
+        than this client has seen, ends each attempt silently; so does one without a quorum, for which forgetting does no harm."""
         if self._closed or self._connected or self._loop is None or self._client is None or not self._session_seen:
             return
         self._refused += 1
@@ -753,7 +754,8 @@ class ZooKeeper:
             self._client.last_zxid = 0
 
     def _revive(self, client: Any) -> None:
-        """kazoo's thread ends for good on an answer that it does not understand; a process must not lose its registry by that."""
+        """Start kazoo again if its thread has ended: it ends for good on an answer that it does not understand, and a process must
+        not lose its registry by that."""
         if self._closed or self._connected or client is not self._client or self._loop is None:
             return
         if str(client.client_state) == KeeperState.CLOSED:
@@ -766,7 +768,7 @@ class ZooKeeper:
         return None if callback is None else _LoopWatch(self._loop, callback)
 
     async def _run(self, path: str, start: Callable[[Any], Any]) -> Any:
-        """Start an operation in kazoo and wait for its result without blocking the loop. It waits for a login that is under way."""
+        """Start an operation in kazoo and wait for its result without blocking the loop. Waits for a login that is under way."""
         async with self._in_flight:
             while not self._may_ask.is_set():
                 await self._may_ask.wait()
@@ -825,12 +827,12 @@ class ZooKeeper:
 
 
 def _settle(loop: asyncio.AbstractEventLoop, answered: Callable[[BaseException | None, Any], None], result: Any) -> None:
-    """In kazoo's thread: hand a result to the loop."""
+    """Hand a result to the loop; in kazoo's thread."""
     _to_loop(loop, answered, result.exception, result.value)
 
 
 def _auth(passwords: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
-    """What kazoo says at the begin of each connection."""
+    """Logins that kazoo sends at the start of each connection."""
     return [("digest", f"{who}:{password}") for who, found in passwords.items() for password in found]
 
 
@@ -843,7 +845,7 @@ def _acl(access: Access, below: str) -> list[Any]:
 
 
 def _stop_client(client: Any, done: Callable[[], None]) -> None:
-    """In a thread of its own: end kazoo's session and threads."""
+    """End kazoo's session and threads; in a thread of its own."""
     try:
         client.stop()
         client.close()

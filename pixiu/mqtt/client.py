@@ -1,7 +1,7 @@
 """The client's side of one MQTT 3.1.1 connection: requests, packets and timers in, effects out. No I/O, no clock.
 
-What a session does is in `TABLE`; `docs/mqtt_states.md` is drawn from it. A session is one connection with a clean
-session: who connects again makes a new one and subscribes again.
+`TABLE` holds the actions of a session; `docs/mqtt_states.md` is drawn from it. A session is one connection with a clean
+session: to reconnect, make a new session and subscribe again.
 
 Source: OASIS MQTT 3.1.1; docs/operations.md.
 """
@@ -34,17 +34,17 @@ from pixiu.mqtt.packets import (
 )
 
 CONNECT_TIMEOUT_S: Final = 10.0
-"""From CONNECT to CONNACK."""
+"""Time limit from CONNECT to CONNACK, seconds."""
 ANSWER_TIMEOUT_S: Final = 30.0
-"""From a SUBSCRIBE, UNSUBSCRIBE or PUBLISH of QoS 1 to its answer; from a PINGREQ to any packet."""
+"""Time limit from a SUBSCRIBE, UNSUBSCRIBE or PUBLISH of QoS 1 to its answer, and from a PINGREQ to any packet, seconds."""
 MAX_INFLIGHT: Final = 1024
-"""Requests without an answer; one more raises `Overloaded`."""
+"""Limit of requests without an answer; one more raises `Overloaded`."""
 PUBLISH_OVERHEAD_BYTES: Final = 7
-"""What a PUBLISH adds to topic and payload at most: the fixed header and the packet identifier."""
+"""Most bytes that a PUBLISH adds to topic and payload: the fixed header and the packet identifier."""
 CACHED_PREFIXES: Final = 256
-"""Topics whose encoded form is remembered; when there are more all are forgotten."""
+"""Limit of topics whose encoded form is cached; beyond it the cache is emptied."""
 CACHED_TOPIC_LENGTH: Final = 256
-"""Longer topics, in characters, are encoded each time."""
+"""Longest topic that is cached, in characters; longer ones are encoded each time."""
 
 _REFUSALS: Final = {
     ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL: "it does not speak MQTT 3.1.1",
@@ -64,7 +64,7 @@ class ConnectionRefused(RemoteError):
 
 
 class State(Enum):
-    """Where a connection stands."""
+    """State of a connection."""
 
     NEW = "New"
     CONNECTING = "Connecting"
@@ -73,7 +73,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a connection."""
+    """Events of a connection."""
 
     CONNECT = "connect"
     CONNACK = "CONNACK 0"
@@ -90,7 +90,7 @@ class Event(Enum):
 
 
 class Transition(NamedTuple):
-    """One row of the table: the next state, and what is done on the way."""
+    """One row of the table: the next state, and the action on the way."""
 
     state: State
     action: Callable[[ClientSession, Any, float, list[ClientEffect]], None]
@@ -100,16 +100,16 @@ class _Request(NamedTuple):
     since: float
     answer: type[Packet]
     number: int
-    """How many codes the answer has."""
+    """Number of codes in the answer."""
 
 
 class ClientSession:
     """One connection of a client.
 
-    keep_alive_s: 0 is none, else a PINGREQ is sent when nothing else was for so long.
+    keep_alive_s: a PINGREQ is sent after this time without another packet; 0: never.
 
-    `connect`, `receive`, `timeout`, `close` and `connection_lost` return effects to carry out in order; the requests
-    return a packet identifier (0 for QoS 0) and bytes to send.
+    `connect`, `receive`, `timeout`, `close` and `connection_lost` return effects to perform in order; the requests return a packet
+    identifier (0 for QoS 0) and bytes to send.
 
     Source: OASIS MQTT 3.1.1 sections 3 and 4.
     """
@@ -135,16 +135,16 @@ class ClientSession:
 
     @property
     def state(self) -> State:
-        """Where the connection stands."""
+        """The state of the connection."""
         return self._state
 
     @property
     def unanswered(self) -> int:
-        """How many requests wait for their answer."""
+        """Number of requests that wait for their answer."""
         return len(self._requests)
 
     def next_deadline(self) -> float | None:
-        """When to call `timeout`, monotonic seconds; None: not before something else happens."""
+        """Time at which to call `timeout`, monotonic seconds; None: not before another event."""
         if self._state is State.CONNECTING:
             return self._since + CONNECT_TIMEOUT_S
         if self._state is not State.CONNECTED:
@@ -164,7 +164,7 @@ class ClientSession:
         return self._run(Event.CONNECT, None, now)
 
     def publish(self, topic: str, payload: bytes, qos: int, now: float) -> tuple[int, bytes]:
-        """A PUBLISH of QoS 0 or 1. Raises `InvalidArgument`, `RecordTooLarge`, `NotConnected` or `Overloaded`.
+        """Encode a PUBLISH of QoS 0 or 1. Raises `InvalidArgument`, `RecordTooLarge`, `NotConnected` or `Overloaded`.
 
         Source: OASIS MQTT 3.1.1 section 3.3.
         """
@@ -185,27 +185,27 @@ class ClientSession:
         return packet_id, data
 
     def subscribe(self, filters: Sequence[str], qos: int, now: float) -> tuple[int, bytes]:
-        """A SUBSCRIBE. Raises `InvalidArgument`, `NotConnected` or `Overloaded`."""
+        """Encode a SUBSCRIBE. Raises `InvalidArgument`, `NotConnected` or `Overloaded`."""
         return self._request(
             lambda packet_id: Subscribe(packet_id, tuple((name, qos) for name in filters)), Suback, len(filters), now
         )
 
     def unsubscribe(self, filters: Sequence[str], now: float) -> tuple[int, bytes]:
-        """An UNSUBSCRIBE. Raises `InvalidArgument`, `NotConnected` or `Overloaded`."""
+        """Encode an UNSUBSCRIBE. Raises `InvalidArgument`, `NotConnected` or `Overloaded`."""
         return self._request(lambda packet_id: Unsubscribe(packet_id, tuple(filters)), Unsuback, 0, now)
 
-    # ------------------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------------ events
 
     def receive(self, data: bytes, now: float) -> list[ClientEffect]:
-        """Bytes arrived. Never raises for them."""
+        """Process bytes that arrived. Never raises for their content."""
         effects: list[ClientEffect] = []
         if self._state is State.DISCONNECTED:
             return effects
         packets = self._decoder.feed(data)
         if packets:
-            self._pinged = None  # any packet shows that the server is there
+            self._pinged = None  # any packet shows that the server is alive
         for packet in packets:
-            # A PUBLISH takes its row of the table without a look at it: the lookup costs as much as the row.
+            # A PUBLISH runs the action of its row without looking it up in the table: the look-up costs as much as the action.
             if type(packet) is Publish and packet.qos < 2 and self._state is State.CONNECTED:
                 self._deliver(packet, now, effects)
             else:
@@ -215,7 +215,7 @@ class ClientSession:
         return _join_pubacks(effects)
 
     def timeout(self, now: float) -> list[ClientEffect]:
-        """The time of `next_deadline` may have come; nothing happens when it has not."""
+        """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
@@ -226,14 +226,14 @@ class ClientSession:
         return self._run(Event.PING_DUE, None, now)
 
     def close(self, now: float) -> list[ClientEffect]:
-        """The application ends the connection: DISCONNECT, close."""
+        """End the connection for the application: DISCONNECT, close."""
         return self._run(Event.CLOSE, None, now)
 
     def connection_lost(self, text: str, now: float) -> list[ClientEffect]:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         return self._run(Event.CONNECTION_LOST, Unavailable(text), now)
 
-    # ------------------------------------------------------------------------------------------ what is decided
+    # ------------------------------------------------------------------------------------------ decisions
 
     def _run(self, event: Event, argument: object, now: float) -> list[ClientEffect]:
         effects: list[ClientEffect] = []
@@ -306,7 +306,7 @@ class ClientSession:
 
     def _deliver(self, packet: Publish, now: float, effects: list[ClientEffect]) -> None:
         """Hand the message to the application; PUBACK for QoS 1."""
-        # Appended to the message before it, so that a read is one effect; the PUBACKs are put after it in `_join_pubacks`.
+        # Appended to the previous messages, so that a read is one effect; `_join_pubacks` puts the PUBACKs after it.
         last = effects[-1] if effects else None
         if type(last) is Messages:
             last.messages.append(packet)
@@ -391,4 +391,4 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ClientSession._fail),
     **{(State.DISCONNECTED, event): Transition(State.DISCONNECTED, ClientSession._ignore) for event in Event},
 }
-"""What a connection does in each state at each event."""
+"""Next state and action for each state and event."""

@@ -16,12 +16,12 @@ from pixiu.mqtt.events import Accepted, Answered, ClientEffect, Closed, Messages
 from pixiu.mqtt.packets import SUBACK_FAILURE
 
 FILTERS_PER_PACKET: Final = 500
-"""Longer lists of filters go in several packets, one after the other."""
+"""Filters in one packet; longer lists go in several packets, one after the other."""
 MAX_UNSENT_BYTES: Final = 4 << 20
-"""What may wait for the network; with more, `publish` raises `Overloaded`."""
+"""Limit of bytes that wait for the network; above it `publish` raises `Overloaded`."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long `close` waits for what was published to leave."""
+"""Time limit for `close` to send what was published, seconds."""
 
 MessageCallback = Callable[[str, bytes], None]
 DisconnectCallback = Callable[[PixiuError | None], None]
@@ -39,11 +39,11 @@ class SubscriptionRefused(RemoteError):
 class MQTTClient:
     """One connection to a gateway, or to any MQTT 3.1.1 server.
 
-    host, port: of the server. client_id: unique among its clients; empty: the server chooses. username: for a
-    gateway, the UIN in decimal or any name. keep_alive_s: 0 is none. tls: what to trust and show; None: without TLS.
+    host, port: of the server. client_id: unique among its clients; empty: the server chooses. username: for a gateway, the UIN in
+    decimal or any name. keep_alive_s: 0: none. tls: certificates to trust and to present; None: no TLS.
 
-    on_message(topic, payload) is called in the event loop for each message. on_disconnect(error) is called once when
-    an established connection ends; error is None after `close`. What they raise goes to the loop's exception handler.
+    on_message(topic, payload) is called in the event loop for each message. on_disconnect(error) is called once when an established
+    connection ends; error is None after `close`. Exceptions of both go to the loop's exception handler.
 
     A client connects once: to connect again, make a new one.
 
@@ -84,12 +84,12 @@ class MQTTClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is established and has not ended."""
+        """True if the connection is established and has not ended."""
         return self._session.state is State.CONNECTED
 
     @property
     def unacknowledged(self) -> int:
-        """How many requests, messages of QoS 1 among them, wait for their answer."""
+        """Number of requests that wait for their answer, including messages of QoS 1."""
         return self._session.unanswered
 
     async def connect(self) -> None:
@@ -140,7 +140,7 @@ class MQTTClient:
             await self._ask(*self._session.unsubscribe(filters[first : first + FILTERS_PER_PACKET], self._now()))
 
     def publish(self, topic: str, payload: bytes, qos: int = 0) -> None:
-        """Queue a message; it leaves at the end of the loop's turn. Nobody waits for the PUBACK of QoS 1.
+        """Queue a message; it leaves at the end of the loop's turn. The PUBACK of QoS 1 is not awaited.
 
         Raises `NotConnected`, `InvalidArgument`, `RecordTooLarge`, and `Overloaded` when too much waits (`drain` helps).
         """
@@ -150,15 +150,15 @@ class MQTTClient:
             self._arm()
 
     def publish_with_ack(self, topic: str, payload: bytes) -> asyncio.Future[tuple[int, ...]]:
-        """Queue a message of QoS 1; the future is done with `()` at its PUBACK, or fails when the connection ends before.
+        """Queue a message of QoS 1; the future resolves to `()` at its PUBACK, or fails when the connection ends before.
 
-        Raises what `publish` raises.
+        Raises the errors of `publish`.
         """
         self._check_unsent()
         return self._ask(*self._session.publish(topic, payload, 1, self._now()))
 
     async def drain(self) -> None:
-        """Wait until the network takes more. Raises `NotConnected` when the connection has ended."""
+        """Wait until the network accepts more. Raises `NotConnected` when the connection has ended."""
         if self._unsent:
             await asyncio.sleep(0)
         while self._writable is not None:
@@ -167,7 +167,7 @@ class MQTTClient:
             raise NotConnected(f"the connection has ended: {self._error or 'closed'}")
 
     async def close(self) -> None:
-        """Send DISCONNECT and close; what was published before is written first. Never raises; may be called again."""
+        """Send DISCONNECT and close, after writing what was published before. Never raises; may be called again."""
         if self._loop is None:
             self._perform(self._session.close(0.0))
             return
@@ -194,7 +194,7 @@ class MQTTClient:
             elif type(effect) is Accepted:
                 if self._accepted is not None and not self._accepted.done():
                     self._accepted.set_result(None)
-                self._arm()  # keep-alive may be due before the time of CONNACK
+                self._arm()  # keep-alive may be due before the deadline for CONNACK
             elif type(effect) is Closed:
                 self._end(effect.error)
 
@@ -205,7 +205,7 @@ class MQTTClient:
         for message in effect.messages:
             try:
                 callback(message[0], message[1])
-            except Exception as error:  # the application's fault must not end the connection
+            except Exception as error:  # an error of the application must not end the connection
                 self._report("on_message raised", error)
 
     def _end(self, error: PixiuError | None) -> None:
@@ -236,7 +236,7 @@ class MQTTClient:
             self._loop.call_exception_handler({"message": f"MQTTClient: {text}", "exception": error})
 
     def _abort(self) -> None:
-        """Give up a connection that was not established: the caller gets the error from elsewhere."""
+        """Give up a connection that was not established; the caller gets the error from elsewhere."""
         if self._accepted is not None:
             self._accepted.cancel()
         self._perform(self._session.close(self._now()))
@@ -254,7 +254,7 @@ class MQTTClient:
     # ------------------------------------------------------------------------------------------ timers and writing
 
     def _arm(self) -> None:
-        """Set the timer where the next deadline is before it; a later one is found when it fires."""
+        """Set the timer if the next deadline is earlier; a later one is found when the timer fires."""
         deadline = self._session.next_deadline()
         if deadline is None or self._loop is None or (self._timer is not None and self._timer_at <= deadline):
             return
@@ -297,7 +297,7 @@ class MQTTClient:
 
 
 class _Connection(asyncio.Protocol):
-    """Hands what the transport says to the client."""
+    """Passes the transport's callbacks to the client."""
 
     def __init__(self, client: MQTTClient) -> None:
         self._client = client
@@ -309,7 +309,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         client = self._client
         client._perform(client._session.receive(data, client._now()))
-        client._arm()  # after a PINGRESP the next PINGREQ is due before the time that its answer had
+        client._arm()  # after a PINGRESP the next PINGREQ is due before the deadline of its answer
 
     def pause_writing(self) -> None:
         client = self._client
@@ -329,6 +329,6 @@ class _Connection(asyncio.Protocol):
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """A waiter that nobody awaits any more is no error of the loop."""
+    """Retrieve the exception of a waiter that nobody awaits any more, so that the loop does not report it."""
     if not future.cancelled():
         future.exception()

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 packets to bytes; `Decoder` and `decode` for the way back are here by name too. No I/O.
+"""MQTT 3.1.1 packets to bytes. `Decoder` and `decode`, for the other direction, can be imported from here too. No I/O.
 
 Source: OASIS MQTT 3.1.1 sections 2 and 3.
 """
@@ -62,7 +62,7 @@ DISCONNECT: Final = bytes((PacketType.DISCONNECT << 4, 0))
 
 
 def _head(first: int, size: int) -> bytes:
-    """The fixed header. Raises `InvalidArgument` when the packet is longer than MQTT allows."""
+    """Encode the fixed header. Raises `InvalidArgument` when the packet is longer than MQTT allows."""
     if size < 0x80:
         return bytes((first, size))
     if size < 0x4000:
@@ -75,9 +75,9 @@ def _head(first: int, size: int) -> bytes:
 
 
 def publish_qos0(topic_and_payload: bytes) -> bytes:
-    """A PUBLISH of QoS 0 from a ready body: u16 big-endian topic length, topic, payload. The body is not checked.
+    """Encode a PUBLISH of QoS 0 from a ready body: u16 big-endian topic length, topic, payload. The body is not checked.
 
-    The body of a record with flag TOPIC has this form, so a gateway copies it.
+    The body of a record with flag TOPIC has this form, so a gateway only copies it.
 
     Source: docs/protocol.md, "Record", flag 16.
     """
@@ -86,7 +86,7 @@ def publish_qos0(topic_and_payload: bytes) -> bytes:
 
 
 def publish_qos0_parts(prefix: bytes, payload: bytes) -> bytes:
-    """A PUBLISH of QoS 0 from a `topic_prefix` that the caller keeps, and a payload. Neither is checked.
+    """Encode a PUBLISH of QoS 0 from a cached `topic_prefix` and a payload. Neither is checked.
 
     Source: benchmarks/README.md: encode a PUBLISH once per message.
     """
@@ -95,7 +95,7 @@ def publish_qos0_parts(prefix: bytes, payload: bytes) -> bytes:
 
 
 def topic_prefix(topic: str) -> bytes:
-    """A topic as it stands at the head of a PUBLISH: u16 big-endian length, UTF-8.
+    """Encode a topic as at the head of a PUBLISH: u16 big-endian length, UTF-8.
 
     Raises `InvalidArgument` for an empty one, one with wildcards or U+0000, and one above 65535 bytes.
 
@@ -109,7 +109,7 @@ def topic_prefix(topic: str) -> bytes:
 def encode_publish(
     topic: str, payload: bytes, qos: int = 0, packet_id: int = 0, *, retain: bool = False, dup: bool = False
 ) -> bytes:
-    """A PUBLISH of any QoS. Raises `InvalidArgument` for what a receiver would have to refuse.
+    """Encode a PUBLISH of any QoS. Raises `InvalidArgument` for anything that a receiver would have to refuse.
 
     Source: OASIS MQTT 3.1.1 section 3.3.
     """
@@ -119,7 +119,7 @@ def encode_publish(
 def encode_publish_parts(
     prefix: bytes, payload: bytes, qos: int, packet_id: int, *, retain: bool = False, dup: bool = False
 ) -> bytes:
-    """`encode_publish` from a `topic_prefix` that the caller keeps."""
+    """`encode_publish` from a cached `topic_prefix`."""
     if qos not in (0, 1, 2) or (qos == 0 and (dup or packet_id)):
         raise InvalidArgument("QoS is 0, 1 or 2; DUP and a packet identifier need QoS 1 or 2")
     identifier = _encode_packet_id(packet_id) if qos else b""
@@ -128,7 +128,7 @@ def encode_publish_parts(
 
 
 def encode_publishes(prefix: bytes, payloads: Sequence[bytes], packet_ids: Sequence[int], *, dup: bool) -> list[bytes]:
-    """A PUBLISH of QoS 1 for each payload; a `topic_prefix`, and identifiers that are not checked. Raises `InvalidArgument`."""
+    """Encode a PUBLISH of QoS 1 for each payload, from a `topic_prefix` and unchecked identifiers. Raises `InvalidArgument`."""
     first = 0x32 | dup << 3
     head, size = b"", -1
     packets: list[bytes] = []
@@ -141,14 +141,14 @@ def encode_publishes(prefix: bytes, payloads: Sequence[bytes], packet_ids: Seque
 
 
 def encode_pubacks(packet_ids: Iterable[int], exactly: Container[int] = ()) -> bytes:
-    """PUBACKs end to end, PUBRECs for those of QoS 2. The identifiers are not checked."""
+    """Encode PUBACKs end to end, with PUBRECs for identifiers of QoS 2. The identifiers are not checked."""
     if not exactly:
         return b"".join([b"\x40\x02" + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
     return b"".join([(b"\x50\x02" if one in exactly else b"\x40\x02") + one.to_bytes(2, "big") for one in packet_ids])
 
 
 def encode(packet: Packet) -> bytes:
-    """The bytes of one packet. Raises `InvalidArgument` for what a receiver would have to refuse.
+    """Encode one packet. Raises `InvalidArgument` for anything that a receiver would have to refuse.
 
     Source: OASIS MQTT 3.1.1 section 3.
     """

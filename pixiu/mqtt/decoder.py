@@ -4,8 +4,8 @@
     1..4   remaining length: 7 bits a byte, least significant first, top bit: more follow
     …      for PUBLISH: u16 topic length, topic, u16 packet identifier (QoS 1 and 2 only), payload
 
-A decoder checks each packet as far as its bytes have arrived, in the order of the bytes: what it yields, and the
-error it stops at, do not depend on how the stream was cut.
+A decoder checks each packet as far as its bytes have arrived, in the order of the bytes: the packets it returns, and the error it
+stops at, do not depend on how the stream was cut.
 
 Source: OASIS MQTT 3.1.1 sections 2 and 3.
 """
@@ -59,7 +59,7 @@ _TO_CLIENT: Final = {
     PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP,
 }  # fmt: skip
 
-# What the first byte means to the decoding loop: one lookup instead of a chain of comparisons.
+# Class of each first byte for the decoding loop: one look-up instead of a chain of comparisons.
 _BAD: Final = 0
 _PUBLISH_QOS_0: Final = 1
 _PUBLISH_WITH_ID: Final = 2
@@ -98,21 +98,21 @@ _FIRST: Final = {
 
 
 class _Unfinished(NamedTuple):
-    """A SUBSCRIBE or UNSUBSCRIBE of which parts are still to be given."""
+    """A SUBSCRIBE or UNSUBSCRIBE of which parts are still to be returned."""
 
     subscribes: bool
     packet_id: int
     size: int
-    """Bytes of the filters that are left."""
+    """Bytes of the remaining filters."""
     filters: int
-    """How many there may be."""
+    """Limit of the remaining filters."""
 
 
 class Decoder:
     """Bytes in, packets out, for one connection.
 
-    `side` is who reads. At most one incomplete packet is kept, of at most `max_packet_bytes` (4096 before the
-    first packet is complete), and never more than has arrived. Raises `InvalidArgument` for a maximum below 4096.
+    `side` is the side that reads. At most one incomplete packet is kept, of at most `max_packet_bytes` (4096 before the first
+    packet is complete), and never more than has arrived. Raises `InvalidArgument` for a maximum below 4096.
 
     Source: OASIS MQTT 3.1.1 sections 2, 3 and 4.8.
     """
@@ -135,7 +135,7 @@ class Decoder:
         if max_packet_bytes < FIRST_PACKET_BYTES:
             raise InvalidArgument(f"max_packet_bytes is at least {FIRST_PACKET_BYTES}, not {max_packet_bytes}")
         self.error: MalformedPacket | None = None
-        """Why decoding has stopped for good; None while it goes on."""
+        """The error at which decoding stopped for good; None while it goes on."""
         self._side = side
         self._kinds = _FIRST[side]
         self._limit = FIRST_PACKET_BYTES
@@ -145,20 +145,21 @@ class Decoder:
         self._needed = 0
         self.has_more = False
         self._spent = False
-        """Whether complete packets may wait that the last call left, because it had reached its number."""
+        """True if the last call stopped at its limit, so that complete packets may be left."""
         self._unfinished: _Unfinished | None = None
-        """With its rest the kept bytes begin."""
+        """The packet whose remaining filters are at the start of the kept bytes."""
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes of packets that were not given yet are kept: of one that is incomplete, or left for the next call."""
+        """Bytes of packets not yet returned: an incomplete one, or packets left for the next call."""
         return len(self._rest)
 
     def feed(self, data: bytes, most: int = 1 << 30) -> list[Packet]:
-        """The packets that `data` completes, at most so many: see `has_more`. Never raises for what arrived.
+        """Decode the packets that `data` completes, at most `most`: see `has_more`. Never raises for data that arrived.
 
-        A SUBSCRIBE or UNSUBSCRIBE counts as one for each filter, which costs as much as a packet, and is given in parts where that
-        is too many: each says whether there is more. Of all others but PUBLISH each 32 bytes count as one more.
+        A SUBSCRIBE or UNSUBSCRIBE counts as one per filter, because a filter costs as much as a packet. If that exceeds the limit,
+        it is returned in parts, with `more` set if another part follows. Other packets except PUBLISH count one more for
+        each 32 bytes.
 
         At the first malformed packet `error` is set, the packets before it are returned, and all later data is
         ignored.
@@ -185,7 +186,7 @@ class Decoder:
         return packets
 
     def _decode(self, data: bytes, packets: list[Packet], left: int) -> int:
-        """Append complete packets, at most `left`; returns where the first one begins that is incomplete or left over."""
+        """Append complete packets, at most `left`; returns the position of the first one that is incomplete or left over."""
         kinds, append, new, position, end = self._kinds, packets.append, tuple.__new__, 0, len(data)
         if self._unfinished is not None:
             position, left = self._give_filters(self._unfinished, data, 0, packets, left)
@@ -222,7 +223,7 @@ class Decoder:
                 after = begin + (data[start] << 8 | data[start + 1])
                 if after > stop:
                     raise MalformedPacket(Reason.TRUNCATED)
-                # Bodies are laid out by hand here because this runs once per message.
+                # Bodies are parsed inline because this runs once per message.
                 raw = data[begin:after]
                 topic = _short_topic(raw) if after - begin <= CACHED_NAME_LENGTH else _topic(raw)
                 if kind == _PUBLISH_QOS_0:
@@ -244,7 +245,7 @@ class Decoder:
         return position
 
     def _give_filters(self, of: _Unfinished, data: bytes, at: int, packets: list[Packet], left: int) -> tuple[int, int]:
-        """Append a part with at most `left` filters, from there; returns where it ends, and what is left."""
+        """Append a part with at most `left` filters, from position `at`; returns its end and the limit that remains."""
         filters, used = _filters(data[at : at + of.size], min(left, of.filters), of.subscribes)
         more = used < of.size
         if more and len(filters) == of.filters:
@@ -257,7 +258,7 @@ class Decoder:
         return at + used, left - len(filters)
 
     def _long_length(self, data: bytes, position: int) -> tuple[int, int]:
-        """Where the body begins and its size; (0, 0) when the length is incomplete."""
+        """Find the start of the body and its size; (0, 0) when the length is incomplete."""
         size = 0
         end = len(data)
         for index in range(4):
@@ -274,7 +275,8 @@ class Decoder:
         raise MalformedPacket(Reason.REMAINING_LENGTH)
 
     def _check_beginning(self, data: bytes, position: int) -> int:
-        """How long `data[position:]` must grow before decoding can go on. Raises when its beginning is bad already."""
+        """Compute the length to which `data[position:]` must grow before decoding can continue. Raises when its beginning is
+        already bad."""
         first = data[position]
         if self._kinds[first] == _BAD:
             problem = _first_byte_problem(first, self._side)
@@ -287,7 +289,7 @@ class Decoder:
 
 
 def decode(data: bytes, side: Side) -> Packet:
-    """The one packet that `data` is, at any point of a connection but with the first packet's size limit lifted.
+    """Decode exactly one packet, at any point of a connection, without the size limit of the first packet.
 
     Raises `MalformedPacket`; `TRUNCATED` also when `data` is incomplete, `TRAILING_BYTES` when more follows.
 
@@ -326,7 +328,7 @@ def _u16(body: bytes, at: int) -> int:
 
 
 def _binary(body: bytes, at: int) -> tuple[bytes, int]:
-    """A field with a u16 length, and where the next one begins."""
+    """Read a field with a u16 length; returns it and the position of the next one."""
     end = at + 2 + _u16(body, at)
     if end > len(body):
         raise MalformedPacket(Reason.TRUNCATED)
@@ -355,7 +357,7 @@ def _end(body: bytes, at: int) -> None:
 
 def _parse_connect(body: bytes) -> Packet:
     name, at = _string(body, 0)
-    if name not in (PROTOCOL_NAME, "MQIsdp"):  # MQTT 3.1 called itself MQIsdp: it deserves the answer "unacceptable level"
+    if name not in (PROTOCOL_NAME, "MQIsdp"):  # MQTT 3.1 was called MQIsdp: answer "unacceptable level"
         raise MalformedPacket(Reason.PROTOCOL_NAME)
     if at >= len(body):
         raise MalformedPacket(Reason.TRUNCATED)
@@ -417,8 +419,8 @@ def _parse_empty(packet: Packet) -> Callable[[bytes], Packet]:
 
 
 def _filters(body: bytes, most: int, subscribes: bool) -> tuple[list[tuple[str, int]], int]:
-    """At most so many filters, each with its QoS where they have one, and where the next one begins."""
-    # Laid out by hand, as bodies of PUBLISH are: who asks for filters without end has a gateway do little else.
+    """Read at most `most` filters, each with its QoS if it has one; returns them and the position of the next one."""
+    # Parsed inline, like the body of PUBLISH: a client that sends endless filters keeps a gateway busy with this.
     filters, at, end = list[tuple[str, int]](), 0, len(body)
     if not end:
         raise MalformedPacket(Reason.EMPTY_FILTER_LIST)

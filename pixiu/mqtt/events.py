@@ -1,4 +1,4 @@
-"""What the MQTT sessions ask their shells to do, in the order in which it must happen.
+"""Effects that the MQTT sessions request from their shells, in the order in which they must happen.
 
 Source: docs/operations.md.
 """
@@ -16,7 +16,7 @@ from pixiu.mqtt.topics import Refusal
 
 
 class CloseReason(Enum):
-    """Why a server's connection ends. The value is the name in metrics and logs."""
+    """The reason why a server's connection ends. The value is its name in metrics and logs."""
 
     CLIENT_DISCONNECTED = "client_disconnected"
     CONNECTION_LOST = "connection_lost"
@@ -31,23 +31,23 @@ class CloseReason(Enum):
     UNRELEASED = "unreleased"
     PUBLISH_REFUSED = "publish_refused"
     MAIL_UNACKNOWLEDGED = "mail_unacknowledged"
-    """The client answered no mail for too long."""
+    """The client acknowledged no mail for too long."""
     UNANSWERED = "unanswered"
     """The cluster did not confirm a subscription or accept a message in time."""
-    # What only the shell knows:
+    # Reasons that only the shell knows:
     TAKEN_OVER = "taken_over"
     """The same client ID connected again [MQTT-3.1.4-2]."""
     REPLACED = "replaced"
-    """Another device of the user connected, and the login policy allows one."""
+    """Another device of the user connected, and the login policy allows only one."""
     DRAINING = "draining"
     SLOW_CONSUMER = "slow_consumer"
     STOPPED = "stopped"
     MAIL_OVERRUN = "mail_overrun"
     """More mail waits than a client may have unacknowledged."""
     MEMORY = "memory"
-    """What it had sent and could not be taken yet was the most of all, and there was no room for all of it."""
+    """Its unprocessed input was the largest of all connections, and there was no space for all of it."""
     NOT_ALLOWED = "not_allowed"
-    """It published at QoS 1 what it may not, or the rules have changed for what it holds."""
+    """It published at QoS 1 without permission, or the rules have changed for its subscriptions."""
     LOGIN_OVER = "login_over"
     """Its login has expired, or an operator ended it."""
     EVICTED = "evicted"
@@ -62,7 +62,7 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The session begins. Its CONNACK is the next effect."""
+    """Begin the session. Its CONNACK is the next effect."""
 
     client_id: str
     user_name: str | None
@@ -71,11 +71,11 @@ class Connected:
 
 
 class PublishMessages(NamedTuple):
-    """Publish these, in this order, to the room that carries the topic, or to the user that `user/…` names. Each of QoS 1 is
-    answered by `publish_accepted` or `publish_refused`.
+    """Publish these in order, to the room that carries the topic, or to the user that `user/…` names. The shell answers each
+    message of QoS 1 by `publish_accepted` or `publish_refused`.
 
-    DUP is as the client set it: a shell that knows the packet identifier from an earlier connection of the client
-    gives the message the same SnowflakeID.
+    DUP is as the client set it: a shell that knows the packet identifier from an earlier connection of the client assigns the same
+    SnowflakeID to the message.
     """
 
     messages: list[tuple[RoomID | UIN, Publish]]
@@ -83,7 +83,7 @@ class PublishMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DropMessages:
-    """Count `number` messages that no room carries. `size`: characters of their topics and bytes of their payloads."""
+    """Count `number` messages that no room carries. `size`: characters of their topics plus bytes of their payloads."""
 
     reason: Refusal
     number: int
@@ -92,7 +92,7 @@ class DropMessages:
 
 @dataclass(frozen=True, slots=True)
 class FiltersInVain:
-    """So many filters of one SUBSCRIBE were refused without a look at them, as the shell had said that they are too many now."""
+    """Count `number` filters of one SUBSCRIBE that were refused unread, because the shell reported too many of them."""
 
     number: int
 
@@ -101,10 +101,10 @@ class FiltersInVain:
 class SubscribeFilters:
     """Join the rooms of these filters, then answer with `subscription_confirmed(packet_id)`.
 
-    Of users (`user/{UIN}`) the shell grants the client's own, and refuses the others by a code. `mail` names those for which
-    the client asks for QoS 1 in a session that it wants to be kept.
+    The shell grants the client's own `user/{UIN}`, and refuses other users by a code. `mail` lists the user filters for which the
+    client requests QoS 1 in a session that is to be kept.
 
-    A filter that the client has already is among them again: joining is idempotent.
+    Filters that the client already has are included again: joining is idempotent.
     """
 
     packet_id: int
@@ -121,14 +121,14 @@ class UnsubscribeFilters:
 
 @dataclass(frozen=True, slots=True)
 class SendMail:
-    """Write these PUBLISH packets as the client takes them; none is dropped. `anew`: those that wait are to go no more."""
+    """Write these PUBLISH packets as fast as the client takes them; none is dropped. `anew`: discard those that still wait."""
 
     packets: list[bytes]
     anew: bool
 
 
 class PacketsAcknowledged(NamedTuple):
-    """The client has got the mail of these packet identifiers, as it says."""
+    """Report that the client has acknowledged the mail of these packet identifiers."""
 
     packet_ids: list[int]
 
@@ -145,7 +145,7 @@ class ResumeReading:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Write what is queued, then close; forget the session. The last effect of a session, and there is exactly one."""
+    """Write everything queued, then close and forget the session. The last effect of a session; there is exactly one."""
 
     reason: CloseReason
     text: str
@@ -175,13 +175,13 @@ class Accepted:
 
 
 class Messages(NamedTuple):
-    """Messages for the application, in order. PUBACKs, where due, are the next effect."""
+    """Messages for the application, in order. Any PUBACKs are the next effect."""
 
     messages: list[Publish]
 
 
 class Answered(NamedTuple):
-    """A SUBSCRIBE (with its codes), an UNSUBSCRIBE or a PUBLISH of QoS 1 (both without) was answered."""
+    """Answer to a SUBSCRIBE (with its codes), an UNSUBSCRIBE or a PUBLISH of QoS 1 (both without)."""
 
     packet_id: int
     codes: tuple[int, ...] = ()
@@ -189,9 +189,9 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Write what is queued, then close. `error` is None where the application asked for it.
+    """Write everything queued, then close. `error` is None if the application requested it.
 
-    The last effect of a client's session, and there is exactly one.
+    The last effect of a client's session; there is exactly one.
     """
 
     error: PixiuError | None

@@ -1,8 +1,8 @@
-"""Mail as MQTT carries it: packet identifiers that are made of a mail's place, and what waits for its PUBACK. Pure.
+"""Mail over MQTT: packet identifiers made of a mail's place, and mail that waits for its PUBACK. Pure.
 
     packet identifier   2 bits lane | 14 bits InboxSeq % 16383 + 1
 
-So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and no two of them share an identifier.
+So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and they never share an identifier.
 
 Source: docs/operations.md.
 """
@@ -16,38 +16,38 @@ from pixiu.mqtt.codec import encode_publishes, topic_prefix
 
 SEQ_BITS: Final = 14
 SEQS: Final = (1 << SEQ_BITS) - 1
-"""Identifiers of a lane: 0 is none in MQTT, so no lane uses its first."""
+"""Number of identifiers of a lane: MQTT does not use identifier 0, so no lane uses its first one."""
 
 
 class Mails(NamedTuple):
-    """Mails for a client under consecutive InboxSeqs."""
+    """Mails for a client with consecutive InboxSeqs."""
 
     lane: int
     first: int
     """InboxSeq of the first one."""
     payloads: Sequence[bytes]
     redelivered: bool
-    """They may have arrived before: DUP."""
+    """The mails may have arrived before: sets DUP."""
 
 
 def packet_id_of(lane: int, seq: int) -> int:
-    """The packet identifier of a mail."""
+    """Compute the packet identifier of a mail."""
     return lane << SEQ_BITS | (seq % SEQS + 1)
 
 
 def lane_of(packet_id: int) -> int:
-    """The lane that a packet identifier names."""
+    """The lane of a packet identifier."""
     return packet_id >> SEQ_BITS
 
 
 def seq_from(packet_id: int, least: int) -> int:
-    """The lowest InboxSeq, `least` or above, of a packet identifier's lane; 0 where it names none."""
+    """The lowest InboxSeq from `least` on that has this packet identifier; 0 if the identifier is not one of mail."""
     number = packet_id & SEQS
     return least + (number - 1 - least) % SEQS if number else 0
 
 
 class Unacknowledged:
-    """The packet identifiers of one connection that wait for their PUBACK, and since when each lane waits for any.
+    """Packet identifiers of one connection that wait for their PUBACK, and the time since which each lane waits.
 
     Source: docs/operations.md.
     """
@@ -62,7 +62,8 @@ class Unacknowledged:
         return sum(map(len, self._waiting.values()))
 
     def send(self, topic: str, mails: Iterable[Mails], now: float, *, anew: bool) -> list[bytes]:
-        """The PUBLISH packets of mails that are given to the connection. `anew`: of a new session, so what waits waits no more."""
+        """Make the PUBLISH packets of mails for the connection. `anew`: they are of a new session, so the earlier ones no longer
+        wait."""
         if anew:
             self._waiting.clear()
             self._since.clear()
@@ -79,7 +80,7 @@ class Unacknowledged:
         return packets
 
     def acknowledge(self, packet_id: int, now: float) -> bool:
-        """A PUBACK came. False when nothing waits for it."""
+        """Take a PUBACK. False when nothing waits for it."""
         lane = lane_of(packet_id)
         waiting = self._waiting.get(lane, set())
         if packet_id not in waiting:
@@ -92,10 +93,10 @@ class Unacknowledged:
         return True
 
     def wait_from(self, now: float) -> None:
-        """Nothing was read meanwhile: every lane waits from now on."""
+        """Restart the waiting time of every lane, because nothing was read meanwhile."""
         self._since = dict.fromkeys(self._since, now)
 
     @property
     def since(self) -> float | None:
-        """When the longest-waiting lane last made progress, monotonic seconds; None when no lane waits for a PUBACK."""
+        """Time at which the longest-waiting lane last made progress, monotonic seconds; None when no lane waits for a PUBACK."""
         return min(self._since.values(), default=None)

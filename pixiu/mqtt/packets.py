@@ -1,7 +1,7 @@
-"""The control packets of MQTT 3.1.1 as types, and what can be wrong with their bytes.
+"""The control packets of MQTT 3.1.1 as types, and the errors their bodies can have.
 
-Only `Publish` is a tuple: it is made once per message, and a tuple is made three times as fast as a frozen
-dataclass. Its `repr`, like the ones of secrets, shows sizes and no contents, so that a log line cannot leak them.
+Only `Publish` is a tuple: it is made once per message, and making a tuple is three times as fast as making a frozen dataclass. Its
+`repr`, like those of secrets, shows sizes and no contents, so that a log line cannot leak them.
 
 Source: OASIS MQTT 3.1.1 section 3; docs/operations.md.
 """
@@ -21,11 +21,11 @@ MAX_STRING_BYTES: Final = 0xFFFF
 MAX_PACKET_ID: Final = 0xFFFF
 MAX_REMAINING_LENGTH: Final = 268_435_455
 FIRST_PACKET_BYTES: Final = 4096
-"""The largest packet from a peer that we do not know yet, header included."""
+"""Largest packet from an unknown peer, header included, bytes."""
 MAX_PACKET_BYTES: Final = MAX_RECORD_BYTES + (64 << 10)
-"""The largest later packet unless configured: the largest record and the longest topic, header included."""
+"""Default limit of later packets, bytes: the largest record and the longest topic, header included."""
 MAX_FILTERS: Final = 1000
-"""The most filters in one SUBSCRIBE or UNSUBSCRIBE unless configured."""
+"""Default limit of filters in one SUBSCRIBE or UNSUBSCRIBE."""
 
 
 class PacketType(IntEnum):
@@ -48,11 +48,11 @@ class PacketType(IntEnum):
 
 
 FIXED_FLAGS: Final = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
-"""The fixed lower four bits of packet types where they are not 0 (PUBLISH has real flags). Source: MQTT 3.1.1 table 2.2."""
+"""The fixed lower four bits of packet types for which they are not 0 (PUBLISH has real flags). Source: MQTT 3.1.1 table 2.2."""
 
 
 class Side(Enum):
-    """Who reads: a server accepts what clients send, and the other way round."""
+    """The side that reads: a server accepts what clients send, and the reverse."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -73,7 +73,7 @@ SUBACK_FAILURE: Final = 0x80
 
 
 class Reason(Enum):
-    """What is wrong with a packet, one for each rule. The value is the text for people."""
+    """The error of a packet, one for each rule. The value is the text for people."""
 
     UNKNOWN_TYPE = "the packet types 0 and 15 are reserved"
     RESERVED_FLAGS = "the lower four bits of the first byte are not the ones of this packet type"
@@ -108,7 +108,7 @@ class Reason(Enum):
 
 
 class MalformedPacket(MalformedData):
-    """Bytes that are no MQTT 3.1.1 packet, or one that may not come here. `reason` says which rule it breaks."""
+    """Bytes that are not an MQTT 3.1.1 packet, or a packet that is not allowed here. `reason` is the broken rule."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(f"{reason.value} ({reason.name})")
@@ -134,7 +134,7 @@ class Publish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the server is asked to publish when the client's connection is lost."""
+    """Message that the server shall publish when the client's connection is lost."""
 
     topic: str
     payload: bytes = field(repr=False)
@@ -144,7 +144,7 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A client asks for a session; `keep_alive_s` 0 means no keep-alive."""
+    """A client requests a session; `keep_alive_s` 0 means no keep-alive."""
 
     client_id: str
     clean_session: bool = True
@@ -156,7 +156,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class UnacceptableConnect:
-    """A CONNECT of another protocol level: only decoded, because its remaining fields are not known to us."""
+    """A CONNECT of another protocol level; its remaining fields are not decoded, because their meaning is unknown."""
 
     protocol_name: str
     level: int
@@ -172,7 +172,7 @@ class Connack:
 
 @dataclass(frozen=True, slots=True)
 class Puback:
-    """The receiver has a message of QoS 1."""
+    """The receiver has taken a message of QoS 1."""
 
     packet_id: int
 
@@ -200,17 +200,17 @@ class Pubcomp:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A client asks for messages: pairs of a topic filter and the highest QoS that it wants."""
+    """A client subscribes: pairs of a topic filter and the highest QoS that it wants."""
 
     packet_id: int
     filters: tuple[tuple[str, int], ...]
     more: bool = False
-    """Of what a decoder gives: more filters of the same packet come with the next one."""
+    """In a decoder's output: the next packet has more filters of the same SUBSCRIBE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suback:
-    """One code per filter of the SUBSCRIBE: the QoS that was granted, or `SUBACK_FAILURE`."""
+    """One code per filter of the SUBSCRIBE: the granted QoS, or `SUBACK_FAILURE`."""
 
     packet_id: int
     codes: tuple[int, ...]
@@ -218,12 +218,12 @@ class Suback:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """A client wants no more messages of these topic filters."""
+    """A client unsubscribes from these topic filters."""
 
     packet_id: int
     filters: tuple[str, ...]
     more: bool = False
-    """As of `Subscribe`."""
+    """As in `Subscribe`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Pingresp:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """A client ends its connection in good order."""
+    """A client ends its connection in order."""
 
 
 Packet = (

@@ -1,29 +1,29 @@
 """The server's side of one MQTT 3.1.1 connection: packets, answers and timers in, effects out. No I/O, no clock.
 
-What a session does is in `TABLE`; `docs/mqtt_states.md` is drawn from it.
+`TABLE` holds the actions of a session; `docs/mqtt_states.md` is drawn from it.
 
-What is promised to stock clients, and where MQTT leaves a choice:
+Promises to stock clients, and the choices that MQTT leaves open:
 
-- *Will*: a CONNECT with a will is refused by return code 5 (not authorised). Wills are not kept yet; to accept one and never to
-  publish it would be a lie that shows only on the day it matters, and code 3 would make clients try for ever.
-- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from
-  [MQTT-3.1.2-4] because sessions are not stored yet; the client learns it from the 0.
+- *Will*: a CONNECT with a will is refused by return code 5 (not authorised). Wills are not kept yet. Accepting a will and never
+  publishing it would be a lie that shows only on the day it matters, and code 3 would make clients retry for ever.
+- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from [MQTT-3.1.2-4] because
+  sessions are not stored yet; the 0 tells the client.
 - *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
   `user/{UIN}` by the shell; another user's, `$…`, wildcards and names of more than 4,096 characters get 0x80. SUBACK waits for
   the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
   mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`pixiu.mqtt.mail`). PUBACKs may come in any
-  order; what has none is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes the
-  connection. A PUBACK that nothing waits for is ignored.
+  order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
+  the connection. A PUBACK that nothing waits for is ignored.
 - *PUBLISH is done as far as possible*: to `$…`, or a longer name, it is dropped and counted. RETAIN is taken as "discard the
   retained copy at once", which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it
   without the flag.
-- *PUBLISH of QoS 1 that will never be done is acknowledged*: MQTT 3.1.1 has no negative PUBACK and allows this or to close the
-  connection [MQTT-3.3.5-2]; stock clients that are closed connect again and send it again, for ever. PUBACKs leave in the
-  order of the PUBLISHes [MQTT-4.6.0-2].
-- *PUBLISH of QoS 2* is taken as one of QoS 1, with PUBREC for PUBACK; until its PUBREL the same identifier is the same message
-  [MQTT-4.3.3-2]. That ends with the connection, as the session does; subscribers get it with QoS 0.
-- *MQTT 5* gets a CONNACK of MQTT 5 with reason 0x84, so that its clients can say what is wrong; other levels code 1.
+- *PUBLISH of QoS 1 that can never succeed is acknowledged*: MQTT 3.1.1 has no negative PUBACK; it allows this, or closing the
+  connection [MQTT-3.3.5-2], after which stock clients reconnect and send the message again, for ever. PUBACKs leave in the order
+  of the PUBLISHes [MQTT-4.6.0-2].
+- *PUBLISH of QoS 2* is treated as QoS 1, with PUBREC for PUBACK; until its PUBREL the same identifier is the same message
+  [MQTT-4.3.3-2]. That ends with the connection, as the session does. Subscribers get it with QoS 0.
+- *MQTT 5* gets a CONNACK of MQTT 5 with reason 0x84, so that its clients can report the problem; other levels get code 1.
 
 Source: OASIS MQTT 3.1.1; docs/operations.md.
 """
@@ -88,34 +88,34 @@ from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """The bounds of one connection."""
+    """Limits of one connection."""
 
     connect_timeout_s: float = 5.0
-    """From the connection to its CONNECT."""
+    """Time limit from the connection to its CONNECT, seconds."""
     keep_alive_factor: float = 1.5
-    """Times the client's keep-alive without a packet, then the connection is closed [MQTT-3.1.2-24]."""
+    """The connection is closed after this multiple of the client's keep-alive without a packet [MQTT-3.1.2-24]."""
     answer_timeout_s: float = 30.0
-    """How long the cluster may take to confirm a subscription or to accept a message; then the connection is closed."""
+    """Time limit for the cluster to confirm a subscription or accept a message, seconds; then the connection is closed."""
     puback_timeout_s: float = 300.0
-    """How long a lane of mail may wait for any PUBACK; then the connection is closed."""
+    """Time for which a lane of mail may wait for any PUBACK, seconds; then the connection is closed."""
     max_packet_bytes: int = MAX_PACKET_BYTES
-    """The largest packet after CONNECT, header included."""
+    """Largest packet after CONNECT, header included, bytes."""
     max_subscriptions: int = 1000
-    """Filters of one connection; more are answered by 0x80."""
+    """Limit of filters of one connection; more are answered by 0x80."""
     max_filters: int = MAX_FILTERS
-    """Filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
+    """Limit of filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
     max_packets_a_turn: int = 256
-    """Packets, and filters of SUBSCRIBEs, of one call of `receive`, about 8 µs each; the rest waits for the next one."""
+    """Limit of packets, and filters of SUBSCRIBEs, in one call of `receive`, about 8 µs each; the rest waits for the next call."""
     packet_timeout_s: float = 120.0
-    """How long a packet may take from its first byte to its last; then the connection is closed."""
+    """Time limit for a packet from its first byte to its last, seconds; then the connection is closed."""
     max_filter_bytes: int = 64 << 10
-    """Bytes of the names of all filters of one connection; more are answered by 0x80."""
+    """Limit of the bytes of all filters of one connection; more are answered by 0x80."""
     max_inflight: int = 1024
-    """Messages of QoS 1 and filters that wait for the cluster; at this number reading pauses, at half of it it goes on.
-    What was read before the pause still counts, so there may be more, at most one for each packet identifier."""
+    """Messages of QoS 1 and filters that wait for the cluster: at this number reading pauses, at half of it reading resumes.
+    Packets read before the pause still count, so there may be more, at most one for each packet identifier."""
 
     def validate(self) -> None:
-        """Raises `ConfigurationError` that names the key."""
+        """Check all limits. Raises `ConfigurationError` that names the key."""
         for limit in fields(self):
             least = FIRST_PACKET_BYTES if limit.name == "max_packet_bytes" else 1
             value = getattr(self, limit.name)
@@ -126,7 +126,7 @@ class SessionLimits:
 
 
 class State(Enum):
-    """Where a connection stands."""
+    """State of a connection."""
 
     CONNECTING = "Connecting"
     CONNECTED = "Connected"
@@ -134,7 +134,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a connection. Packets that differ in what follows are different events."""
+    """Events of a connection. Packets with different consequences are different events."""
 
     CONNECT = "CONNECT"
     CONNECT_REFUSED = "CONNECT that is refused"
@@ -158,7 +158,7 @@ class Event(Enum):
 
 
 class Transition(NamedTuple):
-    """One row of the table: the next state, and what is done on the way."""
+    """One row of the table: the next state, and the action on the way."""
 
     state: State
     action: Callable[[ServerSession, Any, float, list[Effect]], None]
@@ -167,19 +167,19 @@ class Transition(NamedTuple):
 class _PendingSubscribe(NamedTuple):
     since: float
     answers: list[str | None]
-    """One for each filter of the SUBSCRIBE: its name where it waits for the cluster, None where it was refused."""
+    """One item per filter of the SUBSCRIBE: its name if it waits for the cluster, None if it was refused."""
     names: list[str]
-    """The different ones that wait, in the order in which the effect named them."""
+    """The distinct names that wait, in the order in which the effect listed them."""
 
 
 class _Asked(NamedTuple):
-    """What a SUBSCRIBE asks for, as far as it was given."""
+    """The filters of a SUBSCRIBE that were decoded so far."""
 
     answers: list[str | None]
     joined: dict[str, RoomID | UIN]
     mail: set[str]
     in_vain: bool
-    """None of it is granted, whatever it is."""
+    """True if all of it is refused, whatever it contains."""
 
 
 class _Problem(NamedTuple):
@@ -199,7 +199,7 @@ _PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
 
 
 def accept_all(connect: Connect) -> ConnackCode:
-    """Admits every client: what a server without authentication does."""
+    """Admit every client: the policy of a server without authentication."""
     return ConnackCode.ACCEPTED
 
 
@@ -211,7 +211,7 @@ _PINGRESP: Final = Send(codec.PINGRESP)
 
 
 def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | Refusal:
-    """`destination`, in a cluster with big rooms: their VRooms are nobody's topics."""
+    """`destination` in a cluster with big rooms: their VRooms are not valid topics."""
     found = destination(name)
     if isinstance(found, Refusal) or name.startswith(USER_PREFIX):
         return found
@@ -221,12 +221,12 @@ def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | Refusal:
 class ServerSession:
     """One connection, from accept to close.
 
-    now: monotonic seconds. assigned_client_id: the name for a client that brings none. admit: the shell's policy,
-    asked once, for a CONNECT that is fine otherwise; SERVER_UNAVAILABLE is its answer while it drains, None that it says it
-    later, by `admitted`. vrooms: the cluster's big rooms, whose VRooms are refused as topics. topics: the rooms of free topics,
-    for those who subscribe; what is published gets its room at a proxy.
+    now: monotonic seconds. assigned_client_id: the name for a client that sends none. admit: the shell's policy, called once, for a
+    CONNECT that is valid otherwise; it returns SERVER_UNAVAILABLE while the shell drains, and None if the answer follows by
+    `admitted`. vrooms: the cluster's big rooms, whose VRooms are refused as topics. topics: the rooms of free topics, for
+    subscriptions; for publishes a proxy chooses the room.
 
-    Each method returns effects to carry out in order; after `Close` there are none.
+    Each method returns effects to perform in order; after `Close` there are none.
 
     Source: docs/operations.md; OASIS MQTT 3.1.1 sections 3 and 4.
     """
@@ -289,38 +289,40 @@ class ServerSession:
         self._pending: dict[int, _PendingSubscribe] = {}
         self._pending_filters = 0
         self._asked: _Asked | None = None
-        """Of a SUBSCRIBE that is worked off in parts."""
+        """The SUBSCRIBE that is being processed in parts."""
         self._inflight: dict[int, float] = {}
         self.fruitless_filters = 0
-        """Filters that were refused, or left without being there, as they came: work that no effect shows."""
+        """Number of filters that were refused, or left although they were not joined: work that no effect shows."""
         self._unreleased: dict[int, None] = {}
-        """Identifiers of QoS 2 whose PUBREL has not come. A dict, as most connections have none: an empty set has 216 bytes."""
+        """Identifiers of QoS 2 whose PUBREL has not arrived. A dict, because most connections have none and an empty set takes 216
+        bytes."""
         self._order: deque[int] | None = None
-        """Identifiers of `_inflight` in order; made at the first of them, as the next: most connections never need them."""
+        """Identifiers of `_inflight` in order; made for the first one, like the next field, because most connections never need
+        them."""
         self._accepted: set[int] | None = None
         self._paused = False
         self._held_until = 0.0
         self._stopped = False
         self._partial_since: float | None = None
-        """When the first byte of an unfinished packet came."""
+        """Time at which the first byte of an unfinished packet arrived."""
         self._filter_bytes = 0
         self._client_id = ""
         self._judged_later: tuple[Connect, list[Packet]] | None = None
-        """A CONNECT that waits for `admitted`, and what came behind it."""
+        """A CONNECT that waits for `admitted`, and the packets after it."""
         self._clean_session = True
         self._takes_mail = False
         self._mail = Unacknowledged()
 
-    # ------------------------------------------------------------------------------------------ what can be seen
+    # ------------------------------------------------------------------------------------------ queries
 
     @property
     def state(self) -> State:
-        """Where the connection stands."""
+        """The state of the connection."""
         return self._state
 
     @property
     def client_id(self) -> str:
-        """The client's ID, empty before CONNECT."""
+        """The client's ID; empty before CONNECT."""
         return self._client_id
 
     @property
@@ -330,33 +332,33 @@ class ServerSession:
 
     @property
     def paused(self) -> bool:
-        """Whether reading is paused."""
+        """True if reading is paused."""
         return self._paused
 
     @property
     def waiting(self) -> int:
-        """How many messages of QoS 1 and filters wait for the cluster."""
+        """Number of messages of QoS 1 and filters that wait for the cluster."""
         return len(self._inflight) + self._pending_filters
 
     @property
     def is_asking(self) -> bool:
-        """Whether a SUBSCRIBE is worked off of which there is more."""
+        """True if a SUBSCRIBE is being processed of which more parts follow."""
         return self._asked is not None
 
     @property
     def has_more(self) -> bool:
-        """Whether packets wait that came in earlier and were too many for one turn: call `receive` again, soon."""
+        """True if packets that arrived earlier were too many for one turn and still wait: call `receive` again, soon."""
         return self._decoder.has_more and self._state is not State.DISCONNECTED
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that came in and are no packets yet."""
+        """Bytes that arrived and are not yet decoded to packets."""
         return self._decoder.buffered_bytes
 
     def next_deadline(self) -> float | None:
-        """When to call `timeout`, monotonic seconds; None: not before something else happens.
+        """Time at which to call `timeout`, monotonic seconds; None: not before another event.
 
-        It moves with every packet: a shell looks again when its timer fires rather than at every packet.
+        It changes with every packet: a shell asks again when its timer fires, and not at every packet.
         """
         if self._state is State.CONNECTING:
             return self._connect_by
@@ -376,10 +378,10 @@ class ServerSession:
                 deadlines.append(self._partial_since + self._limits.packet_timeout_s)
         return min(deadlines, default=None)
 
-    # ------------------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------------ events
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Bytes arrived, or `has_more` (then `data` is empty). Never raises for them."""
+        """Process bytes that arrived, or continue after `has_more` (then `data` is empty). Never raises for their content."""
         effects: list[Effect] = []
         if self._state is State.DISCONNECTED:
             return effects
@@ -397,7 +399,7 @@ class ServerSession:
         return effects
 
     def admitted(self, code: ConnackCode, now: float) -> list[Effect]:
-        """The shell's policy about a CONNECT, which it said would come later."""
+        """Take the shell's delayed decision about a CONNECT."""
         effects: list[Effect] = []
         if self._judged_later is not None and self._state is State.CONNECTING:
             (connect, behind), self._judged_later = self._judged_later, None
@@ -411,7 +413,7 @@ class ServerSession:
 
     def _take(self, packets: Sequence[Packet], now: float, effects: list[Effect]) -> None:
         for index, packet in enumerate(packets):
-            # A PUBLISH takes its row of the table without a look at it: the lookup costs as much as the row.
+            # A PUBLISH runs the action of its row without looking it up in the table: the look-up costs as much as the action.
             if type(packet) is Publish and self._state is State.CONNECTED:
                 self._publish(packet, now, effects)
             elif type(packet) is Connect:
@@ -429,29 +431,29 @@ class ServerSession:
             self._step(Event.MALFORMED, self._decoder.error, now, effects)
 
     def subscription_confirmed(self, packet_id: int, now: float, codes: Sequence[int] | None = None) -> list[Effect]:
-        """The subscription took effect in the whole cluster.
+        """Note that the subscription has taken effect in the whole cluster.
 
         codes: one for each filter of the effect, the QoS or `SUBACK_FAILURE`; None: all were granted QoS 0.
         """
         return self._run(Event.SUBSCRIPTION_CONFIRMED, (packet_id, codes), now)
 
     def deliver_mail(self, topic: str, mails: Sequence[Mails], now: float, *, anew: bool = False) -> list[Effect]:
-        """Mail for the client. `anew`: it is of a new session, and nothing of an older one waits for its PUBACK any more."""
+        """Send mail to the client. `anew`: it is of a new session, and mail of an older one no longer waits for its PUBACK."""
         return self._run(Event.MAIL, (topic, mails, anew), now)
 
     def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
-        """The cluster has taken these messages of QoS 1."""
+        """Note that the cluster has taken these messages of QoS 1."""
         return self._run(Event.PUBLISH_ACCEPTED, packet_ids, now)
 
     def publish_refused(self, text: str, now: float) -> list[Effect]:
-        """The cluster cannot take a message of QoS 1, and trying again did not help: closes the connection.
+        """Close the connection, because the cluster cannot take a message of QoS 1 and trying again did not help.
 
-        The client connects again and sends it again; that is the only "no" of MQTT 3.1.1.
+        The client then reconnects and sends it again; MQTT 3.1.1 has no other refusal.
         """
         return self._run(Event.PUBLISH_REFUSED, _Problem(CloseReason.PUBLISH_REFUSED, text), now)
 
     def timeout(self, now: float) -> list[Effect]:
-        """The time of `next_deadline` may have come; nothing happens when it has not."""
+        """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
@@ -474,7 +476,7 @@ class ServerSession:
         return self._run(Event.TIMEOUT, problem, now)
 
     def hold_reading(self, until: float, now: float) -> list[Effect]:
-        """Read nothing more from this client until then: it sends faster than it may."""
+        """Pause reading until a time, because the client sends faster than it may."""
         effects: list[Effect] = []
         if self._state is State.CONNECTED and until > max(now, self._held_until):
             self._held_until = until
@@ -482,7 +484,7 @@ class ServerSession:
         return effects
 
     def stop_reading(self, wanted: bool, now: float) -> list[Effect]:
-        """Read nothing more from this client until it is said again: what it sent finds no room."""
+        """Pause reading (`wanted`), because there is no space for the client's input, or end that pause."""
         effects: list[Effect] = []
         if self._state is State.CONNECTED and wanted is not self._stopped:
             self._stopped = wanted
@@ -490,14 +492,14 @@ class ServerSession:
         return effects
 
     def close(self, reason: CloseReason, text: str, now: float) -> list[Effect]:
-        """The shell wants the connection closed."""
+        """Close the connection for the shell."""
         return self._run(Event.CLOSE, _Problem(reason, text), now)
 
     def connection_lost(self, now: float) -> list[Effect]:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         return self._run(Event.CONNECTION_LOST, _Problem(CloseReason.CONNECTION_LOST, "the connection was lost"), now)
 
-    # ------------------------------------------------------------------------------------------ what is decided
+    # ------------------------------------------------------------------------------------------ decisions
 
     def _run(self, event: Event, argument: object, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -608,7 +610,7 @@ class ServerSession:
             return
         answers, joined, mail, _ = asked
         for name, qos in packet.filters:
-            # Whether there is room is asked first: it costs the least, and who asks for filters without end has none.
+            # The limit is checked first: it costs the least, and a client that sends endless filters has reached it.
             if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):
                 self.fruitless_filters += 1
                 answers.append(None)
@@ -651,7 +653,7 @@ class ServerSession:
         packet_id, codes = confirmed
         pending = self._pending.pop(packet_id, None)
         if not self._pending:
-            self._pending = {}  # an emptied one keeps its table, 170 bytes
+            self._pending = {}  # an emptied dict keeps its table, 170 bytes
         if pending is None:
             return
         self._pending_filters -= len(pending.answers)
@@ -796,4 +798,4 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
     **{(State.DISCONNECTED, event): Transition(State.DISCONNECTED, ServerSession._ignore) for event in Event},
 }
-"""What a connection does in each state at each event."""
+"""Next state and action for each state and event."""

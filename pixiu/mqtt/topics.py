@@ -1,7 +1,7 @@
 """Names of topics and the rooms that carry them.
 
     room/{RoomID}   RoomID in decimal, 1 to 2^62-1, no leading zero
-    user/{UIN}      UIN in decimal, 1 to 2^63-1, no leading zero: what is sent to a user; no room carries it
+    user/{UIN}      UIN in decimal, 1 to 2^63-1, no leading zero: messages to a user; no room carries it
     $…              the server's own names: no room carries them
     over 4,096      characters: no room carries them
     anything else   a free topic; its first level chooses the room, unless the cluster has rules (`pixiu.placement.topic_rooms`)
@@ -21,19 +21,19 @@ from pixiu.ids import MAX_ID, MAX_ROOM, UIN, RoomID, topic_room
 ROOM_PREFIX: Final = "room/"
 USER_PREFIX: Final = "user/"
 CACHED_NAMES: Final = 4096
-"""So many names' rooms are remembered in a process; the least recently used one makes room."""
+"""Number of names whose rooms a process caches; the least recently used one is evicted."""
 CACHED_NAME_LENGTH: Final = 128
-"""Longer names, in characters, are not remembered, so that the cache has a bound in bytes too."""
+"""Longest name that is cached, in characters, so that the cache is bounded in bytes too."""
 
 MAX_TOPIC_LENGTH: Final = 4096
-"""Characters. A longer name is nobody's topic: each copy of a message and each subscription would carry it."""
+"""Longest topic, in characters. Longer names are refused: each copy of a message and each subscription would carry them."""
 
 _ROOM_DIGITS: Final = len(str(MAX_ROOM))
 _USER_DIGITS: Final = len(str(MAX_ID))
 
 
 class Refusal(Enum):
-    """Why no room carries a name. The value is the text for people."""
+    """The reason why no room carries a name. The value is the text for people."""
 
     EMPTY = "a topic has at least one character"
     LONG = "a topic has at most 4,096 characters"
@@ -45,7 +45,7 @@ class Refusal(Enum):
 
 
 def is_filter(name: str) -> bool:
-    """Whether wildcards stand where MQTT allows them: alone in their level, and # only in the last one."""
+    """True if wildcards are only where MQTT allows them: alone in their level, and # only in the last one."""
     if "#" not in name and "+" not in name:
         return True
     levels = name.split("/")
@@ -57,17 +57,17 @@ def is_filter(name: str) -> bool:
 
 
 def has_wildcard(name: str) -> bool:
-    """Whether a name contains `+` or `#`."""
+    """True if a name contains `+` or `#`."""
     return "+" in name or "#" in name
 
 
 def resolve(name: str) -> RoomID | Refusal:
-    """The room that carries a topic (or a filter without wildcards), or why there is none. Never raises."""
+    """Find the room that carries a topic (or a filter without wildcards), or the reason why none does. Never raises."""
     return _remembered(name) if len(name) <= CACHED_NAME_LENGTH else _resolve(name)
 
 
 def destination(name: str) -> RoomID | UIN | Refusal:
-    """The room that carries a topic, or the user that `user/{UIN}` names, or why there is neither. Never raises."""
+    """Find the room that carries a topic, or the user that `user/{UIN}` names, or the reason why there is neither. Never raises."""
     found = resolve(name)
     if found is Refusal.USER:
         uin = user_of_topic(name)
@@ -107,7 +107,7 @@ _remembered = lru_cache(CACHED_NAMES)(_resolve)
 
 
 def room_of_topic(name: str) -> RoomID:
-    """The room that carries a topic. Raises `InvalidArgument` when there is none.
+    """Find the room that carries a topic. Raises `InvalidArgument` when there is none.
 
     Source: docs/routing.md.
     """

@@ -2,8 +2,8 @@
 
     RoomID 1000 ── VRooms 64000 … 64063; user 7 is in VRoom 64000 + 7 % 64 = 64007
 
-Publishers and clients know the RoomID only. A proxy makes a copy of a message for each VRoom, a gateway joins the VRoom
-of each of its users and shows the RoomID; routers and brokers see 64 ordinary rooms.
+Publishers and clients only know the RoomID. A proxy makes a copy of a message for each VRoom; a gateway joins the VRoom of each of
+its users and shows the RoomID; routers and brokers see 64 ordinary rooms.
 
 Source: PiXiu §2.2.2; docs/routing.md. Departs from the seed's `VRoomID = UserID % 64` because there may be more than
 one big room.
@@ -18,33 +18,33 @@ VROOMS: Final = 64
 """VRooms of a big room. Source: docs/routing.md."""
 KEY_START: Final = 24
 KEY_END: Final = 32
-"""Where a record has its key (`pixiu.wire.record`)."""
+"""End of the key in a record (`pixiu.wire.record`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VRooms:
     """A cluster's big rooms: the RoomIDs in [low, high). Both 0: there are none.
 
-    The numbers in [64 * low, 64 * high) are their VRooms, which nobody but proxies and gateways may name.
+    The numbers in [64 * low, 64 * high) are their VRooms, which only proxies and gateways may use.
     """
 
     low: int = 0
     high: int = 0
 
     def is_big(self, room: int) -> bool:
-        """Whether a room is carried as VRooms."""
+        """True if a room is carried as VRooms."""
         return self.low <= room < self.high
 
     def is_vroom(self, number: int) -> bool:
-        """Whether a number is a VRoom's, and so nobody's RoomID."""
+        """True if a number is that of a VRoom, and so not a valid RoomID."""
         return VROOMS * self.low <= number < VROOMS * self.high
 
     def room_of_user(self, room: int, uin: int) -> int:
-        """What a user joins to be in a room: the VRoom of a big one, else the room itself."""
+        """The room that a user joins to be in `room`: the VRoom of a big one, else the room itself."""
         return room * VROOMS + uin % VROOMS if self.low <= room < self.high else room
 
     def shown(self, number: int) -> int:
-        """What users know a room by: the RoomID of a VRoom, else the number itself."""
+        """The RoomID as users know it: that of a VRoom's big room, else the number itself."""
         return number // VROOMS if self.is_vroom(number) else number
 
 
@@ -57,5 +57,5 @@ def vrooms_of(room: int) -> range:
 
 
 def with_key(record: bytes, key: int) -> bytes:
-    """A copy of a record for another room. The CRC leaves the header out, so it stays right."""
+    """Copy a record for another room. The CRC does not cover the header, so it stays valid."""
     return record[:KEY_START] + key.to_bytes(8, "little") + record[KEY_END:]

@@ -1,4 +1,4 @@
-"""How well a peer answers heartbeats: smoothed, for a choice among several. Pure.
+"""Quality of a peer's answers to heartbeats: smoothed, for a choice among several peers. Pure.
 
 Source: PiXiu, to-do 2; docs/routing.md.
 """
@@ -8,35 +8,35 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 GAIN: Final = 1 / 8
-"""Of a new measurement: about the last eight heartbeats count."""
+"""Weight of a new measurement: about the last eight heartbeats count."""
 
 
 class Quality(NamedTuple):
-    """How well a peer answered its last heartbeats."""
+    """Quality of a peer's answers to its last heartbeats."""
 
     round_trip_us: float
-    """Of a heartbeat and its answer; 0 before the first."""
+    """Round trip of a heartbeat and its answer, microseconds; 0 before the first."""
     answered: float
-    """The share of heartbeats that were answered before the next one, 0 to 1."""
+    """Share of heartbeats that were answered before the next one was sent, 0 to 1."""
 
 
 UNMEASURED: Final = Quality(0.0, 1.0)
 
 
 class Heartbeats:
-    """What becomes of the heartbeats to one peer."""
+    """Tracks the heartbeats to one peer."""
 
     __slots__ = ("_answered", "_replied", "_round_trip_us", "_sent", "last_us")
 
     def __init__(self) -> None:
         self.last_us = 0
-        """Of the last answer, microseconds; 0 before the first."""
+        """Round trip of the last answer, microseconds; 0 before the first."""
         self._round_trip_us = 0.0
         self._answered = 1.0
         self._sent = self._replied = False
 
     def sent(self) -> None:
-        """A heartbeat leaves: the one before was answered by now, or was not."""
+        """Note that a heartbeat leaves: the previous one is now counted as answered or not."""
         if self._sent:
             self._answered += GAIN * (self._replied - self._answered)
         self._sent, self._replied = True, False

@@ -1,8 +1,8 @@
-"""Where a key's records go, changed without disturbing their order. Pure.
+"""Routes of keys, changed without disturbing the order of their records. Pure.
 
-A sender keeps one peer per key. When the peers change, a key that moves must not overtake what is still on its way to its
-old peer: its records wait until everything that was sent to that peer before is settled, at most `barrier_ms`. Keys that do not
-move, or whose old peer has nothing under way, go on as if nothing had happened.
+A sender keeps one peer per key. When the peers change, a key that moves must not overtake records that are still on their way to
+its old peer: its records wait until everything sent to that peer before is settled, at most `barrier_ms`. Keys that do not move, or
+whose old peer has nothing under way, continue without a wait.
 
         records of key 7 ──▶ peer A  ┊ change: A ┄▶ B      ┊ A has settled all
         ─────────────────────────────┊─────────────────────┊──────────────────▶ time
@@ -21,18 +21,18 @@ from typing import Final, Generic, TypeVar
 Target = TypeVar("Target", bound=Hashable)
 
 MAX_CACHED_KEYS: Final = 200_000
-"""When so many keys are cached, the cache starts anew."""
+"""Limit of cached keys; at this number the cache is emptied."""
 MAX_CHANGES: Final = 8
-"""Changes within one barrier whose old choices are remembered. Policy: what moved by an older one waits no longer."""
+"""Changes within one barrier whose old choices are remembered. Policy: keys that moved by an older change no longer wait."""
 
 
 class Routes(Generic[Target]):
     """A cache of key → target, with the barrier that keeps order when the choice changes.
 
     Args:
-        choose: the target of a key by the newest view; None where nobody serves it.
-        waiting: what `target` answers for a key whose records have to wait.
-        barrier_ms: how long a change may wait for what is under way, milliseconds.
+        choose: returns the target of a key by the newest view; None if nobody serves it.
+        waiting: value that `target` returns for a key whose records have to wait.
+        barrier_ms: longest wait of a change for parcels under way, milliseconds.
 
     A key does not move at once, because a replica that joins would then reorder the messages of the rooms that it takes over.
     """
@@ -48,21 +48,22 @@ class Routes(Generic[Target]):
         self._olds: deque[Callable[[int], Target | None]] = deque(maxlen=MAX_CHANGES)
         """The choices before the changes that wait."""
         self._moving: set[int] = set()
-        """Keys that were told to wait. They go on waiting until the end, wherever a further change sends them."""
+        """Keys for which `waiting` was returned. They wait until the end of the barrier, even if a further change moves them
+        again."""
         self._deadline = math.inf
 
     @property
     def held(self) -> bool:
-        """Whether a change is waiting for what is under way, so that some keys' records wait."""
+        """True if a change waits for parcels under way, so that the records of some keys wait."""
         return bool(self._awaited)
 
     @property
     def deadline(self) -> float | None:
-        """When a waiting change goes ahead in any case, monotonic seconds."""
+        """Time at which a waiting change takes effect in any case, monotonic seconds."""
         return self._deadline if self._awaited else None
 
     def target(self, key: int) -> Target | None:
-        """Where a key's records go now; `waiting` where they have to wait; None where nobody serves it."""
+        """Find the target of a key's records now; `waiting` if they have to wait; None if nobody serves the key."""
         found = self._cache.get(key)
         if found is None:
             if len(self._cache) >= MAX_CACHED_KEYS:
@@ -77,15 +78,15 @@ class Routes(Generic[Target]):
 
     @property
     def cache(self) -> dict[int, Target]:
-        """The cache itself, for a loop over a batch; a miss is answered by `target`."""
+        """The cache itself, for a loop over a batch; for a missing key call `target`."""
         return self._cache
 
     def sent(self, token: int, target: Target) -> None:
-        """A parcel is under way to a target."""
+        """Note that a parcel is under way to a target."""
         self._under_way[token] = target
 
     def settled(self, token: int) -> None:
-        """A parcel is no longer under way."""
+        """Note that a parcel is no longer under way."""
         target = self._under_way.pop(token, None)
         if target is not None and token in self._awaited:
             self._awaited.remove(token)
@@ -101,11 +102,11 @@ class Routes(Generic[Target]):
         gone: Collection[Target] = (),
         among: Collection[Target] | None = None,
     ) -> None:
-        """The choice has changed.
+        """Start a change of the choice.
 
         Args:
             old: the choice before; None for a key that does not wait in any case.
-            gone: targets that are dead or doubted: what is under way to them is not waited for.
+            gone: targets that are dead or suspected: parcels under way to them are not waited for.
             among: targets from which keys may have moved; None: any.
         """
         self._cache.clear()

@@ -1,4 +1,4 @@
-"""Who serves a key: the partition rule and the choice of a replica. Pure functions.
+"""Placement of keys: the partition rule and the choice of a replica. Pure functions.
 
 Source: PiXiu §2.2 step 8, §5.1, §5.3; docs/routing.md.
 """
@@ -14,21 +14,21 @@ MAX_PARTITIONS = 128
 
 
 def is_partition_count(count: int) -> bool:
-    """Whether a number of partitions is allowed: a power of two up to 128."""
+    """True if a number of partitions is allowed: a power of two up to 128."""
     return 0 < count <= MAX_PARTITIONS and count & (count - 1) == 0
 
 
 def serves(partition: int, key: int, count: int) -> bool:
-    """Whether a partition serves a key, `key % n == p % n`.
+    """True if a partition serves a key, `key % n == p % n`.
 
-    While a doubling is under way partition numbers reach beyond `count`, and the rule names the old and the
-    new partition. Source: PiXiu §5.1.
+    While a doubling is under way partition numbers reach beyond `count`, and the rule is true for the old and the new partition.
+    Source: PiXiu §5.1.
     """
     return key % count == partition % count
 
 
 def share_rooms(broker: int, brokers: int, router: int, routers: int) -> bool:
-    """Whether a broker partition and a router partition have rooms in common.
+    """True if a broker partition and a router partition have rooms in common.
 
     Departs from PiXiu §5.3 step 6 because `% BrokerPartitionNum` finds no router for some brokers
     when there are more broker partitions than router partitions.
@@ -38,7 +38,7 @@ def share_rooms(broker: int, brokers: int, router: int, routers: int) -> bool:
 
 
 def rendezvous(key: int, replicas: Iterable[int]) -> int:
-    """The replica (an endpoint ID) that serves a key: the highest xxh3(key, replica). Raises ValueError on none.
+    """Choose the replica (an endpoint ID) that serves a key: the highest xxh3(key, replica). Raises ValueError if there is none.
 
     Departs from PiXiu §2.2 step 8 (`RoomID % ReplicaNum`) because there one death moves most rooms.
     """
@@ -54,10 +54,10 @@ def rendezvous(key: int, replicas: Iterable[int]) -> int:
 
 
 def weighted_rendezvous(key: int, replicas: Iterable[tuple[int, float]]) -> int:
-    """The same for (replica, weight), where replicas get shares of the keys in proportion to their weights, above 0.
+    """Choose a replica from (replica, weight): replicas get shares of the keys in proportion to their weights, which are above 0.
 
-    The lowest -ln(u) / weight, u being the hash as a number in (0, 1). When one weight changes, keys move only to that replica
-    or away from it; with equal weights the choice is `rendezvous`. Raises ValueError on none.
+    It has the lowest -ln(u) / weight, u being the hash as a number in (0, 1). When one weight changes, keys move only to that
+    replica or away from it; with equal weights the choice is that of `rendezvous`. Raises ValueError if there is none.
 
     Source: PiXiu, to-do 2; docs/routing.md.
     """
@@ -74,6 +74,6 @@ def weighted_rendezvous(key: int, replicas: Iterable[tuple[int, float]]) -> int:
 
 
 def rendezvous_order(key: int, replicas: Sequence[int]) -> list[int]:
-    """All replicas, the preferred one first."""
+    """Sort all replicas by preference, the preferred one first."""
     head = key.to_bytes(8, "little")
     return sorted(replicas, key=lambda replica: (-xxhash.xxh3_64_intdigest(head + replica.to_bytes(8, "little")), -replica))

@@ -1,4 +1,4 @@
-"""Which partition serves a key while a doubling is under way: parents are cut one by one, before the layout says so. Pure.
+"""Placement of keys while a doubling is under way: parents are split one by one, before the layout shows it. Pure.
 
 Source: docs/doubling.md.
 """
@@ -9,10 +9,10 @@ from pixiu.placement.partition import is_partition_count
 
 
 class SplitPartitions:
-    """The partitions of one role, and those of them that were split already.
+    """The partitions of one role, and those of them that are already split.
 
     Args:
-        count: partitions as the layout has them.
+        count: number of partitions in the layout.
     """
 
     def __init__(self, count: int = 1) -> None:
@@ -20,15 +20,16 @@ class SplitPartitions:
         self._split: set[int] = set()
 
     def set_count(self, count: int) -> None:
-        """The layout has changed. What was split belongs to the count before."""
+        """Take the layout's new number of partitions. Known splits belong to the previous number."""
         if count != self.count:
             self.count = count
             self._split.clear()
 
     def learn(self, refused_by: int, partitions: int) -> bool:
-        """A partition refused a key as one of another partition, among so many. Whether that is news: the partition was split.
+        """Learn from a refusal: partition `refused_by` refused a key as that of another one of `partitions`. True if it is now
+        known to be split and was not before.
 
-        With more than twice as many, doublings were finished of which the layout here does not tell yet.
+        If `partitions` is more than twice as many, doublings were finished that the layout here does not show yet.
         """
         if partitions < 2 * self.count or not is_partition_count(partitions) or refused_by >= self.count:
             return False
@@ -39,11 +40,11 @@ class SplitPartitions:
         return True
 
     def forget(self, refused_by: int) -> None:
-        """A child refused a key of its parent: the parent is not split, or the doubling was taken back."""
+        """Learn that a child refused a key of its parent: the parent is not split, or the doubling was aborted."""
         self._split.discard(refused_by % self.count)
 
     def splits(self, partition: int) -> bool:
-        """Whether a partition is known to be split."""
+        """True if the partition is known to be split."""
         return partition in self._split
 
     def of(self, key: int) -> int:

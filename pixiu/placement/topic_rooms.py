@@ -1,12 +1,12 @@
-"""Which room carries a free topic, and which rooms a filter spans. Pure.
+"""Rooms of free topics, and the rooms that a filter spans. Pure.
 
-A topic's first level chooses its room, unless `[cluster] topic_rooms` says more of it:
+A topic's first level chooses its room, unless `[cluster] topic_rooms` has a rule for it:
 
     devices=2                    devices/7/telemetry  →  one of 1,024 rooms, by "devices/7"
     sensors/eu=3:64              sensors/eu/7/heat    →  one of 64 rooms, by "sensors/eu/7"
                                  sensors/us/7/heat    →  the room of "sensors"
 
-The rule with the longest prefix holds. The rooms of a rule have numbers, so that a filter that is wider than its depth, such as
+The rule with the longest prefix applies. The rooms of a rule are numbered, so that a filter that is wider than its depth, such as
 `devices/+/telemetry` or `devices/#`, spans all of them and nothing else.
 
 Source: docs/routing.md, "Topics".
@@ -27,7 +27,7 @@ from pixiu.ids import TOPIC_ROOM, RoomID, topic_room
 
 DEFAULT_ROOMS: Final = 1024
 MAX_ROOMS: Final = 65_536
-"""Rooms of one rule: what a filter that is wider than its depth joins."""
+"""Limit of rooms of one rule: a filter that is wider than its depth joins all of them."""
 MAX_RULES: Final = 64
 MAX_DEPTH: Final = 16
 MAX_TEXT: Final = 4096
@@ -41,15 +41,15 @@ class Rule:
 
     prefix: tuple[str, ...]
     depth: int
-    """How many levels choose the room; more than the prefix has."""
+    """Number of levels that choose the room; more than the prefix has."""
     rooms: int = DEFAULT_ROOMS
 
     def room(self, levels: list[str]) -> RoomID:
-        """The room of a topic below the prefix. One with fewer levels is carried by all that it has."""
+        """The room of a topic below the prefix. A topic with fewer levels than `depth` is placed by all it has."""
         return self.numbered(xxhash.xxh3_64_intdigest("/".join(levels[: self.depth]).encode()) % self.rooms)
 
     def numbered(self, number: int) -> RoomID:
-        """One of the rule's rooms, from 0 on."""
+        """One of the rule's rooms, numbered from 0."""
         name = f"{'/'.join(self.prefix)}\0{number}"
         return RoomID(TOPIC_ROOM | xxhash.xxh3_64_intdigest(name.encode()) >> 2)
 
@@ -62,7 +62,7 @@ class TopicRooms:
     """The rooms of free topics.
 
     Args:
-        text: rules PREFIX=DEPTH or PREFIX=DEPTH:ROOMS with commas between; empty: none.
+        text: rules PREFIX=DEPTH or PREFIX=DEPTH:ROOMS, separated by commas; empty: none.
 
     Raises `InvalidArgument`.
     """
@@ -75,7 +75,7 @@ class TopicRooms:
         """The room that carries a free topic."""
 
     def __bool__(self) -> bool:
-        """Whether any topic's room is chosen by more than its first level."""
+        """True if the room of any topic depends on more than its first level."""
         return bool(self._rules)
 
     def _room(self, topic: str) -> RoomID:
@@ -84,9 +84,9 @@ class TopicRooms:
         return topic_room(topic) if rule is None else rule.room(levels)
 
     def rooms(self, topic_filter: str) -> list[RoomID]:
-        """The rooms of all topics that a filter can match; each is joined once for it.
+        """Find the rooms of all topics that a filter can match; each is joined once for it.
 
-        Raises `InvalidArgument` on a filter whose first level is a wildcard: it spans all rooms of all topics.
+        Raises `InvalidArgument` for a filter whose first level is a wildcard, because it spans the rooms of all topics.
         """
         levels = topic_filter.split("/")
         wild = next((index for index, level in enumerate(levels) if level in ("+", "#")), len(levels))
@@ -118,7 +118,7 @@ class TopicRooms:
 
 
 def _may_match(levels: list[str], prefix: tuple[str, ...]) -> bool:
-    """Whether a filter can match a topic below a prefix that is longer than what comes before its first wildcard."""
+    """True if a filter can match a topic below a prefix that is longer than the part before its first wildcard."""
     for index, name in enumerate(prefix):
         if index >= len(levels):
             return False

@@ -1,6 +1,6 @@
-"""Weights of replicas out of the quality of their heartbeats: few steps, changed late, so that keys do not flap. Pure.
+"""Weights of replicas from the quality of their heartbeats: few steps, changed late, so that keys do not flap. Pure.
 
-    cost      round trip, at least `FLOOR_US`, divided by the cube of the share that is answered
+    cost      round trip, at least `FLOOR_US`, divided by the cube of the answered share
     relative  cost by the lowest cost in the partition
 
     relative    1        1.5    2    2.5    3      4      5
@@ -21,27 +21,27 @@ from pixiu.placement.link_quality import Quality
 
 STEPS: Final[tuple[float, ...]] = (1.0, 0.5, 0.25)
 BOUNDARIES: Final[tuple[float, ...]] = (2.0, 4.0)
-"""Relative costs between a step and the next."""
+"""Relative costs between one step and the next."""
 MARGIN: Final = 0.25
-"""Of a boundary: within it nothing changes."""
+"""Share of a boundary within which nothing changes."""
 DOWN_AFTER: Final = 5
 UP_AFTER: Final = 20
-"""Measurements in a row that must agree; a replica that was relieved looks better for that very reason."""
+"""Measurements in a row that must agree; a replica looks better simply because it was relieved."""
 FLOOR_US: Final = 5_000.0
-"""Round trips below this are as good as each other, microseconds."""
+"""Round trips below this count as equally good, microseconds."""
 MIN_ANSWERED: Final = 0.05
 
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica's step, and for how long measurements have asked for another."""
+    """One replica's step, and the number of measurements in a row that ask for another step."""
 
     step: int = 0
     above: int = 0
     below: int = 0
 
     def measure(self, relative: float) -> bool:
-        """Take a relative cost; whether the step changed."""
+        """Take a relative cost. True if the step changed."""
         down = self.step < len(BOUNDARIES) and relative > BOUNDARIES[self.step] * (1 + MARGIN)
         up = self.step > 0 and relative < BOUNDARIES[self.step - 1] * (1 - MARGIN)
         self.above = self.above + 1 if down else 0
@@ -66,9 +66,9 @@ class Weights:
         return STEPS[found.step] if found is not None else STEPS[0]
 
     def measure(self, partitions: Iterable[Mapping[EndpointID, Quality]]) -> bool:
-        """Take one measurement of every replica, by partition, once in a heartbeat interval. Whether a weight changed.
+        """Take one measurement of every replica, by partition, once in a heartbeat interval. True if a weight changed.
 
-        A replica that no heartbeat was answered by yet counts for nothing; one that is left out is forgotten.
+        A replica that has not answered any heartbeat yet is not counted; one that is left out is forgotten.
         """
         before, self._replicas = self._replicas, {}
         changed = False

@@ -1,4 +1,4 @@
-"""gRPC channels shared by address, and what gRPC's errors mean in words."""
+"""gRPC channels shared by address, and gRPC's errors in words."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pixiu.rpc.duplex import StreamEnded
 from pixiu.rpc.tls import generation, peer_channel
 
 MAX_LOANS: Final = 16
-"""Proofs that are kept. Policy: the one that was given first goes."""
+"""Limit of proofs kept. Policy: the oldest one is dropped."""
 MESSAGE_BYTES: Final = 8 << 20
-"""The largest gRPC message a client sends or takes: a batch, or a single record, with much to spare."""
+"""Limit of a gRPC message that a client sends or takes, bytes: a batch, or a single record, with much to spare."""
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    # A peer whose machine vanished is noticed although nothing is being sent.
+    # Notice a peer whose machine vanished even when nothing is being sent.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -38,15 +38,15 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 """Options of a client's channels."""
 PEER_CHANNEL: Final[tuple[tuple[str, int], ...]] = (
-    # Without its own pool a new channel inherits the back-off of the one before.
+    # Without its own pool a new channel inherits the back-off of the previous one.
     ("grpc.use_local_subchannel_pool", 1),
-    # `http_proxy` in the environment is meant for the world outside.
+    # `http_proxy` in the environment is meant for external traffic.
     ("grpc.enable_http_proxy", 0),
 )
 """Options of channels between the processes of a cluster, and from an operator's commands to them."""
 WRONG_ROLE: Final = "a gRPC server that does not serve this (UNIMPLEMENTED): is it the address of another role?"
 STREAM_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError)
-"""What reading or writing a stream raises when its other end is gone."""
+"""Exceptions of reading or writing a stream when its other end is gone."""
 AFTER_FORK: Final = (
     "this process was forked from one that had connected, and gRPC does not survive a fork: fork first, then connect"
 )
@@ -55,19 +55,20 @@ TLS_ERRORS: Final = {
     "Hostname Verification Check failed": "its certificate is not for this address (`pixiu pki issue --host` adds it)",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave ca and PIXIU_CA out",
 }
-"""What gRPC's words mean in which a handshake fails."""
+"""gRPC's texts for failed handshakes → explanations."""
 BROKEN: Final = ("Socket closed", "Connection reset by peer", "Broken pipe")
-"""gRPC's words for a connection that ended without a word of the other side."""
+"""gRPC's texts for a connection that ended without a status from the other side."""
 CLOSED_AT_ONCE: Final = (
     "it closed the connection at once: does it speak TLS, or require a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?"
 )
 PROCESS_ENDED: Final = "the process ended, or the connection to it broke"
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
-"""Statuses that trying again does not change."""
+"""Statuses for which trying again is useless."""
 
 
 def reason_of(error: BaseException | None, *, answered: bool = False) -> str:
-    """Why a call failed, in a few words. `answered`: the other side had answered it before, so that the handshake was good."""
+    """Describe the failure of a call in a few words. `answered`: the other side had answered it before, so the handshake
+    succeeded."""
     if error is None:
         return "the stream was closed by the other side"
     if isinstance(error, TimeoutError):
@@ -93,7 +94,7 @@ def reason_of(error: BaseException | None, *, answered: bool = False) -> str:
 
 @cache
 def hold_grpc() -> int:
-    """Keep grpcio's poller for the life of the process. Returns the process that did.
+    """Keep grpcio's poller for the life of the process. Returns the process that did so.
 
     Without it the last channel ends the poller's thread, which waits for ever when its wake-up socket is full after some
     hundred cancelled calls (grpc/grpc #40989).
@@ -103,15 +104,15 @@ def hold_grpc() -> int:
 
 
 class Loans:
-    """Proofs of the worker numbers that a client was lent, to show on each stream that it publishes on."""
+    """Proofs of the worker numbers that a client was lent, to present on each stream that it publishes on."""
 
     def __init__(self) -> None:
         self._proofs: dict[tuple[int, int], bytes] = {}
         self.version = 0
-        """Grows with each that is new; 0: there is none."""
+        """Increased by each new proof; 0: there is none."""
 
     def add(self, worker: int, from_ms: int, proof: bytes) -> None:
-        """A number was lent or extended; an empty proof is none."""
+        """Add the proof of a number that was lent or extended; an empty proof is ignored."""
         if not proof:
             return
         self._proofs.pop((worker, from_ms), None)
@@ -121,7 +122,8 @@ class Loans:
         self.version += 1
 
     def all(self) -> list[bytes]:
-        """The newest last. Those of numbers that are not used any more, too: what they were used for may be sent again."""
+        """All proofs, the newest last. Proofs of numbers no longer used are included, because messages with them may be sent
+        again."""
         return list(self._proofs.values())
 
 
@@ -133,12 +135,12 @@ class _Shared:
 
 
 class Channels:
-    """One channel for each address that is in use; it is closed when its last user is gone.
+    """One channel for each address in use; it is closed when its last user releases it.
 
     Args:
-        role: of the processes at whose door of the cluster these are; empty: the doors of clients.
-        authorization: what every call's metadata says under that name, made anew for each; None or empty: nothing.
-        tls: at the doors of clients; None: these do not speak TLS.
+        role: the processes' role, for channels to their cluster listeners; empty: the listeners for clients.
+        authorization: returns the value of that name for the metadata of each call; None or an empty value: none is sent.
+        tls: TLS of the listeners for clients; None: they do not use TLS.
 
     Raises `NotConnected` in a child of a process that used gRPC.
     """
@@ -149,13 +151,13 @@ class Channels:
             raise NotConnected(AFTER_FORK)
         self._closed = False
         self.loans = Loans()
-        """What proves that message IDs are the caller's own."""
+        """Proofs that message IDs are the caller's own."""
         self._channels: dict[str, _Shared] = {}
         self._former: list[_Shared] = []
-        """With certificates that this process had before, each until its last user is gone."""
+        """Channels with earlier certificates of this process, each until its last user releases it."""
 
     def acquire(self, address: str, role: str | None = None) -> grpc.aio.Channel:
-        """The channel to an address; each call is paired with one of `release`. `role`: where it is another than the channels'."""
+        """Get the channel to an address; each call is paired with one of `release`. `role`: overrides the role of the channels."""
         wanted = self._role if role is None else role
         shared, newest = self._channels.get(address), generation() if wanted else self._tls.newest() if self._tls else 0
         if shared is not None and shared.generation != newest:
@@ -174,7 +176,8 @@ class Channels:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """The metadata of a call: who calls. Raises `StreamEnded` when what gives the token of now fails: it is asked again."""
+        """Make the metadata of a call: the login. Raises `StreamEnded` when the token function fails; it is called again for the
+        next call."""
         try:
             said = self._authorization() if self._authorization is not None else ""
         except Exception as error:
@@ -182,10 +185,10 @@ class Channels:
         return (("authorization", said),) if said else None
 
     async def release(self, address: str, channel: grpc.aio.Channel | None = None) -> None:
-        """Give up one use of an address's channel: this one, or the only one."""
+        """Release one use of an address's channel: `channel`, or the only one."""
         former = next((each for each in self._former if each.channel is channel), None)
         if former is None and self._closed:
-            return  # whoever still had one is late
+            return  # a late release
         shared = former or self._channels[address]
         shared.users -= 1
         if shared.users:
@@ -197,7 +200,7 @@ class Channels:
         await shared.channel.close()
 
     async def close(self) -> None:
-        """Close all of them, whoever uses them; a release that comes later does nothing."""
+        """Close all channels, even those in use; a later release does nothing."""
         self._closed = True
         shared = [*self._channels.values(), *self._former]
         self._channels, self._former = {}, []

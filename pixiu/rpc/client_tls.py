@@ -1,9 +1,9 @@
-"""TLS from clients to their doors: whose certificates are trusted, and the own one where the cluster wants to see one.
+"""TLS from clients to their listeners: the trusted authorities, and the client's own certificate if the cluster requires one.
 
     PIXIU_CA            PEM file of the authorities, or "system" for those that the system trusts
-    PIXIU_CERTIFICATE   PEM file with the own certificate and its private key
+    PIXIU_CERTIFICATE   PEM file with the client's own certificate and its private key
 
-Files are looked at again for each new connection.
+Files are checked again for each new connection.
 
 Source: docs/security.md, "TLS for clients".
 """
@@ -31,13 +31,13 @@ class _Read(NamedTuple):
 
 
 class ClientTls:
-    """What a client trusts and shows.
+    """Certificates that a client trusts and presents.
 
     Args:
         ca: a PEM file, or "system".
-        certificate: a PEM file; "": none is shown.
+        certificate: a PEM file; "": none is presented.
 
-    Raises `ConfigurationError` when a file does not do.
+    Raises `ConfigurationError` when a file cannot be used.
     """
 
     def __init__(self, ca: str, certificate: str = "") -> None:
@@ -45,25 +45,25 @@ class ClientTls:
         self._credentials: grpc.ChannelCredentials | None = None
         self._read: _Read | None = None
         self.generation = 0
-        """Grows when other files are there."""
+        """Increased when the files have changed."""
         self._look()
         self.context()
 
     def newest(self) -> int:
-        """The generation of the files that are there now; those that cannot be read leave the ones before in use."""
+        """The generation of the current files; if they cannot be read, the previous ones stay in use."""
         with contextlib.suppress(ConfigurationError):
             self._look()
         return self.generation
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """What a gRPC channel trusts and shows, by the files that were seen last."""
+        """Credentials of a gRPC channel, from the files that were read last."""
         if self._credentials is None:
             assert self._read is not None
             self._credentials = grpc.ssl_channel_credentials(self._read.authorities, self._read.own, self._read.own)
         return self._credentials
 
     def context(self) -> ssl.SSLContext:
-        """What a connection that is not gRPC's trusts and shows. Raises `ConfigurationError`."""
+        """Make the TLS context of a connection other than gRPC. Raises `ConfigurationError`."""
         path = self._ca
         try:
             context = ssl.create_default_context(cafile=None if self._ca == SYSTEM else self._ca)
@@ -83,7 +83,7 @@ class ClientTls:
 
 
 def client_tls(ca: str | None = None, certificate: str | None = None) -> ClientTls | None:
-    """What was given, or else the environment says; None: no TLS. Raises `ConfigurationError`."""
+    """Make the TLS of a client from the arguments, or else from the environment; None: no TLS. Raises `ConfigurationError`."""
     ca = os.environ.get(CA_VARIABLE, "") if ca is None else ca
     certificate = os.environ.get(CERTIFICATE_VARIABLE, "") if certificate is None else certificate
     if ca:

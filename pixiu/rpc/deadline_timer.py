@@ -1,4 +1,4 @@
-"""The timer of a shell: rings when its core's next deadline has come."""
+"""The timer of a shell: fires when its core's next deadline has come."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Final
 
 SLACK_S: Final = 0.001
-"""A deadline that is earlier by less is not worth another timer: an event loop is no more exact than this."""
+"""Minimum by which a deadline must be earlier to set another timer, seconds: an event loop is not more precise than this."""
 
 
 class DeadlineTimer:
     """A re-armable timer. Fires once, at the earliest deadline set since it last fired.
 
     Args:
-        ring: called in the event loop when it has come; gives the core its tick.
-        least_s: rings no sooner than this after it was set, also for what is overdue.
+        ring: called in the event loop when the deadline has come; gives the core its tick.
+        least_s: minimum time from setting the timer to firing, also for overdue deadlines.
     """
 
     def __init__(self, ring: Callable[[], None], least_s: float = 0.0) -> None:
@@ -24,22 +24,22 @@ class DeadlineTimer:
 
     @property
     def is_set(self) -> bool:
-        """Whether it is going to ring."""
+        """True if the timer is going to fire."""
         return self._timer is not None
 
     def set(self, deadline: float | None) -> None:
-        """Ring then, monotonic seconds (the event loop's clock). None: the core waits for nothing."""
+        """Set the deadline, monotonic seconds (the event loop's clock). None: the core waits for nothing."""
         if deadline is None or (self._timer is not None and deadline >= self._timer.when() - SLACK_S):
             return
         loop = asyncio.get_running_loop()
         when = max(deadline, loop.time() + self._least_s)
         if self._timer is not None and when >= self._timer.when():
-            return  # overdue: to set it anew with every step would put it off for ever
+            return  # overdue: setting it again at every step would postpone it for ever
         self.cancel()
         self._timer = loop.call_at(when, self._rang)
 
     def cancel(self) -> None:
-        """Ring no more, until it is set again."""
+        """Cancel the timer until it is set again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

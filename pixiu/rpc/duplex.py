@@ -1,12 +1,12 @@
-"""A duplex stream of messages, client's side or server's: one reader, one writer, and in words why it ended.
+"""A duplex stream of messages, client's side or server's: one reader, one writer, and the reason for its end in words.
 
     take(message) ◀── reader ◀──┐
                                  ├── carrier ⇄ the other side
     give() ─────────▶ writer ──▶┘
 
-A `Carrier` moves the messages; gRPC is one (`pixiu.rpc.grpc_streams`), and any other that keeps order and bounds may take its
-place. The writer pulls: it asks `give` whenever it is free, so what waits can be joined or replaced until it leaves; an
-owner that wants a queue has `Outbox`.
+A `Carrier` transports the messages. gRPC is one (`pixiu.rpc.grpc_streams`); any other that keeps order and bounds may replace it.
+The writer pulls: it calls `give` whenever it is free, so waiting messages can be joined or replaced until they leave. An owner that
+wants a queue uses `Outbox`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from pixiu.errors import PixiuError
 
 Out = TypeVar("Out")
-"""What this side writes."""
+"""Messages that this side writes."""
 In = TypeVar("In")
-"""What it reads."""
+"""Messages that this side reads."""
 _Out = TypeVar("_Out", contravariant=True)
 _In = TypeVar("_In", covariant=True)
 
 CLOSE_WAIT_S: Final = 2.0
-"""How long a serving side's write under way may take when the stream ends; then it is cut."""
+"""Time limit for a serving side's write under way when the stream ends, seconds; then it is cut."""
 WHY_S: Final = 1.0
-"""How long, after a write has failed, the reader may take to learn why."""
+"""Time limit for the reader to learn the reason after a write has failed, seconds."""
 CLOSED_BY_PEER: Final = "the stream was closed by the other side"
 
 
 class StreamEnded(Exception):
-    """A stream broke, was refused or was not opened. Its text says why; it is for owners of streams, and never reaches users.
+    """A stream broke, was refused or was not opened. Its text is the reason. It is for owners of streams, and never reaches users.
 
     Attributes:
-        refused: the other side refused it in a way that trying again does not change.
-        retry_after_ms: how long the other side wants to be left alone; 0: it did not say.
+        refused: the other side refused it, and trying again is useless.
+        retry_after_ms: time for which the other side asks to be left alone; 0: not given.
     """
 
     def __init__(self, text: str, *, refused: bool = False, retry_after_ms: int = 0) -> None:
@@ -47,44 +47,44 @@ class StreamEnded(Exception):
 
 
 class End(NamedTuple):
-    """How a stream ended."""
+    """The end of a stream, with its reason."""
 
     text: str
     refused: bool = False
 
 
 class Carrier(Protocol[_Out, _In]):
-    """One open stream. Everything raises `StreamEnded` when it is over, and nothing of what carries it."""
+    """One open stream. Every method raises `StreamEnded` when it is over, and no exceptions of the transport."""
 
     @property
     def serves(self) -> bool:
-        """Whether this is the serving side: its last word ends the stream, and a write under way must end before that."""
+        """True on the serving side: its end ends the stream, so a write under way must finish before."""
 
     async def opened(self, timeout_s: float) -> None:
-        """Wait until the other side has taken the stream (client), or tell it so (server)."""
+        """Wait until the other side has taken the stream (client), or confirm it to the client (server)."""
 
     async def read(self) -> _In | None:
-        """The next message; None when the other side has said its last word."""
+        """Read the next message; None when the other side has finished writing."""
 
     async def write(self, message: _Out) -> None:
-        """Send a message; waits while the other side takes no more."""
+        """Write a message; waits while the other side accepts no more."""
 
     async def done_writing(self) -> None:
-        """This side has said its last word."""
+        """Finish writing."""
 
 
 class Served(Carrier[_Out, _In], Protocol[_Out, _In]):
-    """The serving side of a stream, which ends when what serves it returns."""
+    """The serving side of a stream, which ends when its handler returns."""
 
     peer: str
-    """Where it comes from, for logs."""
+    """The caller's address, for logs."""
 
     async def refuse(self, error: PixiuError) -> NoReturn:
-        """End the stream with an error, which the caller is told."""
+        """End the stream with an error that is reported to the caller."""
 
 
 async def ask(carrier: Carrier[Out, In], message: Out, timeout_s: float) -> In:
-    """Begin a stream: the answer to its first message. Raises `StreamEnded`, also when none comes in time."""
+    """Begin a stream: write its first message and return the answer. Raises `StreamEnded`, also if the answer is late."""
     try:
         async with asyncio.timeout(timeout_s):
             await carrier.write(message)
@@ -100,8 +100,8 @@ class Outbox(Generic[Out]):
     """Messages that wait to be written, in order and bounded.
 
     Args:
-        max_messages: that wait. Policy: beyond either bound a new one is not taken.
-        max_bytes: of them; 0 for any.
+        max_messages: limit of waiting messages. Policy: beyond either limit new ones are not taken.
+        max_bytes: limit of their bytes; 0: none.
     """
 
     def __init__(self, max_messages: int, max_bytes: int = 0) -> None:
@@ -114,7 +114,7 @@ class Outbox(Generic[Out]):
         return len(self._waiting)
 
     def put(self, message: Out, size: int = 0) -> bool:
-        """Queue a message of `size` bytes. False: there was no room."""
+        """Queue a message of `size` bytes. False: there was no space."""
         if len(self._waiting) >= self._max_messages or (self._max_bytes and self._bytes + size > self._max_bytes):
             return False
         self._waiting.append((size, message))
@@ -146,14 +146,14 @@ class Duplex(Generic[Out, In]):
     """Runs one open stream.
 
     Args:
-        carrier: of it.
-        take: called with each message that comes; nothing more is read until an awaitable that it returns is done.
-        give: the next message to write, None while there is none. Asked again after `wake`.
-        reads_on: False while too much waits to be written: nothing is read until enough of it is. By default all is read.
-        work: set when `give` has something, in place of `wake`; an `Outbox` has one.
-        over: called once, at the moment when the stream is over, before a last write is waited for.
-        last: after the other side's last word, what is waited for before the stream ends; nothing by default.
-        last_s: for how long, seconds; None for ever.
+        carrier: the stream's transport.
+        take: called with each message; if it returns an awaitable, nothing more is read until that is done.
+        give: returns the next message to write, None if there is none. Called again after `wake`.
+        reads_on: returns False while too much waits to be written: nothing is read until enough is written. Default: always read.
+        work: event that is set when `give` has something, instead of `wake`; an `Outbox` has one.
+        over: called once, when the stream is over, before the wait for a last write.
+        last: awaited after the other side has finished, before the stream ends; default: nothing.
+        last_s: time limit of `last`, seconds; None: none.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class Duplex(Generic[Out, In]):
         self._text = ""
         self._finishing = False
         self._over = False
-        self._work.set()  # what waits from the beginning
+        self._work.set()  # messages that wait from the beginning
 
     def wake(self) -> None:
         """Wake the writer: `give` has a message."""
         self._work.set()
 
     def finish(self) -> None:
-        """Say what `give` still has, as the last word. A serving side ends with it; the other one reads on to the end."""
+        """Write what `give` still has, then finish writing. A serving side ends then; a client reads on to the end."""
         self._finishing = True
         self._work.set()
 
@@ -194,9 +194,9 @@ class Duplex(Generic[Out, In]):
             self._stop.set_result(None)
 
     async def run(self) -> End:
-        """Run until one side has ended the stream, or it broke. Raises what `take` and `give` raise.
+        """Run until one side has ended the stream, or it broke. Raises errors of `take` and `give`.
 
-        Being cancelled ends the stream as well.
+        Cancelling it ends the stream as well.
         """
         loop = asyncio.get_running_loop()
         reader, writer = loop.create_task(self._read()), loop.create_task(self._write())
@@ -246,14 +246,14 @@ class Duplex(Generic[Out, In]):
     async def _hear_last(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
         failed = writer.exception() is not None
         if failed or not self._carrier.serves:
-            # After a write that failed the reader learns why: the status of a call is told to whoever reads.
+            # After a failed write the reader learns the reason: only readers get the status of a call.
             await _first_of(reader, self._stop, timeout_s=WHY_S if failed else None)
 
     async def _close(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
         try:
             reader.cancel()
             if self._carrier.serves:
-                # A write under way is left to end: gRPC refuses to close a call in the middle of one.
+                # A write under way may finish: gRPC refuses to close a call in the middle of one.
                 self._work.set()
                 await asyncio.wait({reader, writer}, timeout=CLOSE_WAIT_S)
         finally:

@@ -1,13 +1,13 @@
 """gRPC as the carrier of duplex streams: a call (client's side) and a handler (server's side).
 
-What is peculiar about grpc.aio is dealt with here and nowhere else:
+All peculiarities of grpc.aio are handled here:
 
-* It raises `CancelledError` in whoever reads, writes or waits for a call that was refused or cancelled. Only a task that was
-  itself asked to end may take that for its own end.
-* A reader or writer that is cancelled cancels the call; so both have tasks of their own (`pixiu.rpc.duplex`).
-* A write that meets the end of a refused call makes it forget the status that says why: begin with `pixiu.rpc.duplex.ask`, or write
-  only the first message before the first answer.
-* The end of a call is told by five kinds of errors, and by a message that is `EOF`.
+* It raises `CancelledError` in a task that reads, writes or waits for a call that was refused or cancelled. Only a task that was
+  itself cancelled may treat that as its own cancellation.
+* Cancelling a reader or writer cancels the call, so both have tasks of their own (`pixiu.rpc.duplex`).
+* A write that meets the end of a refused call makes it forget the status with the reason: begin with `pixiu.rpc.duplex.ask`, or
+  write only the first message before the first answer.
+* The end of a call shows as one of five kinds of errors, or as a message that is `EOF`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pixiu.rpc.tls import peer_channel
 ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 MAX_PUSHBACK_MS: Final = 60_000
-"""Nobody is left alone for longer."""
+"""Longest time for which a server is left alone, milliseconds."""
 GARBAGE: Final = "the request is not a message of this method: the client library is broken, or another program called"
 Method = Callable[[grpc.aio.Channel], Any]
 """Opens a call: `lambda channel: PiStub(channel).Exchange()`."""
 
 
 def _why(error: BaseException, *, answered: bool = False) -> BaseException:
-    """What to raise for an error of a call. `answered`: the other side had answered it."""
+    """Choose the exception to raise for an error of a call. `answered`: the other side had answered it."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -49,7 +49,8 @@ def _why(error: BaseException, *, answered: bool = False) -> BaseException:
 
 
 def _pushback_ms(error: grpc.aio.AioRpcError) -> int:
-    """How long a server wants to be left alone, by the trailing metadata that gRPC's own retries honour too; 0: it did not say."""
+    """Read the time for which a server asks to be left alone from the trailing metadata that gRPC's own retries use too; 0: not
+    given."""
     for name, value in error.trailing_metadata() or ():
         if name == PUSHBACK and str(value).isascii() and str(value).isdecimal():
             return min(int(value), MAX_PUSHBACK_MS)
@@ -57,13 +58,13 @@ def _pushback_ms(error: grpc.aio.AioRpcError) -> int:
 
 
 class _NotOpened:
-    """In the place of a call that could not be made: says why to whoever reads or writes."""
+    """Placeholder for a call that could not be made: reading and writing raise the reason."""
 
     def __init__(self, why: StreamEnded) -> None:
         self._why = why
 
     def cancel(self) -> None:
-        """There is nothing to cancel."""
+        """Do nothing: there is no call to cancel."""
 
     async def _ended(self, *_: object) -> NoReturn:
         raise self._why
@@ -72,11 +73,11 @@ class _NotOpened:
 
 
 class GrpcCall(Generic[Out, In]):
-    """A call that this process makes; `async with` ends it. Use `over` or `to`.
+    """A call that this process makes; `async with` ends it. Make it by `over` or `to`.
 
     Args:
         call: a bidirectional call of grpc.aio.
-        release: gives up its channel.
+        release: releases its channel.
     """
 
     serves = False
@@ -87,7 +88,7 @@ class GrpcCall(Generic[Out, In]):
 
     @classmethod
     def over(cls, channels: Channels, address: str, method: Method, role: str | None = None) -> Self:
-        """Call over a shared channel to an address (host:port); `role` where it is another than the channels'."""
+        """Call over a shared channel to an address (host:port); `role` overrides the role of the channels."""
         channel = channels.acquire(address, role)
         try:
             call = method(channel)
@@ -97,7 +98,7 @@ class GrpcCall(Generic[Out, In]):
 
     @classmethod
     def to(cls, address: str, role: str, options: Sequence[tuple[str, int]], method: Method) -> Self:
-        """Call a process of this role over a channel of its own, which connects now whatever back-off other channels are in."""
+        """Call a process of this role over a channel of its own, which connects now regardless of other channels' back-off."""
         channel = peer_channel(address, role, options)
         return cls(method(channel), channel.close)
 
@@ -108,12 +109,12 @@ class GrpcCall(Generic[Out, In]):
         await self.close()
 
     async def close(self) -> None:
-        """End it, and give up its channel."""
+        """End the call, and release its channel."""
         self.cancel()
         await self._release()
 
     def cancel(self) -> None:
-        """Break it: what it holds is lost."""
+        """Cancel the call: messages in it are lost."""
         self._call.cancel()
 
     async def opened(self, timeout_s: float) -> None:
@@ -127,7 +128,7 @@ class GrpcCall(Generic[Out, In]):
             raise _why(error) from None
 
     async def read(self) -> In | None:
-        """The next message; None at the end. Raises `StreamEnded`."""
+        """Read the next message; None at the end. Raises `StreamEnded`."""
         try:
             message: In = await self._call.read()
         except ENDED as error:
@@ -136,14 +137,14 @@ class GrpcCall(Generic[Out, In]):
         return None if message is grpc.aio.EOF else message
 
     async def write(self, message: Out) -> None:
-        """Send one. Raises `StreamEnded`."""
+        """Write a message. Raises `StreamEnded`."""
         try:
             await self._call.write(message)
         except ENDED as error:
             raise _why(error, answered=self._answered) from None
 
     async def done_writing(self) -> None:
-        """No more will be sent. Raises `StreamEnded`."""
+        """Finish writing. Raises `StreamEnded`."""
         try:
             await self._call.done_writing()
         except ENDED as error:
@@ -151,11 +152,11 @@ class GrpcCall(Generic[Out, In]):
 
 
 class Unparsed(Generic[In]):
-    """A message as it came, in the place of itself: who reads the stream parses it when it is time.
+    """A message as it arrived, in place of the parsed one: the reader of the stream parses it in its turn.
 
     Args:
         parse: raises `DecodeError`.
-        in_turn: calls a function for so many bytes when it is their turn, and returns what it returns.
+        in_turn: calls a function for a number of bytes when it is their turn, and returns its result.
     """
 
     __slots__ = ("_data", "_in_turn", "_parse")
@@ -166,15 +167,15 @@ class Unparsed(Generic[In]):
         self._data, self._parse, self._in_turn = data, parse, in_turn
 
     def parsed(self) -> Awaitable[In]:
-        """The message."""
+        """Parse the message in its turn."""
         return self._in_turn(lambda: self._parse(self._data), len(self._data))
 
 
 class GrpcHandler(Generic[Out, In]):
-    """A call that another process makes of this one: lives in the handler of a bidirectional method, and ends when that returns.
+    """A call that another process makes to this one: lives in the handler of a bidirectional method, and ends when that returns.
 
     Args:
-        context: of the call.
+        context: gRPC's context of the call.
     """
 
     serves = True
@@ -182,14 +183,14 @@ class GrpcHandler(Generic[Out, In]):
     def __init__(self, context: Any) -> None:
         self._context = context
         self.peer = str(context.peer())
-        """Where it comes from, for logs."""
+        """The caller's address, for logs."""
 
     async def opened(self, timeout_s: float = 0.0) -> None:
-        """Tell the caller that its call is served, before there is anything to answer."""
+        """Confirm to the caller that its call is served, before there is anything to answer."""
         await self._context.send_initial_metadata(())
 
     async def read(self) -> In | None:
-        """The next message; None when the caller sends no more. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
+        """Read the next message; None when the caller has finished. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
         try:
             message = await self._context.read()
             if isinstance(message, Unparsed):
@@ -203,17 +204,17 @@ class GrpcHandler(Generic[Out, In]):
         return read
 
     async def write(self, message: Out) -> None:
-        """Send one. Raises `StreamEnded`."""
+        """Write a message. Raises `StreamEnded`."""
         try:
             await self._context.write(message)
         except ENDED as error:
             raise _why(error) from None
 
     async def done_writing(self) -> None:
-        """The handler's return says it."""
+        """Do nothing: the return of the handler finishes the call."""
 
     async def refuse(self, error: PixiuError, status: grpc.StatusCode | None = None) -> NoReturn:
-        """End the call with an error: its own status, or another one. The time after which to try again goes with it."""
+        """End the call with an error, with its own status or another one. The time after which to try again is sent with it."""
         if isinstance(error, Overloaded) and error.retry_after_ms:
             self._context.set_trailing_metadata(((PUSHBACK, str(error.retry_after_ms)),))
         await self._context.abort(GRPC_STATUS[error.code] if status is None else status, str(error))

@@ -1,4 +1,4 @@
-"""The gRPC status of every error. Not in `pixiu.errors`, so that what only raises errors does not load gRPC."""
+"""The gRPC status of every error. Not in `pixiu.errors`, so that code which only raises errors does not load gRPC."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "LEASE_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
 }
-"""Every code's gRPC status."""
+"""Error code → gRPC status."""

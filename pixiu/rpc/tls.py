@@ -1,15 +1,15 @@
-"""Certificates at the cluster's doors: which process has which role is proved by TLS, both ways.
+"""Certificates at the cluster's listeners: TLS proves the role of both processes.
 
-    TLS_DIR/ca.pem       whose certificates are trusted; several, one after the other, while the authority changes
-    TLS_DIR/xiu.pem      private key and certificate of a Xiu, in one file, so that a rename exchanges both at once
+    TLS_DIR/ca.pem       trusted authorities; several, one after the other, while the authority changes
+    TLS_DIR/xiu.pem      private key and certificate of a Xiu, in one file, so that a rename replaces both at once
     TLS_DIR/operator.pem the same of an operator's commands
-    TLS_DIR/revoked      serial numbers that are not taken any more, hexadecimal, one a line (`cluster.runtime.guard`)
+    TLS_DIR/revoked      serial numbers of revoked certificates, hexadecimal, one a line (`cluster.runtime.guard`)
 
-A certificate names its role twice: `pixiu://role/xiu`, which servers look at, and the host name `xiu.pixiu`, which callers ask
-for whatever the address is: a process that can be reached at a Xiu's address is taken for one only if it can prove it.
+A certificate names its role twice: `pixiu://role/xiu`, which servers check, and the host name `xiu.pixiu`, which callers check
+whatever the address is. So a process at a Xiu's address is trusted as a Xiu only if it can prove it.
 
-Files are looked at again for each new connection, so that a new certificate needs no restart; those that are there stay. What was
-written in the last second is left for the next one.
+Files are checked again for each new connection, so that a new certificate needs no restart; existing connections stay. Files
+written in the last second are used from the next connection on.
 
 Source: docs/security.md, "Certificates".
 """
@@ -29,27 +29,27 @@ import grpc.aio
 from pixiu.errors import ConfigurationError
 
 TLS_DIR: Final = "PIXIU_CLUSTER_TLS_DIR"
-"""Environment variable that names the folder, for commands as for processes."""
+"""Environment variable that names the folder, for commands and processes."""
 TLS_NAME: Final = "PIXIU_CLUSTER_TLS_NAME"
-"""Environment variable that says which file in it is a command's own; `operator` without it."""
+"""Environment variable with the name of a command's own file in it; default: `operator`."""
 OPERATOR: Final = "operator"
 ROLE_URI: Final = "pixiu://role/"
 MAX_PEM: Final = 1 << 20
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2, where it is not gRPC's; those of TLS 1.3 are all good."""
+"""Ciphers of TLS 1.2 outside of gRPC; those of TLS 1.3 are all good."""
 STILL_S: Final = 1.0
-"""For so long nobody has written a file that is exchanged while a process runs: half of it may be a good one."""
+"""Time since the last write after which a file is read, seconds: a file that is being replaced may be incomplete."""
 Options = Sequence[tuple[str, int | str]]
 
 
 def stands_still(*written_ns: int) -> bool:
-    """Whether files that were written at these times are not being written now."""
+    """True if files that were written at these times are not being written now."""
     now = time.time_ns()
     return all(abs(now - written) >= STILL_S * 1e9 for written in written_ns)
 
 
 def host_name(role: str) -> str:
-    """The name in a role's certificate that callers ask for."""
+    """The host name in a role's certificate, which callers check."""
     return f"{role}.pixiu"
 
 
@@ -59,11 +59,11 @@ def own_file(folder: Path, name: str) -> Path:
 
 
 class Tls:
-    """The certificates of one process. Raises ConfigurationError when the folder lacks what is needed.
+    """The certificates of one process. Raises `ConfigurationError` when the folder lacks a file.
 
     Args:
         folder: see the module.
-        name: of the own file: a role, or `operator`.
+        name: name of the own file: a role, or `operator`.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -74,13 +74,13 @@ class Tls:
         self._server_context: ssl.SSLContext | None = None
         self._server_generation = 0
         self.generation = 0
-        """Grows when other files are there."""
+        """Increased when the files have changed."""
         self.problem = ""
-        """Why the files that are there now are not taken; those before them still are."""
+        """The reason why the current files are not used; the previous ones still are."""
         self._read()
 
     def refresh(self) -> bool:
-        """Look at the files again; whether they are others. What cannot be read leaves those before them in use (`problem`)."""
+        """Check the files again. True if they have changed. If they cannot be read, the previous ones stay in use (`problem`)."""
         before = self.generation
         try:
             self._read()
@@ -122,13 +122,13 @@ class Tls:
         self.generation += 1
 
     def _check_whole(self, authorities: bytes, stamps: list[object]) -> None:
-        """A file that is being written is not taken, nor a key that is another certificate's. Raises `ConfigurationError`."""
+        """Check that no file is being written, and that the key belongs to the certificate. Raises `ConfigurationError`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         path = self.folder / "ca.pem"
         try:
             context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
             path = own_file(self.folder, self.name)
-            context.load_cert_chain(path, password=lambda: b"")  # one with a password is not asked for: nobody could answer
+            context.load_cert_chain(path, password=lambda: b"")  # do not ask for a password: nobody could answer
             stat = os.stat(path)
             if [stat.st_mtime_ns, stat.st_size, stat.st_ino] != stamps[3:]:
                 raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: {path.name} is being written")
@@ -139,26 +139,26 @@ class Tls:
             ) from None
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """What a caller shows and trusts."""
+        """Credentials of a gRPC channel."""
         self.refresh()
         if self._channel_credentials is None:
             self._channel_credentials = grpc.ssl_channel_credentials(self._authorities, self._own, self._own)
         return self._channel_credentials
 
     def client_context(self) -> ssl.SSLContext:
-        """The same for a plain TLS connection: to ZooKeeper. Raises ConfigurationError."""
+        """Make the context of a plain TLS connection to ZooKeeper. Raises `ConfigurationError`."""
         self.refresh()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             context.load_verify_locations(cadata=self._authorities.decode("ascii", "ignore"))
             context.load_cert_chain(own_file(self.folder, self.name), password=lambda: b"")
-        except (OSError, ValueError) as error:  # exchanged at this moment
+        except (OSError, ValueError) as error:  # replaced at this moment
             raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: cannot be used now: {error}") from None
         return context
 
     def server_context(self) -> ssl.SSLContext:
-        """The same for one who is called, for a new connection that is not gRPC's: callers must show a certificate of the
-        authorities. Files that are exchanged at this moment leave those before in use. Raises ConfigurationError."""
+        """Make the context for a new incoming connection other than gRPC: callers must present a certificate of the authorities.
+        Files that are being replaced leave the previous ones in use. Raises `ConfigurationError`."""
         self.refresh()
         if self._server_generation != self.generation or self._server_context is None:
             generation = self.generation
@@ -178,14 +178,14 @@ class Tls:
         try:
             context.load_verify_locations(cadata=self._authorities.decode("ascii", "ignore"))
             context.load_cert_chain(own_file(self.folder, self.name), password=lambda: b"")
-        except (OSError, ValueError) as error:  # exchanged at this moment
+        except (OSError, ValueError) as error:  # replaced at this moment
             raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: cannot be used now: {error}") from None
         return context
 
     def server_credentials(self, begins: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
-        """What a server shows and whom it trusts; asked for again with every connection. Callers must show a certificate.
+        """Make the credentials of a gRPC server; files are checked at every connection. Callers must present a certificate.
 
-        begins: called with every connection, in gRPC's threads.
+        begins: called at every connection, in gRPC's threads.
         """
         seen = self.generation
 
@@ -205,7 +205,7 @@ class Tls:
 
 
 class _Own:
-    """What this process uses: set once at its start; commands find it by the environment."""
+    """The certificates of this process: set once at its start; commands find them by the environment."""
 
     def __init__(self) -> None:
         self.tls: Tls | None = None
@@ -216,12 +216,13 @@ _own = _Own()
 
 
 def use(tls: Tls | None) -> None:
-    """Make channels to the cluster's doors with these certificates from now on; None: without."""
+    """Use these certificates for channels to the cluster's listeners from now on; None: none."""
     _own.tls, _own.asked = tls, True
 
 
 def own() -> Tls | None:
-    """The certificates of this process; None: it has none. Raises ConfigurationError when the environment names a wrong folder."""
+    """The certificates of this process; None: it has none. Raises `ConfigurationError` when the environment names a wrong
+    folder."""
     if not _own.asked:
         folder = os.environ.get(TLS_DIR, "")
         use(Tls(Path(folder), os.environ.get(TLS_NAME, "") or OPERATOR) if folder else None)
@@ -229,7 +230,7 @@ def own() -> Tls | None:
 
 
 def generation() -> int:
-    """Grows when this process has other certificates: channels that are held for long are then made anew."""
+    """Generation of this process's certificates: when it grows, long-lived channels are made again."""
     tls = own()
     if tls is None:
         return 0
@@ -242,7 +243,7 @@ def _options(role: str, options: Options) -> list[tuple[str, int | str]]:
 
 
 def peer_channel(address: str, role: str, options: Options = ()) -> grpc.aio.Channel:
-    """A channel to the cluster's door of a process, which must prove that it has the role where this process has certificates."""
+    """Open a channel to the cluster listener of a process, which must prove its role if this process has certificates."""
     tls = own()
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -250,7 +251,7 @@ def peer_channel(address: str, role: str, options: Options = ()) -> grpc.aio.Cha
 
 
 def blocking_peer_channel(address: str, role: str, options: Options = ()) -> grpc.Channel:
-    """The same for code without an event loop."""
+    """`peer_channel` for code without an event loop."""
     tls = own()
     if tls is None:
         return grpc.insecure_channel(address, options=list(options))

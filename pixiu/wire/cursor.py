@@ -1,4 +1,4 @@
-"""Cursors: {UpTo, 64-bit map of the next 64}, as inboxes keep them and as acknowledgements name them. Pure.
+"""Cursors: {UpTo, 64-bit map of the next 64}, as in inboxes and acknowledgements. Pure.
 
 Source: docs/delivery.md, docs/pi.md.
 """
@@ -12,18 +12,18 @@ _MAP_MASK: Final = (1 << MAP_BITS) - 1
 
 
 class Cursor:
-    """What a device has acknowledged in one lane: everything up to a number, and some of the next 64."""
+    """Acknowledgements of a device in one lane: everything up to a number, and some of the next 64."""
 
     __slots__ = ("bits", "up_to")
 
     def __init__(self, up_to: int = 0, bits: int = 0) -> None:
         self.up_to = up_to
-        """Everything up to here."""
+        """Everything up to here is acknowledged."""
         self.bits = bits
-        """Bit i: `up_to` + 1 + i, too."""
+        """Bit i: `up_to` + 1 + i is acknowledged too."""
 
     def acknowledge(self, up_to: int, bits: int) -> bool:
-        """Take an acknowledgement; never back. Whether something changed."""
+        """Take an acknowledgement; the cursor never goes back. True if something changed."""
         mine, mine_bits = self.up_to, self.bits
         if up_to < mine:
             up_to, bits = mine, mine_bits | bits >> (mine - up_to)
@@ -37,5 +37,5 @@ class Cursor:
         return up_to != mine or bits != mine_bits
 
     def has(self, seq: int) -> bool:
-        """Whether an entry was acknowledged."""
+        """True if an entry was acknowledged."""
         return seq <= self.up_to or bool(self.bits >> (seq - self.up_to - 1) & 1)

@@ -1,4 +1,4 @@
-"""The delivery envelope: what stands before a mail's record between a relay and a gateway. Pure.
+"""The delivery envelope, which precedes a mail's record between a relay and a gateway. Pure.
 
     offset  type  field                                  offset  type  field
     0       u64   MsgID, 0 in a gap marker               24      u32   session
@@ -6,7 +6,7 @@
     16      u64   UIN                                    30      u8    lane
                                                          31      u8    flags: 1 gap, 2 redelivered
 
-Little-endian. A record follows, or none where the flag `GAP` is set. A batch is envelopes with their records end to end.
+Little-endian. A record follows, unless the flag `GAP` is set. A batch is envelopes with their records, end to end.
 
 Source: docs/protocol.md, "Record".
 """
@@ -22,16 +22,16 @@ from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD
 ENVELOPE: Final = struct.Struct("<QQQIHBB")
 ENVELOPE_SIZE: Final = 32
 GAP: Final = 1
-"""No record: what the device has not got of this lane, up to this InboxSeq, is gone. It is acknowledged as mail is."""
+"""No record: everything in this lane up to this InboxSeq that the device has not received is gone. It is acknowledged like mail."""
 REDELIVERED: Final = 2
-"""It was sent to the device before, and may have arrived. In a gap marker it says nothing."""
+"""The record was sent to the device before, and may have arrived. Without meaning in a gap marker."""
 FLAGS_AT: Final = 31
 
 assert ENVELOPE.size == ENVELOPE_SIZE
 
 
 class Delivery(NamedTuple):
-    """An envelope taken apart, with its record."""
+    """A decoded envelope with its record."""
 
     msg_id: int
     seq: int
@@ -46,12 +46,12 @@ class Delivery(NamedTuple):
 
 
 def encode(msg_id: int, seq: int, uin: int, session: int, device: int, lane: int, flags: int, record: bytes) -> bytes:
-    """An envelope and its record."""
+    """Encode an envelope and its record."""
     return ENVELOPE.pack(msg_id, seq, uin, session, device, lane, flags) + record
 
 
 def split(data: bytes, count: int) -> list[Delivery]:
-    """A batch's deliveries. Raises `MalformedData`: then nothing of it is to be believed."""
+    """Decode a batch's deliveries. Raises `MalformedData`: then none of it can be trusted."""
     found: list[Delivery] = []
     position, end = 0, len(data)
     for _ in range(count):

@@ -1,12 +1,12 @@
-"""The tables that the stores export: their columns, in order, and the types of these. Pure.
+"""The tables that the stores export: their columns, in order, with types. Pure.
 
-    xiu   messages           what is stored, one row a message
+    xiu   messages           stored messages, one row a message
     pi    inboxes            entries of users' inboxes
-          heads              one row an inbox: where it begins and ends, what it dropped
+          heads              one row an inbox: its beginning and end, and its drops
           acknowledgements   one row a device and lane: its cursor
           devices            one row a device of a user
 
-Servers make Arrow arrays of these types, readers and Spark expect them. No column is ever null except `sent_at`.
+Servers make Arrow arrays of these types; readers and Spark expect them. Only `sent_at` can be null.
 
 Source: docs/pipeline.md.
 """
@@ -28,7 +28,7 @@ HEADS: Final = "heads"
 ACKNOWLEDGEMENTS: Final = "acknowledgements"
 DEVICES: Final = "devices"
 MAX_USERS: Final = 10_000
-"""That one request may ask for."""
+"""Limit of users in one request."""
 
 TABLES: Final[dict[str, Columns]] = {
     MESSAGES: (
@@ -39,12 +39,12 @@ TABLES: Final[dict[str, Columns]] = {
         ("snowflake_id", "long"),
         ("key", "long"),  # UIN of the first receiver
         ("sender", "long"),
-        ("sent_at", "timestamp"),  # null where the ID is derived and holds no time
+        ("sent_at", "timestamp"),  # null if the ID is derived and holds no time
         ("stored_at", "timestamp"),
         ("flags", "int"),
         ("lifetime_min", "int"),
         ("ext", "binary"),
-        ("body", "binary"),  # as it was sent
+        ("body", "binary"),  # as sent
         ("trace", "binary"),  # stamps of 24 bytes (`pixiu.wire.record.STAMP`), end to end
     ),
     INBOXES: (
@@ -86,7 +86,7 @@ ROLE_OF_TABLE: Final = {table: "xiu" if table == MESSAGES else "pi" for table in
 
 
 def columns_of(table: str, names: Sequence[str]) -> Columns:
-    """Columns by their names, in the order of the names; none: all. Raises `InvalidArgument`, which says what there is."""
+    """Select columns by name, in the order of the names; none: all. Raises `InvalidArgument`, which lists the known names."""
     known = TABLES.get(table)
     if known is None:
         raise InvalidArgument(f"there is no table {table!r}; one of {', '.join(TABLES)}")

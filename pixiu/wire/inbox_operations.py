@@ -1,4 +1,4 @@
-"""What changes inboxes, as callers send it to Pi and as it lies in Pi's log: operations end to end. Pure.
+"""Operations that change inboxes, as callers send them to Pi and as Pi's log holds them, end to end. Pure.
 
     ├── u8 ──┼─ u32 ─┼──────────────────────────────────────────────┤   little-endian
     │   op   │ size  │ body of `size` bytes                         │
@@ -10,13 +10,13 @@
     5 add device     UIN u64 | client ID; of a relay the DeviceID, 6 bytes, big-endian
     6 drop devices   n × (UIN u64 | device u16)
     7 trims          n × (UIN u64 | lane u8 | UpTo u64)
-    8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds; then, if it is not 0: from now u8
+    8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds; then, if it is not 0: from_now u8
    10 deletes        n × (UIN u64 | lane u8 | first u64 | last u64)
-   11 give up        n × (size u8 | key of a value of the state that no replica has whole)
+   11 give up        n × (size u8 | key of a value of the state that no replica has intact)
 
-A leader looks at them where they lie (`spans`) and joins what its callers sent; they are decoded once on each replica, when they
-are applied. 9 was never given. What came later is written only where it is used, so that older logs are read, and replicas of an
-older version read what does not use it.
+A leader reads them in place (`spans`) and joins its callers' requests; each replica decodes them once, when they are applied.
+Number 9 was never used. Later additions are written only if they are used, so that old logs stay readable, and replicas of an older
+version can read logs without them.
 
 Source: docs/protocol.md, "Inboxes"; docs/pi.md, "Modules".
 """
@@ -32,30 +32,30 @@ from pixiu.errors import MalformedData
 from pixiu.ids import DEVICE_BITS, WORKERS
 
 ENTRY_KIND: Final = 16
-"""Of the log's entries that hold operations."""
+"""Kind of the log entries that hold operations."""
 MAX_RECEIVERS: Final = 1000
-"""Of one mail, the first included."""
+"""Limit of receivers of one mail, the first included."""
 MAX_CLIENT_ID_BYTES: Final = 128
 DEVICE_ID_BYTES: Final = DEVICE_BITS // 8
 """A client ID begins with the DeviceID; the device's name follows."""
 KEPT_NAME_BYTES: Final = MAX_CLIENT_ID_BYTES - DEVICE_ID_BYTES
-"""A longer name of a device is cut."""
+"""Limit of a device's name, bytes; a longer one is cut."""
 MAX_LANE: Final = 3
 MAX_OPERATIONS: Final = 65_536
-"""In one request, and in one entry of the log."""
+"""Limit of operations in one request, and in one entry of the log."""
 MAX_OPERATIONS_BYTES: Final = 1 << 20
-"""Of one request."""
+"""Limit of the operations of one request, bytes."""
 MAX_READS: Final = 1000
-"""Of one request."""
+"""Limit of reads in one request."""
 MAX_READ_ENTRIES: Final = 50_000
-"""Of all reads of a request together. Policy: the later reads find fewer, or none."""
+"""Limit of entries in all reads of a request together. Policy: the later reads return fewer, or none."""
 LANE_SHIFT: Final = 54
 """A MsgID's type byte is below its partition byte; the lane is the type's top two bits."""
 GENERATION_EPOCH_S: Final = 1_577_836_800
 """2020-01-01: generations of writers are seconds since then, so that the next holder of a worker number begins above them."""
 MAX_GENERATION: Final = (1 << 32) - 1
 MAX_AHEAD_S: Final = 1 << 22
-"""A writer that finds its number's generations ahead of the time goes up to so far ahead of it, 48 days."""
+"""Limit by which a writer that finds its number's generations ahead of the time may go ahead of it: 48 days."""
 
 HEAD: Final = struct.Struct("<BI")
 WRITER: Final = struct.Struct("<HII")
@@ -87,7 +87,7 @@ class Op(IntEnum):
 
 
 class Code(IntEnum):
-    """What became of an item, where it is not a number of its own. On the wire and in results as `-code`."""
+    """Outcome of an item that is not a number. On the wire and in results it is `-code`."""
 
     OK = 0
     STALE_WRITER = 1
@@ -103,22 +103,22 @@ class Code(IntEnum):
 
 
 class Limits(NamedTuple):
-    """What inboxes hold, and how long. Part of the log, so that every replica drops the same. Seconds."""
+    """Limits of inboxes: entries and times. Part of the log, so that every replica drops the same entries. Seconds."""
 
     cap: int = 100_000
-    """Entries of an inbox that can be read."""
+    """Readable entries of an inbox."""
     refuse_full: int = 0
-    """1: an inbox at its cap refuses; 0: it drops its oldest, with a gap marker."""
+    """1: a full inbox refuses mail; 0: it drops its oldest entry, with a gap marker."""
     dedupe_s: int = 24 * 3600
-    """An entry and its index stay so long, acknowledged or not."""
+    """Time for which an entry and its index stay, acknowledged or not."""
     history_s: int = 0
-    """An entry that every device acknowledged can be read for so long after it was appended."""
+    """Time after its append for which an entry that every device has acknowledged can be read."""
     age_s: int = 30 * 24 * 3600
-    """An older entry goes, with a gap marker if it was not acknowledged."""
+    """Age at which an entry is dropped, with a gap marker if it was not acknowledged."""
     device_age_s: int = 30 * 24 * 3600
-    """A device that was not seen for so long no longer counts."""
+    """Time without a connection after which a device no longer counts."""
     from_now: int = 0
-    """1: a user's further devices begin behind the newest entry; 0: with everything that can be read."""
+    """1: a user's further devices begin after the newest entry; 0: with everything that can be read."""
 
     def encode(self) -> bytes:
         """Encode as in the log and the store."""
@@ -136,7 +136,7 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 class Writer(NamedTuple):
-    """Whose stream of appends, and which of its streams."""
+    """A writer and the generation of its stream of appends."""
 
     worker: int
     generation: int
@@ -145,7 +145,7 @@ class Writer(NamedTuple):
 
 
 class Appends(NamedTuple):
-    """Appends of one receiver each."""
+    """Operation: append entries of one receiver each."""
 
     writer: Writer
     items: bytes
@@ -153,7 +153,7 @@ class Appends(NamedTuple):
 
 
 class Fanout(NamedTuple):
-    """One MsgID into many inboxes."""
+    """Operation: append one MsgID to many inboxes."""
 
     writer: Writer
     msg_id: int
@@ -168,44 +168,44 @@ class Acknowledges(NamedTuple):
 
 
 class OpenSessions(NamedTuple):
-    """Operation: give devices new session numbers."""
+    """Operation: assign new session numbers to devices."""
 
     items: bytes
 
 
 class AddDevice(NamedTuple):
-    """A DeviceID for a client ID: the old one when there is one."""
+    """Operation: assign a device number to a client ID; the existing one if there is one."""
 
     uin: int
     client_id: bytes
 
 
 class DropDevices(NamedTuple):
-    """Devices that are gone for good."""
+    """Operation: remove devices for good."""
 
     items: bytes
 
 
 class Trims(NamedTuple):
-    """Entries up to a number go."""
+    """Operation: remove entries up to a number."""
 
     items: bytes
 
 
 class Deletes(NamedTuple):
-    """Ranges of entries that nobody can read any more."""
+    """Operation: delete ranges of entries for all devices."""
 
     items: bytes
 
 
 class GiveUp(NamedTuple):
-    """Keys of values that no replica has whole any more: they are made anew from the rest, or are lost. By an operator's word."""
+    """Operation of an operator: give up values that no replica has intact; they are rebuilt from the rest, or lost."""
 
     keys: tuple[bytes, ...]
 
 
 class Clock(NamedTuple):
-    """The leader's limits; what is over its time goes now."""
+    """Operation: set the leader's limits, and drop entries that are over their time."""
 
     limits: Limits
 
@@ -229,12 +229,12 @@ _FORMS: Final = {
     int(Op.DELETES): (0, DELETE.size, _ANY),
     int(Op.GIVE_UP): (2, 1, _ANY),
 }
-"""What bodies may look like: (bytes before the items, bytes of an item, bytes of all at most)."""
+"""Allowed bodies: (bytes before the items, bytes of an item, limit of all bytes)."""
 _UNKNOWN: Final = (1, 1, 0)
 
 
 def spans(payload: bytes) -> list[tuple[int, int, int]]:
-    """(number, where the body begins, where it ends) of each operation; bodies have sizes that are possible.
+    """Find (number, start of the body, its end) of each operation; the sizes of bodies are checked.
 
     Raises MalformedData.
     """
@@ -259,7 +259,7 @@ def spans(payload: bytes) -> list[tuple[int, int, int]]:
 
 
 def writer_at(payload: bytes, begin: int) -> Writer:
-    """The writer of appends or of a fan-out whose body begins there. Raises MalformedData."""
+    """Read the writer of appends or of a fan-out whose body begins at `begin`. Raises MalformedData."""
     worker, generation, epoch = WRITER.unpack_from(payload, begin)
     if worker >= WORKERS:
         raise MalformedData(f"worker {worker} is out of range: below {WORKERS}")
@@ -305,7 +305,7 @@ _DECODERS: Final[dict[int, Callable[[bytes, int, int], Operation]]] = {
 
 
 def decode(payload: bytes) -> list[Operation]:
-    """The operations of a request or an entry. Raises MalformedData."""
+    """Decode the operations of a request or an entry. Raises MalformedData."""
     decoders = _DECODERS
     return [decoders[op](payload, begin, end) for op, begin, end in spans(payload)]
 
@@ -314,7 +314,7 @@ def decode(payload: bytes) -> list[Operation]:
 
 
 def encode(operations: Iterable[Operation]) -> bytes:
-    """Operations end to end."""
+    """Encode operations, end to end."""
     return b"".join([_encoded(operation) for operation in operations])
 
 
@@ -347,58 +347,59 @@ def _operation(op: Op, body: bytes) -> bytes:
 
 
 def encode_appends(worker: int, generation: int, epoch: int, msg_ids: Sequence[int], uins: Sequence[int]) -> bytes:
-    """The operation that appends each MsgID to the inbox of the user beside it."""
+    """Encode the operation that appends each MsgID to the inbox of its user."""
     flat: list[int] = [0] * (2 * len(msg_ids))
     flat[0::2], flat[1::2] = msg_ids, uins
     return _operation(Op.APPENDS, WRITER.pack(worker, generation, epoch) + struct.pack(f"<{len(flat)}Q", *flat))
 
 
 def encode_fanout(worker: int, generation: int, epoch: int, msg_id: int, uins: Iterable[int]) -> bytes:
-    """The operation that appends one MsgID to several inboxes."""
+    """Encode the operation that appends one MsgID to several inboxes."""
     numbers = [msg_id, *uins]
     return _operation(Op.FANOUT, WRITER.pack(worker, generation, epoch) + struct.pack(f"<{len(numbers)}Q", *numbers))
 
 
 def encode_acknowledges(items: Iterable[tuple[int, int, int, int, int, int]]) -> bytes:
-    """Cursors: (UIN, device, session, lane, UpTo, map) each."""
+    """Encode acknowledgements: (UIN, device, session, lane, UpTo, map) each."""
     packed = [ACKNOWLEDGE.pack(uin, device, lane, session, up, bits) for uin, device, session, lane, up, bits in items]
     return _operation(Op.ACKNOWLEDGES, b"".join(packed))
 
 
 def encode_opens(items: Iterable[tuple[int, int]]) -> bytes:
-    """New sessions of (UIN, device) each."""
+    """Encode the opening of new sessions for (UIN, device) each."""
     return _operation(Op.OPEN_SESSIONS, b"".join([USER_DEVICE.pack(uin, device) for uin, device in items]))
 
 
 def encode_add_device(uin: int, device_id: int, name: str = "") -> bytes:
-    """A number for the device with this DeviceID (`pixiu.ids.device_of_name`): the one that it has, if it has one. `name`: what
-    it is called from now on; empty: what it was called before."""
+    """Encode the operation that assigns a number to the device with this DeviceID (`pixiu.ids.device_of_name`), or keeps its
+    existing one. `name`: its new name; empty: keep the name."""
     return _operation(Op.ADD_DEVICE, U64.pack(uin) + client_id(device_id) + cut_name(name).encode())
 
 
 def client_id(device_id: int) -> bytes:
-    """What Pi knows a device by: its DeviceID, 6 bytes big-endian."""
+    """Key of a device in Pi: its DeviceID, 6 bytes big-endian."""
     return device_id.to_bytes(DEVICE_ID_BYTES, "big")
 
 
 def cut_name(name: str) -> str:
-    """A device's name, cut to what Pi keeps of it."""
+    """Cut a device's name to the length that Pi keeps."""
     if len(name) <= KEPT_NAME_BYTES and name.isascii():
         return name
     return name.encode("utf-8", "replace")[:KEPT_NAME_BYTES].decode("utf-8", "ignore")
 
 
 def encode_drop_device(uin: int, device: int) -> bytes:
-    """The operation after which nothing waits for a device any more."""
+    """Encode the operation that removes a device, so that nothing waits for it any more."""
     return _operation(Op.DROP_DEVICES, USER_DEVICE.pack(uin, device))
 
 
 def encode_delete(uin: int, lane: int, first: int, last: int) -> bytes:
-    """The operation that deletes a range of InboxSeqs, for all devices."""
+    """Encode the operation that deletes a range of InboxSeqs for all devices."""
     return _operation(Op.DELETES, DELETE.pack(uin, lane, first, last))
 
 
 def next_generation(last: int, now_s: float, jump: int = 0) -> int:
-    """The generation of a writer's next stream. `now_s`: Unix seconds. `jump`: so much more, as far as `MAX_AHEAD_S` allows."""
+    """Compute the generation of a writer's next stream. `now_s`: Unix seconds. `jump`: number to skip, as far as `MAX_AHEAD_S`
+    allows."""
     now = int(now_s) - GENERATION_EPOCH_S
     return min(max(last + 1, min(last + 1 + jump, now + MAX_AHEAD_S), now, 1), MAX_GENERATION)

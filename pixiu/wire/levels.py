@@ -1,6 +1,6 @@
-"""How safe a write is, and where the partition that took it stands: what all roles and the SDK call by the same names. Pure.
+"""Safety levels of writes, and the state of the partition that took them, with the same names in all roles and the SDK. Pure.
 
-    ACCEPTED ──▶ PERSISTED ──▶ REPLICATED      a write rises; whoever waits for a level is answered when it has reached it
+    ACCEPTED ──▶ PERSISTED ──▶ REPLICATED      a write rises; a waiter for a level is answered when the write has reached it
 
 Source: docs/protocol.md, "Levels"; docs/sources.md (the triple V, S, C of the write protocol).
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Level(Enum):
-    """How safe a write is when it is answered. The values are those of `MailLevel`, `StoreLevel` and `PiLevel` on the wire.
+    """Safety of a write when it is answered. The values are those of `MailLevel`, `StoreLevel` and `PiLevel` on the wire.
 
     The safest is 0, so that a request that names none gets it. Compare with `at_least`; members have no order.
     """
@@ -25,12 +25,12 @@ class Level(Enum):
     """In the leader's log: survives its process."""
 
     def at_least(self, other: Level) -> bool:
-        """Whether this is as safe as the other one, or safer."""
+        """True if this level is as safe as the other one, or safer."""
         return self.value <= other.value
 
     @classmethod
     def from_wire(cls, number: int) -> Level | None:
-        """The level with this number in a message; None: there is none."""
+        """The level with this number in a message; None if there is none."""
         return _BY_NUMBER.get(number)
 
 
@@ -38,11 +38,11 @@ _BY_NUMBER = {level.value: level for level in Level}
 
 
 class Triple(NamedTuple):
-    """Where a partition of Xiu or Pi stands: the triple of the write protocol."""
+    """State of a partition of Xiu or Pi: the triple of the write protocol."""
 
     layout_version: int
-    """V."""
+    """V, the version of the layout."""
     epoch: int
-    """S: of the leader; 0: the replica that says it does not lead."""
+    """S, the epoch of the leader; 0 if the replica that reports it does not lead."""
     committed: int
     """C: the log is persisted and replicated up to here."""

@@ -8,8 +8,8 @@
     7       u8    extension version: 0 none, 1 JSON      32      u64   sender's UIN, 0 for a service
     8       u16   extension length                       40            extension, body, trace trailer
 
-Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC leaves it out.
-A batch is records laid end to end. A hop reads the header in place and copies the bytes on.
+Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC does not cover it.
+A batch is records end to end. A hop reads the header in place and copies the bytes on.
 
 Source: docs/protocol.md, "Record"; NSQ (the extension).
 """
@@ -32,18 +32,18 @@ STAMP: Final = struct.Struct("<BBHIQQ")
 STAMP_SIZE: Final = 24
 MAX_STAMPS: Final = 16
 MAX_RECORD_BYTES: Final = 1 << 20
-"""A whole record, header included; the cluster may set less."""
+"""Limit of a whole record, header included, bytes; the cluster may set less."""
 ROUTE: Final = struct.Struct("<IBBB9xQQ")
-"""size, kind, flags, type, SnowflakeID, key: what a hop reads in place."""
+"""size, kind, flags, type, SnowflakeID, key: the fields that a hop reads in place."""
 ROUTE_SIZE: Final = 32
 
 WALK: Final = struct.Struct("<IHB9xQQ")
-"""The same for a loop over a batch: kind and flags are one number, kind + 256 * flags, so that one look tells plain records."""
+"""`ROUTE` for a loop over a batch: kind and flags are one number, kind + 256 * flags, to find plain records by one comparison."""
 
 IDENTITY: Final = struct.Struct("<QQ")
 LIFETIME_AT: Final = 10
 IDENTITY_AT: Final = 16
-"""SnowflakeID and key, which make two copies of a message one: what a receiver reads at `IDENTITY_AT` to drop the second."""
+"""SnowflakeID and key, which identify a message: a receiver reads them at `IDENTITY_AT` to drop repeats."""
 
 assert HEADER.size == HEADER_SIZE
 assert WALK.size == ROUTE_SIZE
@@ -52,18 +52,18 @@ assert ROUTE.size == ROUTE_SIZE
 
 
 class Kind(IntEnum):
-    """What a record promises (docs/promises.md)."""
+    """Promise of a record (docs/promises.md)."""
 
     ROOM = 1
     SIGNAL = 2
     CHAT = 3
     MAIL = 4
     ADDRESSED = 5
-    """Inside a cluster alone: a record and the users it is for (`pixiu.wire.uin_list`)."""
+    """Only inside a cluster: a record with the users that it is for (`pixiu.wire.uin_list`)."""
 
 
 ROOM: Final = int(Kind.ROOM)
-"""Kinds as plain integers, for loops over batches: to compare with a member of `Kind` costs more."""
+"""Kinds as plain integers, for loops over batches: comparing with a member of `Kind` costs more."""
 SIGNAL: Final = int(Kind.SIGNAL)
 CHAT: Final = int(Kind.CHAT)
 MAIL: Final = int(Kind.MAIL)
@@ -78,27 +78,27 @@ class Flag:
     TO_ROOM: Final = 4
     COMPRESSED: Final = 8
     TOPIC: Final = 16
-    """The body begins with a topic name: u16 big-endian length, UTF-8, as MQTT's PUBLISH has it."""
+    """The body begins with a topic name: u16 big-endian length, UTF-8, as in MQTT's PUBLISH."""
     DERIVED_ID: Final = 32
 
 
 ALL_FLAGS: Final = 63
 PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
-"""What `WALK` finds in most messages: to a room, not traced."""
+"""Value that `WALK` reads in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0
 LANE_NORMAL: Final = 1
 FIRST_LANE_BELOW: Final = LANE_NORMAL << 6
-"""A record type below this is in lane 0: its top two bits are the lane."""
+"""Record types below this are in lane 0: the top two bits of a type are the lane."""
 TYPE_NORMAL: Final = LANE_NORMAL << 6
-"""The type of a message whose sender named none: type 0 in the normal lane."""
+"""The type of a message without a given type: type 0 in the normal lane."""
 INBOX_LANES: Final = 4
-"""Lanes of a type, and inboxes of a user: one a lane, 0 first."""
+"""Lanes of a type, and of a user's inboxes: one inbox a lane, 0 first."""
 LINK_LANES: Final = 2
 """Lanes of a link: the first one, and one for all others."""
 
 
 class Record(NamedTuple):
-    """A record taken apart."""
+    """A decoded record."""
 
     kind: int
     flags: int
@@ -111,7 +111,7 @@ class Record(NamedTuple):
     sender: int
     extension: bytes
     body: bytes
-    """The body, with the topic name where flag TOPIC is set."""
+    """The body, including the topic name if flag TOPIC is set."""
     stamps: tuple[tuple[int, int, int, int, int, int], ...] = ()
 
     @property
@@ -120,7 +120,7 @@ class Record(NamedTuple):
         return self.type >> 6
 
     def topic_and_payload(self) -> tuple[str | None, bytes]:
-        """The topic name (None where the record has none) and what the application sent."""
+        """The topic name (None if the record has none) and the application's payload."""
         if not self.flags & Flag.TOPIC:
             return None, self.body
         size = int.from_bytes(self.body[:2], "big")
@@ -140,7 +140,7 @@ def encode(
     extension: bytes = b"",
     limit: int = MAX_RECORD_BYTES,
 ) -> bytes:
-    """One record. Raises `RecordTooLarge` above `limit` bytes and `InvalidArgument` for a field out of range."""
+    """Encode a record. Raises `RecordTooLarge` above `limit` bytes and `InvalidArgument` for a field out of range."""
     size = HEADER_SIZE + len(extension) + len(body) + bool(flags & Flag.TRACED)
     if size > limit:
         raise RecordTooLarge(f"a record of {size} bytes is above the limit of {limit}; send a reference to the content instead")
@@ -156,13 +156,13 @@ def encode(
 
 
 def with_topic(topic: str, payload: bytes) -> bytes:
-    """A body that begins with a topic name, for flag TOPIC."""
+    """Make a body that begins with a topic name, for flag TOPIC."""
     name = topic.encode()
     return len(name).to_bytes(2, "big") + name + payload
 
 
 def offsets(data: bytes | memoryview, start: int, end: int, count: int) -> list[int] | None:
-    """Where each of a batch's `count` records begins, and the end; None when the batch is malformed.
+    """Find the start of each of a batch's `count` records, and the end; None when the batch is malformed.
 
     Only sizes are read here. Never raises.
     """
@@ -180,7 +180,7 @@ def offsets(data: bytes | memoryview, start: int, end: int, count: int) -> list[
 
 
 def split(data: bytes, count: int) -> list[bytes]:
-    """A batch's records. Raises `MalformedData`."""
+    """Split a batch into its records. Raises `MalformedData`."""
     found = offsets(data, 0, len(data), count)
     if found is None:
         raise MalformedData(f"a batch of {len(data)} bytes is not {count} records end to end")
@@ -188,7 +188,7 @@ def split(data: bytes, count: int) -> list[bytes]:
 
 
 def body_bounds(record: bytes) -> tuple[int, int] | None:
-    """Where the body of one whole record begins and ends; None when lengths do not fit. Never raises."""
+    """Find the start and end of the body of one whole record; None when lengths are inconsistent. Never raises."""
     end = len(record)
     start = HEADER_SIZE + (record[8] | record[9] << 8)
     if record[5] & Flag.TRACED:
@@ -201,7 +201,7 @@ def body_bounds(record: bytes) -> tuple[int, int] | None:
 
 
 def intact_body(record: bytes) -> bytes | None:
-    """The body of one whole record; None when its lengths or its CRC are wrong. Never raises."""
+    """Extract the body of one whole record; None when its lengths or its CRC are wrong. Never raises."""
     bounds = body_bounds(record)
     if bounds is None:
         return None
@@ -212,12 +212,13 @@ def intact_body(record: bytes) -> bytes | None:
 
 
 def is_over(lifetime_min: int, sent_at_ms: int, now_ms: int) -> bool:
-    """Whether a lifetime is over: from its last millisecond on. 0 minutes have no end, and a derived ID says no time (0)."""
+    """True if a lifetime is over, from its last millisecond on. 0 minutes never end, nor does a derived ID, which holds no time
+    (0)."""
     return lifetime_min > 0 and sent_at_ms > 0 and now_ms >= sent_at_ms + lifetime_min * 60_000
 
 
 def has_expired(data: bytes, start: int, now_ms: int) -> bool:
-    """Whether the lifetime of the record that begins at `start` is over. `now_ms`: Unix milliseconds."""
+    """True if the lifetime of the record that begins at `start` is over. `now_ms`: Unix milliseconds."""
     lifetime_min = data[start + LIFETIME_AT] | data[start + LIFETIME_AT + 1] << 8
     if not lifetime_min or data[start + 5] & Flag.DERIVED_ID:
         return False
@@ -226,13 +227,13 @@ def has_expired(data: bytes, start: int, now_ms: int) -> bool:
 
 
 def crc_ok(record: bytes) -> bool:
-    """Whether a whole record's CRC fits its extension and body."""
+    """True if a whole record's CRC matches its extension and body."""
     bounds = body_bounds(record)
     return bounds is not None and crc32(memoryview(record)[HEADER_SIZE : bounds[1]]) == int.from_bytes(record[12:16], "little")
 
 
 def decode(record: bytes) -> Record:
-    """Take one whole record apart. Raises `MalformedData` when lengths or the CRC are wrong."""
+    """Decode one whole record. Raises `MalformedData` when lengths or the CRC are wrong."""
     if len(record) < HEADER_SIZE:
         raise MalformedData(f"a record has at least {HEADER_SIZE} bytes, this one {len(record)}")
     size, kind, flags, type_, version, length, lifetime, crc, snowflake_id, key, sender = HEADER.unpack_from(record)

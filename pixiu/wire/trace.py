@@ -3,10 +3,10 @@
     record … body │ stamp │ stamp │ … │ count u8        each stamp 24 bytes, little-endian:
                                                         role u8, partition u8, spare u16, replica u32, in µs u64, out µs u64
 
-A hop adds its stamp to records that have flag `TRACED`, and to no other: what is not traced pays nothing for it. Times are
-Unix microseconds by the clock of the machine that the hop runs on.
+A hop adds its stamp only to records with flag `TRACED`, so that tracing costs the others nothing. Times are Unix microseconds by
+the clock of the hop's machine.
 
-How a role traces, in two lines of its walk over a batch, and one where it sends:
+A role traces with two lines in its loop over a batch, and one where it sends:
 
     if flags & Flag.TRACED:
         in_us = in_us or tracer.now_us()
@@ -39,13 +39,13 @@ from pixiu.wire.record import (
 )
 
 FLAGS_AT: Final = 5
-"""Where a record has its flags (`pixiu.wire.record`)."""
+"""Position of a record's flags (`pixiu.wire.record`)."""
 REAL_TIME: Final = frozenset({int(Kind.ROOM), int(Kind.SIGNAL), int(Kind.CHAT)})
 HASHES: Final = 1 << 64
 
 
 class Hop(IntEnum):
-    """Who stamped. A router sees no records and has no number."""
+    """The role that stamped. A router sees no records and has no number."""
 
     PUBLISHER = 1
     PROXY = 2
@@ -58,27 +58,27 @@ class Hop(IntEnum):
 
 
 class Stamp(NamedTuple):
-    """One hop's stamp in a trace: who, when in, when out."""
+    """One hop's stamp in a trace: process, time in, time out."""
 
     role: int
-    """A `Hop`; another number is of a newer version."""
+    """A `Hop`; other numbers are from newer versions."""
     partition: int
-    """0 where the role has no partitions."""
+    """0 if the role has no partitions."""
     replica: int
-    """The number that the registry gave the process; 0 of publishers and subscribers."""
+    """The number that the registry assigned to the process; 0 for publishers and subscribers."""
     in_us: int
-    """When the hop took the record up, Unix microseconds."""
+    """Time at which the hop took the record, Unix microseconds."""
     out_us: int
-    """When it handed the record to its link, or to its clients' connections."""
+    """Time at which the hop handed the record to its link, or to its clients' connections, Unix microseconds."""
 
 
 def is_traced(record: bytes) -> bool:
-    """Whether a whole record is traced."""
+    """True if a whole record is traced."""
     return bool(record[FLAGS_AT] & Flag.TRACED)
 
 
 def stamps_of(record: bytes) -> list[Stamp] | None:
-    """The stamps of a whole traced record, oldest first; None when its trailer is malformed. Never raises."""
+    """Read the stamps of a whole traced record, oldest first; None when its trailer is malformed. Never raises."""
     if len(record) <= HEADER_SIZE or not is_traced(record) or record[-1] > MAX_STAMPS or body_bounds(record) is None:
         return None
     found = STAMP.iter_unpack(record[len(record) - 1 - STAMP_SIZE * record[-1] : -1])
@@ -86,14 +86,14 @@ def stamps_of(record: bytes) -> list[Stamp] | None:
 
 
 def with_stamp(record: bytes, stamp: Stamp) -> bytes:
-    """A traced record with one stamp more. The caller knows that its trailer is whole and not full."""
+    """Add a stamp to a traced record. The caller has checked that its trailer is valid and not full."""
     packed = STAMP.pack(stamp.role, stamp.partition, 0, stamp.replica, stamp.in_us, stamp.out_us)
     size = len(record) + STAMP_SIZE - SIZE_FIELD
     return b"".join((size.to_bytes(4, "little"), record[SIZE_FIELD:-1], packed, bytes((record[-1] + 1,))))
 
 
 def as_traced(record: bytes) -> bytes:
-    """An untraced record as a traced one without stamps. The CRC leaves flags and trailer out, so it stays right."""
+    """Make a traced record without stamps from an untraced one. The CRC does not cover flags and trailer, so it stays valid."""
     size = len(record) + 1 - SIZE_FIELD
     flags = record[FLAGS_AT] | Flag.TRACED
     return b"".join((size.to_bytes(4, "little"), record[SIZE_FIELD:FLAGS_AT], bytes((flags,)), record[FLAGS_AT + 1 :], b"\0"))
@@ -105,20 +105,20 @@ class TraceCounters:
 
     traces_stamped: int = 0
     traces_malformed: int = 0
-    """Traced records whose trailer is no trailer; they go on as they came."""
+    """Traced records with a malformed trailer; they are passed on unchanged."""
     traces_full: int = 0
-    """Traced records without room for a stamp more; likewise."""
+    """Traced records without space for another stamp; they are passed on unchanged."""
 
 
 class Tracer:
     """Stamps the records of one hop.
 
     Args:
-        role: what this process is.
-        clock_us: Unix microseconds.
-        partition: the one that it serves, 0 for none.
-        replica: asks for the number that the registry gave it.
-        limit: bytes of the largest record that the cluster takes.
+        role: role of this process.
+        clock_us: returns Unix microseconds.
+        partition: its partition, 0 for none.
+        replica: returns the number that the registry assigned to it.
+        limit: largest record that the cluster takes, bytes.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Tracer:
         self._limit = limit - STAMP_SIZE
 
     def stamp(self, record: bytes, in_us: int, out_us: int) -> bytes:
-        """A traced record with this hop's stamp; the record itself when that cannot be, which is counted."""
+        """Add this hop's stamp to a traced record; if that is impossible, the record is returned unchanged and counted."""
         if record[-1] > MAX_STAMPS or body_bounds(record) is None:
             self.counters.traces_malformed += 1
             return record
@@ -149,7 +149,7 @@ class Tracer:
         return with_stamp(record, Stamp(self._role, self._partition, max(self._replica(), 0), in_us, out_us))
 
     def stamp_all(self, records: list[bytes], in_us: int) -> None:
-        """Stamp those of a parcel that are traced; it leaves now."""
+        """Stamp the traced records of a parcel that leaves now."""
         if not records:
             return
         out_us = self.now_us()
@@ -159,15 +159,15 @@ class Tracer:
 
 
 UNTRACED: Final = Tracer(Hop.PUBLISHER, lambda: 0)
-"""For a core that is made without a tracer, in tests and benchmarks: its stamps say nothing."""
+"""For a core that is made without a tracer, in tests and benchmarks: its stamps have no meaning."""
 
 
 class Sampler:
-    """Chooses which messages are traced: a fraction of them, by SnowflakeID, so that every copy of one agrees.
+    """Chooses the messages to trace: a fraction of them, by SnowflakeID, so that the choice is the same for all copies.
 
     Args:
         fraction: 0 to 1.
-        limit: bytes of the largest record that the cluster takes; one that a trailer could make larger is not chosen.
+        limit: largest record that the cluster takes, bytes; a record that a trailer could make larger is not chosen.
     """
 
     def __init__(self, fraction: float, limit: int = MAX_RECORD_BYTES) -> None:
@@ -176,11 +176,11 @@ class Sampler:
         self.marked = 0
 
     def chooses(self, snowflake_id: int) -> bool:
-        """Whether a message is traced."""
+        """True if a message is to be traced."""
         return xxhash.xxh3_64_intdigest(snowflake_id.to_bytes(8, "little")) < self._below
 
     def mark(self, data: bytes, start: int, end: int, count: int) -> tuple[bytes, int, int]:
-        """A batch with the chosen records traced: data, start and end of it. One that is malformed is given back as it is."""
+        """Mark the chosen records of a batch as traced; returns data, start and end. A malformed batch is returned unchanged."""
         digest, below = xxhash.xxh3_64_intdigest, self._below
         parts: list[bytes] = []
         position, copied, marked = start, start, 0
@@ -205,9 +205,9 @@ class Sampler:
 
 
 def trace_json(record: bytes) -> dict[str, object] | None:
-    """A traced record as one line of a trace file; None when its trailer is malformed.
+    """Format a traced record as one line of a trace file; None when its trailer is malformed.
 
-    The schema is in docs/operations.md; nothing of the record's content is in it.
+    The schema is in docs/operations.md; it has nothing of the record's content.
     """
     stamps = stamps_of(record)
     if stamps is None:
@@ -230,12 +230,12 @@ def trace_json(record: bytes) -> dict[str, object] | None:
 
 
 def name_of_hop(number: int) -> str:
-    """A role as files and tables name it; a number that is not known as itself."""
+    """Name of a role in files and tables; an unknown number stands for itself."""
     return _HOP_NAMES.get(number, str(number))
 
 
 def name_of_kind(number: int) -> str:
-    """A kind as files name it; a number that is not known as itself."""
+    """Name of a kind in files; an unknown number stands for itself."""
     return _KIND_NAMES.get(number, str(number))
 
 

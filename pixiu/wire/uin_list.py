@@ -1,8 +1,8 @@
-"""A record together with the users it is for: how a broker sends a room's message through relays. Pure.
+"""A record together with the users that it is for: a broker sends a room's message through relays in this form. Pure.
 
     header of 40 bytes: kind ADDRESSED, lane and IDs as the record has them | u32 count | UIN u64, … | the record
 
-It travels like a record (lanes, gaps counted, a stream where it is too large for a datagram), and only from brokers to relays.
+It travels like a record (lanes, counted gaps, a stream if it is too large for a datagram), and only from brokers to relays.
 
 Source: PiXiu §7.3 ("Room UIN List") and §7.4; docs/architecture.md, "A message to a room".
 """
@@ -17,25 +17,25 @@ from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD, Kind
 
 COUNT: Final = struct.Struct("<I")
 MAX_UINS: Final = 64
-"""Users of one addressed record, so that with a short record it fits a datagram. A room with more takes several."""
+"""Limit of users in one addressed record, so that it fits a datagram with a short record. A room with more takes several."""
 OVERHEAD: Final = HEADER_SIZE + COUNT.size + 8 * MAX_UINS
-"""Most bytes that an addressed record has beside the record."""
+"""Largest number of bytes that an addressed record adds to its record."""
 
 
 def uin_list(uins: Sequence[int]) -> bytes:
-    """What stands before the record: at most `MAX_UINS` users. Kept for a room while its members stay."""
+    """Encode the list of at most `MAX_UINS` users that precedes the record. Kept for a room while its members stay."""
     return COUNT.pack(len(uins)) + struct.pack(f"<{len(uins)}Q", *uins)
 
 
 def address(record: bytes, listed: bytes) -> bytes:
-    """Put a record behind a list of users."""
+    """Put a list of users before a record."""
     size = HEADER_SIZE - SIZE_FIELD + len(listed) + len(record)
-    # No flags: what they say, the record inside says.
+    # No flags: those of the inner record apply.
     return b"".join((size.to_bytes(4, "little"), bytes((Kind.ADDRESSED, 0)), record[6:HEADER_SIZE], listed, record))
 
 
 def take_apart(data: bytes, start: int, end: int) -> tuple[tuple[int, ...], bytes] | None:
-    """The users and the record of an addressed record at data[start:end]; None when it is malformed."""
+    """Extract the users and the record from an addressed record at data[start:end]; None when it is malformed."""
     listed = start + HEADER_SIZE
     if listed + COUNT.size > end:
         return None

@@ -1,1 +1,1 @@
-"""What every load is made of: when messages leave, what is in them, what became of each; and `pixiu bench`."""
+"""Parts of a load: the times, contents and outcomes of its messages; and `pixiu bench`."""

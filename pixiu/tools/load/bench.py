@@ -1,9 +1,9 @@
-"""`pixiu bench`: a load from this machine through the SDK, and what became of it.
+"""`pixiu bench`: a load from this machine through the SDK, and its outcome.
 
-With `--peers` it is another command, which the server package has: it starts servers of its own and loads them by MQTT.
+With `--peers` it is another command, from the server package: it starts servers of its own and loads them by MQTT.
 
-The sender and the receiver are two clients of one process, so that one clock tells how long a message took. Rooms and users are
-drawn anew for each run, from numbers that nobody uses.
+The sender and the receiver are two clients of one process, so that one clock measures the latency. Each run chooses new random
+rooms and users, from numbers that nobody uses.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -37,17 +37,17 @@ from pixiu.tools.load.tally import Result, Tally
 
 KINDS: Final = ("room", "signal", "mail")
 FIRST_KEY: Final = 1 << 60
-"""Rooms and users of a load lie above, drawn at random."""
+"""Lower bound of the random rooms and users of a load."""
 KEY_BITS: Final = 40
 MAX_KEYS: Final = 1000
 DEVICE: Final = "pixiu-bench"
 POLL_S: Final = 0.001
 MAX_BURST: Final = 50
-"""Messages that leave in one turn of the event loop, so that deliveries are taken in between."""
+"""Limit of messages that leave in one turn of the event loop, so that deliveries are taken in between."""
 DEFAULT_COUNT: Final = 1000
 MAX_BODY_BYTES: Final = 65_536
 BENCH_GROUP: Final = "pixiu.bench"
-"""Entry points of what `pixiu bench` needs more than the SDK for."""
+"""Entry-point group of the parts of `pixiu bench` that need more than the SDK."""
 PEERS_ONLY: Final = {"case": "--case", "server": "--server", "rounds": "--rounds"}
 PEERS_NOT: Final = {
     "kind": "--kind", "rate": "--rate", "size": "--size", "count": "--count", "window": "--window", "keys": "--keys",
@@ -59,33 +59,33 @@ Compare = Callable[[Sequence[str], Sequence[str], int, float, bool], int]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent, of each kind."""
+    """The messages to send of each kind."""
 
     rate: float = 0.0
     """Messages a second; 0: as fast as the window allows."""
     size: int = 100
     """Bytes of a body, at least 16."""
     count: int = DEFAULT_COUNT
-    """Messages; 0: until the time is over."""
+    """Number of messages; 0: until the time is over."""
     seconds: float = 0.0
-    """For so long at most; 0: until all are sent."""
+    """Time limit, seconds; 0: until all are sent."""
     window: int = 100
-    """Messages that may be under way."""
+    """Limit of messages under way."""
     keys: int = 10
-    """Number of rooms or users that messages go to in turn."""
+    """Number of rooms or users that get messages in turn."""
     timeout_s: float = 10.0
-    """What has not come after so long is lost."""
+    """Time after which a message that has not arrived counts as lost, seconds."""
 
 
 class _Run:
-    """One kind of a load."""
+    """The load of one kind."""
 
     def __init__(self, target: str, kind: str, load: Load) -> None:
         self._target, self._kind, self._load = target, kind, load
         self._tally = Tally(kind, int(load.timeout_s * 1e6))
         self.keys = [FIRST_KEY + secrets.randbits(KEY_BITS) for _ in range(load.keys)]
         self._numbers: dict[int, int] = {}
-        """SnowflakeID → number, of what may still fail."""
+        """SnowflakeID → number, of messages that may still fail."""
         self._failed_at_once: dict[int, str] = {}
 
     async def run(self) -> Result:
@@ -185,7 +185,7 @@ class _Run:
             self._tally.failed(number, failure.error.code, monotonic_us())
 
     async def _clean_up(self) -> None:
-        """Of mail: delete what lies in the inboxes, and the device. Rooms and signals leave nothing."""
+        """Delete the inboxes' entries and the device of mail. Rooms and signals leave nothing behind."""
         if self._kind != "mail":
             return
         async with InboxView(self._target) as view:
@@ -199,7 +199,7 @@ class _Run:
 
 
 def render(results: list[Result]) -> RenderableType:
-    """The table for people."""
+    """Make the table, for people."""
     table = Table(box=None, pad_edge=False)
     table.add_column("kind")
     for name in ("sent", "delivered", "failed", "lost", "repeated", "delivered/s", "p50", "p99", "highest"):
@@ -212,7 +212,7 @@ def render(results: list[Result]) -> RenderableType:
 
 
 def result_json(one: Result, keys: Sequence[int]) -> dict[str, object]:
-    """One kind's result as JSON values, with the rooms or users that it went to."""
+    """One kind's result as JSON values, with its rooms or users."""
     return {**asdict(one), "delivered_per_s": round(one.per_s, 1), "whole": one.whole, "keys": list(keys)}
 
 
@@ -226,7 +226,7 @@ def _compare_with_peers(cases: Sequence[str], servers: Sequence[str], rounds: in
 
 
 def _check_options(context: typer.Context, peers: bool) -> None:
-    """Refuse options of the other command: what is ignored without a word would be believed."""
+    """Refuse options of the other command, because users would believe that silently ignored ones had an effect."""
     for name, option in PEERS_NOT.items() if peers else PEERS_ONLY.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""Latencies in buckets that are at most 1/32 wide, so that percentiles need no list of all values. Pure."""
+"""Latencies in buckets of a width of at most 1/32, so that percentiles need no list of all values. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BUCKETS: Final = 64 << SUB_BITS
 
 
 class Histogram:
-    """Counts whole numbers from 0 (below 0 counts as 0); percentiles are right to 1/32 of the value."""
+    """Counts whole numbers from 0 (below 0 counts as 0); percentiles are exact to 1/32 of the value."""
 
     __slots__ = ("_counts", "count", "highest")
 

@@ -1,11 +1,11 @@
-"""The payload of a load's message: its number, when it was sent, and a text.
+"""The payload of a load's message: its number, time of sending, and text.
 
     offset  type  field
     0       u64   the message's number in the load, from 0
-    8       u64   when it was sent: microseconds of the sending process's monotonic clock
+    8       u64   time of sending: microseconds of the sending process's monotonic clock
     16            the text, UTF-8
 
-Little-endian, as everything of ours on the wire.
+Little-endian, like all our formats on the wire.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ def monotonic_us() -> int:
 
 
 def encode_payload(number: int, sent_us: int, text: bytes) -> bytes:
-    """The payload of one message; `sent_us` in microseconds."""
+    """Encode the payload of one message; `sent_us` in microseconds."""
     return HEAD.pack(number, sent_us) + text

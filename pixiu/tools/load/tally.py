@@ -1,6 +1,6 @@
-"""What became of the messages of a load: sent, delivered, failed, lost, and how long each took. Pure.
+"""Outcomes of the messages of a load: sent, delivered, failed, lost, and their latencies. Pure.
 
-A message is open from its sending until it is delivered, refused, or has been under way for too long; so many may be open.
+A message is open from its sending until it is delivered, refused, or has been under way for too long.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -15,35 +15,35 @@ from pixiu.tools.load.histogram import Histogram
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A load of one kind."""
+    """Result of a load of one kind."""
 
     kind: str
     sent: int
     delivered: int
-    """Of those sent, each once."""
+    """Sent messages that were delivered, each counted once."""
     repeated: int
     """Deliveries beyond the first of a message."""
     failed: int
-    """Of those sent, that the cluster refused or said to be undelivered; whether they were delivered later is not counted."""
+    """Sent messages that the cluster refused or reported as undelivered, even if they were delivered later."""
     lost: int
-    """Of those sent, that neither came nor failed in time."""
+    """Sent messages that neither arrived nor failed in time."""
     seconds: float
-    """From the first sending until nothing was open."""
+    """Time from the first sending until nothing was open."""
     p50_us: int
     p99_us: int
     highest_us: int
-    """From `send` until the application has it, of those delivered; 0 without any."""
+    """Highest latency of the delivered messages, from `send` until the application has it; 0 without any."""
     failures: dict[str, int]
-    """Code → how many."""
+    """Error code → number."""
 
     @property
     def whole(self) -> bool:
-        """Whether everything came, once."""
+        """True if everything arrived exactly once."""
         return not (self.failed or self.lost or self.repeated)
 
     @property
     def per_s(self) -> float:
-        """Delivered in a second."""
+        """Deliveries per second."""
         return self.delivered / self.seconds if self.seconds else 0.0
 
 
@@ -52,21 +52,21 @@ class Tally:
 
     Args:
         kind: for the result.
-        timeout_us: what `expire` finds open for longer is lost.
-        keys: rooms or users that the messages go to in turn; each has an order of its own.
-        first: the number of the first message; what comes with a lower one counts as repeated.
+        timeout_us: time after which `expire` counts an open message as lost.
+        keys: number of rooms or users that get messages in turn; each has an order of its own.
+        first: the number of the first message; arrivals with a lower one count as repeated.
     """
 
     def __init__(self, kind: str = "", timeout_us: int = 0, keys: int = 1, first: int = 0) -> None:
         self._kind, self._timeout_us, self._first = kind, timeout_us, first
         self._open: dict[int, int] = {}
-        """Number → when it was sent, the oldest first."""
+        """Number → time of sending, the oldest first."""
         self._lost: dict[int, int] = {}
-        """Those given up; one that comes after all was late, and is delivered."""
+        """Messages given up; one that still arrives was late, and is delivered."""
         self._failures: Counter[str] = Counter()
         self._refused: set[int] = set()
         self._newest = [-1] * keys
-        """Of each key: the highest number that came."""
+        """The highest number that arrived, for each key."""
         self._histogram = Histogram()
         self._first_us = self._last_us = 0
         self.next = first
@@ -78,21 +78,21 @@ class Tally:
 
     @property
     def open(self) -> int:
-        """How many are under way."""
+        """Number of messages under way."""
         return len(self._open)
 
     @property
     def sent(self) -> int:
-        """How many left."""
+        """Number of messages sent."""
         return self.next - self._first
 
     @property
     def missing(self) -> dict[int, int]:
-        """Number → when it was sent, of those that neither came nor failed."""
+        """Number → time of sending, of messages that neither arrived nor failed."""
         return self._lost | self._open
 
     def send(self, now_us: int) -> int:
-        """A message leaves; returns its number."""
+        """Note that a message leaves; returns its number."""
         number = self.next
         self.next += 1
         self._open[number] = now_us
@@ -101,7 +101,8 @@ class Tally:
         return number
 
     def delivered(self, number: int, now_us: int) -> int | None:
-        """A message came. Returns how long it took, in microseconds; None unless it is a first delivery of what did not fail."""
+        """Note that a message arrived. Returns its latency in microseconds; None unless it is the first delivery of a message that
+        did not fail."""
         sent_us = self._open.pop(number, None)
         if sent_us is None:
             sent_us = self._lost.pop(number, None)
@@ -119,21 +120,21 @@ class Tally:
         return now_us - sent_us
 
     def failed(self, number: int, code: str, now_us: int) -> None:
-        """The cluster said that a message did not arrive, or may not have. Nothing where it came all the same."""
+        """Note that the cluster reported a message as lost, or possibly lost. No effect if it has arrived."""
         if self._open.pop(number, None) is not None or self._lost.pop(number, None) is not None:
             self._failures[code] += 1
             self._refused.add(number)
             self._last_us = now_us
 
     def expire(self, now_us: int) -> None:
-        """Give up what has been open for too long."""
+        """Give up messages that have been open for too long."""
         for number, sent_us in list(self._open.items()):
             if now_us - sent_us < self._timeout_us:
                 return
             self._lost[number] = self._open.pop(number)
 
     def result(self) -> Result:
-        """What became of all; call it when nothing is open."""
+        """The outcomes of all messages; call it when nothing is open."""
         found = self._histogram
         return Result(
             self._kind,

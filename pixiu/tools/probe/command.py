@@ -1,4 +1,4 @@
-"""`pixiu probe`: every path of a cluster, the times of its hops, and an alarm that names what stopped.
+"""`pixiu probe`: every path of a cluster, the times of its hops, and an alarm that names the process that stopped.
 
 Source: PiXiu §3.1; docs/architecture.md, "Probes and traces", docs/operations.md.
 """
@@ -23,7 +23,7 @@ from pixiu.tools.probe.paths import Finding, Member, Prober, percentile
 from pixiu.tools.probe.run import ProbeOptions, ProbeRun
 
 SHOWN_PATHS = 30
-"""Failing paths that the table shows; `--json` has all paths."""
+"""Limit of failing paths in the table; `--json` has all paths."""
 
 
 @guarded
@@ -49,7 +49,7 @@ def probe(
 
 
 async def _probe(target: str, options: ProbeOptions, as_json: bool) -> bool:
-    """Whether no path failed."""
+    """Probe the cluster. True if no path failed."""
     out = console()
 
     def say(findings: list[Finding]) -> None:
@@ -114,7 +114,7 @@ def render(prober: Prober) -> RenderableType:
 
 
 def findings_json(findings: list[Finding], prober: Prober) -> dict[str, object]:
-    """A change of what fails, for programs."""
+    """A change in the failing paths, as JSON for programs."""
     return {
         "event": "alarm" if findings else "cleared",
         "failing_paths": len(prober.failing()),

@@ -1,11 +1,11 @@
-"""Probes: which paths a cluster has, which of them fail, and which process the failing ones have in common. Pure.
+"""Probes: the paths of a cluster, those that fail, and the process that the failing ones have in common. Pure.
 
     paths:  proxy ──▶ broker replica ──▶ gateway        proxy ──▶ relay replica ──▶ gateway
 
 A probe is a traced message, published through one proxy: to a reserved room, or to a pseudo-user. The room chooses the
 broker replica, by the same rule as any room, and every gateway has a pseudo-user in it: so the probe goes over one path
 for every gateway. A pseudo-user's UIN chooses the relay replica; each is at one gateway, so that there is one for every
-relay replica and gateway. What fails shows where:
+relay replica and gateway. The failing paths show the place:
 
                      gateway A   gateway B
     proxy 1, broker 1   ✓           ✓
@@ -13,9 +13,9 @@ relay replica and gateway. What fails shows where:
     proxy 2, broker 1   ✓           ✓
     proxy 2, broker 2   ✗           ✗
 
-Rooms and UINs are such that the proxies' weights (`pixiu.placement.weights`) cannot change their replica. A probe that arrives
-through another one all the same went *around* the replica that was meant, as happens once heartbeats doubt it: it is
-counted as arrived on the path that it took, and as gone around on the one that was meant, where it is no failure.
+Rooms and UINs are chosen so that the proxies' weights (`pixiu.placement.weights`) cannot change their replica. A probe that still
+arrives through another one went *around* the intended replica, which happens once heartbeats suspect it. It is counted as arrived
+on the path that it took, and as gone around, which is no failure, on the intended one.
 
 Source: PiXiu §3.1; docs/architecture.md, "Probes and traces".
 """
@@ -39,25 +39,26 @@ from pixiu.wire.trace import Hop, Stamp, name_of_hop
 
 MAX_PATHS: Final = 100_000
 MAX_TRIES: Final = 20_000
-"""Rooms or UINs of a partition that are tried until each of its replicas has what it needs; what has none is not probed."""
+"""Limit of rooms or UINs of a partition that are tried to find one for each of its replicas; a replica without one is not
+probed."""
 PROBE_UINS: Final = 1 << PROBE_BITS
 MAX_SAMPLES: Final = 10_000
-"""Times that are kept of each hop, the newest."""
+"""Limit of times kept of each hop, the newest."""
 MAX_PENDING: Final = 200_000
-"""Probes under way; the oldest beyond it count as failed."""
+"""Limit of probes under way; beyond it the oldest count as failed."""
 MAX_REASON: Final = 160
-"""Characters of why a path failed."""
+"""Limit of the reason for a path's failure, characters."""
 MAX_FINDINGS: Final = 20
-"""What one diagnosis names; the rest is counted in the paths."""
+"""Limit of findings in one diagnosis; the rest is counted in the paths."""
 ENDS: Final = frozenset({int(Hop.PUBLISHER), int(Hop.SUBSCRIBER)})
 TOTAL: Final = "total"
 NOT_ARRIVED: Final = "did not arrive"
 PROBED: Final = ("proxy", "broker", "relay", "gateway")
 REFUSALS: Final = ("refused by the proxy: ", "not sent: UNAUTHENTICATED", "the stream to the proxy ended: UNAUTHENTICATED")
-"""How the reasons begin for which nobody has to look at the network."""
+"""Prefixes of reasons that have nothing to do with the network."""
 LOGIN_OF_PROBES: Final = "probes need a login with a UIN and a rule that lets it `impersonate` (docs/security.md)"
 HOP_OF_ROLE: Final = {"broker": Hop.BROKER, "relay": Hop.RELAY}
-"""What stands in the middle of paths."""
+"""Role in the middle of a path → its hop."""
 
 
 class Member(NamedTuple):
@@ -65,14 +66,14 @@ class Member(NamedTuple):
 
     role: str
     partition: int
-    """-1 where the role has no partitions."""
+    """-1 if the role has no partitions."""
     replica: int
     endpoint: int
     address: str
 
     @property
     def name(self) -> str:
-        """The process as an alarm names it."""
+        """Name of the process in an alarm."""
         where = (
             f"{self.role} {self.replica}"
             if self.partition < 0
@@ -91,31 +92,31 @@ class Path(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path as an alarm names it."""
+        """Name of the path in an alarm."""
         return " -> ".join(member.name for member in self)
 
 
 @dataclass(slots=True)
 class PathState:
-    """What is known of a path."""
+    """Counters of a path."""
 
     sent: int = 0
-    """Probes that were meant for it."""
+    """Probes that were intended for it."""
     arrived: int = 0
-    """Probes that came this way, those that were meant for another among them."""
+    """Probes that arrived this way, including those intended for another path."""
     failed: int = 0
     around: int = 0
-    """Of those that were meant for it: they arrived another way."""
+    """Probes intended for it that arrived another way."""
     failures: int = 0
-    """Since the last that came this way."""
+    """Failures since the last arrival this way."""
     arounds: int = 0
-    """Likewise."""
+    """Probes gone around since the last arrival this way."""
     reason: str = ""
-    """Of the last failure, or the way of the last that went around."""
+    """Reason of the last failure, or the way of the last probe that went around."""
     relay: Member | None = None
-    """That the last room message passed, where those go through relays."""
+    """Relay that the last room message passed, if room messages go through relays."""
     times_us: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES // 10))
-    """From the publisher to the subscriber."""
+    """Times from the publisher to the subscriber."""
 
 
 class Probe(NamedTuple):
@@ -129,19 +130,19 @@ class Probe(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What failing paths have in common."""
+    """A process, or way, that failing paths have in common."""
 
     members: tuple[Member, ...]
-    """One process; two with the way between them cut; three of a path; none: everything fails."""
+    """One process; two, if the way between them is cut; three, for a path; none, if everything fails."""
     text: str
     paths: int
 
 
 class PseudoUser(NamedTuple):
-    """A user to be connected at one gateway and no other."""
+    """A user to be connected at one gateway only."""
 
     gateway: int
-    """Its endpoint."""
+    """The gateway's endpoint."""
     uin: int
 
 
@@ -161,7 +162,7 @@ class _Way(NamedTuple):
     start: int
     is_wire: bool
     end: int
-    """The same as `start` of a process's own time."""
+    """Same as `start` for a process's own time."""
 
     @property
     def name(self) -> str:
@@ -173,11 +174,11 @@ class _Pending(NamedTuple):
     middle: Member
     sent_s: float
     gateways: dict[int, Member]
-    """By endpoint; those at which it has not arrived."""
+    """Gateways at which it has not arrived, by endpoint."""
 
 
 def percentile(values: Iterable[int], part: float) -> int:
-    """The smallest value that at least `part` (0 to 1) of them do not exceed; 0 of none."""
+    """The smallest value that at least `part` (0 to 1) of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(ceil(part * len(ordered)) - 1, 0)] if ordered else 0
 
@@ -188,14 +189,14 @@ def members_of(view: View, role: str) -> tuple[Member, ...]:
 
 
 def firm_choice(key: int, endpoints: Sequence[int]) -> int | None:
-    """The replica of a key, if it is the same whatever the weights of all replicas are; None: it is not."""
+    """The replica of a key if it is the same for all possible weights of the replicas; else None."""
     chosen = rendezvous(key, endpoints)
     worst = weighted_rendezvous(key, ((endpoint, STEPS[-1] if endpoint == chosen else STEPS[0]) for endpoint in endpoints))
     return chosen if worst == chosen else None
 
 
 def probe_rooms(brokers: Sequence[Member], partitions: int) -> dict[int, int]:
-    """A room for every broker replica: endpoint → the lowest reserved RoomID that proxies send to it by any weights."""
+    """Find a room for every broker replica: endpoint → the lowest reserved RoomID that proxies send to it with any weights."""
     rooms: dict[int, int] = {}
     for partition in range(partitions):
         endpoints = [broker.endpoint for broker in brokers if broker.partition == partition]
@@ -218,14 +219,14 @@ def probe_users(
     first: int,
     known: Mapping[tuple[int, int], int],
 ) -> dict[tuple[int, int], int]:
-    """A pseudo-user for every relay replica and gateway: their endpoints → a reserved UIN that proxies send to that replica.
+    """Find a pseudo-user for every relay replica and gateway: their endpoints → a reserved UIN that proxies send to that replica.
 
     Args:
-        relays: the Running ones.
-        gateways: likewise.
-        partitions: of the relays.
-        first: where in the range to begin; a run takes one of its own, so that two do not share UINs.
-        known: those of before; what still leads to its replica stays.
+        relays: the Running relays.
+        gateways: the Running gateways.
+        partitions: number of relay partitions.
+        first: start in the range of UINs, different for each run, so that two runs do not share UINs.
+        known: earlier pseudo-users; those that still lead to their replica stay.
     """
     users: dict[tuple[int, int], int] = {}
     taken = set(known.values())
@@ -256,17 +257,17 @@ class Prober:
     """The state of all paths.
 
     Args:
-        failures: a path fails when so many probes in a row fail on it.
-        timeout_s: a probe fails when it has not arrived after so long, seconds.
-        first_user: where in the range of reserved UINs those of this run begin.
+        failures: number of failed probes in a row at which a path fails.
+        timeout_s: time after which a probe that has not arrived fails, seconds.
+        first_user: start of this run's UINs in the reserved range.
     """
 
     def __init__(self, failures: int, timeout_s: float, first_user: int = 0) -> None:
         self.paths: dict[Path, PathState] = {}
         self.rooms: dict[int, int] = {}
-        """Of every broker replica, by endpoint."""
+        """Room of every broker replica, by endpoint."""
         self.missing: list[str] = []
-        """Processes that the layout wants and that are not Running, in words: nothing is probed through these."""
+        """Descriptions of processes that the layout requires and that are not Running: nothing is probed through these."""
         self._users: dict[tuple[int, int], int] = {}
         self._first_user = first_user
         self._failures = failures
@@ -283,7 +284,7 @@ class Prober:
         self._totals: deque[int] = deque(maxlen=MAX_SAMPLES)
 
     def set_view(self, view: View) -> None:
-        """The cluster is this now. Paths that it had before keep what is known of them. Raises `InvalidArgument`."""
+        """Take a new view of the cluster. Paths that it had before keep their state. Raises `InvalidArgument`."""
         self._proxies, self._gateways = members_of(view, "proxy"), members_of(view, "gateway")
         self.missing = [str(lack) for lack in lacks(view, roles=PROBED)]
         brokers = members_of(view, "broker")
@@ -310,32 +311,32 @@ class Prober:
 
     @property
     def proxies(self) -> tuple[Member, ...]:
-        """Those to publish through."""
+        """The proxies to publish through."""
         return self._proxies
 
     @property
     def gateways(self) -> tuple[Member, ...]:
-        """Those to subscribe at."""
+        """The gateways to subscribe at."""
         return self._gateways
 
     @property
     def users(self) -> frozenset[PseudoUser]:
-        """Who is to be connected, taking messages to users."""
+        """The pseudo-users to be connected, taking messages to users."""
         return frozenset(PseudoUser(gateway, uin) for (_, gateway), uin in self._users.items())
 
     @property
     def left_out(self) -> list[str]:
-        """What proxies do not take by their configuration, in words."""
+        """Descriptions of the messages that proxies do not take by their configuration."""
         what = {"broker": "messages to rooms", "relay": "messages to users"}
         return [f"{proxy.name} takes no {what[role]}: not probed" for proxy, role in sorted(self._not_taken)]
 
     @property
     def pending(self) -> int:
-        """Probes that have not arrived everywhere."""
+        """Number of probes that have not arrived everywhere."""
         return len(self._pending)
 
     def begin_round(self, now: float) -> list[Probe]:
-        """The probes that pass every path once, to be sent now; `now` is monotonic seconds.
+        """Make the probes that pass every path once, to be sent now; `now` is monotonic seconds.
 
         One for every proxy and broker replica, and one for every proxy, relay replica and gateway.
         """
@@ -362,21 +363,21 @@ class Prober:
         return Probe(number, proxy, key, middle.role == "relay")
 
     def lost(self, number: int, reason: str) -> None:
-        """A probe could not be sent, or was refused."""
+        """Note that a probe could not be sent, or was refused."""
         pending = self._pending.pop(number, None)
         if pending is not None:
             for gateway in pending.gateways.values():
                 self._fail(Path(pending.proxy, pending.middle, gateway), reason)
 
     def not_taken(self, number: int) -> None:
-        """A proxy said that it does not take messages of a probe's kind: it is no part of such paths."""
+        """Note that a proxy does not take messages of a probe's kind: it is no part of such paths."""
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._not_taken.add((pending.proxy, pending.middle.role))
             self._list_paths()
 
     def arrived(self, number: int, gateway: int, stamps: Sequence[Stamp] | None) -> None:
-        """A probe came out of a gateway (its endpoint), with the subscriber's stamp as the last."""
+        """Note that a probe arrived at a gateway (its endpoint), with the subscriber's stamp as the last."""
         pending = self._pending.get(number)
         if pending is None or gateway not in pending.gateways:
             return
@@ -402,7 +403,7 @@ class Prober:
             state.times_us.append(stamps[-1].in_us - stamps[0].out_us)
 
     def expire(self, now: float) -> None:
-        """What has been under way for too long has failed. Numbers are in the order of their sending."""
+        """Fail probes that have been under way for too long. Numbers are in the order of sending."""
         late: list[int] = []
         for number, pending in self._pending.items():
             if pending.sent_s + self._timeout_s > now:
@@ -412,11 +413,11 @@ class Prober:
             self.lost(number, NOT_ARRIVED)
 
     def failing(self) -> list[Path]:
-        """The paths that raise an alarm: nothing came that way for so many probes, and was lost or went around."""
+        """Paths that raise an alarm: the last `failures` probes did not arrive that way, but were lost or went around."""
         return [path for path, state in self.paths.items() if state.failures + state.arounds >= self._failures]
 
     def findings(self) -> list[Finding]:
-        """What the failing paths have in common, the most telling first."""
+        """Find the common parts of the failing paths, the most significant first."""
         good = [path for path, state in self.paths.items() if state.arrived and not state.failures and not state.arounds]
         failing = self.failing()
         around = frozenset(path for path in failing if not self.paths[path].failures)
@@ -456,10 +457,10 @@ class Prober:
 
 
 def hop_times(stamps: Sequence[Stamp]) -> list[tuple[_Way, int]]:
-    """The hops of one trace, in order; microseconds.
+    """Compute the times of the hops of one trace, in order; microseconds.
 
-    A process's own time is out minus in, that of a wire the next one's in minus its out: between machines as true as their
-    clocks are equal.
+    A process's own time is out minus in; that of a wire is the next process's in minus its out, which between machines is only as
+    exact as their clocks.
     """
     found: list[tuple[_Way, int]] = []
     for before, stamp in pairwise(stamps):
@@ -476,14 +477,14 @@ def diagnose(
     relays: Mapping[Path, Member] | None = None,
     reasons: Counter[str] | None = None,
 ) -> list[Finding]:
-    """The fewest processes, else ways between two of them, else paths, that explain all that fails and nothing that does not.
+    """Find the fewest processes, else ways between two of them, else paths, that explain all failures and include no good path.
 
     Args:
         failing: the paths that raise an alarm.
-        good: those that work.
-        around: those of the failing ones on which nothing was lost: all probes went around them.
-        relays: that a broker's path passes as well, where rooms' messages go through relays.
-        reasons: why paths fail, with how many do so for each.
+        good: the paths that work.
+        around: failing paths on which nothing was lost, because all probes went around them.
+        relays: the relay on a broker's path, if room messages go through relays.
+        reasons: reasons of failures, with their numbers of paths.
     """
     if not failing:
         return []
@@ -502,7 +503,8 @@ def diagnose(
 def _explain(
     left: set[Path], good: Sequence[Path], around: Set[Path], parts: Callable[[Path], Iterable[tuple[Member, ...]]]
 ) -> list[Finding]:
-    """Name the parts that no good path has, the one with most failing paths first; what they explain is taken out of `left`."""
+    """Name the parts that no good path has, the one with most failing paths first; the paths they explain are removed from
+    `left`."""
     innocent = {part for path in good for part in parts(path)}
     through: dict[tuple[Member, ...], set[Path]] = {}
     for path in left:
@@ -520,7 +522,7 @@ def _explain(
 
 
 def _text(part: tuple[Member, ...], failing: int, good: int, is_around: bool) -> str:
-    """`is_around`: nothing is lost, since proxies send what is for the part another way."""
+    """Describe a finding. `is_around`: nothing is lost, because proxies avoid the part."""
     paths = f"{failing} probed paths"
     if len(part) == 1:
         what = f"proxies bypass it on all {paths} through it" if is_around else f"all {paths} through it fail"

@@ -36,13 +36,13 @@ from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 CLIENT: Final = "pixiu-probe"
 BODY: Final = struct.Struct("<QQ")
-"""The run and the number of the probe."""
+"""Body of a probe: the number of the run and that of the probe."""
 FLAGS: Final = Flag.TRACED | Flag.DERIVED_ID
 RECONNECT_S: Final = 0.5
 LOOK_S: Final = 0.05
-"""How often what is late is looked for."""
+"""Interval at which late probes are looked for, seconds."""
 MAX_QUEUED: Final = 10_000
-"""Probes that wait to be written to one proxy; more have failed."""
+"""Limit of probes that wait to be written to one proxy; more have failed."""
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
@@ -51,19 +51,19 @@ class ProbeOptions:
     """Options of a probe run."""
 
     count: int
-    """Rounds; 0: go on."""
+    """Number of rounds; 0: unlimited."""
     interval_s: float
     timeout_s: float
     failures: int
-    """Of a path, in a row, that raise an alarm."""
+    """Failures in a row on a path that raise an alarm."""
     join_timeout_s: float
-    """How long to wait for subscriptions before the first round."""
+    """Time limit for subscriptions before the first round, seconds."""
     for_s: float = 0.0
-    """End after this number of seconds; 0: never."""
+    """Time after which the run ends, seconds; 0: never."""
 
 
 class _ProxyStream:
-    """Publishes through one proxy and no other."""
+    """Publishes through one proxy only."""
 
     def __init__(
         self, proxy: Member, channels: Channels, lost: Callable[[int, str], None], not_taken: Callable[[int], None]
@@ -78,11 +78,11 @@ class _ProxyStream:
         self._positions: dict[int, int] = {}
         self._problem = "the proxy is not connected yet"
         self.connected = asyncio.Event()
-        """The proxy has answered."""
+        """Set when the proxy has answered."""
         self._task = asyncio.create_task(self._run(), name=f"probe-{proxy.address}")
 
     def send(self, number: int, record: bytes) -> None:
-        """Publish a probe; what cannot be sent is lost at once."""
+        """Publish a probe; one that cannot be sent is lost at once."""
         if not self.connected.is_set():
             self._lost(number, f"not sent: {self._problem}")
             return
@@ -131,7 +131,7 @@ class _ProxyStream:
             for position in range(failure.first, failure.last + 1):
                 if position not in self._positions:
                     continue
-                if failure.code == InvalidArgument.code:  # such as `proxy.kinds` without "chat": no fault of a path
+                if failure.code == InvalidArgument.code:  # such as `proxy.kinds` without "chat": no failure of a path
                     self._not_taken(self._positions[position])
                 else:
                     self._lost(self._positions[position], f"refused by the proxy: {failure.text}")
@@ -147,7 +147,7 @@ class _Subscriber:
     ) -> None:
         self.gateway = gateway
         self.joined = asyncio.Event()
-        """All rooms, or the user, are known to the whole cluster."""
+        """Set when the whole cluster knows all rooms, or the user."""
         self.problem = "it has not confirmed the subscriptions"
         self._uin = uin
         self._chat = chat
@@ -158,7 +158,7 @@ class _Subscriber:
         self._task = asyncio.create_task(self._run(), name=f"probe-{gateway.address}")
 
     def join(self, rooms: Iterable[int]) -> None:
-        """Be in these rooms and no others."""
+        """Join these rooms and leave all others."""
         self._rooms = set(rooms)
         self._reconcile()
 
@@ -220,8 +220,8 @@ class ProbeRun:
 
     Args:
         target: zk://HOST:PORT/ROOT.
-        options: how to probe.
-        on_findings: called when what fails has changed, with what it has in common; empty when nothing fails any more.
+        options: options of the run.
+        on_findings: called with the findings when they have changed; empty when nothing fails any more.
     """
 
     def __init__(self, target: str, options: ProbeOptions, on_findings: Callable[[list[Finding]], None]) -> None:
@@ -233,7 +233,7 @@ class ProbeRun:
         self._uin = PROBE_UIN + secrets.randbits(PROBE_BITS)
         self.prober = Prober(options.failures, options.timeout_s, first_user=self._uin - PROBE_UIN + 1)
         self.alarms = 0
-        """Times that `on_findings` had something to say."""
+        """Number of times that `on_findings` was called with findings."""
         self._findings: list[Finding] = []
         self._problem: PixiuError | None = None
         self._run = secrets.randbits(63)
@@ -246,7 +246,8 @@ class ProbeRun:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        """Learn the cluster and subscribe. Raises `RegistryUnavailable`, and `Unavailable` when there is nothing to probe."""
+        """Read the cluster's state and subscribe. Raises `RegistryUnavailable`, and `Unavailable` when there is nothing to
+        probe."""
         await self._zookeeper.connect()
         try:
             await self._discovery.start()
@@ -272,12 +273,12 @@ class ProbeRun:
 
     @property
     def unjoined(self) -> list[tuple[Member, str]]:
-        """Gateways at which a pseudo-user is not, and why: one reason for each."""
+        """Gateways at which a pseudo-user is missing, with the reason: one for each."""
         everybody = (*self._users.values(), *self._subscribers.values())
         return list({found.gateway: found.problem for found in everybody if not found.joined.is_set()}.items())
 
     async def rounds(self, on_round: Callable[[], None]) -> None:
-        """All rounds that were asked for, and the wait for the last one. `on_round` is called after each."""
+        """Run all rounds, and wait for the last one. `on_round` is called after each."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._options.for_s if self._options.for_s else None
         done = 0

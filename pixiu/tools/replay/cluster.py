@@ -32,7 +32,7 @@ TokenOf = Callable[[UIN], str]
 CONNECT_TIMEOUT_S = 15.0
 ANSWER_WAIT_S = 5.0
 PAUSE_S = 0.01
-"""Between two tries of a publish that a connection's own bound refused."""
+"""Wait before a publish that a connection's own limit refused is tried again, seconds."""
 
 
 class MQTTSession:
@@ -66,7 +66,7 @@ class MQTTSession:
         await self._client.connect()
 
     async def join(self, room: RoomID) -> None:
-        """Subscribe; the gateway answers when the cluster knows."""
+        """Subscribe; the gateway answers when the whole cluster knows."""
         await self._client.subscribe([self._topic(room)])
 
     async def leave(self, room: RoomID) -> None:
@@ -89,7 +89,7 @@ class MQTTSession:
                 return
 
     async def close(self) -> None:
-        """DISCONNECT, once what was published is answered (or `ANSWER_WAIT_S` are over)."""
+        """Send DISCONNECT, once everything published is answered (or `ANSWER_WAIT_S` is over)."""
         self._closing = True
         if self._answers:
             await asyncio.wait(self._answers, timeout=ANSWER_WAIT_S)
@@ -117,11 +117,11 @@ class MQTTSession:
 
 
 class GRPCSession:
-    """A user with the SDK's subscription, which is not left to reconnect by itself: the break is to be seen."""
+    """A user with the SDK's subscription, which must not reconnect by itself, so that breaks are seen."""
 
     publishes = False
     _closers: ClassVar[set[asyncio.Task[None]]] = set()
-    """The loop holds tasks weakly; a client that closes by itself has nobody else who does."""
+    """Tasks of clients that close by themselves: the loop holds tasks only weakly."""
 
     def __init__(
         self,
@@ -159,19 +159,19 @@ class GRPCSession:
         self._reader = asyncio.create_task(self._read(self._subscription), name=f"subscriber {self._uin}")
 
     async def join(self, room: RoomID) -> None:
-        """Join; returns when the cluster knows. The user's own messages come from the start."""
+        """Join a room; returns when the whole cluster knows. The user's own messages come from the start."""
         subscription = self._open_subscription()
         if user_of(room) is None:
             await subscription.join([room])
         self._last_gateway = subscription.gateway or self._last_gateway
 
     async def leave(self, room: RoomID) -> None:
-        """Leave; returns when the cluster knows."""
+        """Leave a room; returns when the whole cluster knows."""
         if user_of(room) is None:
             await self._open_subscription().leave([room])
 
     async def publish(self, room: RoomID, payload: bytes, done: Done) -> None:
-        """A subscription does not publish."""
+        """Fail: a subscription does not publish."""
         done(NotConnected.code)
 
     async def close(self) -> None:
@@ -207,7 +207,7 @@ class GRPCSession:
 
 class ClusterConnector:
     """Opens sessions with the gateways that a watch sees Running, in turn; publishes through one SDK client. `inboxes`: the users
-    who are sent messages of their own. `token_of`: with which a user (0: the back end) logs in where the cluster wants it."""
+    who get messages of their own. `token_of`: returns the token of a user (0: the back end), if the cluster requires a login."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class ClusterConnector:
         await asyncio.gather(*self._answers, return_exceptions=True)
 
     async def open(self, uin: UIN, on_message: OnMessage, on_broken: OnBroken) -> Session:
-        """One user's connection: by gRPC for `grpc_share` of the users, else by MQTT."""
+        """Open one user's connection: by gRPC for `grpc_share` of the users, else by MQTT."""
         turn = next(self._turn)
         if share_of(uin) < self._options.grpc_share:
             return await self._open_grpc(uin, turn, on_message, on_broken)
@@ -251,11 +251,11 @@ class ClusterConnector:
         return session
 
     def _token(self, uin: UIN) -> Callable[[], str] | None:
-        """The token of now, whenever it is asked for."""
+        """A function that returns the current token; None if there are no tokens."""
         return None if self._token_of is None else partial(self._token_of, uin)
 
     async def publish(self, uin: UIN, room: RoomID, payload: bytes, done: Done) -> None:
-        """Send as a back end does. The SDK's sender is its client, so these records carry none of the log's users."""
+        """Send like a back end. The SDK's sender is its client, so these records carry none of the log's users."""
         assert self._sdk is not None
         try:
             receipt = await self._writer(self._sdk, room).send(payload)

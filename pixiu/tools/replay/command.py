@@ -30,7 +30,7 @@ from pixiu.tools.replay.watch import ClusterWatch
 DEFAULTS = ReplayOptions()
 MAIL = MailSchedule()
 MAIL_SETTLE_S: Final = 30.0
-"""Mail that was lost on the way is sent again after ten seconds and more."""
+"""Mail that was lost on the way is sent again after ten seconds or more."""
 
 
 @guarded

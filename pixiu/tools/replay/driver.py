@@ -1,7 +1,7 @@
 """Plays a plan: one task a room, in the log's order; different rooms at the same time.
 
-    JOIN   awaited until the cluster confirmed it, so that later messages of the room are owed to the user
-    SEND   waits while too much is on its way; each pair of sender and room keeps one path, so that order is meant
+    JOIN   waits until the cluster has confirmed it, so that later messages of the room are owed to the user
+    SEND   waits while too much is on its way; each pair of sender and room keeps one path, so that it has an order
     LEAVE  waits until the user got what it is owed (at most `overdue_s`), then unsubscribes
 
 Source: docs/operations.md.
@@ -23,9 +23,9 @@ from pixiu.tools.replay.sessions import Connector
 from pixiu.tools.replay.users import Users
 
 SWEEP_S = 0.2
-"""How often overdue messages are given up and progress is told."""
+"""Interval at which overdue messages are given up and progress is reported, seconds."""
 GROUP = 64
-"""Joins, or leaves, in a row that are made at one time."""
+"""Limit of joins, or leaves, in a row that are made at the same time."""
 
 
 class Driver:
@@ -50,7 +50,7 @@ class Driver:
         self.users = Users(connector, options, self._on_message, now_us)
         self._owed_events: dict[RoomID, asyncio.Event] = {}
         self._room_event = asyncio.Event()
-        """There is room for another message on its way."""
+        """Set when another message may be under way."""
         self._start = 0.0
         self._last_arrival = 0.0
         self._rooms: list[asyncio.Task[None]] = []
@@ -58,7 +58,7 @@ class Driver:
         self.sent_by_sdk = 0
 
     async def run(self) -> None:
-        """Play everything and wait for what is owed; then `ledger` and `users.breaks` tell what happened."""
+        """Play everything and wait for what is owed; `ledger` and `users.breaks` then hold the result."""
         loop = asyncio.get_running_loop()
         sweeper = asyncio.create_task(self._sweep(), name="replay-sweeper")
         try:
@@ -78,7 +78,7 @@ class Driver:
             await self.users.close()
 
     def interrupt(self) -> None:
-        """Send nothing more; what was sent is still waited for."""
+        """Send nothing more; messages already sent are still waited for."""
         self.interrupted = True
         for task in self._rooms:
             task.cancel()
@@ -89,7 +89,7 @@ class Driver:
                 raise result
 
     async def _log_in_first(self, room: RoomID, steps: list[Step]) -> None:
-        """Who is there from the start; the clock of the replay runs from afterwards."""
+        """Log in the users who are present from the start; the clock of the replay starts afterwards."""
         while steps and steps[0].action is Action.JOIN and steps[0].at_ms == 0:
             group = self._take_group(steps)
             await self._join_all(room, group)
@@ -190,7 +190,8 @@ class Driver:
             self._on_progress()
 
     async def _settle(self) -> None:
-        """Until everything came and was answered, or nothing came for `settle_s`; then a moment for what should not come."""
+        """Wait until everything has arrived and was answered, or nothing arrived for `settle_s`; then a moment for unexpected
+        deliveries."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while self.ledger.lost or self.ledger.unacknowledged or self.users.resuming:

@@ -1,4 +1,4 @@
-"""What flows while a replay runs: a live line below its bars on a terminal, else a plain line now and then."""
+"""Progress of a replay: a live line below its bars on a terminal, else a plain line at intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.text import Text
 from pixiu.tools.load.histogram import Histogram
 
 RATE_S: Final = 1.0
-"""Rates are of so long, or longer where nobody asked in between."""
+"""Minimum period of the rates, seconds; longer if nobody asked in between."""
 PLAIN_S: Final = 10.0
-"""Where no terminal shows it, a line is printed so often."""
+"""Interval of the lines if there is no terminal, seconds."""
 REFRESHES_A_SECOND: Final = 4
 
 
@@ -25,8 +25,8 @@ class Flow:
     """Totals that grow, as rates and percentiles. Pure: `now` is monotonic seconds.
 
     Args:
-        names: what is counted, in order: such as "sent" and "delivered".
-        period_s: rates are of at least so long.
+        names: names of the totals, in order, such as "sent" and "delivered".
+        period_s: minimum period of the rates, seconds.
     """
 
     def __init__(self, names: tuple[str, ...], now: float, period_s: float = RATE_S) -> None:
@@ -37,7 +37,7 @@ class Flow:
         self._rates: tuple[float, ...] = (0.0,) * len(names)
 
     def line(self, now: float, counts: tuple[int, ...], latency_us: Histogram) -> str:
-        """What flows now, and the latencies of all so far. `counts`: the totals, as many as names."""
+        """Format the current rates, and the latencies of all messages so far. `counts`: the totals, as many as names."""
         if now - self._at >= self._period_s:
             seconds = now - self._at
             self._rates = tuple((count - before) / seconds for count, before in zip(counts, self._counts, strict=True))
@@ -53,11 +53,11 @@ class FlowScreen:
     """Shows a replay's progress; a context manager.
 
     Args:
-        to: the console; what is no terminal gets a line every ten seconds.
-        kind: what flows, such as "messages".
-        totals: how much there will be of each thing that is counted: its name → number.
+        to: the console; if it is not a terminal, it gets a line every ten seconds.
+        kind: name of the counted things, such as "messages".
+        totals: name → expected total of each count.
         quiet: show nothing.
-        now: monotonic seconds.
+        now: returns monotonic seconds.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class FlowScreen:
             self._live.stop()
 
     def update(self, counts: tuple[int, ...], latency_us: Histogram) -> None:
-        """How much there was of each so far. Cheap enough for ten times a second."""
+        """Show the counts so far. Cheap enough to be called ten times a second."""
         now = self._now()
         if self._live is not None:
             for task, count in zip(self._tasks, counts, strict=True):
@@ -102,6 +102,6 @@ class FlowScreen:
             self._plain_to.print(f"{self._kind}: {self._flow.line(now, counts, latency_us)} · {done}", highlight=False)
 
     def say(self, text: str) -> None:
-        """Print a line above; rich's markup counts."""
+        """Print a line above; rich's markup applies."""
         if self._to is not None:
             self._to.print(text, highlight=False)

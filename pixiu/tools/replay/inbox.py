@@ -1,4 +1,4 @@
-"""Messages to users in a replay: what is sent to a user is booked as a room of its own, with the user as its only member. Pure.
+"""Messages to users in a replay: a user's messages are recorded as a room of its own, with the user as its only member. Pure.
 
     number  1 << 63 | UIN      above every RoomID, which have 63 bits
 
@@ -24,7 +24,7 @@ MAX_MS: Final = 1 << 53
 
 
 class Mention(NamedTuple):
-    """One message from a user to another one."""
+    """One message from a user to another."""
 
     ts_ms: int
     line: int
@@ -34,12 +34,12 @@ class Mention(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """What is sent: the file has no text of its own."""
+        """Text of the message: the file has none."""
         return f"{self.room}:{self.line} @{self.to}".encode()
 
 
 def inbox_of(uin: int) -> RoomID:
-    """Where messages to a user are booked."""
+    """The number under which messages to a user are recorded."""
     return RoomID(INBOX | uin)
 
 
@@ -49,7 +49,7 @@ def user_of(room: int) -> UIN | None:
 
 
 def read_mentions(lines: Iterator[str], source: str = "mentions") -> Iterator[Mention]:
-    """Rows of a CSV file with a head, in the order of time. Raises `InvalidArgument` that names the line at fault."""
+    """Read rows of a CSV file with a head, in the order of time. Raises `InvalidArgument` that names the line at fault."""
     rows = csv.reader(lines)
     last_ms = 0
     try:
@@ -75,7 +75,7 @@ def read_mentions(lines: Iterator[str], source: str = "mentions") -> Iterator[Me
 def load_mentions(
     path: Path, first_ms: int = 0, last_ms: int = MAX_MS, rooms: Collection[str] | None = None
 ) -> list[Mention]:  # fmt: skip
-    """The mentions of a time, in some rooms; by default all. Plain or gzip. Raises `InvalidArgument`."""
+    """Load the mentions of a period, in some rooms; by default all. Plain or gzip. Raises `InvalidArgument`."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC

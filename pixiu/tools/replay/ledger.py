@@ -1,7 +1,7 @@
-"""What every subscriber is owed, and what it got: the bookkeeping of a replay. Pure.
+"""The bookkeeping of a replay: the deliveries owed to every subscriber, and those that arrived. Pure.
 
-Every message is owed to those who were members of its room when it was sent: whose join was confirmed, and whose
-leave had not begun. A message's missing members are one integer, a bit for each member the room ever had.
+Every message is owed to the members of its room at the time of sending: users whose join was confirmed, and whose leave had not
+begun. A message's missing members are one integer, a bit for each member the room ever had.
 
     sent ──► open (somebody is still owed it) ──► complete
                 └──► overdue (nobody waits for it any longer; a late delivery still counts)
@@ -23,23 +23,24 @@ from pixiu.tools.load.histogram import Histogram
 from pixiu.tools.load.payload import HEAD, HEAD_BYTES
 
 EARLY_US: Final = 5_000_000
-"""A message may reach somebody whose join began within so many microseconds after it was sent: it was on its way."""
+"""Time between the sending of a message and the beginning of a join in which the message may still reach the user, microseconds: it
+was on its way."""
 MAX_EXAMPLES: Final = 5
 NOT_YET: Final = -1
 
 
 class Outcome(Enum):
-    """What one delivery is."""
+    """Judgement of one delivery."""
 
     DELIVERED = "delivered"
     REPEATED = "repeated"
-    """The same message to the same subscriber once more."""
+    """A repeat of the same message to the same subscriber."""
     OUT_OF_ORDER = "out_of_order"
     """Owed and new, but after a later message of the same sender in the same room."""
     ALIEN = "alien"
-    """To somebody who was not a member when it was sent, or in another room."""
+    """To a user who was not a member when it was sent, or in another room."""
     DAMAGED = "damaged"
-    """Its text, number or stamp is not what was sent."""
+    """Its text, number or stamp differs from what was sent."""
     EARLY = "early"
     """It was on its way when the subscriber joined: neither owed nor wrong."""
 
@@ -53,15 +54,15 @@ class Missing(NamedTuple):
     sender: UIN
     sent_us: int
     acknowledged_us: int
-    """When the publisher was told of its acceptance, microseconds; `NOT_YET` if never."""
+    """Time at which its acceptance was reported to the publisher, microseconds; `NOT_YET` if never."""
     refused: bool
-    """The publisher was told that it would not be delivered."""
+    """True if it was reported to the publisher as not delivered."""
     whole: bool
-    """Nobody got this message at all."""
+    """True if nobody got this message at all."""
 
 
 class _Room:
-    """One room: a bit for everybody who was ever a member, and what is owed."""
+    """One room: a bit for everybody who was ever a member, and the owed deliveries."""
 
     __slots__ = ("bits", "early", "joined_us", "last", "mask", "missing", "open", "uins")
 
@@ -72,9 +73,9 @@ class _Room:
         self.joined_us: dict[int, int] = {}
         self.early: set[tuple[int, int]] = set()
         self.open: dict[int, int] = {}
-        """Message number → bits of those who are still owed it."""
+        """Message number → bits of the members to whom it is still owed."""
         self.missing: dict[int, int] = {}
-        """The same for overdue messages."""
+        """`open` for overdue messages."""
         self.last: dict[int, dict[int, int]] = {}
         """Subscriber → sender → the highest number that arrived."""
 
@@ -108,7 +109,7 @@ class Ledger:
         self.refusals: Counter[str] = Counter()
         self.expected = 0
         self.examples: list[str] = []
-        """Of deliveries that nobody should have got, the first few."""
+        """Examples of deliveries that nobody should have got, the first few."""
         self.open_messages = 0
         self.open_deliveries = 0
         """Deliveries of open messages that are still owed."""
@@ -122,34 +123,34 @@ class Ledger:
 
     @property
     def delivered(self) -> int:
-        """Owed deliveries that came, in order or not."""
+        """Number of owed deliveries that arrived, in order or not."""
         return self.outcomes[Outcome.DELIVERED] + self.outcomes[Outcome.OUT_OF_ORDER]
 
     def joining(self, room: RoomID, uin: UIN, now_us: int) -> None:
-        """A user's join begins; what is on its way may reach it."""
+        """Note that a user's join begins; messages on their way may reach the user."""
         place = self._rooms.setdefault(room, _Room())
         place.bit(uin)
         place.joined_us[uin] = now_us
 
     def joined(self, room: RoomID, uin: UIN) -> None:
-        """The join is confirmed: from now on every message of the room is owed to the user."""
+        """Note that the join is confirmed: from now on every message of the room is owed to the user."""
         place = self._rooms[room]
         place.mask |= place.bit(uin)
 
     def leaving(self, room: RoomID, uin: UIN) -> None:
-        """The leave begins (or the connection broke): nothing sent from now on is owed to the user."""
+        """Note that the leave begins (or the connection broke): nothing sent from now on is owed to the user."""
         place = self._rooms[room]
         place.mask &= ~place.bit(uin)
         place.joined_us.pop(uin, None)
         place.last.pop(uin, None)
 
     def members(self, room: RoomID) -> int:
-        """How many users a message would be owed to now."""
+        """Number of users to whom a message would be owed now."""
         place = self._rooms.get(room)
         return place.mask.bit_count() if place else 0
 
     def send(self, number: int, room: RoomID, sender: UIN, text: bytes, now_us: int) -> int:
-        """A message is handed to a publisher. Returns to how many it is owed."""
+        """Note that a message is handed to a publisher. Returns the number of users to whom it is owed."""
         place = self._rooms.setdefault(room, _Room())
         self._position[number] = len(self._sent_us)
         self._room_of.append(room)
@@ -168,21 +169,21 @@ class Ledger:
         return owed
 
     def acknowledged(self, number: int, now_us: int) -> None:
-        """The publisher was told that the message was accepted."""
+        """Note that the message's acceptance was reported to the publisher."""
         position = self._position[number]
         if self._acknowledged_us[position] == NOT_YET and number not in self._refused:
             self._acknowledged_us[position] = now_us
             self.unacknowledged -= 1
 
     def refused(self, number: int, code: str) -> None:
-        """The publisher was told, with an error's code, that the message may be lost."""
+        """Note that the message was reported to the publisher, with an error's code, as possibly lost."""
         if self._acknowledged_us[self._position[number]] == NOT_YET and number not in self._refused:
             self._refused[number] = code
             self.refusals[code] += 1
             self.unacknowledged -= 1
 
     def deliver(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Outcome, bool]:
-        """One delivery to one subscriber: what it is, and whether it completed its message."""
+        """Judge one delivery to one subscriber; returns the outcome, and True if it completed its message."""
         outcome, done = self._judge(room, uin, payload, now_us)
         self.outcomes[outcome] += 1
         return outcome, done
@@ -243,13 +244,13 @@ class Ledger:
         return Outcome.DELIVERED, done
 
     def owed(self, room: RoomID, uin: UIN) -> int:
-        """How many open messages of a room a user still waits for; overdue ones do not count."""
+        """Number of open messages of a room that a user still waits for; overdue ones do not count."""
         place = self._rooms.get(room)
         bit = place.bits.get(uin, 0) if place else 0
         return sum(1 for missing in place.open.values() if missing & bit) if place and bit else 0
 
     def expire(self, sent_before_us: int) -> int:
-        """Nobody waits any longer for messages sent before a time; a late delivery still counts. Returns how many."""
+        """Stop waiting for messages sent before a time; late deliveries still count. Returns their number."""
         moved = 0
         for place in self._rooms.values():
             while place.open:
@@ -264,7 +265,7 @@ class Ledger:
         return moved
 
     def missing(self) -> Iterator[Missing]:
-        """Every owed delivery that has not come."""
+        """Iterate over every owed delivery that has not arrived."""
         for room, place in self._rooms.items():
             for table in (place.open, place.missing):
                 for number, bits in table.items():
@@ -290,5 +291,5 @@ class Ledger:
 
     @property
     def lost(self) -> int:
-        """Owed deliveries that have not come."""
+        """Number of owed deliveries that have not arrived."""
         return self.expected - self.delivered

@@ -24,11 +24,11 @@ from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ROOM, UIN, RoomID, uin_of_name
 
 MAX_LINE_BYTES: Final = 1 << 20
-"""A longer line is refused: its message would be above the cluster's limit anyway."""
+"""Limit of a line, bytes; a longer one is refused, because its message would be above the cluster's limit anyway."""
 MAX_NAME_BYTES: Final = 256
-"""Of a room's or a user's name."""
+"""Limit of a room's or a user's name, bytes."""
 MAX_EVENTS: Final = 5_000_000
-"""Lines that one replay holds in memory; use `--limit` or `--rooms` for a longer log."""
+"""Limit of lines that one replay holds in memory; use `--limit` or `--rooms` for a longer log."""
 KINDS: Final = ("msg", "action", "join", "part", "nick")
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -49,7 +49,7 @@ class LogEvent(NamedTuple):
 
 
 def _encodable(text: str) -> bool:
-    # JSON may hold half a surrogate pair ("\\ud800"), which no UTF-8 has.
+    # JSON may hold half a surrogate pair ("\\ud800"), which UTF-8 does not have.
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -63,7 +63,7 @@ def _name(fields: dict[str, object], key: str, where: str) -> str:
 
 
 def parse_line(data: bytes, line: int, source: str = "log") -> LogEvent:
-    """One line taken apart. Raises `InvalidArgument` with the source, the line's number and the field at fault."""
+    """Parse one line. Raises `InvalidArgument` with the source, the line's number and the field at fault."""
     where = f"{source}, line {line}"
     if len(data) > MAX_LINE_BYTES:
         raise InvalidArgument(f"{where}: longer than {MAX_LINE_BYTES} bytes")
@@ -90,9 +90,9 @@ def parse_line(data: bytes, line: int, source: str = "log") -> LogEvent:
 
 
 def read_events(stream: IO[bytes], source: str = "log", *, rooms: int = 0, limit: int = 0) -> Iterator[LogEvent]:
-    """The events of an open log, in its order; empty lines are skipped.
+    """Read the events of an open log, in order; empty lines are skipped.
 
-    `rooms`: only those of the first so many rooms (0: all). `limit`: at most so many of those (0: all).
+    `rooms`: number of rooms to read, the first ones (0: all). `limit`: limit of their events (0: none).
     Raises `InvalidArgument` for a malformed line, and for one that is earlier than the one before it.
     """
     chosen: set[str] = set()
@@ -118,7 +118,7 @@ def read_events(stream: IO[bytes], source: str = "log", *, rooms: int = 0, limit
 
 
 def load_log(path: Path, *, rooms: int = 0, limit: int = 0) -> list[LogEvent]:
-    """A whole log, plain or gzip (told by its first bytes). Raises `InvalidArgument` when it cannot be read."""
+    """Load a whole log, plain or gzip (recognized by its first bytes). Raises `InvalidArgument` when it cannot be read."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
@@ -132,7 +132,7 @@ def load_log(path: Path, *, rooms: int = 0, limit: int = 0) -> list[LogEvent]:
 
 
 def align_rooms(events: Iterable[LogEvent]) -> list[LogEvent]:
-    """Every room starts at 0: for logs whose rooms lie years apart. The order inside a room stays as it is."""
+    """Let every room start at 0, for logs whose rooms lie years apart. The order inside a room stays."""
     first: dict[str, int] = {}
     moved = [event._replace(ts_ms=event.ts_ms - first.setdefault(event.room, event.ts_ms)) for event in events]
     moved.sort(key=lambda event: (event.ts_ms, event.line))

@@ -1,4 +1,4 @@
-"""Plays a schedule of mail: one sender, in the log's order; receivers who come, take what there is, acknowledge it, and go.
+"""Plays a schedule of mail: one sender, in the log's order; receivers who connect, take and acknowledge their mail, and leave.
 
     sender      ──mail──mail──mail──────▶ one writer
     receiver        [connect, take, acknowledge, leave]  …  once more at the end, until nothing more waits for it
@@ -28,15 +28,15 @@ DEVICE: Final = "replay"
 """The name of each receiver's device."""
 FAILURES: Final = (PixiuError, OSError, asyncio.TimeoutError)
 SWEEP_S: Final = 0.1
-"""How often confirmations are looked for, and progress is told."""
+"""Interval at which confirmations are checked and progress is reported, seconds."""
 MAX_OPEN: Final = 2000
-"""Mails whose outcome is not known. Policy: the next one waits."""
+"""Limit of mails whose outcome is not known. Policy: the next one waits."""
 PAUSE_S: Final = 0.5
-"""Before somebody whose connection failed comes again."""
+"""Wait before a user whose connection failed connects again, seconds."""
 
 
 class MailClient(Protocol):
-    """What the driver uses of `pixiu.Client`."""
+    """The part of `pixiu.Client` that the driver uses."""
 
     def mail_writer(self) -> MailWriter:
         """Open a writer that sends mail."""
@@ -49,11 +49,11 @@ class MailDriver:
     """Drives one replay of mentions as mail.
 
     Args:
-        client: a service's: it sends in its name, and receives for every user.
+        client: client of a service: it sends in its name, and receives for every user.
         run: a number of this replay.
-        slots: connections that are opened at one time, and users who come once more at one time.
-        login_s: a login that is not confirmed after so many seconds has failed.
-        settle_s: a user for whom something waits, and nothing came for so many seconds, goes.
+        slots: limit of connections being opened, and of users on their last visit, at a time.
+        login_s: time limit of a login, seconds.
+        settle_s: time without mail after which a user leaves although mail still waits, seconds.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class MailDriver:
         self.logins = 0
         self.failed_logins = 0
         self.online = 0
-        """Users who are connected now."""
+        """Number of users who are connected now."""
         self.most_online = 0
 
     def interrupt(self) -> None:
-        """Send nothing more; what was sent is still received."""
+        """Send nothing more; mail already sent is still received."""
         self.interrupted = True
         if self._sender is not None:
             self._sender.cancel()
 
     async def run(self) -> None:
-        """Play everything, then have every receiver come once more; `ledger` tells what happened."""
+        """Play everything, then let every receiver connect once more; `ledger` holds the result."""
         sweeper = asyncio.create_task(self._sweep(), name="replay-mail-sweeper")
         start = asyncio.get_running_loop().time()
         self._sender = asyncio.create_task(self._send_all(start), name="replay-mail-sender")
@@ -129,7 +129,7 @@ class MailDriver:
                     await asyncio.sleep(SWEEP_S)
 
     def _take_answers(self) -> None:
-        """Outcomes that are known, as far as all before them are."""
+        """Take known outcomes, in order, up to the first that is not known."""
         while self._receipts and self._receipts[0][1].done:
             number, receipt = self._receipts.popleft()
             self.ledger.answered(number, receipt.error.code if receipt.error is not None else "")
@@ -151,7 +151,7 @@ class MailDriver:
                 await asyncio.sleep(PAUSE_S)
 
     async def _come_once_more(self) -> None:
-        """Everybody for whom something waits, again and again while that brings anything."""
+        """Let everybody for whom mail waits connect again, as long as that brings any."""
         while users := self.ledger.waiting_users():
             before = self.ledger.acknowledged
             await asyncio.gather(*(self._last_visit(uin) for uin in users))
@@ -165,7 +165,7 @@ class MailDriver:
                 await self._visit(uin, loop.time() + self._login_s + self._settle_s, empty=True)
 
     async def _visit(self, uin: UIN, until: float, *, empty: bool) -> bool:
-        """Connect, and take what comes until a time, or (`empty`) until nothing waits. Whether the connection held."""
+        """Connect, and take mail until a time, or (`empty`) until nothing waits. True if the connection held."""
         inbox = self._client.inbox(uin=uin, device=DEVICE, on_gap=self._on_gap)
         try:
             async with self._slots:
@@ -209,4 +209,4 @@ async def _closed(inbox: AbstractAsyncContextManager[object]) -> None:
     try:
         await inbox.__aexit__(None, None, None)
     except FAILURES:
-        pass  # what was not acknowledged comes again
+        pass  # mail that was not acknowledged is delivered again

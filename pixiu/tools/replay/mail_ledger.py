@@ -1,4 +1,4 @@
-"""What every receiver of mail is owed and what it got, and the verdict: once to the application, and acknowledged. Pure.
+"""The bookkeeping of a replay of mail, and the verdict: each mail once to the application, and acknowledged. Pure.
 
     sent ──▶ confirmed ──▶ delivered to the application, and acknowledged by it
       └────▶ refused: nobody is owed it
@@ -19,27 +19,27 @@ from pixiu.tools.load.histogram import Histogram
 from pixiu.tools.load.payload import HEAD, HEAD_BYTES, encode_payload
 
 MAX_EXAMPLES: Final = 20
-"""Missing mails that a report names one by one."""
+"""Limit of missing mails that a report lists."""
 RUN_BYTES: Final = 8
-"""Before a letter's text: which replay sent it."""
+"""Bytes of the replay's number before a letter's text."""
 
 
 class MailOutcome(Enum):
-    """What one mail is to the application that it came to."""
+    """Judgement of one delivered mail."""
 
     DELIVERED = "delivered"
     REPEATED = "repeated"
-    """Once more, though it was acknowledged; not marked as sent again."""
+    """Delivered again after it was acknowledged, and not marked as redelivered."""
     AGAIN = "again"
-    """The same, marked as sent again: its acknowledgement had not reached the cluster."""
+    """Delivered again, marked as redelivered: its acknowledgement had not reached the cluster."""
     OUT_OF_ORDER = "out_of_order"
-    """New, but behind a later one of the same inbox."""
+    """New, but after a later one of the same inbox."""
     ALIEN = "alien"
-    """Somebody else's."""
+    """Mail for another user."""
     DAMAGED = "damaged"
-    """Another content than what was sent."""
+    """Its content differs from what was sent."""
     FOREIGN = "foreign"
-    """Not of this replay: it lay in the inbox before."""
+    """Not of this replay: it was in the inbox before."""
 
 
 class MissingMail(NamedTuple):
@@ -53,7 +53,7 @@ class MailLedger:
     """Counts one replay of mail.
 
     Args:
-        run: a number of this replay, by which mail of others is told.
+        run: number of this replay, to recognize mail of other ones.
     """
 
     def __init__(self, run: int) -> None:
@@ -64,18 +64,18 @@ class MailLedger:
         self._confirmed: set[int] = set()
         self._unanswered: set[int] = set()
         self._owed: dict[UIN, set[int]] = {}
-        """Receiver → numbers that may still come: neither refused nor acknowledged."""
+        """Receiver → numbers of mails that may still arrive: neither refused nor acknowledged."""
         self._highest: dict[UIN, int] = {}
         self._acknowledged: set[int] = set()
         self.outcomes: Counter[MailOutcome] = Counter()
         self.refusals: Counter[str] = Counter()
         self.gaps = 0
-        """That receivers were told of."""
+        """Gaps reported to receivers."""
         self.latency_us = Histogram()
-        """From the sender's call to the application's acknowledgement: how long users were away is in it."""
+        """Time from the sender's call to the application's acknowledgement, which includes the users' absence."""
 
     def sending(self, to: UIN, text: bytes, now_us: int) -> bytes:
-        """The payload of the next mail, which is on its way from now on."""
+        """Make the payload of the next mail, which is on its way from now on."""
         number = len(self._to)
         text = self._run + text
         self._to.append(to)
@@ -86,7 +86,8 @@ class MailLedger:
         return encode_payload(number, now_us, text)
 
     def answered(self, number: int, code: str) -> None:
-        """The sender was told: it is stored (an empty code), or refused. An unknown outcome may come, and is not owed."""
+        """Note the sender's result: stored (an empty code), or refused. Mail with an unknown outcome may arrive, and is not
+        owed."""
         self._unanswered.discard(number)
         if not code:
             self._confirmed.add(number)
@@ -95,7 +96,7 @@ class MailLedger:
         self._owed[self._to[number]].discard(number)
 
     def delivered(self, uin: UIN, payload: bytes, now_us: int, *, again: bool = False) -> MailOutcome:
-        """A mail came to a user's application, which acknowledges it."""
+        """Note that a mail reached a user's application, which acknowledges it."""
         outcome = self._judge(uin, payload, again=again)
         self.outcomes[outcome] += 1
         if outcome in (MailOutcome.DELIVERED, MailOutcome.OUT_OF_ORDER):
@@ -122,34 +123,34 @@ class MailLedger:
 
     @property
     def sent(self) -> int:
-        """Mail sent so far."""
+        """Number of mails sent so far."""
         return len(self._to)
 
     @property
     def confirmed(self) -> int:
-        """Mail that is stored and was confirmed to its sender."""
+        """Number of mails that are stored and were confirmed to their sender."""
         return len(self._confirmed)
 
     @property
     def unanswered(self) -> int:
-        """Mail whose sender has no answer yet."""
+        """Number of mails whose sender has no answer yet."""
         return len(self._unanswered)
 
     @property
     def acknowledged(self) -> int:
-        """Mail that its receiver acknowledged."""
+        """Number of mails that their receiver acknowledged."""
         return len(self._acknowledged)
 
     def waiting(self, uin: UIN) -> int:
-        """Mail that may still come to a user."""
+        """Number of mails that may still come to a user."""
         return len(self._owed.get(uin, ()))
 
     def waiting_users(self) -> list[UIN]:
-        """Who may still get mail."""
+        """The users who may still get mail."""
         return [uin for uin, numbers in self._owed.items() if numbers]
 
     def missing(self) -> Iterator[MissingMail]:
-        """What was confirmed and is not acknowledged."""
+        """Iterate over mail that was confirmed and is not acknowledged."""
         for uin, numbers in self._owed.items():
             for number in sorted(numbers & self._confirmed):
                 yield MissingMail(number, uin)
@@ -157,7 +158,7 @@ class MailLedger:
 
 @dataclass(slots=True)
 class MailVerdict:
-    """The result of a replay of mail; `broken` lists what contradicts a promise, in words."""
+    """The result of a replay of mail; `broken` describes every broken promise."""
 
     sent: int = 0
     confirmed: int = 0
@@ -167,7 +168,7 @@ class MailVerdict:
     acknowledged: int = 0
     missing: int = 0
     unread: int = 0
-    """What Pi counts as not acknowledged by the replay's devices, at the end."""
+    """Number of mails that Pi counts as not acknowledged by the replay's devices, at the end."""
     gaps: int = 0
     failed_logins: int = 0
     deaths: list[str] = field(default_factory=list)
@@ -184,9 +185,9 @@ class MailVerdict:
 
 
 def judge_mail(ledger: MailLedger, *, unread: int = 0, failed_logins: int = 0, deaths: tuple[str, ...] = ()) -> MailVerdict:
-    """The verdict on a replay that is over.
+    """Judge a finished replay.
 
-    A mail that comes again after a process died between two acknowledgements breaks no promise; without a death it does.
+    A mail that is delivered again after a process died between two acknowledgements breaks no promise; without a death it does.
     """
     missing = list(ledger.missing())
     outcomes = ledger.outcomes

@@ -1,4 +1,4 @@
-"""The schedule of a replay of mail: who sends to whom when, and when each receiver is there. Pure.
+"""The schedule of a replay of mail: senders, receivers and times, and each receiver's presence. Pure.
 
     user   ──[here]────────────[here]───────────[here]──        a stay in each cycle, somewhere in it, by the seed
     mail   ─x──x─────x──────x───────────x─x──────x─────         in the log's time, faster
@@ -20,7 +20,7 @@ from pixiu.tools.replay.log import Names
 from pixiu.tools.replay.plan import share_of
 
 MAX_STAYS: Final = 1_000_000
-"""Of all users together."""
+"""Limit of the stays of all users together."""
 
 
 class Letter(NamedTuple):
@@ -34,7 +34,7 @@ class Letter(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """A user is there."""
+    """A period in which a user is connected."""
 
     begin_s: float
     end_s: float
@@ -42,19 +42,19 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MailSchedule:
-    """How users come and go. `validate()` names the option at fault."""
+    """Times of users' presence. `validate()` names the option at fault."""
 
     seconds: float = 60.0
-    """In which the whole log is sent."""
+    """Time in which the whole log is sent, seconds."""
     online: float = 0.1
-    """Share of the time in which each user is there."""
+    """Share of the time in which each user is connected."""
     cycle_s: float = 30.0
-    """Each user comes once in so many seconds."""
+    """Interval in which each user connects once, seconds."""
     seed: int = 1
-    """Of the times at which users come."""
+    """Seed of the times at which users connect."""
 
     def validate(self) -> None:
-        """Raises `ConfigurationError` that names the option at fault."""
+        """Check all options. Raises `ConfigurationError` that names the option at fault."""
         for name in ("seconds", "cycle_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ConfigurationError(f"replay option {name} = {getattr(self, name)}: must be above 0 and below a million")
@@ -67,18 +67,18 @@ class MailPlan:
     """A schedule of mail."""
 
     letters: list[Letter]
-    """In the order of time; a letter's number is its place."""
+    """Letters in the order of time; a letter's number is its place."""
     stays: dict[UIN, list[Stay]]
-    """Of each receiver, in the order of time."""
+    """Stays of each receiver, in the order of time."""
     names: Names
     senders: int
     schedule: MailSchedule
 
 
 def make_mail_plan(mentions: Iterable[Mention], schedule: MailSchedule) -> MailPlan:
-    """The schedule of mentions that are in the order of time.
+    """Make the schedule of mentions that are in the order of time.
 
-    Raises `InvalidArgument` when there is none, two names have one ID, or users would come too often; `ConfigurationError`.
+    Raises `InvalidArgument` when there are none, two names have one ID, or users would connect too often; `ConfigurationError`.
     """
     schedule.validate()
     listed = list(mentions)
@@ -101,13 +101,13 @@ def make_mail_plan(mentions: Iterable[Mention], schedule: MailSchedule) -> MailP
 
 
 def _stays(uin: UIN, cycles: int, schedule: MailSchedule) -> list[Stay]:
-    """One in each cycle, at a place of its own; the same for the same user and seed, whoever else there is."""
+    """Choose one stay in each cycle, at a random place; it is the same for the same user and seed, regardless of other users."""
     length = schedule.online * schedule.cycle_s
     found: list[Stay] = []
     for cycle in range(cycles):
         begin = cycle * schedule.cycle_s + share_of(uin, schedule.seed, cycle) * (schedule.cycle_s - length)
         if found and begin <= found[-1].end_s:
-            found[-1] = Stay(found[-1].begin_s, begin + length)  # two that touch are one
+            found[-1] = Stay(found[-1].begin_s, begin + length)  # join two that touch
         else:
             found.append(Stay(begin, begin + length))
     return found

@@ -16,7 +16,7 @@ from pixiu.tools.replay.mail_run import MailResult
 
 
 def mail_result_json(result: MailResult) -> dict[str, object]:
-    """All of a result as JSON values."""
+    """The whole result as JSON values."""
     found = asdict(result.verdict)
     latency = {"p50": found.pop("latency_p50_ms"), "p99": found.pop("latency_p99_ms")}
     schedule = result.plan.schedule

@@ -26,16 +26,16 @@ from pixiu.tools.replay.mail_plan import MailPlan, MailSchedule, make_mail_plan
 from pixiu.tools.replay.watch import ClusterWatch
 
 ASKED_AT_ONCE: Final = 16
-"""Users of whom Pi is asked at one time, at the end."""
+"""Limit of users about whom Pi is asked at a time, at the end."""
 SAVED_S: Final = 15.0
-"""How long the end waits until Pi has the last acknowledgements."""
+"""Time limit, at the end, for Pi to have the last acknowledgements, seconds."""
 DEVICE_ID: Final = device_of_name(DEVICE)
-"""By which Pi knows the replay's devices."""
+"""DeviceID of the replay's devices in Pi."""
 
 
 @dataclass(slots=True)
 class MailResult:
-    """What a replay of mail found."""
+    """Result of a replay of mail."""
 
     verdict: MailVerdict
     plan: MailPlan
@@ -98,7 +98,7 @@ async def replay_mail(
 
 
 async def _unread(target: str, users: list[UIN]) -> int:
-    """What Pi counts as unread by the replay's devices, once it has what was on its way."""
+    """Number of mails that Pi counts as unread by the replay's devices, once it has the acknowledgements on their way."""
     loop = asyncio.get_running_loop()
     until = loop.time() + SAVED_S
     async with InboxView(target) as view:

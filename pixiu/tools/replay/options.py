@@ -1,4 +1,4 @@
-"""How a log is replayed: speed, shares and bounds."""
+"""Options of a replay: speed, shares and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pixiu.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """What a replay can be told. `validate()` names the option at fault.
+    """Options of a replay. `validate()` names the option at fault.
 
     Source: docs/operations.md; docs/promises.md, "Failure rules" 2 (a limit on everything).
     """
@@ -36,7 +36,7 @@ class ReplayOptions:
     """Limit of connections that are opened at a time."""
 
     def validate(self) -> None:
-        """Raises `ConfigurationError` that names the option at fault."""
+        """Check all options. Raises `ConfigurationError` that names the option at fault."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_share"):

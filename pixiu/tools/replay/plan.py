@@ -1,8 +1,8 @@
-"""Turns a log's events into a schedule: who joins, who leaves, who sends, room by room, in the log's order.
+"""Turns a log's events into a schedule: joins, leaves and messages, room by room, in the log's order.
 
-A room whose log has joins or parts is played by them: a user is logged in by a join, by the first message
-without one, or by a nick (the new name comes, the old one goes), and logged out by a part or when idle. In a
-room without any, everybody who speaks is logged in before its first message.
+In a room whose log has joins or parts, a user is logged in by a join, by the first message without one, or by a nick (the new name
+comes, the old one goes), and logged out by a part or when idle. In a room without any, everybody who speaks is logged in before the
+room's first message.
 
 Source: docs/operations.md.
 """
@@ -25,12 +25,12 @@ IDLE_MS: Final = 30 * 60 * 1000
 
 
 def share_of(*keys: int) -> float:
-    """A number in [0, 1) that depends on the keys alone."""
+    """A number in [0, 1) that depends only on the keys."""
     return xxhash.xxh3_64_intdigest(b"".join((key & (1 << 64) - 1).to_bytes(8, "little") for key in keys)) / (1 << 64)
 
 
 class Action(Enum):
-    """What a step does."""
+    """Action of a step."""
 
     JOIN = "join"
     LEAVE = "leave"
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     action: Action
     uin: UIN
     number: int = -1
-    """Of a message: dense from 0 in the log's order. Otherwise -1."""
+    """Number of a message: dense from 0 in the log's order. Otherwise -1."""
     text: bytes = b""
 
 
@@ -62,14 +62,14 @@ class Plan:
     expected: int
     """Deliveries that the schedule leads to when nothing fails."""
     span_ms: int
-    """From the first step to the last, in log time."""
+    """Time from the first step to the last, in log time."""
     users: int
     chats: int = 0
-    """Those of the messages that go to users."""
+    """Number of messages that go to users."""
 
 
 class _Room:
-    """The members of one room while its events are read: who was active when, the longest silent first."""
+    """The members of one room while its events are read: times of their last activity, the longest silent first."""
 
     def __init__(self, live: bool) -> None:
         self.live = live
@@ -77,18 +77,18 @@ class _Room:
         self.steps: list[Step] = []
 
     def touch(self, uin: UIN, at_ms: int) -> None:
-        """The user did something; it is logged in first when it is not a member."""
+        """Note that the user was active; if not a member, the user is logged in first."""
         if self.active.pop(uin, None) is None:
             self.steps.append(Step(at_ms, Action.JOIN, uin))
         self.active[uin] = at_ms
 
     def leave(self, uin: UIN, at_ms: int) -> None:
-        """The user goes, if it is there."""
+        """Log the user out, if present."""
         if self.active.pop(uin, None) is not None:
             self.steps.append(Step(at_ms, Action.LEAVE, uin))
 
     def expire(self, at_ms: int, idle_ms: int) -> None:
-        """Log out who was silent for too long."""
+        """Log out users who were silent for too long."""
         while self.live and self.active:
             uin, since = next(iter(self.active.items()))
             if since + idle_ms >= at_ms:
@@ -97,10 +97,10 @@ class _Room:
 
 
 def make_plan(events: Iterable[LogEvent], *, idle_ms: int = IDLE_MS, mentions: Iterable[Mention] = ()) -> Plan:
-    """The schedule of a log whose events are in the order of time.
+    """Make the schedule of a log whose events are in the order of time.
 
     `idle_ms`: milliseconds of log time after which a silent user of a room with joins or parts is logged out.
-    `mentions`: messages to users, which these wait for from the start.
+    `mentions`: messages to users, who wait for them from the start.
     Raises `InvalidArgument` when two names have one ID.
     """
     listed = list(events)

@@ -14,7 +14,7 @@ from pixiu.tools.replay.verdict import Verdict, verdict_json
 
 
 def result_json(result: Result) -> dict[str, object]:
-    """All of a result as JSON values."""
+    """The whole result as JSON values."""
     return verdict_json(
         result.verdict,
         {
@@ -103,7 +103,7 @@ def _hops(verdict: Verdict) -> Table:
 
 
 def render(result: Result) -> RenderableType:
-    """All tables of a result."""
+    """Make all tables of a result."""
     verdict = result.verdict
     parts: list[RenderableType] = [_numbers(result)]
     if verdict.lost:

@@ -28,50 +28,50 @@ from pixiu.tools.replay.verdict import MAX_EXAMPLES, Death, Verdict, judge
 from pixiu.tools.replay.watch import ClusterWatch, process_name
 
 SAMPLE: Final = "sample"
-"""The file's name that means the log that ships with the project."""
+"""The file name that stands for the log included in the project."""
 SAMPLE_SPEED: Final = 200.0
-"""The sample's 40 minutes in a few seconds."""
+"""Speed that plays the sample's 40 minutes in a few seconds."""
 REJOIN_WAIT_S: Final = 30.0
-"""How long the end waits for the places of the dead to be filled, so that the report can say when."""
+"""Time limit, at the end, for the places of the dead to be filled, so that the report can include the times, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogChoice:
-    """Which part of which log."""
+    """Choice of a log, and of a part of it."""
 
     path: str
     rooms: int = 0
-    """Only the first so many rooms; 0: all."""
+    """Number of rooms to play, the first ones; 0: all."""
     limit: int = 0
-    """Only so many lines of those; 0: all."""
+    """Limit of their lines; 0: none."""
     align: str = ""
     """`rooms`: every room starts at 0."""
     idle_ms: int = IDLE_MS
     mentions: str = ""
-    """A CSV file of messages to users, of the log's time and rooms; empty: none."""
+    """A CSV file of messages to users, for the log's time and rooms; empty: none."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What a replay found."""
+    """Result of a replay."""
 
     verdict: Verdict
     plan: Plan
     started_us: int
-    """Of the process's monotonic clock."""
+    """Start by the process's monotonic clock."""
     seconds: float
     logins: int
     connections: int
     breaks: int
-    """Connections that broke."""
+    """Number of connections that broke."""
     why_broken: tuple[str, ...]
-    """Of the first few."""
+    """Reasons of the first few breaks."""
     sent_by_sdk: int
     interrupted: bool
 
 
 def sample_path() -> Path:
-    """The log that ships with the project."""
+    """Path of the log included in the project."""
     return Path(__file__).resolve().parent / "data" / "sample_chat.jsonl.gz"
 
 
@@ -104,13 +104,12 @@ async def replay(
     """Play a plan against the cluster at `zk://HOST:PORT/ROOT`.
 
     Args:
-        target: the cluster.
-        plan: what is sent when.
-        options: how it is played.
-        on_progress: called now and then.
-        token_of: with which a user (0: the back end) logs in.
-        outages: what explains losses besides the deaths that the registry tells of, such as links that were cut; looked at in the
-            end.
+        target: the cluster's registry.
+        plan: the schedule.
+        options: options of the replay.
+        on_progress: called at intervals.
+        token_of: returns the token of a user (0: the back end).
+        outages: outages that explain losses besides the deaths in the registry, such as links that were cut; read at the end.
 
     Raises `PixiuError` when the cluster cannot be reached, or has no gateway or proxy that is Running.
     """
@@ -185,12 +184,12 @@ async def _judge(plan: Plan, driver: Driver, watch: ClusterWatch, outages: Seque
 
 
 def deaths_with_users(deaths: list[Death], breaks: list[Break]) -> list[Death]:
-    """Add to each dead gateway whose connections broke with it; its window ends when the last of them is back. Pure."""
+    """Add to each dead gateway its users whose connections broke with it; its window ends when the last of them is back. Pure."""
     for death in deaths:
         if death.role != "gateway":
             continue
         concerned = [found for found in breaks if found.gateway == death.endpoint]
-        # A gateway's death concerns nobody but its users: -1 is no UIN.
+        # A gateway's death affects only its users: -1 is no UIN.
         death.users = frozenset(found.uin for found in concerned) or frozenset([-1])  # type: ignore[list-item]
         if death.rejoin_us is not None:
             death.rejoin_us = max([death.rejoin_us, *(found.resumed_us or death.rejoin_us for found in concerned)])

@@ -1,4 +1,4 @@
-"""What the driver asks of connections, so that a test can hand it a cluster of its own."""
+"""Interface of connections for the driver, so that a test can provide a cluster of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from pixiu.ids import UIN, RoomID
 
 Done = Callable[[str], None]
-"""Tells once what became of a message: "" accepted, else the code of the error."""
+"""Reports the outcome of a message once: "" for accepted, else the code of the error."""
 
 
 class Session(Protocol):
@@ -20,19 +20,19 @@ class Session(Protocol):
 
     @property
     def publishes(self) -> bool:
-        """Whether `publish` can be used."""
+        """True if `publish` can be used."""
 
     async def join(self, room: RoomID) -> None:
-        """Returns when the whole cluster knows. Raises `PixiuError`, also when the connection is broken."""
+        """Join a room; returns when the whole cluster knows. Raises `PixiuError`, also when the connection is broken."""
 
     async def leave(self, room: RoomID) -> None:
-        """Returns when nothing more of the room will come. Raises `PixiuError`."""
+        """Leave a room; returns when nothing more of it will arrive. Raises `PixiuError`."""
 
     async def publish(self, room: RoomID, payload: bytes, done: Done) -> None:
-        """Returns when the message is queued in its order; `done` is called once, later or before. Raises nothing."""
+        """Queue a message in order; `done` is called once, before or after the return. Raises nothing."""
 
     async def close(self) -> None:
-        """Ends the connection; `on_broken` is not called. Raises nothing."""
+        """End the connection; `on_broken` is not called. Raises nothing."""
 
 
 class Connector(Protocol):
@@ -44,4 +44,4 @@ class Connector(Protocol):
         """Connect a user to a gateway. `on_broken` is called once when the connection ends by itself. Raises `PixiuError`."""
 
     async def publish(self, uin: UIN, room: RoomID, payload: bytes, done: Done) -> None:
-        """Publish as a back end does, with the user as the sender; as `Session.publish`."""
+        """Publish a user's message like a back end; otherwise like `Session.publish`."""

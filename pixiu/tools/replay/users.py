@@ -1,4 +1,4 @@
-"""The replay's users: one connection for each that is in a room, opened again when it breaks."""
+"""The replay's users: one connection for each user in a room, opened again when it breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pixiu.tools.replay.sessions import Connector, Session
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 FAILURES = (PixiuError, OSError, asyncio.TimeoutError)
-"""What opening or using a connection raises when the other side is gone."""
+"""Exceptions of opening or using a connection when the other side is gone."""
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class Break:
     at_us: int
     reason: str
     resumed_us: int | None = None
-    """When the user was connected, and in all its rooms, again."""
+    """Time at which the user was connected again, and in all its rooms."""
 
 
 class User:
-    """One user: the rooms it is in and its connection."""
+    """One user: the user's rooms and connection."""
 
     __slots__ = ("lock", "rooms", "session", "uin")
 
@@ -70,15 +70,15 @@ class Users:
         self.logins = 0
         self.connections = 0
         self.resuming = 0
-        """Users whose connection broke and is not back yet."""
+        """Number of users whose connection broke and is not back yet."""
 
     def session(self, uin: UIN) -> Session | None:
-        """The user's connection, None where it has none now."""
+        """The user's connection; None if there is none now."""
         user = self._users.get(uin)
         return user.session if user else None
 
     def gateway_of(self, uin: UIN) -> int:
-        """The gateway that the user is or was last connected to, 0 if never."""
+        """The gateway to which the user is or was last connected; 0 if never."""
         session = self.session(uin)
         if session is not None:
             return session.gateway
@@ -107,7 +107,7 @@ class Users:
                 await asyncio.sleep(wait_s)
 
     async def leave(self, uin: UIN, room: RoomID) -> None:
-        """Log a user out of a room; the connection goes with the last one."""
+        """Log a user out of a room; the connection is closed with the last one."""
         user = self._users[uin]
         async with user.lock:
             user.rooms.discard(room)
@@ -139,7 +139,7 @@ class Users:
             await session.close()
 
     async def _open(self, user: User, but: RoomID | None = None) -> Session:
-        """Connect, and join the rooms that the user is in already."""
+        """Connect, and join the rooms that the user is already in."""
         async with self._slots:
             session = await self._connector.open(user.uin, self._on_message, self._broken)
         self.connections += 1
@@ -178,12 +178,12 @@ class Users:
                 except FAILURES:
                     pass
                 await asyncio.sleep(backoff.next_s())
-            found.resumed_us = self._now_us()  # it left its last room meanwhile
+            found.resumed_us = self._now_us()  # the user left the last room meanwhile
         finally:
             self.resuming -= 1
 
     async def _drop(self, user: User) -> None:
-        """Forget a connection on which not all rooms could be joined."""
+        """Close a connection on which not all rooms could be joined."""
         session, user.session = user.session, None
         if session is not None:
             await session.close()

@@ -1,7 +1,7 @@
-"""Judges a replay: why each delivery is missing, and whether a promise of docs/promises.md is broken. Pure.
+"""Judges a replay: the cause of each missing delivery, and broken promises of docs/promises.md. Pure.
 
     missing delivery
-      ├── refused           the publisher was told
+      ├── refused           reported to the publisher
       ├── unacknowledged    sent before a death and not accepted by then
       ├── between           sent between a death and the rejoin
       ├── in_flight         owed to a user of a gateway that died before writing it out
@@ -23,20 +23,20 @@ from pixiu.ids import UIN
 from pixiu.tools.replay.ledger import NOT_YET, Ledger, Missing, Outcome
 
 IN_FLIGHT_US: Final = 5_000_000
-"""A message accepted at most so many microseconds before a gateway's death may still have been inside it."""
+"""Time before a gateway's death in which an accepted message may still have been inside it, microseconds."""
 MAX_EXAMPLES: Final = 20
-"""Unexplained losses that a report names one by one."""
+"""Limit of unexplained losses that a report lists."""
 
 
 COUNTS: Final = (
     "sent", "expected", "delivered", "lost", "repeated", "out_of_order", "alien", "damaged", "early", "refused", "refusals",
     "unacknowledged", "failed_logins",
 )  # fmt: skip
-"""Fields of a verdict that its JSON has as they are."""
+"""Fields of a verdict that its JSON has unchanged."""
 
 
 class Cause(Enum):
-    """Why a delivery is missing."""
+    """The cause of a missing delivery."""
 
     REFUSED = "refused"
     UNACKNOWLEDGED = "unacknowledged"
@@ -48,36 +48,36 @@ class Cause(Enum):
 
 @dataclass(slots=True)
 class Death:
-    """A process that ended without saying so, and when its place was filled again."""
+    """A process that ended unexpectedly, and the time at which its place was filled again."""
 
     name: str
-    """As a person says it: role, partition and replica."""
+    """Name for people: role, partition and replica."""
     role: str
     partition: int
     endpoint: int
     death_us: int
     rejoin_us: int | None = None
-    """When the role and partition had all its Running replicas again; None: never in this replay."""
+    """Time at which the role and partition had all its Running replicas again; None: never in this replay."""
     users: frozenset[UIN] = frozenset()
-    """Who was connected to it (gateways)."""
+    """Users who were connected to it (gateways)."""
     counts: Counter[str] = field(default_factory=Counter)
     """Missing deliveries by cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What the links of one kind of hop counted during the replay."""
+    """Counters of the links of one kind of hop during the replay."""
 
     sender: str
     receiver: str
     sent: int
     received: int
     lost: int
-    """Gaps in the receivers' sequences, and what the senders' queues dropped."""
+    """Gaps in the receivers' sequences, and drops of the senders' queues."""
 
 
 def cause_of(missing: Missing, deaths: Sequence[Death]) -> tuple[Cause, Death | None]:
-    """Why one delivery is missing, and the death that explains it. Link gaps are judged afterwards."""
+    """Find the cause of one missing delivery, and the death that explains it. Link gaps are judged afterwards."""
     for death in deaths:
         concerns_subscriber = not death.users or missing.uin in death.users
         if not concerns_subscriber and missing.sender not in death.users:
@@ -98,7 +98,7 @@ def cause_of(missing: Missing, deaths: Sequence[Death]) -> tuple[Cause, Death | 
 
 
 def implied_losses(unexplained: Iterable[Missing], gateway_of: Callable[[UIN], int]) -> tuple[int, int]:
-    """The fewest records whose loss on links leads to these missing deliveries: (before the broker, from brokers on).
+    """Compute the fewest lost records on links that explain these missing deliveries: (before the broker, from brokers on).
 
     A message that nobody got was one record before the broker; otherwise it was one record for each gateway
     with a user that missed it.
@@ -115,7 +115,7 @@ def implied_losses(unexplained: Iterable[Missing], gateway_of: Callable[[UIN], i
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of a replay; `broken` lists what contradicts a promise, in words."""
+    """The result of a replay; `broken` describes every broken promise."""
 
     sent: int = 0
     expected: int = 0
@@ -154,7 +154,7 @@ def _explain_by_gaps(
     upstream, downstream = implied_losses(unexplained, gateway_of)
     lost_up = sum(hop.lost for hop in hops if hop.receiver in ("broker", "proxy", "relay"))
     lost_down = sum(hop.lost for hop in hops if hop.sender in ("broker", "relay"))
-    # A message that nobody got may also have had its only copies lost behind the broker.
+    # A message that nobody got may also have lost its only copies after the broker.
     up_counted = upstream <= lost_up + max(lost_down - downstream, 0)
     down_counted = downstream <= lost_down
     counted = [missing for missing in unexplained if (up_counted if missing.whole else down_counted)]
@@ -171,7 +171,7 @@ def judge(
     gateway_of: Callable[[UIN], int] = lambda _uin: 0,
     names: Callable[[Missing], str] = lambda missing: f"message {missing.number} to {missing.uin}",
 ) -> Verdict:
-    """The verdict on a replay that is over."""
+    """Judge a finished replay."""
     outcomes = ledger.outcomes
     verdict = Verdict(
         sent=ledger.sent,

@@ -1,7 +1,7 @@
-"""Watches the cluster during a replay: who died, when its place was filled again, what the links counted.
+"""Watches the cluster during a replay: deaths, the times at which places were filled again, and the counters of links.
 
-Every process has one open gRPC health stream. It breaks the moment its process ends, however it ended: seconds before
-ZooKeeper or heartbeats can tell. Whether the process went in order is what the registry says about it.
+The watch holds one gRPC health stream to every process. It breaks the moment its process ends for any reason, seconds before
+ZooKeeper or heartbeats can notice. The registry shows whether the process ended in order.
 
 Source: docs/links.md, docs/registry.md; issue "First light", what a replay reports.
 """
@@ -28,39 +28,40 @@ from pixiu.rpc.tls import peer_channel
 from pixiu.tools.replay.verdict import Death, Hop
 
 HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
-"""Its request for the whole server is an empty message, so no generated code is needed."""
+"""Method whose request for the whole server is an empty message, so that no generated code is needed."""
 SERVING: Final = b"\x08\x01"
-"""The answer of a process that serves; a draining one says otherwise before it ends."""
+"""Answer of a process that serves; a draining one sends another answer before it ends."""
 ORDERLY_WAIT_S: Final = 0.5
-"""How long after a stream's end the registry may take to say that the process is draining or gone."""
+"""Time after a stream's end in which the registry may show that the process is draining or gone, seconds."""
 MAX_WATCHED: Final = 1_000
 CHANNEL_OPTIONS: Final = (*PEER_CHANNEL, ("grpc.enable_retries", 0))
 HOP_METRICS: Final = {"peer_records_sent_total": "sent", "peer_records_received_total": "received"}
 UNKNOWN: Final = "unknown"
 LOSS_METRICS: Final = {"peer_lost_items": "receiver", "peer_queue_drops_total": "sender"}
-"""Counted by the receiver as gaps, by the sender as drops before sending."""
+"""Losses: the receiver counts gaps, the sender counts drops before sending."""
 
 
 def process_name(node: Node) -> str:
-    """What reports call a process: `broker 0/3` (partition, replica), `proxy 4`."""
+    """Name of a process in reports: `broker 0/3` (partition, replica), `proxy 4`."""
     return f"{node.role} {node.replica}" if node.partition < 0 else f"{node.role} {node.partition}/{node.replica}"
 
 
 def wanted_replicas(view: View, role: str, partition: int) -> int:
-    """How many Running processes a role (and partition) should have; 0 where the layout does not say."""
+    """Number of Running processes that a role (and partition) should have; 0 if the layout does not give it."""
     found = view.layout.roles.get(role)
     return found.replicas if found else 0
 
 
 def running_beside(view: View, role: str, partition: int, dead: Iterable[int]) -> int:
-    """How many processes of a role and partition are Running, those known to be dead left out."""
+    """Number of Running processes of a role and partition, without those known to be dead."""
     gone = set(dead)
     nodes = view.running(role) if partition < 0 else view.replicas(role, partition)
     return sum(1 for node in nodes if node.endpoint not in gone)
 
 
 class DeathBook:
-    """Which processes died, and when each one's place was filled again. Pure: told of views, ends and the time.
+    """Record of processes that died, and of the times at which their places were filled again. Pure: the caller reports views, ends
+    and the time.
 
     Source: docs/promises.md, "Failure rules".
     """
@@ -70,12 +71,12 @@ class DeathBook:
         self.deaths: list[Death] = []
         self._wanted: dict[tuple[str, int], int] = {}
         self._last: dict[int, Node] = {}
-        """Every process as it was last seen in the registry."""
+        """Every process as last seen in the registry."""
         self._gone: set[int] = set()
         """Endpoints known to be dead, although the registry may list them for a while."""
 
     def on_view(self, view: View, now_us: int) -> None:
-        """The registry changed; fills the places of the dead."""
+        """Take a new view of the registry; fills the places of the dead."""
         self.view = view
         self._last.update((node.endpoint, node) for node in view.nodes)
         for death in self.deaths:
@@ -87,7 +88,7 @@ class DeathBook:
         return running_beside(self.view, role, partition, self._gone) >= wanted
 
     def is_orderly(self, endpoint: int) -> bool:
-        """Whether a process said that it was going, or took its place out of the registry itself.
+        """True if a process announced its end, or removed its node from the registry itself.
 
         A killed process stays registered until its session ends, or until its successor takes its address.
         """
@@ -99,11 +100,11 @@ class DeathBook:
         return all((node.host, node.port) != (last.host, last.port) for node in self.view.of_role(last.role))
 
     def is_gone(self, endpoint: int) -> bool:
-        """Whether a process is known to be dead."""
+        """True if a process is known to be dead."""
         return endpoint in self._gone
 
     def died(self, node: Node, at_us: int) -> Death:
-        """A process ended without saying so, at `at_us`."""
+        """Note that a process ended unexpectedly, at `at_us`."""
         place = (node.role, node.partition)
         self._wanted[place] = max(self._wanted.get(place, 0), running_beside(self.view, *place, self._gone))
         self._gone.add(node.endpoint)
@@ -163,11 +164,11 @@ class ClusterWatch:
         await self._zookeeper.close()
 
     async def count_before(self) -> None:
-        """Remember what the links had counted before the replay."""
+        """Remember the links' counters before the replay."""
         self._before = await self._counters()
 
     async def hops(self) -> list[Hop]:
-        """What the links counted since `count_before`, by kind of hop; processes that died took their counts along."""
+        """The increase of the links' counters since `count_before`, by kind of hop; counters of processes that died are lost."""
         after = await self._counters()
         totals: Counter[tuple[str, str, str]] = Counter()
         for endpoint, counts in after.items():
@@ -197,7 +198,7 @@ class ClusterWatch:
         return {node.endpoint: link_counts(page, node.role, self._role_of) for node, page in zip(nodes, pages, strict=True) if page}
 
     def _role_of(self, endpoint: str) -> str:
-        """The role of a process that its peers no longer know by name."""
+        """Find the role of a process that its peers no longer know by name."""
         try:
             node = self._nodes.get(int(endpoint, 16))
         except ValueError:
@@ -220,7 +221,7 @@ class ClusterWatch:
         self._on_view(view)
 
     async def _watch(self, node: Node) -> None:
-        """Hold a stream open until it breaks; then find out whether that was a death."""
+        """Hold a stream open until it breaks; then find out if that was a death."""
         async with peer_channel(node.address, node.role, CHANNEL_OPTIONS) as channel:
             method: Any = channel.unary_stream(HEALTH_WATCH)
             call = method(b"")
@@ -230,10 +231,10 @@ class ClusterWatch:
                     status = message
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    return  # it serves no health: then heartbeats and the registry have to do
+                    return  # it serves no health: rely on heartbeats and the registry
             ended_us = self._now_us()
         if status and status != SERVING:
-            return  # it said that it was going
+            return  # it announced its end
         await asyncio.sleep(ORDERLY_WAIT_S)
         if not self.book.is_orderly(node.endpoint):
             self._discovery.mark_dead(node.endpoint)
@@ -242,10 +243,10 @@ class ClusterWatch:
 
 
 def link_counts(page: bytes, role: str, role_of: Callable[[str], str] = lambda _endpoint: UNKNOWN) -> Counter[tuple[str, str]]:
-    """(what, role of the peer) → count, out of one process's /metrics.
+    """Read (metric, role of the peer) → count from one process's /metrics.
 
     Labels `peer` are `role:host:port`, or `unknown:endpoint` for a peer that is no longer in the process's view;
-    `role_of` then tells its role.
+    `role_of` then returns its role.
     """
     prefix = f"pixiu_{role}_"
     counts: Counter[tuple[str, str]] = Counter()
