@@ -1,4 +1,4 @@
-"""Benchmarks: one file per question, each stating its estimate first. Run all with `make bench`."""
+"""Benchmarks: one file per question, each with its estimate made beforehand. Run all with `make bench`."""
 
 import sys
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 NO_BENCHMARKS = {"__main__", "growth", "peers", "stores"}
-"""Parts of others, and the long run of `make grow`."""
+"""Parts of other benchmarks, and the long run of `make grow`."""
 
 
 def main() -> int:
-    """Run all; the exit code is the highest of theirs."""
+    """Run all. Returns the highest of their exit codes."""
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name not in NO_BENCHMARKS]
     codes = []
     for name in names:

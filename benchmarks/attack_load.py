@@ -1,12 +1,12 @@
 """The attacker of `benchmarks.attackers`, a process of its own: one login, 50 streams or calls at a time, one method at a time.
 
-It reads one command a line, `{"path", "kind", "seconds", "addresses"}`, and answers each with a line of what came of it. Kinds:
+It reads one command a line, `{"path", "kind", "seconds", "addresses"}`, and answers each with a line of results. Kinds:
 
-    largest     the largest legal request, again and again, as fast as the answers come
+    largest     the largest legal request, repeated as fast as the answers come
     malformed   noise, too long, too many, cut, in the wrong order, cancelled
     deaf        streams that write and never read, calls whose answers are never read
-    find        which of the methods are there at these addresses
-    peers       every method, that only processes may call, with the certificate of a client where there is one
+    find        the methods that exist at these addresses
+    peers       every method that only processes may call, with a client's certificate where there is one
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from pixiu.wire.v1 import mail_pb2, wire_pb2
 STREAMS: Final = 50
 CONNECTIONS: Final = 5
 UNREAD: Final = 15
-"""Calls that each of the fifty holds without reading their answers: less than one connection may have in all."""
+"""Calls that each of the fifty holds without reading their answers: fewer than one connection may have in all."""
 CALL_S: Final = 3.0
 FIND_S: Final = 20.0
-"""A method that has not refused by then is there."""
+"""Time after which a method that has not refused counts as existing."""
 PAUSE_S: Final = 0.02
-"""Between two tries of one stream that came to nothing."""
+"""Interval between two tries of one stream that failed at once."""
 LENT: Final = 30
-"""Worker numbers that the attacker borrows: one login has 32 of a proxy."""
+"""Worker numbers that the attacker borrows: a proxy lends one login 32."""
 PUBLISH, MAIL, SUBSCRIBE = "/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"
 LOUD_ROOM: Final = FIRST_ROOM - 1
 LOUD_BODY: Final = bytes(4096)
@@ -71,9 +71,9 @@ class Attacker:
     """One login.
 
     Args:
-        token: of an ordinary user.
-        authority: whom the doors' certificates are of.
-        tls_dir: has the certificate of a `client`, which opens no door of the cluster.
+        token: an ordinary user's token.
+        authority: the authority of the listeners' certificates.
+        tls_dir: has the certificate of a `client`, which the cluster's listeners refuse.
     """
 
     def __init__(self, token: str, authority: bytes, tls_dir: Path, proxies: list[str]) -> None:
@@ -92,7 +92,7 @@ class Attacker:
     # --- what a command asks for
 
     async def run(self, path: str, kind: str, seconds: float, addresses: list[str]) -> dict[str, Any]:
-        """One command; what came of it."""
+        """Carry out one command. Returns its result."""
         self.requests = self.refused = 0
         self.codes.clear()
         if kind == "find":
@@ -137,7 +137,7 @@ class Attacker:
         return grpc.aio.secure_channel(address, self._credentials, options=options)
 
     def _call(self, method: Method, channel: grpc.aio.Channel, requests: bool | None = None) -> Any:
-        """A call of bytes."""
+        """Make a call that carries raw bytes."""
         streams = method.streams_requests if requests is None else requests
         made = channel.stream_stream if streams else channel.unary_stream
         return made(method.path)
@@ -169,7 +169,7 @@ class Attacker:
             self._ended(await call.code())
 
     async def _borrow(self) -> None:
-        """Worker numbers, each held by a stream of its own."""
+        """Borrow worker numbers, each held by a stream of its own."""
         if self._loans:
             return
         method = self._methods[PUBLISH]
@@ -190,7 +190,7 @@ class Attacker:
         self._batches = {legal: publish_batch(self._loans[0], legal=legal) for legal in (True, False)}
 
     async def _publish(self, method: Method, number: int) -> None:
-        """As much on its way as the window allows."""
+        """Keep as much in flight as the window allows."""
         call = self._call(method, self._channel(number))(metadata=self._metadata)
         hello = wire_pb2.PublishHello(client="attacker")
         await call.write(wire_pb2.PublishRequest(hello=hello, loans=[self._loans[0].proof]).SerializeToString())
@@ -277,7 +277,7 @@ class Attacker:
                     await call.done_writing()
             else:
                 call = self._call(method, self._channel(number))(said[0] if said else b"", metadata=self._metadata)
-            if not chance.randrange(4):  # reset as soon as it is there
+            if not chance.randrange(4):  # reset as soon as it has begun
                 call.cancel()
                 self.codes["cancelled"] += 1
                 return
@@ -296,7 +296,7 @@ class Attacker:
                 calls.append(self._call(method, self._channel(number))(largest(method, turn), metadata=self._metadata))
                 await asyncio.sleep(PAUSE_S)
             async with asyncio.timeout(20):
-                await asyncio.gather(*(call.code() for call in calls))  # without reading they do not end
+                await asyncio.gather(*(call.code() for call in calls))  # they do not end without reading
             return
         call = self._call(method, self._channel(number))(metadata=self._metadata)
         for message in self._of_deaf(method.path, number):
@@ -324,7 +324,7 @@ class Attacker:
         return [said.SerializeToString()]
 
     def _deaf_request(self, method: Method, number: int) -> Callable[[int], bytes]:
-        """What a deaf stream says again and again: what has an answer of its own each time."""
+        """Return the repeated request of a deaf stream: one that gets an answer each time."""
         loan = self._loans[number % len(self._loans)]
         if method.path == PUBLISH:
             batch = self._batches[False]
@@ -341,7 +341,7 @@ class Attacker:
         return lambda turn: largest(method, turn)
 
     async def _loud(self) -> None:
-        """Fills the room in which the deaf subscribers are."""
+        """Fill the room that the deaf subscribers are in."""
         method, position = self._methods[PUBLISH], 0
         call = self._call(method, self._lent or self._open(self._proxies[0]))(metadata=self._metadata)
         loan = self._loans[0]
@@ -375,8 +375,8 @@ class Attacker:
         return found
 
     async def _ask(self, method: Method, channel: grpc.aio.Channel, message: bytes) -> grpc.StatusCode:
-        """What a call ends with; OK: it has answered, or waits for more. A stream says nothing: a write that meets the end of a
-        refused call makes gRPC's client forget the status."""
+        """Return the status with which a call ends; OK: it has answered, or waits for more. A stream sends nothing: a write that
+        meets the end of a refused call makes gRPC's client forget the status."""
         self.requests += 1
         try:
             async with asyncio.timeout(FIND_S):
@@ -393,7 +393,8 @@ class Attacker:
         return code
 
     async def _peers(self, addresses: list[str], paths: list[str], seconds: float) -> dict[str, Any]:
-        """`addresses`: role@host:port of the cluster's doors, host:port of the clients'. What answered that should not."""
+        """Try methods for processes. `addresses`: role@host:port of the cluster's listeners, host:port of the clients'. Returns
+        those that answered although they should refuse."""
         own = Tls(self._tls_dir, "client").channel_credentials()
         channels = {}
         for address in addresses:
@@ -420,7 +421,7 @@ class Attacker:
 
 
 async def serve(token: str, authority: Path, tls_dir: Path, proxies: list[str]) -> None:
-    """Commands, one after the other, until the input ends."""
+    """Carry out commands, one after the other, until the input ends."""
     attacker = Attacker(token, authority.read_bytes(), tls_dir, proxies)
     print(json.dumps({"ready": True}), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -430,7 +431,7 @@ async def serve(token: str, authority: Path, tls_dir: Path, proxies: list[str]) 
 
 
 def main() -> None:
-    """Arguments: how nice, file of the token, file of the authority, folder of certificates, proxies."""
+    """Run. Arguments: niceness, file of the token, file of the authority, folder of certificates, proxies."""
     nice, token, authority, tls_dir, *proxies = sys.argv[1:]
     os.nice(int(nice))
     with contextlib.suppress(OSError):

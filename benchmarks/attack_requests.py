@@ -1,6 +1,6 @@
-"""What `benchmarks.attack_load` sends: every gRPC method that the descriptors name, its largest request, and malformed ones.
+"""Requests of `benchmarks.attack_load`: every gRPC method that the descriptors name, its largest request, and malformed ones.
 
-A method that has no entry in `LARGEST` is attacked all the same, with a message of its type in which every field is filled.
+A method without an entry in `LARGEST` is attacked too, with a message of its type in which every field is filled.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pixiu.wire.v1 import mail_pb2, wire_pb2
 from proxy.presence import MAX_QUERY
 
 MESSAGE_BYTES: Final = MAX_BATCH_BYTES + BESIDE_BATCH_BYTES
-"""What one message may have at a client's listener: 320 KiB."""
+"""Maximum size of a message at a client's listener: 320 KiB."""
 BODY: Final = bytes(MAX_BATCH_BYTES // MAX_BATCH_RECORDS - HEADER_SIZE)
 ROOMS: Final = 1_000
-"""A connection's subscriptions; half of what one request may name."""
+"""Subscriptions of a connection; half of the names in one request's limit."""
 FIRST_ROOM: Final = 1 << 20
 MAX_UINS: Final = 1_000
-"""Receivers of one mail."""
+"""Maximum receivers of one mail."""
 NAME_BYTES: Final = 60
-"""Of a topic: a thousand of them are just what a connection may have."""
+"""Length of a topic's name: a thousand of these are just what a connection may have."""
 MAX_DEPTH: Final = 3
 REPEATED: Final = 200
-"""Elements of a field of which nothing else is known."""
+"""Elements of a repeated field about which nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Method:
 
 
 def methods() -> list[Method]:
-    """Every method of every service that the generated code describes, and of gRPC's own two."""
+    """Return every method of every service that the generated code describes, and of gRPC's own two."""
     modules = [import_module(f"pixiu.wire.v1.{found.name}") for found in pkgutil.iter_modules(pixiu.wire.v1.__path__)]
     files = [module.DESCRIPTOR for module in modules if hasattr(module, "DESCRIPTOR")]
     return [
@@ -65,7 +65,7 @@ def methods() -> list[Method]:
 
 
 def filled(descriptor: Any, size: int = MESSAGE_BYTES // 2, depth: int = 0) -> Message:
-    """A message with something in every field, of about so many bytes."""
+    """Make a message with something in every field, of about `size` bytes."""
     message = message_factory.GetMessageClass(descriptor)()
     fields = [field for field in descriptor.fields if field.message_type is None or depth < MAX_DEPTH]
     share = size // max(len(fields), 1)
@@ -106,20 +106,20 @@ class Loan:
     proof: bytes
 
     def ids(self, count: int) -> Iterator[int]:
-        """SnowflakeIDs of now."""
+        """Yield SnowflakeIDs of now."""
         now = max(time.time_ns() // 1_000_000 - 10, self.from_ms)
         for number in range(count):
             yield snowflake(now + number // 1024, self.worker, number % 1024)
 
 
 def publish_batch(loan: Loan, *, legal: bool = True) -> bytes:
-    """As many records as one batch may have, each to another room; not `legal`: with IDs that are not the sender's."""
+    """Make a batch of the maximum number of records, each to another room. legal=False: with IDs that are not the sender's."""
     ids = loan.ids(MAX_BATCH_RECORDS) if legal else iter(range(1, MAX_BATCH_RECORDS + 1))
     return b"".join(encode(Kind.ROOM, FIRST_ROOM + number, BODY, one, flags=Flag.TO_ROOM) for number, one in enumerate(ids))
 
 
 def mail_batch(loan: Loan, number: int) -> mail_pb2.MailRequest:
-    """As many mails as one batch may have; every second batch few with as many receivers as may be."""
+    """Make a batch of the maximum number of mails; every second batch has few mails with the maximum of receivers."""
     request = mail_pb2.MailRequest()
     count = MAX_BATCH_RECORDS if number % 2 else MAX_BATCH_RECORDS // MAX_UINS
     body = BODY if number % 2 else bytes(MAX_BATCH_BYTES // count - HEADER_SIZE)
@@ -134,7 +134,7 @@ def mail_batch(loan: Loan, number: int) -> mail_pb2.MailRequest:
 
 
 def subscribe(turn: int, topics: bool) -> wire_pb2.SubscribeRequest:
-    """A thousand joins, and as many leaves of what was joined before."""
+    """Request a thousand joins, and as many leaves of the previous joins."""
     request = wire_pb2.SubscribeRequest(request=turn)
     now, before = turn % 2, (turn + 1) % 2
     if topics:
@@ -147,7 +147,7 @@ def subscribe(turn: int, topics: bool) -> wire_pb2.SubscribeRequest:
 
 
 def topic(half: int, number: int) -> str:
-    """A free topic's name, of the most bytes of which a connection may have a thousand."""
+    """Make a free topic's name, of the maximum length of which a connection may have a thousand."""
     return f"attack/{half}/{number}/".ljust(NAME_BYTES, "x")
 
 
@@ -163,17 +163,17 @@ LARGEST: Final[dict[str, Callable[[int], Message]]] = {
     "/grpc.health.v1.Health/Watch": lambda turn: health_pb2.HealthCheckRequest(service=f"{turn}".ljust(MESSAGE_BYTES - 64, "x")),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _reflection,
 }
-"""The largest legal request, the n-th, of methods with one message; streams with a hello are in `benchmarks.attack_load`."""
+"""The largest legal request, the n-th, of methods with one message; `benchmarks.attack_load` has the streams with a hello."""
 
 
 def largest(method: Method, turn: int) -> bytes:
-    """The largest legal request, as far as it is known."""
+    """Return the largest known legal request."""
     made = LARGEST.get(method.path)
     return (made(turn) if made is not None else filled(method.request.DESCRIPTOR)).SerializeToString()
 
 
 def malformed(method: Method, chance: random.Random) -> list[bytes]:
-    """What one call says that is not right: noise, too long, cut, too many, in the wrong order."""
+    """Return the messages of one malformed call: noise, too long, cut, too many, in the wrong order."""
     good = filled(method.request.DESCRIPTOR).SerializeToString()
     hello = _hello(method)
     kinds: tuple[Callable[[], list[bytes]], ...] = (

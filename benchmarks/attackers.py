@@ -57,16 +57,16 @@ ROOM_EACH_S: Final = 0.025
 MAIL_EACH_S: Final = 0.2
 TOLD_S: Final = 0.5
 DRAIN_S: Final = 2.0
-"""After an attack, until what was sent meanwhile must have come."""
+"""Time after an attack within which all messages sent meanwhile must arrive."""
 QUIET_S: Final = 10.0
 NOISE_S: Final = 0.010
 RATIO: Final = 2.0
 TURN_S: Final = 0.050
 NOTED_TURN_S: Final = 0.010
 SHOWN_TURN_S: Final = 0.025
-"""With `--stacks`: what a turn does after so long."""
+"""CPU time after which `--stacks` shows the stack of a turn."""
 BUDGET_MIB: Final = {"gateway": 256, "proxy": 256}
-"""What a role may grow by: `gateway.memory_bytes`, the windows of a proxy's writers; and of all others ..."""
+"""Allowed growth of a role: `gateway.memory_bytes`, the windows of a proxy's writers; and for all others ..."""
 BUDGET_OF_OTHERS_MIB: Final = 128
 MIB: Final = 1 << 20
 TURNS: Final = """
@@ -104,11 +104,11 @@ if folder:
 
     base.BaseEventLoop._run_once = measured
 """.replace("NOTED", str(NOTED_TURN_S)).replace("SHOWN", str(SHOWN_TURN_S))
-"""A `sitecustomize` of the cluster's processes: notes turns of the event loop that took long, in CPU time."""
+"""A `sitecustomize` of the cluster's processes, which notes turns of the event loop that took long, in CPU time."""
 
 
 class Watched(LocalCluster):
-    """A cluster that notes who is not in the registry any more."""
+    """A cluster that notes the processes that leave the registry."""
 
     def __init__(self, options: UpOptions) -> None:
         super().__init__(options)
@@ -124,14 +124,14 @@ class Watched(LocalCluster):
 
 @dataclass
 class Innocent:
-    """The pair as its process tells of it: when each message was sent and how long it took."""
+    """Reports of the innocent pair's process: the time and latency of each message."""
 
     sent: list[tuple[float, str]] = field(default_factory=list)
     took: list[tuple[float, float, str]] = field(default_factory=list)
     wrong: list[tuple[float, str]] = field(default_factory=list)
 
     async def follow(self, process: Process) -> None:
-        """Read what the process says."""
+        """Read the process's reports."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
             said = json.loads(line)
@@ -140,31 +140,31 @@ class Innocent:
             self.wrong += [(at, what) for at, what in said["wrong"]]
 
     def p99(self, kind: str, begin: float, end: float) -> float:
-        """Of what was sent in this time, seconds; what did not come counts as infinite."""
+        """Return p99 of the messages sent in this time, seconds; a missing one counts as infinite."""
         found = sorted(took for at, took, one in self.took if one == kind and begin <= at < end)
         sent = sum(1 for at, one in self.sent if one == kind and begin <= at < end)
         found += [float("inf")] * (sent - len(found))
         return found[min(len(found) * 99 // 100, len(found) - 1)] if found else float("nan")
 
     def lost(self, begin: float, end: float) -> int:
-        """How many of those did not come."""
+        """Return the number of messages sent in this time that did not arrive."""
         return sum(begin <= at < end for at, _ in self.sent) - sum(begin <= at < end for at, _, _ in self.took)
 
     def said(self, begin: float, end: float) -> list[str]:
-        """What went wrong meanwhile."""
+        """Return the problems of this time."""
         return [what for at, what in self.wrong if begin <= at < end]
 
 
 @dataclass
 class Row:
-    """One kind of attack at one method."""
+    """Results of one kind of attack at one method."""
 
     method: str
     kind: str
     requests: int = 0
     refused: int = 0
     room: tuple[float, float] = (0.0, 0.0)
-    """p99 before and during."""
+    """p99 before and during the attack."""
     mail: tuple[float, float] = (0.0, 0.0)
     lost: int = 0
     growth: dict[str, float] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Row:
     span: tuple[float, float] = (0.0, 0.0)
 
     def broken(self) -> list[str]:
-        """Which bounds are."""
+        """Describe the broken bounds."""
         found = [
             f"{name} p99 {during / before:.1f} times"
             for name, (before, during) in (("room", self.room), ("mail", self.mail))
@@ -191,7 +191,7 @@ class Row:
         return found + [f"{role} left" for role in self.gone] + self.said + self.wrong
 
     def cells(self) -> list[str]:
-        """As the table has it."""
+        """Format for the table."""
         role, mib = max(self.growth.items(), key=lambda item: item[1] / BUDGET_MIB.get(item[0], BUDGET_OF_OTHERS_MIB))
         return [
             self.method, self.kind, f"{self.requests:,}", f"{self.refused:,}",
@@ -206,7 +206,7 @@ class Row:
 
 
 async def innocent(target: str, ca: str, receives: str, sends: str) -> None:
-    """The pair, until the input ends: prints what was sent and what came, twice a second."""
+    """Run the pair until the input ends: print sent and received messages twice a second."""
     told: dict[str, list[Any]] = {"sent": [], "took": [], "wrong": []}
 
     def failed(what: str) -> None:
@@ -269,7 +269,7 @@ async def innocent(target: str, ca: str, receives: str, sends: str) -> None:
 
 @contextlib.asynccontextmanager
 async def child(*arguments: str) -> AsyncIterator[Process]:
-    """A Python process with this module's surroundings, gone afterwards."""
+    """Run a Python process with this one's environment, killed afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdin=PIPE, stdout=PIPE, limit=1 << 26, start_new_session=True,
         preexec_fn=DieWithParent(signal.SIGKILL),
@@ -292,7 +292,7 @@ class Run:
         self.rows: list[Row] = []
 
     def _anonymous_mib(self) -> dict[str, float]:
-        """Of the largest process of each role."""
+        """Return RssAnon of the largest process of each role, MiB."""
         found: dict[str, float] = {}
         for one in self.cluster.children.values():
             if one.node is None:
@@ -304,7 +304,7 @@ class Run:
         return found
 
     def longest_turn(self, begin: float, end: float) -> tuple[str, float]:
-        """Role and CPU seconds of the longest turn that ended in this time."""
+        """Return the role and CPU seconds of the longest turn that ended in this time."""
         roles = {one.node.pid: one.node.role for one in self.cluster.children.values() if one.node is not None}
         found = ("", 0.0)
         for pid, role in roles.items():
@@ -330,7 +330,7 @@ class Run:
         return found
 
     async def attack(self, path: str, kind: str, seconds: float, addresses: list[str], quiet: tuple[float, float]) -> Row:
-        """One kind of attack. quiet: p99 of room and mail before it."""
+        """Run one kind of attack. quiet: p99 of room and mail before it."""
         many = path.count(",") + 1
         name = path.removeprefix("/pixiu.v1.").removeprefix("/grpc.") if many == 1 else f"{many} methods of processes"
         row = Row(name, kind)
@@ -357,13 +357,13 @@ class Run:
         return row
 
     def _compare(self, row: Row) -> None:
-        """What the innocent's messages of this time have come to by now."""
+        """Update the row with the innocent messages of its time that have arrived by now."""
         row.room = row.room[0], self.innocent.p99("room", *row.span)
         row.mail = row.mail[0], self.innocent.p99("mail", *row.span)
         row.lost, row.said = self.innocent.lost(*row.span), sorted(set(self.innocent.said(*row.span)))
 
     async def quiet(self) -> tuple[float, float]:
-        """p99 of room and mail while nobody attacks."""
+        """Measure p99 of room and mail while nobody attacks."""
         begin = time.monotonic()
         await asyncio.sleep(min(self._seconds, QUIET_S))
         end = time.monotonic()
@@ -371,7 +371,7 @@ class Run:
         return self.innocent.p99("room", begin, end), self.innocent.p99("mail", begin, end)
 
     async def all(self, wanted: list[str]) -> None:
-        """Every method in turn, then those of processes."""
+        """Attack every method in turn, then those of processes."""
         doors = self.cluster.addresses()
         clients = [doors["proxies"][0], doors["gateways"][0]]
         folder = self._folder
@@ -403,13 +403,13 @@ class Run:
                 every = [*clients, *(f"{node.role}@{node.host}:{node.port}" for node in nodes)]
                 await self.attack(",".join(peers), "peers", self._seconds, every, await self.quiet())
             await asyncio.sleep(DRAIN_S)
-            for row in self.rows:  # what was late has come meanwhile
+            for row in self.rows:  # late messages have arrived meanwhile
                 self._compare(row)
             following.cancel()
 
 
 def table(rows: list[Row]) -> Table:
-    """Of all attacks."""
+    """Make the table of all attacks."""
     made = Table(
         "method", "attack", "requests", "refused", "room p99 ms", "mail p99 ms", "memory MiB", "turn ms", "gone", "load", "bounds"
     )
@@ -419,7 +419,7 @@ def table(rows: list[Row]) -> Table:
 
 
 async def measure(seconds: float, wanted: list[str], nice: int) -> bool:
-    """Start a cluster, attack it, print; whether every bound held."""
+    """Start a cluster, attack it, print. Returns True if every bound held."""
     with tempfile.TemporaryDirectory() as name:
         folder, turns = Path(name) / "run", Path(name) / "turns"
         (Path(name) / "site").mkdir()
@@ -451,7 +451,7 @@ async def measure(seconds: float, wanted: list[str], nice: int) -> bool:
 
 
 def show(rows: list[Row], folder: Path, turns: Path) -> None:
-    """The table, and what processes left in their logs."""
+    """Print the table, and the tracebacks in the processes' logs."""
     Console(width=220).print(table(rows))
     for path in sorted((folder / "logs").glob("*.log")):
         _, found, rest = path.read_text(errors="replace").partition("Traceback")

@@ -1,4 +1,4 @@
-"""How many records a second of CPU the broker's core routes: `python -m benchmarks.broker_core`.
+"""Measure the records that the broker's core routes per CPU second: `python -m benchmarks.broker_core`.
 
 Estimate, written before the first run: a record costs the header walk (0.12 µs), a slice (0.10 µs), a look-up in
 the rooms' cache (0.05 µs), an append (0.03 µs) and about 0.2 µs of loop around them, 0.5 µs in all; an event and an
@@ -8,7 +8,7 @@ with one gateway, 500 000 at batches of 1 … 2, and each further gateway adds 0
 First run (2 shared cores, python 3.11): 3 700 000 at batches of 50 with one gateway, 480 000 at batches of 1; a gateway
 more costs 0.03 µs. The loop is twice as cheap as estimated; the event and effect of a batch cost 1.8 µs.
 
-The links are not in it: this is the core alone, benchmarks/README.md's budget is for the whole hop.
+The links are not included: this is the core alone; benchmarks/README.md's budget is for the whole hop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUTER = EndpointID(1)
 
 
 def make_core(gateways: int) -> Core:
-    """A Running broker whose every room has a member on each of so many gateways."""
+    """Make a Running broker whose every room has a member on each of this number of gateways."""
     core = Core(endpoint=EndpointID(2), partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
     nodes = tuple(ev.Gateway(EndpointID(100 + i), i, 1) for i in range(gateways))
     routers = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0),))
@@ -40,7 +40,7 @@ def make_core(gateways: int) -> Core:
 
 
 def measure(batch: int, gateways: int) -> tuple[float, int]:
-    """(records a CPU second, copies made) for batches of so many records."""
+    """Return (records a CPU second, copies made) for batches of `batch` records."""
     core = make_core(gateways)
     body = b"x" * 100
     batches = [

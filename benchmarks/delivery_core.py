@@ -1,4 +1,4 @@
-"""How much mail a second of CPU a relay's delivery decides about: `python -m benchmarks.delivery_core`.
+"""Measure the mail that a relay's delivery handles per CPU second: `python -m benchmarks.delivery_core`.
 
 Estimate, written before the first run: a notice of a caught-up session costs two look-ups, a handful of comparisons, an
 envelope and a row of the table, 5 µs, and its acknowledgement as much: 100 000 mails a CPU second. A mail that is fetched, 64
@@ -29,7 +29,7 @@ LANE = 1
 
 
 def logged_in(users: int, waiting: int = 0) -> tuple[Deliveries, float]:
-    """A table with so many sessions, each with `waiting` mails sent to it, and the CPU seconds that it took."""
+    """Make a table with one session for each user, each with `waiting` mails sent to it. Returns it with the CPU seconds used."""
     table = Deliveries(lambda uin: True, Limits())
     record = encode(Kind.MAIL, 1, b"x" * 100, 1)
     logins = [ev.Login(uin, 0, 101, 1) for uin in range(users)]
@@ -55,7 +55,7 @@ def logged_in(users: int, waiting: int = 0) -> tuple[Deliveries, float]:
 
 
 def acknowledged(table: Deliveries, users: range, up_to: int, now: float) -> None:
-    """These users have everything, and Pi knows."""
+    """Acknowledge everything for these users, and have Pi confirm it."""
     items = [ev.Acknowledgement(uin, 0, 1, LANE, up_to, 0) for uin in users]
     table.step(ev.Acknowledged(items), now)
     for effect in table.step(TICK, now + 0.03):
@@ -64,7 +64,7 @@ def acknowledged(table: Deliveries, users: range, up_to: int, now: float) -> Non
 
 
 def notices(rounds: int, run: int) -> float:
-    """Mails a CPU second from notices of so many mails each, in batches, acknowledgements included."""
+    """Return mails a CPU second from notices of `run` mails each, in batches, acknowledgements included."""
     table, _ = logged_in(USERS)
     record = encode(Kind.MAIL, 1, b"x" * 100, 1)
     batches = [

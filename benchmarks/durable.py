@@ -67,10 +67,10 @@ READ_ENTRIES = 10
 FILL_USERS, FILL_MESSAGES, FILL_BATCH = 100_000, 1_000_000, 1000
 NOISE_BYTES = (1 << 22) - 1
 TAKEN_AT_MOST = {1: 8_000, 100: 200_000, 1000: 300_000}
-"""Messages a second that are made beforehand, by window; a case ends early when there are no more."""
+"""Messages a second that are made beforehand, by window; a case ends early when they run out."""
 
 Step = Callable[[], Awaitable[int]]
-"""One window; how many messages it held, 0 when there are no more."""
+"""Sends one window. Returns the number of messages, 0 when they have run out."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rate:
-    """What came out."""
+    """Result of one case."""
 
     per_second: float
     per_cpu: float
@@ -93,11 +93,11 @@ class Rate:
 
 
 Results = dict[str, dict[Case, list[Rate]]]
-"""By server."""
+"""Server → case → its rounds."""
 
 
 async def measure(seconds: float, pids: Sequence[int], steps: Sequence[Step]) -> Rate:
-    """Every step in a loop of its own, the first window of each uncounted."""
+    """Run every step in a loop of its own; the first window of each is not counted."""
     for step in steps:
         await step()
     cpu, own, began = cpu_seconds(pids), time.process_time(), time.perf_counter()
@@ -117,9 +117,9 @@ workers = itertools.count(1)
 
 
 def mails(count: int, window: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """Batches of mail with SnowflakeIDs of a worker of their own, and how many records each has."""
+    """Yield batches of mail with SnowflakeIDs of their own worker, and the number of records in each."""
     worker, start = next(workers), time.time_ns() // 1_000_000 - count // 1024
-    noise = random.Random(worker).randbytes(NOISE_BYTES + size)  # bodies of one byte would be stored in next to nothing
+    noise = random.Random(worker).randbytes(NOISE_BYTES + size)  # bodies of one repeated byte would take almost no space
     for first in range(0, count, window):
         numbers = range(first, min(first + window, count))
         bodies = [noise[at : at + size] for at in (n * size % NOISE_BYTES for n in numbers)]
@@ -129,7 +129,7 @@ def mails(count: int, window: int, size: int) -> Iterator[tuple[bytes, int]]:
 
 
 async def measure_xiu(running: Stores, name: str, args: argparse.Namespace, results: Results) -> None:
-    """Every level, size and window."""
+    """Measure every level, size and window."""
     node = await running.leader()
     for (level, number), size, window in itertools.product(LEVELS.items(), SIZES, WINDOWS):
         writers = [XiuWriter(node.address) for _ in range(args.writers)]
@@ -152,7 +152,7 @@ async def measure_xiu(running: Stores, name: str, args: argparse.Namespace, resu
 
 
 class Inboxes:
-    """What the loads of Pi share: who was written how much."""
+    """Common state of the loads of Pi: the users' sessions, and the progress of appends and acknowledgements."""
 
     def __init__(self, epoch: int, sessions: Sequence[int]) -> None:
         self.epoch, self.sessions = epoch, sessions
@@ -160,14 +160,14 @@ class Inboxes:
 
     @classmethod
     async def open(cls, address: str) -> Inboxes:
-        """Sessions of all users."""
+        """Open sessions of all users."""
         caller = PiCaller(address)
         reply = await caller.do(OpenSessions(b"".join(USER_DEVICE.pack(uin, 0) for uin in range(1, USERS + 1))))
         await caller.close()
         return cls(reply.epoch, list(reply.results))
 
     def append(self, caller: PiCaller, window: int) -> Step:
-        """One message for each of as many users."""
+        """Make a step that appends one message to each of `window` users."""
         writer = Writer(next(workers), 1, self.epoch)
 
         async def step() -> int:
@@ -179,7 +179,7 @@ class Inboxes:
         return step
 
     def read(self, caller: PiCaller, window: int) -> Step:
-        """The oldest entries of as many inboxes; entries are counted."""
+        """Make a step that reads the oldest entries of `window` inboxes; it counts entries."""
         reads = [
             pi_pb2.PiRead(uin=uin, lane=LANE, session=self.sessions[uin - 1], start=0, num=READ_ENTRIES)
             for uin in range(1, window + 1)
@@ -192,7 +192,7 @@ class Inboxes:
         return step
 
     def acknowledge(self, caller: PiCaller, window: int) -> Step:
-        """The next entry of as many inboxes, each by an item of its own."""
+        """Make a step that acknowledges the next entry of `window` inboxes, each by an item of its own."""
 
         async def step() -> int:
             first = self.acknowledged
@@ -208,7 +208,7 @@ class Inboxes:
 
 
 async def measure_pi(running: Stores, name: str, args: argparse.Namespace, results: Results) -> None:
-    """Append, then read, then acknowledge."""
+    """Measure append, then read, then acknowledge."""
     node = await running.leader()
     inboxes = await Inboxes.open(node.address)
     made = {"append": inboxes.append, f"read {READ_ENTRIES} each": inboxes.read, "acknowledge": inboxes.acknowledge}
@@ -227,7 +227,7 @@ async def measure_peer(
     args: argparse.Namespace,
     results: Results,
 ) -> None:
-    """Every size and window, where the peer is there."""
+    """Measure every size and window, if the peer is installed."""
     if served is None:
         return
     port, session = served
@@ -249,7 +249,7 @@ async def measure_peer(
 
 
 async def one_round(args: argparse.Namespace, results: Results) -> list[str]:
-    """All servers in turn; what was left out, and why."""
+    """Measure all servers in turn. Returns those left out, with the reasons."""
     left_out: list[str] = []
     with tempfile.TemporaryDirectory(dir=args.data) as folder:
         for fsync in ("always", "everysec") if "redis" in args.only else ():
@@ -268,12 +268,12 @@ async def one_round(args: argparse.Namespace, results: Results) -> list[str]:
 
 
 def rate_of(rates: Sequence[Rate]) -> Rate:
-    """The median of the rounds."""
+    """Return the median of the rounds."""
     return Rate(*(median(getattr(rate, key) for rate in rates) for key in ("per_second", "per_cpu", "load")))
 
 
 def table(results: Results) -> Table:
-    """Every case, and beside it what the peers do at the same size and window: by the clock / by CPU."""
+    """Make a table of every case, and beside it the ratios to the peers at the same size and window: by the clock / by CPU."""
     known = [name for name in ("redis always", "redis everysec", "rabbitmq") if name in results]
     shown = Table("server", "case", "bytes", "window", "a second", "a CPU second", "load's CPU", *(f"/ {name}" for name in known))
     for server, cases in results.items():
@@ -281,7 +281,7 @@ def table(results: Results) -> Table:
             rate = rate_of(rates)
             ratios = []
             for name in known:
-                # A Pi's entry has 16 bytes: the nearest that a peer stores is its small message. Reads have no peer here.
+                # A Pi's entry has 16 bytes: the nearest case of a peer is its small message. Reads have no counterpart here.
                 beside = results[name].get(Case("store", case.size or SIZES[0], case.window))
                 if beside is None or case.operation.startswith(("read", "acknowledge")):
                     ratios.append("")
@@ -295,7 +295,7 @@ def table(results: Results) -> Table:
 
 
 async def fill_xiu(address: str, messages: int) -> int:
-    """Store messages of 100 bytes; the sequence of one in the middle."""
+    """Store messages of 100 bytes. Returns the sequence of one in the middle."""
     writers = [XiuWriter(address) for _ in range(2)]
     middle = 0
 
@@ -313,7 +313,7 @@ async def fill_xiu(address: str, messages: int) -> int:
 
 
 async def fill_pi(address: str, entries: int, users: int) -> int:
-    """Append entries to inboxes at random, one at least to every inbox; the user to read."""
+    """Append entries to inboxes at random, at least one to every inbox. Returns the user to read."""
     caller, chance = PiCaller(address), random.Random(1)
     reply = await caller.do(OpenSessions(USER_DEVICE.pack(users // 2, 0)))
     writer = Writer(next(workers), 1, reply.epoch)
@@ -327,7 +327,7 @@ async def fill_pi(address: str, entries: int, users: int) -> int:
 
 
 async def read_one(role: str, address: str, what: int) -> bool:
-    """Whether a message from the middle of the store, or an inbox, can be read now."""
+    """Return True if a message from the middle of the store, or an inbox, can be read now."""
     try:
         if role == "xiu":
             writer = XiuWriter(address)
@@ -343,13 +343,13 @@ async def read_one(role: str, address: str, what: int) -> bool:
 
 
 def memory_mib(pid: int) -> tuple[int, int]:
-    """(resident, resident and not of files) MiB of a process."""
+    """Return (resident, resident and not file-backed) MiB of a process."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(lines["VmRSS"].split()[0]) >> 10, int(lines["RssAnon"].split()[0]) >> 10
 
 
 async def restarts(role: str, args: argparse.Namespace) -> AsyncGenerator[list[str], None]:
-    """Rows: the full store, killed and ended in good order, and started again."""
+    """Yield rows for a full store that is killed or ended in order, and started again."""
     messages, users = (100_000, 10_000) if args.quick else (FILL_MESSAGES, FILL_USERS)
     async with stores(role, 1, data=args.data) as running:
         name, began = f"{role}-0", time.perf_counter()
@@ -377,7 +377,7 @@ async def restarts(role: str, args: argparse.Namespace) -> AsyncGenerator[list[s
 
 
 async def restart(args: argparse.Namespace) -> Table:
-    """Both roles."""
+    """Measure restarts of both roles."""
     shown = Table("role", "holds", "filled in s", "ended by", "Running after s", "read after s")
     for column in ("MiB before", "MiB after", "not of files", "MiB on disk"):
         shown.add_column(column)

@@ -56,47 +56,47 @@ ROLES = ("router", "broker", "relay", "xiu", "pi")
 FAULTS = ("none", "tool", "child", "parent", "zookeeper", "stop-child", "stop-parent")
 WITHOUT_VICTIM = ("none", "tool", "zookeeper")
 PRECISE = (Phase.LEARN, Phase.SPLIT, Phase.OPEN)
-"""In these the victim is known before the tool gets there: it is struck in the same milliseconds."""
+"""Phases in which the victim is known before the tool gets there, so that it is struck within the same milliseconds."""
 STOP_S = 10.0
 TOOL_S = 120.0
 CUT_S = 0.3
-"""Around the cut."""
+"""Margin around the cut."""
 KINDS = {"router": ("join",), "broker": ("room", "signal"), "relay": ("chat",)}
-"""What a soft role's keys wait with; mail's waits are those of Xiu and Pi."""
+"""Messages whose waits are measured for a soft role's keys; mail's waits are those of Xiu and Pi."""
 
 
 @dataclass
 class Row:
-    """What one doubling did."""
+    """Result of one doubling."""
 
     role: str
     n: int
     fault: str
     broken: list[str] = field(default_factory=list)
-    """The phases in which something was broken."""
+    """Phases in which something was broken."""
     took_s: float = 0.0
     before_ms: tuple[float, float] = (0.0, 0.0)
-    """The longest wait of a key in the seconds before: median over the keys that move, and worst."""
+    """Longest wait of a key in the seconds before: median over the keys that move, and maximum."""
     moved_ms: tuple[float, float] = (0.0, 0.0)
-    """The same from the first step of the doubling until its end: new processes start in it, on the same machine."""
+    """The same from the first step of the doubling until its end, during which new processes start on the same machine."""
     stayed_ms: tuple[float, float] = (0.0, 0.0)
-    """The same of keys that stay."""
+    """The same for keys that stay."""
     cut_moved_ms: tuple[float, float] = (0.0, 0.0)
     """The same from a little before the cut (soft roles: the flip) until the new partitions serve."""
     cut_stayed_ms: tuple[float, float] = (0.0, 0.0)
     pauses_ms: tuple[float, ...] = ()
-    """Xiu, Pi: of each proxy, from the refusal of a parent that was split to its child's first answer; of the partition that
-    paused longest. The cut itself, without what mail waits for on a busy machine at any time."""
+    """Xiu, Pi: for each proxy the time from a split parent's refusal to its child's first answer, for the partition that paused
+    longest. This is the cut alone, without the waits of mail on a busy machine at any time."""
 
     @property
     def waits(self) -> tuple[tuple[float, float], ...]:
-        """All that was waited."""
+        """All measured waits."""
         return self.before_ms, self.moved_ms, self.stayed_ms, self.cut_moved_ms, self.cut_stayed_ms
 
 
 @dataclass
 class Findings:
-    """Of all runs."""
+    """Results of all runs."""
 
     rows: list[Row] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -107,10 +107,10 @@ class Growth:
     """One cluster, in which one role or several double.
 
     Args:
-        arguments: of the command line.
-        roles: that double, one after the other.
-        folder: for everything.
-        findings: what comes of it is added.
+        arguments: the command line's.
+        roles: the roles that double, one after the other.
+        folder: for all files.
+        findings: receives the results.
     """
 
     def __init__(self, arguments: argparse.Namespace, roles: tuple[str, ...], folder: Path, findings: Findings) -> None:
@@ -119,10 +119,10 @@ class Growth:
         self.rows, self.problems, self.notes = findings.rows, findings.problems, findings.notes
         self._stopped: list[asyncio.Task[None]] = []
         self._phases: list[tuple[float, str]] = []
-        """When a tool said that it is in a phase, monotonic seconds."""
+        """Times at which a tool entered a phase, monotonic seconds."""
 
     async def run(self) -> None:
-        """All doublings, and what came of them."""
+        """Run all doublings, and judge the results."""
         arguments, folder = self._arguments, self._folder
         grown = dict.fromkeys(self._roles, arguments.partitions)
         shape = [f"--{role}s={grown.get(role, arguments.others)}" for role in ROLES] + [
@@ -154,15 +154,16 @@ class Growth:
         self._judge(sum(each["lost"] + each["queue_drops"] for each in links))
 
     def _judge(self, counted: int) -> None:
-        """`counted`: items that links counted as lost or dropped. Real time is at most once: what is lost is counted.
-        Order is promised of rooms; a process that was stopped sends late what its senders were told is lost."""
+        """Judge the histories. `counted`: items that links counted as lost or dropped. Real-time messages are at most once, so
+        every lost one must be counted. Only rooms promise order; a process that was stopped sends late what was reported to its
+        senders as lost."""
         self._history.close()
         limits = Limits(sends=300, deliveries=300, acknowledgements=300, faults=0)
         found = check(self._history, limits)
         if "relay" in self._roles:
             unmarked = [violation for violation in found if violation.rule is Rule.DUP]
             found = [violation for violation in found if violation not in unmarked]
-            # A relay that takes over does not know what the one before sent (docs/delivery.md).
+            # A relay that takes over does not know what its predecessor sent (docs/delivery.md).
             self.notes.append(f"{self._roles}: {len(unmarked)} mails came again to a device's next application unmarked")
         if found:
             self.problems.append(report(self._history, found))
@@ -210,7 +211,7 @@ class Growth:
         say(f"{row}")
 
     async def _pauses(self, role: str) -> tuple[float, ...]:
-        """As proxies say; one through which nobody who moved was served says nothing."""
+        """Return the pauses that proxies report; a proxy without a request for a moved key reports none."""
         found = []
         for process in await asyncio.to_thread(self._cluster.processes, "proxy"):
             address, _, port = process["http"].removeprefix("http://").rpartition(":")
@@ -283,7 +284,7 @@ class Growth:
             await asyncio.wait(self._stopped)
 
     def _strike(self, role: str, victim: dict[str, Any]) -> None:
-        """Kill a process, which `pixiu up` starts again, or stop it for a while."""
+        """Kill a process, which `pixiu up` restarts, or stop it for a while."""
         name, pid = f"{role}/{victim['address']}", int(victim["pid"])
         self._history.fault(Fault("kill", name))
         if not self._arguments.fault.startswith("stop"):
@@ -300,7 +301,7 @@ class Growth:
         self._stopped.append(asyncio.create_task(go_on()))
 
     def _victim(self, role: str, count: int, *, at_once: bool = False) -> dict[str, Any]:
-        """The leader of the last parent or child, once its replicas are in sync; `at_once`: whatever runs there."""
+        """Return the leader of the last parent or child, once its replicas are in sync; `at_once`: any process there."""
         child = self._arguments.fault.endswith("child")
         partition = 2 * count - 1 if child else count - 1
 
@@ -322,13 +323,13 @@ BEGAN = time.monotonic()
 
 
 def say(text: str) -> None:
-    """To whoever watches."""
+    """Print progress to standard error."""
     print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def folder_of(keep: str) -> Iterator[Path]:
-    """Where the cluster lives: gone afterwards, or kept."""
+    """Yield the cluster's folder, removed afterwards or kept."""
     if keep:
         Path(keep).mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(dir=keep))
@@ -338,7 +339,7 @@ def folder_of(keep: str) -> Iterator[Path]:
 
 
 def main() -> int:
-    """Grow, and say what came of it; 1 when a promise was broken."""
+    """Grow, and print the results. Returns 1 when a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--roles", default=ROLES, type=lambda text: tuple(text.split(",")))
     parser.add_argument("--together", action="store_true", help="all roles in one cluster; it needs a core for ten processes")

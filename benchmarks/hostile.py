@@ -31,39 +31,39 @@ from comparison.wires import packet, string
 ROOM_SIZE: Final = 100
 """Innocent clients of one room."""
 TALKING: Final = 20
-"""Rooms in which somebody says something twice a second; their members are measured."""
+"""Rooms in which somebody sends twice a second; their members are measured."""
 HALF_S: Final = 0.5
 QUIET_S: Final = 20.0
 ATTACK_S: Final = 20.0
-"""Both as long, so that each p99 is of as many messages."""
+"""Length of the quiet and of the attacked measurement, so that each p99 covers as many messages."""
 AT_ONCE: Final = 200
 TRIES: Final = 30
-"""Of a client that a gateway does not admit yet, a second apart."""
+"""Tries of a client that a gateway does not admit yet, a second apart."""
 KINDS: Final = ("half", "filters", "topics", "partial", "churn", "deaf")
 LOUD_ROOM: Final = 77_777
-"""What the deaf subscribe to and publish in."""
+"""Room to which the deaf subscribe and publish."""
 TURN: Final = "000000"
-"""Where the number of the turn stands in a filter."""
+"""Placeholder of the turn's number in a filter."""
 MIB: Final = 1 << 20
 
 
 def connect_packet(client: str) -> bytes:
-    """A CONNECT of MQTT 3.1.1, without keep-alive."""
+    """Make a CONNECT of MQTT 3.1.1, without keep-alive."""
     return packet(0x10, string("MQTT") + bytes([4, 2]) + struct.pack(">H", 0) + string(client))
 
 
 def publish_packet(topic: str, body: bytes, number: int = 0) -> bytes:
-    """A PUBLISH: QoS 0, or QoS 1 with a number."""
+    """Make a PUBLISH: QoS 0, or QoS 1 with a number."""
     return packet(0x32 if number else 0x30, string(topic) + (struct.pack(">H", number) if number else b"") + body)
 
 
 def subscribe_packet(number: int, *filters: str) -> bytes:
-    """A SUBSCRIBE of QoS 0."""
+    """Make a SUBSCRIBE of QoS 0."""
     return numbered(0x82, number, b"".join(string(name) + b"\0" for name in filters))
 
 
 def numbered(first: int, number: int, rest: bytes) -> bytes:
-    """A packet that begins with its identifier."""
+    """Make a packet that begins with its identifier."""
     return packet(first, struct.pack(">H", number) + rest)
 
 
@@ -73,7 +73,7 @@ LOUD: Final = publish_packet(f"room/{LOUD_ROOM}", bytes(8000))
 
 
 class Client(asyncio.Protocol):
-    """A connection that splits packets, and calls back with those it gets."""
+    """A connection that splits packets, and passes them to a callback."""
 
     def __init__(self, on_packet: Callable[[int, bytes], None] | None = None) -> None:
         self.on_packet, self.closed = on_packet, False
@@ -84,12 +84,12 @@ class Client(asyncio.Protocol):
         self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands."""
+        """Note that the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Whole packets are handed on."""
+        """Pass on whole packets."""
         self._data += data
         while len(self._data) >= 2:
             size, shift, at = 0, 0, 1
@@ -113,7 +113,7 @@ class Client(asyncio.Protocol):
                 self.on_packet(kind, body)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is over."""
+        """Note that the connection is over."""
         self.closed = True
         self._over.set()
         self._room.set()
@@ -122,11 +122,11 @@ class Client(asyncio.Protocol):
             self.ready.exception()
 
     def pause_writing(self) -> None:
-        """The gateway does not read all."""
+        """Note that the gateway does not read fast enough."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Note that the gateway has read."""
         self._room.set()
 
     async def until_over(self) -> None:
@@ -134,11 +134,11 @@ class Client(asyncio.Protocol):
         await self._over.wait()
 
     async def until_room(self) -> None:
-        """Wait while as much is unread as may be, or for the end."""
+        """Wait until more may be written, or for the end."""
         await self._room.wait()
 
     async def open(self, port: int, name: str, topic: str = "") -> None:
-        """Connect, and subscribe where there is a topic. Raises ConnectionError, TimeoutError."""
+        """Connect, and subscribe if there is a topic. Raises ConnectionError, TimeoutError."""
         loop = asyncio.get_running_loop()
         for left in reversed(range(TRIES)):
             try:
@@ -151,7 +151,7 @@ class Client(asyncio.Protocol):
             except (OSError, TimeoutError):
                 if not left:
                     raise
-                await asyncio.sleep(1.0)  # the gateway admits so many a second
+                await asyncio.sleep(1.0)  # the gateway admits a number of clients a second
                 await self._forget()
         if topic and self.transport is not None:
             self.ready = loop.create_future()
@@ -160,7 +160,7 @@ class Client(asyncio.Protocol):
                 await self.ready
 
     async def _forget(self) -> None:
-        """Wait until the connection is closed, so that its end is not taken for that of the next one."""
+        """Wait until the connection is closed, so that its end is not taken for the next one's."""
         if self.transport is not None:
             self.transport.abort()
             await self.until_over()
@@ -170,7 +170,7 @@ class Client(asyncio.Protocol):
 
 
 class Innocent:
-    """Clients in rooms of a hundred; in some rooms somebody talks, with the time in the message."""
+    """Clients in rooms of a hundred; in some rooms somebody sends, with the time in the message."""
 
     def __init__(self, ports: list[int]) -> None:
         self._ports = ports
@@ -180,7 +180,7 @@ class Innocent:
         self._speakers: list[tuple[Client, str]] = []
 
     async def connect(self, count: int) -> None:
-        """All of them."""
+        """Connect all clients."""
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def one(number: int) -> None:
@@ -199,7 +199,7 @@ class Innocent:
             self.latencies.append(time.monotonic() - struct.unpack(">d", body[-8:])[0])
 
     async def talk(self, seconds: float) -> tuple[float, float, float]:
-        """p50 and p99, seconds, and what part arrived."""
+        """Send messages. Returns p50 and p99 in seconds, and the share that arrived."""
         self.latencies, self.sent = [], 0
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -216,13 +216,13 @@ class Innocent:
 
     @property
     def disconnected(self) -> int:
-        """How many lost their connection."""
+        """Number of clients that lost their connection."""
         return sum(client.closed for client in self.clients)
 
 
 def bodies(kind: str, number: int) -> tuple[bytes, ...]:
-    """What a hostile client of the kind sends again and again. Made once, before any connects: what is made meanwhile takes the CPU
-    from those who are attacked."""
+    """Return the packets that a hostile client of this kind repeats. Made once, before any client connects: making them later
+    would take CPU from the clients under attack."""
     if kind == "half":
         return (connect_packet(f"half-{number}")[:9],)
     if kind == "filters":
@@ -238,7 +238,7 @@ def bodies(kind: str, number: int) -> tuple[bytes, ...]:
 
 
 async def attack(kind: str, number: int, port: int, made: tuple[bytes, ...]) -> None:
-    """One hostile client, for ever; whatever the gateway does about it, it begins anew. `made`: its `bodies`."""
+    """Run one hostile client, for ever; it starts again whatever the gateway does. `made`: its `bodies`."""
     while True:
         client = Client()
         with contextlib.suppress(OSError, TimeoutError):
@@ -278,12 +278,13 @@ async def _attack_once(kind: str, number: int, port: int, made: tuple[bytes, ...
         else:
             write(made[0])
         await asyncio.sleep(0.1)
-        await client.until_room()  # who looks ten times a second for it takes the CPU from those who are attacked
+        await client.until_room()  # polling ten times a second would take CPU from the clients under attack
 
 
 async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
-    """The hostile ones, in a process of their own, until it is ended. The cluster has the CPU before them, as they would have a
-    machine of their own; Linux shares it by session, where it has `autogroup`. They begin, all at once, when a line comes."""
+    """Run the hostile clients in a process of their own, until it is ended. The cluster has priority for the CPU, as hostile
+    clients would have a machine of their own; Linux shares the CPU by session where it has `autogroup`. They start all at once
+    when a line arrives."""
     os.nice(19)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("19")
@@ -296,12 +297,12 @@ async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
 
 
 def resident_mib(pids: list[int]) -> float:
-    """The memory of the process that has the most."""
+    """Return the memory of the largest process, MiB."""
     return max(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") for pid in pids) / MIB
 
 
 async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
-    """The innocent alone, then with the hostile. Whether all held."""
+    """Run the innocent clients alone, then with the hostile ones. Returns True if everything held."""
     async with cluster(gateways=2, settings=["gateway.max_connections=20000"]) as running:
         innocent = Innocent(running.mqtt_ports)
         began = time.monotonic()
@@ -327,7 +328,7 @@ async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            if not await process.stdout.readline():  # to start a Python takes the CPU from those who are attacked
+            if not await process.stdout.readline():  # starting a Python takes CPU from the clients under attack
                 raise RuntimeError("the hostile clients did not start: what is above says why")
             process.stdin.write(b"\n")
             talking = asyncio.create_task(innocent.talk(ATTACK_S))
@@ -346,7 +347,7 @@ async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
 
 
 class Flood:
-    """Publishers of QoS 1 with so many messages on their way each."""
+    """Publishers of QoS 1, each with a window of unacknowledged messages."""
 
     def __init__(self, ports: list[int], name: str) -> None:
         self._ports, self._name = ports, name
@@ -381,7 +382,7 @@ class Flood:
             transport.write(publish_packet(self._topics[number], bytes(200), self._numbers[number]))
 
     async def run(self, window: int, seconds: float) -> float:
-        """Acknowledged a second, after all that was sent is."""
+        """Publish for `seconds`. Returns acknowledged messages a second."""
         self._window, before, began = window, self.acknowledged, time.monotonic()
         for number in range(len(self.clients)):
             for _ in range(window):
@@ -393,7 +394,8 @@ class Flood:
 
 
 async def overload(seconds: float) -> bool:
-    """QoS 1 at a window that the cluster takes, then at forty times that. Whether nobody was disconnected, and all else held."""
+    """Run QoS 1 at a window that the cluster can handle, then at forty times that. Returns True if nobody was disconnected and
+    everything else held."""
     async with cluster(gateways=1) as running:
         flood, probe = Flood(running.mqtt_ports, "flood"), Flood(running.mqtt_ports, "probe")
         await flood.connect(50)
@@ -418,7 +420,7 @@ async def overload(seconds: float) -> bool:
 
 
 async def show_closed(ports: list[int]) -> None:
-    """Print how many connections gateways have closed, and why."""
+    """Print the number of connections that gateways have closed, by reason."""
     for port in ports:
         page = await asyncio.to_thread(_page, port)
         lines = [line for line in page.splitlines() if "connections_closed_total" in line and not line.startswith("#")]

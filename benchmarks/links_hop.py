@@ -33,9 +33,9 @@ RECORD_BYTES = 140
 RECEIVER = EndpointID(1)
 SENDER = EndpointID(2)
 TOKEN_EVERY = 16
-"""Turns between parcels with a token."""
+"""Turns between two parcels with a token."""
 MAX_UNSETTLED = 16
-"""Parcels with a token that may be unresolved: 256 datagrams, four acknowledgements."""
+"""Maximum unresolved parcels with a token: 256 datagrams, four acknowledgements."""
 
 
 class Handler:
@@ -67,13 +67,13 @@ class Handler:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process."""
+    """Return the user and system time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 async def receive(pipe: Connection, ring: KeyRing | None) -> None:
-    """The receiver's process: reports (records, CPU seconds) at every request, until it is told to stop."""
+    """Run the receiver's process: report (records, CPU seconds) at every request, until it is asked to stop."""
     handler = Handler()
     endpoint = Endpoint(RECEIVER, LinkOptions(), handler, ring=ring, role="broker")
     pipe.send(endpoint.bind("127.0.0.1", 0))
@@ -92,12 +92,12 @@ async def receive(pipe: Connection, ring: KeyRing | None) -> None:
 
 
 def receiver_process(pipe: Connection, ring: KeyRing | None) -> None:
-    """Entry of the receiver's process."""
+    """Start the event loop of the receiver's process."""
     asyncio.run(receive(pipe, ring))
 
 
 async def measure(per_datagram: int, seconds: float, pipe: Connection, port: int, ring: KeyRing | None) -> None:
-    """Send for so many seconds and print the figures of one line."""
+    """Send for `seconds` and print one line of figures."""
     handler = Handler()
     endpoint = Endpoint(EndpointID(SENDER + per_datagram), LinkOptions(), handler, ring=ring, role="broker")
     endpoint.bind("127.0.0.1", 0)

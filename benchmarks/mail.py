@@ -39,21 +39,21 @@ BODY = bytes(100)
 
 @dataclass(frozen=True)
 class Row:
-    """What came out of one case."""
+    """Result of one case."""
 
     replicas: int
     window: int
     per_second: float
     per_cpu: float
     p50_ms: float
-    """From sending a window until all of it was confirmed."""
+    """Time from sending a window until all of it was confirmed."""
     p99_ms: float
     cpu: dict[str, float]
     """Microseconds a mail, by role."""
 
 
 async def measure(running: Running, replicas: int, window: int, seconds: float) -> Row:
-    """One case."""
+    """Measure one case."""
     async with pixiu.connect(running.registry, client="bench-mail") as px, px.mail_writer() as writer:
         writer.send(1, BODY)
         await writer.wait_finished()
@@ -75,7 +75,7 @@ async def measure(running: Running, replicas: int, window: int, seconds: float) 
 
 
 async def run(seconds: float) -> list[Row]:
-    """All cases."""
+    """Measure all cases."""
     rows: list[Row] = []
     for replicas in (1, 2):
         async with cluster(stores=replicas) as running:

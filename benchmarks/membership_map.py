@@ -1,4 +1,5 @@
-"""How long a chunk of a snapshot stops the event loop while a map of millions is taken over: `python -m benchmarks.membership_map`.
+"""Measure how long a chunk of a snapshot stops the event loop while a map of millions is loaded: `python -m
+benchmarks.membership_map`.
 
 Estimate, written before the first run: a chunk has 170 entries of 5 µs, 0.9 ms. With Python's own thresholds a full collection
 comes whenever a quarter more containers are there, and looks at each in 0.1 µs or more: near four million members that is some
@@ -28,7 +29,7 @@ MEMBERS = 10
 
 
 def chunk(begin: int, count: int, members: int) -> Chunk:
-    """Entries begin to begin + count, as a snapshot has them."""
+    """Make a chunk of `count` entries from `begin` on, as in a snapshot."""
     entries = b"".join(
         ENTRY.pack(number // members, number, gateway_msg_id(number // members % GATEWAYS, 1, number + 1))
         for number in range(begin, begin + count)
@@ -37,7 +38,8 @@ def chunk(begin: int, count: int, members: int) -> Chunk:
 
 
 def digests(entries: int) -> None:
-    """What a key costs: the same chunks merged without one and with one, in turn; and a key that comes to a map that is there."""
+    """Measure the cost of a key: the same chunks merged without one and with one, in turn; and a key that is added to a full
+    map."""
     key = digest_key(b"a secret of the cluster")
     for _ in range(3):
         said = []
@@ -63,7 +65,7 @@ def digests(entries: int) -> None:
 
 
 def measure(entries: int, members: int) -> tuple[list[tuple[float, float, int]], float]:
-    """(CPU seconds of a merge, of them in the collector, entries before it) of each chunk, and of all together."""
+    """Return (CPU seconds of a merge, of them in the collector, entries before it) for each chunk, and the total."""
     store, spent, began, took = LwwMap(), [], 0.0, 0.0
 
     def collected(phase: str, _info: object) -> None:

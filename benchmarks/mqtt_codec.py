@@ -1,4 +1,4 @@
-"""How long does one small PUBLISH take in the MQTT codec and in the server's session?
+"""Measure the time of one small PUBLISH in the MQTT codec and in the server's session.
 
 Estimate, before measuring, for plain Python 3.11 on the 2-core class of machine of benchmarks/README.md: a loop turn with
 ten byte look-ups, two slices, a cached topic and one tuple is about 25 bytecode-heavy operations of 20 to 40 ns, so
@@ -23,7 +23,7 @@ PAYLOAD = b"x" * 40
 
 
 def best(what: Callable[[], object]) -> float:
-    """The least CPU time of one call over all rounds, in seconds: the others were disturbed."""
+    """Return the least CPU time of one call over all rounds, in seconds: the others were disturbed."""
     least = float("inf")
     for _ in range(ROUNDS):
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""Redis and RabbitMQ as a writer of batches uses them: just enough of their protocols over a plain socket.
+"""Redis and RabbitMQ for a writer of batches: just enough of their protocols over a plain socket.
 
 Both are loaded as a Xiu is: a window of messages is sent in one write, and the next one when all of it is acknowledged.
 """
@@ -39,7 +39,7 @@ class Client(Protocol):
     """A connection to a peer."""
 
     def prepare(self, bodies: list[bytes]) -> bytes:
-        """What is sent for a window of messages."""
+        """Encode a window of messages."""
 
     async def store(self, prepared: bytes, count: int) -> None:
         """Send it and wait until all is acknowledged."""
@@ -56,16 +56,16 @@ class Redis:
 
     @classmethod
     async def connect(cls, port: int) -> Redis:
-        """A new connection."""
+        """Open a connection."""
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     def prepare(self, bodies: list[bytes]) -> bytes:
-        """One command a message."""
+        """Encode one command for each message."""
         head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n$1\r\nd\r\n" % (len(STREAM), STREAM)
         return b"".join(b"%s$%d\r\n%s\r\n" % (head, len(body), body) for body in bodies)
 
     async def store(self, prepared: bytes, count: int) -> None:
-        """Every reply is `$LENGTH`, and the entry's ID."""
+        """Send, and count replies: each is `$LENGTH`, and the entry's ID."""
         self._writer.write(prepared)
         await self._writer.drain()
         lines = 0
@@ -89,7 +89,7 @@ class RabbitMQ:
 
     @classmethod
     async def connect(cls, port: int) -> RabbitMQ:
-        """A connection with one channel in confirm mode; the queue is declared."""
+        """Open a connection with one channel in confirm mode, and declare the queue."""
         client = cls(*await asyncio.open_connection(sock=amqp.connect(port)))
         client.write_method(DECLARE, struct.pack(">H", 0) + short(STREAM.decode()) + bytes([DURABLE]) + long(b""))
         await client.expect(DECLARE_OK)
@@ -102,17 +102,17 @@ class RabbitMQ:
         return kind, (await self.reader.readexactly(size + 1))[:-1]
 
     def write_method(self, method: tuple[int, int], arguments: bytes) -> None:
-        """Something of the protocol, on the channel."""
+        """Send a method on the channel."""
         self._writer.write(method_frame(1, method, arguments))
 
     async def expect(self, method: tuple[int, int]) -> None:
-        """The next thing must be this."""
+        """Read the next frame. Raises RuntimeError unless it is this method."""
         kind, payload = await self._read()
         if kind != METHOD or struct.unpack_from(">HH", payload) != method:
             raise RuntimeError(f"RabbitMQ said {payload[:200]!r} where {method} was due")
 
     def prepare(self, bodies: list[bytes]) -> bytes:
-        """Three frames a message: the method, its properties, its body."""
+        """Encode three frames for each message: the method, its properties, its body."""
         publish = method_frame(1, PUBLISH, struct.pack(">H", 0) + short("") + short(STREAM.decode()) + b"\0")
         return b"".join(
             publish + frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, len(body), 1 << 12, PERSISTENT)) + frame(BODY, 1, body)
@@ -120,7 +120,7 @@ class RabbitMQ:
         )
 
     async def store(self, prepared: bytes, count: int) -> None:
-        """Confirms name a tag; with `multiple` every one up to it. They may come in any order, so they are counted."""
+        """Send, and count confirms. Each names a tag, with `multiple` every tag up to it. They may come in any order."""
         self._writer.write(prepared)
         await self._writer.drain()
         self._sent += count
@@ -147,7 +147,7 @@ class RabbitMQ:
 
 @contextlib.contextmanager
 def redis(folder: Path, fsync: str) -> Iterator[tuple[int, int] | None]:
-    """(port, session) of a Redis with an append-only file; None where it is not installed."""
+    """Run a Redis with an append-only file. Yields (port, session); None if it is not installed."""
     if not servers.PEERS["redis"].found:
         yield None
         return
@@ -157,7 +157,7 @@ def redis(folder: Path, fsync: str) -> Iterator[tuple[int, int] | None]:
 
 @contextlib.contextmanager
 def rabbitmq(folder: Path) -> Iterator[tuple[int, int] | None]:
-    """(port, session) of a RabbitMQ without plugins; None where it is not installed."""
+    """Run a RabbitMQ without plugins. Yields (port, session); None if it is not installed."""
     if not servers.PEERS["rabbitmq"].found:
         yield None
         return

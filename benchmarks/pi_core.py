@@ -1,4 +1,4 @@
-"""How many appends a second of CPU a Pi replica applies to LMDB: `python -m benchmarks.pi_core`.
+"""Measure the appends that a Pi replica applies to LMDB per CPU second: `python -m benchmarks.pi_core`.
 
 Estimate, written before the first run, for batches of 100 appends to inboxes that repeat: a key, a value and a CRC for the entry
 and for its index 1.4 µs, the look-up of the head and the bookkeeping 0.6 µs, two puts in sorted order 0.8 µs, the inbox's
@@ -16,7 +16,7 @@ mail (10.7) at one a user and transaction, 1.8 (4.8) at ten, 0.9 (3.1) at a hund
 entry, take a tenth more. What `run` prints has fewer transactions than before, as fewer changes come together: a process writes
 each second.
 
-A leader, without a log and a store: it checks what its callers send where it lies and joins the bytes. Estimate: two numbers
+A leader, without a log and a store: it checks its callers' requests in place and joins the bytes. Estimate: two numbers
 unpacked and compared in C, 0.1 µs an append, and 10 µs a request, so 5 million appends a CPU second at batches of 100. First
 run: 4,100,000 at batches of 1000, 2,000,000 at 100, 330,000 at 10, 37,000 one by one: a request costs 27 µs.
 """
@@ -54,12 +54,12 @@ from pixiu.wire.levels import Level
 APPENDS = 200_000
 BATCH = 100
 TRANSACTION_CHANGES = 50_000
-"""As the role's shell writes them."""
+"""Changes in a transaction, as in the role's shell."""
 AT_US = 1_750_000_000_000_000
 TRANSACTION_MAILS = 10_000
 TRANSACTIONS = 64
 ROUND_US = 600_000_000
-"""Between two transactions of `written`, by the log's time."""
+"""Interval between two transactions of `written`, by the log's time."""
 
 
 class Replica:
@@ -71,21 +71,21 @@ class Replica:
         self.counter = 0
 
     def apply(self, payload: bytes) -> None:
-        """One committed entry; a transaction when enough has come together."""
+        """Apply one committed entry; write a transaction when there are enough changes."""
         self.counter += 1
         self.state.apply([Entry(1, self.counter, ENTRY_KIND, AT_US, payload)])
         if self.state.unwritten >= TRANSACTION_CHANGES:
             self.flush()
 
     def flush(self) -> None:
-        """One transaction."""
+        """Write one transaction."""
         self.store.write(self.state.freeze())
         self.store.renew()
         self.state.table.thawed()
 
 
 def appends(count: int, uins: int, batch: int) -> list[bytes]:
-    """Payloads of entries, in batches, to inboxes at random."""
+    """Return payloads of entries, in batches, to inboxes at random."""
     chance = random.Random(1)
     writer = Writer(1, 1, 1)
     messages = [APPEND.pack(1 << 48 | 1 << 54 | (number + 1), chance.randrange(1, uins + 1)) for number in range(count)]
@@ -93,7 +93,7 @@ def appends(count: int, uins: int, batch: int) -> list[bytes]:
 
 
 def measure(replica: Replica, payloads: list[bytes]) -> float:
-    """CPU seconds to apply them, transactions included."""
+    """Return the CPU seconds to apply them, transactions included."""
     began = time.process_time()
     for payload in payloads:
         replica.apply(payload)
@@ -102,7 +102,7 @@ def measure(replica: Replica, payloads: list[bytes]) -> float:
 
 
 def run(uins: int, batch: int) -> str:
-    """One row."""
+    """Measure one row."""
     count = APPENDS if batch > 1 else APPENDS // 4
     with tempfile.TemporaryDirectory() as folder:
         replica = Replica(Path(folder))
@@ -124,7 +124,7 @@ def run(uins: int, batch: int) -> str:
 
 
 def written(a_user: int) -> str:
-    """One row: so many mails a user in each transaction, entries of 1,000; what each part takes."""
+    """Measure one row: a number of mails a user in each transaction, entries of 1,000; the time of each part."""
     chance, writer = random.Random(1), Writer(1, 1, 1)
     users = list(range(1, TRANSACTION_MAILS // a_user + 1)) * a_user
     applying = encoding = writing = 0.0
@@ -159,15 +159,15 @@ def written(a_user: int) -> str:
 
 
 def bytes_written() -> int:
-    """By this process, ever: what it gave to the system."""
+    """Return the bytes that this process has passed to the system since its start."""
     return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"])
 
 
 class NoInboxes:
-    """Nobody reads."""
+    """Inboxes that nobody reads."""
 
     def stored(self, msg_id: int, uin: int) -> int:
-        """Never asked."""
+        """Raise NotImplementedError: never called."""
         raise NotImplementedError
 
     def may_grow(self) -> bool:
@@ -175,19 +175,19 @@ class NoInboxes:
         return True
 
     def may_read(self) -> bool:
-        """Never asked."""
+        """Return True; never called."""
         return True
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Never asked."""
+        """Raise NotImplementedError: never called."""
         raise NotImplementedError
 
 
 def lead(batch: int, requests: int) -> str:
-    """One row: what a leader's core takes, `requests` in a turn; the results are made beforehand."""
+    """Measure one row: the time of a leader's core, `requests` in a turn; the results are made beforehand."""
     core = Core(partition=0, inboxes=NoInboxes(), limits=Limits(), clock_interval_s=1e9)
     core.step(ev.LayoutChanged(1, 1, {}), 0.0)
     core.step(ev.LeaderChanged(1, ""), 0.0)
@@ -208,7 +208,7 @@ def lead(batch: int, requests: int) -> str:
 
 def main() -> None:
     """Print the table."""
-    gc.freeze()  # as a process does: a look at every module that was imported would fall into whichever case is being measured
+    gc.freeze()  # as a process does: visits of every imported module would fall into any case being measured
     for batch, requests in ((1000, 1), (100, 10), (10, 10), (1, 10)):
         print(lead(batch, requests))
     for a_user in (1, 10, 100):

@@ -37,11 +37,11 @@ from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 ROOMS = 1000
 WINDOW = 20_000
-"""Records under way."""
+"""Records in flight."""
 
 
 def records(count: int, first: int) -> list[bytes]:
-    """Records of 140 bytes to many rooms."""
+    """Make records of 140 bytes to many rooms."""
     return [encode(Kind.ROOM, 1 + (first + n) % ROOMS, b"x" * 100, first + n) for n in range(count)]
 
 
@@ -125,7 +125,7 @@ async def forward(port: int, endpoint_id: int, batch: int, seconds: float) -> in
 
 
 async def case(running: Running, way: str, batch: int, seconds: float) -> dict[str, float | str]:
-    """One load from a process of its own."""
+    """Measure one load from a process of its own."""
     pids = running.pids["proxy"]
     arguments = [sys.executable, "-m", "benchmarks.proxy_hop", "--load", way, "--batch", str(batch), "--seconds", str(seconds)]
     arguments += ["--port", str(running.ports["proxy"][0]), "--endpoint", str(running.endpoints["proxy"][0])]
@@ -138,8 +138,8 @@ async def case(running: Running, way: str, batch: int, seconds: float) -> dict[s
 
 
 async def measure(seconds: float) -> list[dict[str, float | str]]:
-    """Every case against one proxy."""
-    async with cluster(settings=("cluster.guests=true",)) as running:  # the load by datagrams is in no registry
+    """Measure every case against one proxy."""
+    async with cluster(settings=("cluster.guests=true",)) as running:  # the load by datagrams is not in the registry
         found = [await case(running, "grpc", batch, seconds) for batch in (10, 100, 1000)]
         return found + [await case(running, "datagrams", batch, seconds) for batch in (1, 10, 50)]
 

@@ -1,4 +1,4 @@
-"""How many entries a second of CPU a leader and its follower replicate: `python -m benchmarks.replication`.
+"""Measure the entries that a leader and its follower replicate per CPU second: `python -m benchmarks.replication`.
 
 Both cores and both logs on real files, without a network between them: append, sync, acknowledge, commit.
 
@@ -51,7 +51,7 @@ class Pair:
             self.step(LEADER, ev.Tick())
 
     def step(self, member: MemberID, event: ev.Event) -> None:
-        """One event, and everything that follows from it."""
+        """Process one event, and everything that follows from it."""
         for effect in self.cores[member].step(event, self.now):
             if isinstance(effect, ev.Sync):
                 self.logs[member].sync()
@@ -65,7 +65,7 @@ class Pair:
 
 
 def measure(batch: int, payload: bytes) -> tuple[float, float]:
-    """(entries a CPU second, entries a second by the clock) of the pair."""
+    """Return (entries a CPU second, entries a second by the clock) of the pair."""
     entries = min(ENTRIES, 1000 * batch)
     with tempfile.TemporaryDirectory() as directory:
         pair = Pair(Path(directory))

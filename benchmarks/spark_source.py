@@ -58,28 +58,29 @@ while True:
 
 @dataclass
 class Row:
-    """What came out of one case."""
+    """Result of one case."""
 
     what: str
     rows: int
     seconds: float
     cpu: dict[str, float] = field(default_factory=dict)
-    """CPU seconds by who spent them."""
+    """CPU seconds by spender."""
 
     @property
     def per_second(self) -> float:
-        """By the clock."""
+        """Rows a second by the clock."""
         return self.rows / self.seconds
 
     @property
     def per_reader_cpu(self) -> float:
-        """Of the reader's CPU: all but the Xiu's."""
+        """Rows a CPU second of the reader: of all but the Xiu."""
         spent = sum(seconds for who, seconds in self.cpu.items() if who != "xiu")
         return self.rows / spent if spent else 0.0
 
 
 def tree_cpu() -> dict[str, float]:
-    """CPU seconds of this process's descendants, by what they run; those that ended are with who waited for them."""
+    """Return the CPU seconds of this process's descendants, by program; those of ended ones count for the process that waited
+    for them."""
     parents: dict[int, int] = {}
     found: dict[int, tuple[str, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -105,7 +106,7 @@ def tree_cpu() -> dict[str, float]:
 
 
 def read_all(target: str) -> int:
-    """Everything, as a task of Spark reads it."""
+    """Read everything, as a task of Spark does. Returns the number of rows."""
     with Replicas(target, "xiu") as replicas:
         replicas.find()
         rows = Rows(0, MESSAGES, columns_of(MESSAGES, ()), (), 0, replicas.bounds(0).end)
@@ -113,7 +114,7 @@ def read_all(target: str) -> int:
 
 
 async def fill(target: str, rows: int) -> None:
-    """So many mails."""
+    """Store `rows` mails."""
     async with pixiu.connect(target, client="bench-fill") as px, px.mail_writer() as writer:
         for number in range(rows):
             while True:
@@ -126,7 +127,7 @@ async def fill(target: str, rows: int) -> None:
 
 
 def case(what: str, rows: int, xiu: list[int], work: Callable[[], object], again: int = 2) -> Row:
-    """The best of some runs, after one that warms up."""
+    """Return the best of some runs, after one that warms up."""
     best: Row | None = None
     for _ in range(again + 1):
         before, xiu_before, own = tree_cpu(), cpu_seconds(xiu), time.process_time()
@@ -142,7 +143,7 @@ def case(what: str, rows: int, xiu: list[int], work: Callable[[], object], again
 
 
 def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Row]:
-    """Source, Parquet, rate, sink; with a session of this thread, as Spark has them."""
+    """Measure source, Parquet, rate, sink; with a session of this thread, as Spark requires."""
     from pipeline.session import open_session
 
     spark, xiu = open_session("bench", "local[1]"), running.pids["xiu"]
@@ -177,7 +178,7 @@ def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Ro
 
 
 async def live(target: str, seconds: float) -> tuple[float, float]:
-    """p50 and p99 in milliseconds of mails sent one after the other."""
+    """Return p50 and p99 in milliseconds of mails sent one after the other."""
     took: list[float] = []
     async with pixiu.connect(target, client="bench-live") as px:
         until = time.monotonic() + seconds
@@ -190,7 +191,7 @@ async def live(target: str, seconds: float) -> tuple[float, float]:
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything."""
+    """Measure everything."""
     found: dict[str, Any] = {}
     async with cluster(stores=1, settings=["xiu.export_share=1.0"]) as running:
         await fill(running.registry, arguments.rows)

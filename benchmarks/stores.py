@@ -1,4 +1,4 @@
-"""Xius and Pis as real processes beside a ZooKeeper, without the rest of a cluster, and the callers that load them."""
+"""Xius and Pis as real processes with a ZooKeeper, without the rest of a cluster, and the callers that load them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from registry.layout import ensure_layout
 
 WAIT_S = 120.0
 AGAIN_S = 0.01
-"""After so long a writer sends again what was refused because the store is behind."""
+"""Time after which a writer repeats a request that was refused because the store lags."""
 SHARED = Path("/dev/shm")
 
 
@@ -49,11 +49,11 @@ class Stores:
 
     @property
     def pids(self) -> list[int]:
-        """Of all replicas."""
+        """Process IDs of all replicas."""
         return [process.pid for process in self.processes.values()]
 
     def start(self, name: str) -> None:
-        """Start a replica; its data is what the name left before."""
+        """Start a replica with the data of its former run under this name."""
         wanted = [f"registry={self.target}", f"data_dir={self.folder / name}", "partition=0", "session_timeout_ms=4000"]
         wanted += [f"table_dir={self.shared}"] if self.role == "xiu" else []
         arguments = [part for setting in wanted for part in ("--set", setting)]
@@ -64,7 +64,7 @@ class Stores:
             )  # fmt: skip
 
     async def running(self, name: str) -> Node:
-        """The node of a replica, once it is Running."""
+        """Wait until a replica is Running. Returns its node."""
         directory, process, end = node_directory(DEFAULT_ROOT, self.role, 0), self.processes[name], time.monotonic() + WAIT_S
         while time.monotonic() < end:
             if process.poll() is not None:
@@ -81,7 +81,7 @@ class Stores:
         raise RuntimeError(f"{name} was not Running within {WAIT_S:.0f} s")
 
     async def leader(self) -> Node:
-        """The node that leads, once every replica is in sync."""
+        """Wait until every replica is in sync. Returns the leader's node."""
         nodes, end = [await self.running(name) for name in self.processes], time.monotonic() + WAIT_S
         while time.monotonic() < end:
             for node in nodes:
@@ -103,7 +103,7 @@ class Stores:
 
 
 def replication(node: Node) -> dict[str, Any]:
-    """The state of a process's replica as /health reports it; empty while the process does not answer."""
+    """Return the state of a process's replica from /health; empty while the process does not answer."""
     try:
         with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=10) as reply:
             said = json.load(reply)["service"]
@@ -115,7 +115,7 @@ def replication(node: Node) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def stores(role: str, replicas: int, data: Path | None = None) -> AsyncIterator[Stores]:
-    """So many replicas of a partition, started; all gone afterwards. `data`: a folder on the disk that shall be measured."""
+    """Start a number of replicas of a partition, removed afterwards. `data`: a folder on the disk to measure."""
     folder = Path(tempfile.mkdtemp(prefix="pixiu-bench-", dir=data))
     shared = Path(tempfile.mkdtemp(prefix="pixiu-bench-", dir=SHARED if SHARED.is_dir() else data))
     server = EmbeddedZooKeeper(folder / "zookeeper")
@@ -139,7 +139,7 @@ async def stores(role: str, replicas: int, data: Path | None = None) -> AsyncIte
 
 
 class XiuWriter:
-    """One writer's stream."""
+    """The stream of one writer."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -148,7 +148,8 @@ class XiuWriter:
         self._position = 1
 
     async def store(self, batch: bytes, count: int, level: int) -> int:
-        """Store a batch and wait until every record is answered; the sequence of the last. What is refused for now comes again."""
+        """Store a batch, repeating temporarily refused records, until every record is answered. Returns the sequence of the last
+        one."""
         again = False
         while True:
             request = xiu_pb2.StoreRequest(batch=batch, count=count, position=self._position, level=level)  # type: ignore[arg-type]
@@ -178,7 +179,7 @@ class XiuWriter:
 
 
 class PiCaller:
-    """One caller's stream; one request at a time."""
+    """The stream of one caller; one request at a time."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -186,7 +187,7 @@ class PiCaller:
         self._number = 0
 
     async def ask(self, operations: bytes = b"", reads: Sequence[pi_pb2.PiRead] = ()) -> pi_pb2.PiReply:
-        """A request at level replicated, and its answer."""
+        """Send a request at level replicated. Returns its answer."""
         self._number += 1
         await self._call.write(pi_pb2.PiRequest(request=self._number, operations=operations, reads=reads))
         reply = await self._call.read()
@@ -195,7 +196,7 @@ class PiCaller:
         return reply
 
     async def do(self, *operations: Operation) -> pi_pb2.PiReply:
-        """The same with operations that are not encoded yet."""
+        """Encode operations and send them as `ask` does."""
         return await self.ask(encode(operations))
 
     async def close(self) -> None:

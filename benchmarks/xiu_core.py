@@ -1,4 +1,4 @@
-"""How many records a second of CPU a Xiu stores: `python -m benchmarks.xiu_core`.
+"""Measure the records that a Xiu stores per CPU second: `python -m benchmarks.xiu_core`.
 
 The core with RocksDB, the table and the log on real files: check, append, decide, table, commit, write; no network, no sync
 (`benchmarks.replication` has those). RocksDB's own threads are counted.
@@ -37,14 +37,14 @@ START_MS = 1_750_000_000_000
 
 
 def make_batches(batch: int, records: int, size: int) -> list[bytes]:
-    """Batches of mail, SnowflakeIDs one after the other."""
+    """Make batches of mail, with consecutive SnowflakeIDs."""
     body = b"x" * size
     made = [encode(Kind.MAIL, i % 10_000, body, snowflake(START_MS + i // 1000, 1, i % 1000)) for i in range(records)]
     return [b"".join(made[i : i + batch]) for i in range(0, records, batch)]
 
 
 def measure(batch: int, size: int, shared: Path | None) -> tuple[float, float]:
-    """(records a CPU second, records a second by the clock)."""
+    """Return (records a CPU second, records a second by the clock)."""
     records = min(RECORDS, 4000 * batch)
     batches = make_batches(batch, records, size)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=shared) as memory:

@@ -1,8 +1,8 @@
-"""What became of every message at every subscriber: lost, repeated, out of order. Pure.
+"""Accounts for every message at every subscriber: lost, repeated, out of order. Pure.
 
-All that goes to one topic comes from one publisher and has one size, so each subscriber must receive the same bytes. A chunk of a
-socket is therefore compared with what was sent as a whole, however many messages it holds: that is how one process can follow
-a million deliveries a second, and look at every byte. Only a subscriber whose bytes differ has its messages read one by one.
+All messages of one topic come from one publisher and have one size, so each subscriber must receive the same bytes. A chunk from a
+socket is therefore compared with the sent bytes as a whole, however many messages it holds: that is how one process can follow a
+million deliveries a second, and look at every byte. Only a subscriber with different bytes has its messages read one by one.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Final
 
 NUMBER: Final = struct.Struct(">Q")
-"""What every body begins with: the message's number within its topic."""
+"""Beginning of every body: the message's number within its topic."""
 TRIM_BYTES: Final = 1 << 20
-"""What every subscriber has is forgotten in steps of so much."""
+"""Step in which bytes that every subscriber has are dropped."""
 
 
 class Account:
@@ -26,22 +26,22 @@ class Account:
 
     def __init__(self, first: int = 0) -> None:
         self.next = first
-        """One above the highest that came."""
+        """One above the highest number received."""
         self.received = 0
-        """Different ones."""
+        """Distinct numbers received."""
         self.missing: set[int] = set()
-        """Below `next`, and not come."""
+        """Numbers below `next` that did not arrive."""
         self.repeated = 0
         self.disordered = 0
-        """Came after one with a higher number."""
+        """Messages that arrived after one with a higher number."""
 
     def run(self, count: int) -> None:
-        """The next ones came, without a gap."""
+        """Count the next numbers, which arrived without a gap."""
         self.next += count
         self.received += count
 
     def take(self, number: int) -> bool:
-        """One came; whether for the first time."""
+        """Count one number. Returns True if it arrived for the first time."""
         if number >= self.next:
             self.missing.update(range(self.next, number))
             self.next = number + 1
@@ -55,12 +55,12 @@ class Account:
         return True
 
     def lost(self, sent: int) -> int:
-        """How many of the numbers below `sent` did not come."""
+        """Return how many of the numbers below `sent` did not arrive."""
         return len(self.missing) + max(sent - self.next, 0)
 
 
 class Stream:
-    """The bytes that every subscriber of one topic must receive, and what each received."""
+    """The bytes that every subscriber of one topic must receive, and the progress of each."""
 
     def __init__(self, head: bytes, tail: bytes, body_bytes: int, members: int) -> None:
         self._head, self._rest = head, bytes(body_bytes - NUMBER.size) + tail
@@ -69,14 +69,14 @@ class Stream:
         self.sent = 0
         self._bytes = bytearray()
         self._first = 0
-        """The number of the first frame in `_bytes`."""
+        """Number of the first frame in `_bytes`."""
         self._positions = [0] * members
-        """Bytes that each received, while they are those that were sent."""
+        """Bytes that each subscriber received, as long as they are those that were sent."""
         self._strays: dict[int, bytearray] = {}
-        """Of those whose bytes were others: the frame that is not whole yet."""
+        """Subscribers with different bytes → their incomplete frame."""
 
     def send(self, count: int) -> list[bytes]:
-        """The frames of the next messages, which are expected from now on."""
+        """Return the frames of the next messages, which are expected from now on."""
         frames = [self._head + NUMBER.pack(self.sent + n) + self._rest for n in range(count)]
         self.sent += count
         self._bytes += b"".join(frames)
@@ -84,13 +84,13 @@ class Stream:
 
     @property
     def slowest(self) -> int:
-        """The number that the slowest subscriber waits for."""
+        """Number that the slowest subscriber waits for."""
         return min(account.next for account in self.accounts) if self._strays else min(self._positions) // self.frame_bytes
 
     def take(self, member: int, chunk: bytes) -> Sequence[int]:
-        """What a subscriber's socket gave: the numbers that came whole for the first time.
+        """Take a chunk from a subscriber's socket. Returns the numbers that were completed for the first time.
 
-        Raises ValueError when these are no messages of the topic.
+        Raises ValueError for bytes that are not messages of the topic.
         """
         if member not in self._strays:
             position, size = self._positions[member], self.frame_bytes
@@ -121,7 +121,7 @@ class Stream:
         return came
 
     def trim(self) -> int:
-        """Forget what every subscriber has; the first number that is still known."""
+        """Drop frames that every subscriber has. Returns the first number that is still known."""
         if len(self._bytes) > TRIM_BYTES:
             follow = [position for member, position in enumerate(self._positions) if member not in self._strays]
             keep = min(follow) // self.frame_bytes if follow else self.sent
@@ -130,5 +130,5 @@ class Stream:
         return self._first
 
     def begin(self) -> None:
-        """Count anew from here: what was sent until now was only to warm up."""
+        """Restart the counts: everything sent until now was only to warm up."""
         self.accounts = [Account(self.sent) for _ in self.accounts]

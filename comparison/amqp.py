@@ -25,28 +25,28 @@ DURABLE: Final = 2
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """A frame of a kind on a channel."""
+    """Encode a frame of a kind on a channel."""
     return FRAME.pack(kind, channel, len(payload)) + payload + FRAME_END
 
 
 def method_frame(channel: int, method: tuple[int, int], arguments: bytes = b"") -> bytes:
-    """A frame of a method, with its arguments as they travel."""
+    """Encode a frame of a method, with encoded arguments."""
     return frame(METHOD, channel, NAME.pack(*method) + arguments)
 
 
 def short(text: str) -> bytes:
-    """A short string."""
+    """Encode a short string."""
     data = text.encode()
     return bytes([len(data)]) + data
 
 
 def long(data: bytes) -> bytes:
-    """A long string, or a table."""
+    """Encode a long string, or a table."""
     return struct.pack(">I", len(data)) + data
 
 
 def expect(sock: socket.socket, method: tuple[int, int]) -> None:
-    """The next thing that comes must be this method. Raises ConnectionError."""
+    """Read the next frame. Raises ConnectionError unless it is this method."""
     kind, _, size = FRAME.unpack(exactly(sock, FRAME.size))
     payload = exactly(sock, size + 1)
     if kind != METHOD or NAME.unpack_from(payload) != method:
@@ -54,7 +54,7 @@ def expect(sock: socket.socket, method: tuple[int, int]) -> None:
 
 
 def connect(port: int) -> socket.socket:
-    """A connection with one channel."""
+    """Open a connection with one channel."""
     sock = socket.create_connection((HOST, port), timeout=CONNECT_LIMIT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     login = struct.pack(">I", 0) + short("PLAIN") + long(b"\0guest\0guest") + short("en_US")

@@ -1,4 +1,4 @@
-"""The work that every server is given. Pure.
+"""The work for every server. Pure.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -19,24 +19,25 @@ class Case:
     title: str
     kind: Kind = "messages"
     groups: int = 1
-    """Topics."""
+    """Number of topics."""
     members: int = 1
-    """Subscribers of each; of `connections` and `mail`: those of all topics together."""
+    """Subscribers of each topic; for `connections` and `mail` the total over all topics."""
     publishers: int = 1
     qos: int = 0
-    """Of what is published; subscribers ask for QoS 0, of mail for 1."""
+    """QoS of publications; subscribers ask for QoS 0, for mail 1."""
     window: int = 0
-    """Closed: messages of a topic that its slowest subscriber does not have yet, or that are not confirmed."""
+    """Closed loop: messages of a topic that its slowest subscriber does not have yet, or that are not confirmed."""
     rate: float = 0.0
-    """Open: messages a second, whatever became of those before."""
+    """Open loop: messages a second, whatever the fate of earlier ones."""
     bytes: int = 100
-    """Of a message's body."""
+    """Size of a message's body."""
     timed_every: int = 1
-    """One message in so many is timed, at every subscriber; what does not divide the window, so that it is not always the first."""
+    """Interval of the messages that are timed, at every subscriber. It does not divide the window, so that it is not always the
+    first."""
 
     @property
     def size(self) -> str:
-        """What is sent, in words."""
+        """Description of the sent messages."""
         if self.kind == "connections":
             return f"{self.members:,}, of which the first tenth is not counted"
         how = f"{self.rate:,g} a second" if self.rate else f"window {self.window:,}"
@@ -58,4 +59,4 @@ CASES: Final = {
         Case("mail", "mail to 100 users", "mail", groups=100, members=100, qos=1, window=1000),
     )
 }
-"""By name, in the order in which they run: connections first, as their memory is what a fresh server adds."""
+"""By name, in running order: connections first, because their memory is what they add to a fresh server."""

@@ -1,4 +1,4 @@
-"""What `pixiu bench --peers` calls; found by the entry-point group `pixiu.bench`.
+"""The entry point of `pixiu bench --peers`, found by the entry-point group `pixiu.bench`.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -26,7 +26,7 @@ MAX_ROUNDS: Final = 100
 
 
 def chosen(wanted: Sequence[str], known: Sequence[str], option: str) -> list[str]:
-    """Those that are named, in the order of all, or all. Raises InvalidArgument for a name that is none."""
+    """Return the named items, in the order of all, or all. Raises InvalidArgument for an unknown name."""
     for name in wanted:
         if name not in known:
             raise InvalidArgument(f"{option} {name}: one of {', '.join(known)}")
@@ -34,7 +34,7 @@ def chosen(wanted: Sequence[str], known: Sequence[str], option: str) -> list[str
 
 
 def plan(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float) -> tuple[list[Case], list[str]]:
-    """(cases, servers) that are asked for; Pixiu is always among the servers. Raises InvalidArgument."""
+    """Return the requested (cases, servers); Pixiu is always among the servers. Raises InvalidArgument."""
     if not 1 <= rounds <= MAX_ROUNDS:
         raise InvalidArgument(f"--rounds {rounds}: 1 to {MAX_ROUNDS}")
     if not (math.isfinite(seconds) and MIN_SECONDS <= seconds <= MAX_SECONDS):
@@ -44,12 +44,12 @@ def plan(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: flo
 
 
 def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float, json: bool) -> int:
-    """Measure and print. Returns 1 when Pixiu lost, repeated or disordered anything, or a server failed; a peer that is not
+    """Measure and print. Returns 1 when Pixiu lost, repeated or disordered anything, or a server failed. A peer that is not
     installed is named and left out.
 
     Args:
         cases, servers: names; empty: all.
-        seconds: of each case at each server in each round; 0: three.
+        seconds: duration of each case at each server in each round; 0: three.
     """
     work, names = plan(cases, servers, rounds, seconds or DEFAULT_SECONDS)
     wanted = [PEERS[name] for name in names if name != OURS]
@@ -61,7 +61,7 @@ def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: 
     def say(text: str) -> None:
         errors.print(text, highlight=False, soft_wrap=True)
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: every server that was started is ended
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: every started server is ended
     try:
         results, failures = asyncio.run(run(work, [OURS, *(peer.name for peer in found)], rounds, seconds or DEFAULT_SECONDS, say))
     finally:

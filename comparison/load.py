@@ -1,8 +1,8 @@
 """The load of messages and connections: a process of its own, one thread, plain sockets and epoll.
 
-It connects and warms up, says `{}`, waits for a line, works, says what came of it as one JSON object, and waits for a line
-before it ends, so that whoever started it can look at the servers before and after. Nothing that it does for a message depends on
-which server it loads, but for the bytes of the protocol.
+It connects and warms up, prints `{}`, waits for a line, works, prints the results as one JSON object, and waits for a line before
+it ends, so that its parent can look at the servers before and after. Its work for a message does not depend on the server, except
+for the bytes of the protocol.
 
     python -m comparison.load CASE PORT WIRE TOPIC SECONDS
 
@@ -34,12 +34,12 @@ CONNECT_LIMIT_S: Final = 30.0
 AT_ONCE: Final = 100
 """Connections that are opened before their answers are read."""
 STALL_S: Final = 2.0
-"""When nothing has come for so long, what is missing is lost, and the loop goes on."""
+"""Time without any arrival after which missing messages count as lost, and the loop goes on."""
 MAX_WAIT_S: Final = 0.05
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes. Raises ConnectionError when the server closes before."""
+    """Read `count` bytes. Raises ConnectionError when the server closes before."""
     data = b""
     while len(data) < count:
         more = sock.recv(count - len(data))
@@ -50,7 +50,7 @@ def exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def come(port: int, wire: Wire, clients: list[tuple[str, str]], qos: int = 0, *, clean: bool = True) -> list[socket.socket]:
-    """Connected clients of (name, topic), who have subscribed where there is a topic, a hundred at a time."""
+    """Connect clients of (name, topic), which subscribe if there is a topic, a hundred at a time."""
     found: list[socket.socket] = []
     for first in range(0, len(clients), AT_ONCE):
         part = []
@@ -85,13 +85,13 @@ class Group:
     unsent: bytes = b""
     sent_at: array[float] = field(default_factory=lambda: array("d"))
     first: int = 0
-    """The number of the first of `sent_at`."""
+    """Number of the message that `sent_at` begins with."""
     given_up: int = 0
-    """Numbers below are not waited for."""
+    """Numbers below this are not waited for."""
 
 
 class Messages:
-    """Connections, and the loop: closed where a case has a window, open where it has a rate."""
+    """Connections, and the loop: closed if a case has a window, open if it has a rate."""
 
     def __init__(self, case: Case, port: int, wire: Wire, topic: str) -> None:
         self._case, self._wire = case, wire
@@ -117,7 +117,7 @@ class Messages:
             self._poll.register(sock.fileno(), select.EPOLLIN)
 
     def run(self, seconds: float) -> dict[str, float]:
-        """Work for so long, then until all has come or nothing comes any more."""
+        """Work for `seconds`, then until everything has arrived or nothing arrives any more."""
         for group in self.groups:
             group.stream.begin()
         self._latency_us, self._late_us = Histogram(), Histogram()
@@ -155,9 +155,9 @@ class Messages:
         }
 
     def _behind(self, group: Group) -> int:
-        """Messages that somebody waits for."""
+        """Return the number of messages that are still waited for."""
         done = group.stream.slowest
-        if self._case.qos:  # one topic then
+        if self._case.qos:  # in this case there is one topic
             done = min(done, int(self._confirmed))
         return group.stream.sent - max(done, group.given_up)
 
@@ -183,10 +183,10 @@ class Messages:
         self._due += due
 
     def _send(self, group: Group, times: list[float]) -> None:
-        """Messages that were due at these times."""
+        """Send messages that were due at these times."""
         number = group.stream.sent
         frames = group.stream.send(len(times))
-        if self._case.qos or self._wire is not WIRES["mqtt"]:  # else the bytes that are published are those that arrive
+        if self._case.qos or self._wire is not WIRES["mqtt"]:  # else the published bytes are those that arrive
             head, rest = group.head, self._rest + group.tail
             ids = [packet_id(number + n) if self._case.qos else b"" for n in range(len(times))]
             frames = [head + ids[n] + NUMBER.pack(number + n) + rest for n in range(len(times))]
@@ -227,20 +227,20 @@ class Messages:
 
 
 def cpu_used_s() -> float:
-    """CPU seconds that this process has used so far."""
+    """Return the CPU seconds that this process has used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def step(value: dict[str, float]) -> None:
-    """Say something and wait until whoever started this has looked."""
+    """Print a value and wait until the parent process has looked."""
     print(json.dumps(value), flush=True)
     if not sys.stdin.readline():
         raise SystemExit(1)
 
 
 def connections(case: Case, port: int, wire: Wire, topic: str) -> None:
-    """Clients that come and stay, those of one topic together; the first of each topic come before anything is counted."""
+    """Open connections and keep them, those of one topic together; the first tenth is not counted."""
     names = [(f"stay-{n}", topic.format(1 + n * case.groups // case.members)) for n in range(case.members)]
     few = case.members // 10
     held = come(port, wire, names[:few])

@@ -1,8 +1,8 @@
-"""The load of mail: one sender to a hundred users, of whom each has a persistent session and a connection of its own.
+"""The load of mail: one sender to a hundred users, each with a persistent session and a connection of their own.
 
-Receivers acknowledge every message; they speak MQTT with QoS 1, or a server's own protocol. So does the sender; to Pixiu it sends
-mail by the SDK, as MQTT has no mail. A window is sent in one go, the next one when all of it is confirmed. As `comparison.load`
-it says `{}`, then what came of it, and waits for a line each time.
+Receivers acknowledge every message; they use MQTT with QoS 1, or a server's own protocol. So does the sender, but it sends mail to
+Pixiu with the SDK, as MQTT has no mail. A window is sent in one go, the next one when all of it is confirmed. As `comparison.load`
+does, it prints `{}`, then the results, and waits for a line each time.
 
     python -m comparison.mail_load CASE PORT WIRE SECONDS [PROXIES]
 
@@ -31,27 +31,27 @@ DRAIN_S: Final = 0.01
 
 
 class Sends(Protocol):
-    """Who sends windows of mail."""
+    """Sender of windows of mail."""
 
     async def send(self, mails: Sequence[tuple[int, bytes]]) -> None:
         """Send to (index of a user, body) and wait until all is confirmed."""
 
 
 class PixiuSender:
-    """The SDK's writer of mail."""
+    """A sender that uses the SDK's writer of mail."""
 
     def __init__(self, writer: pixiu.MailWriter) -> None:
         self._writer = writer
 
     async def send(self, mails: Sequence[tuple[int, bytes]]) -> None:
-        """One call for each mail."""
+        """Send with one call for each mail."""
         for user, body in mails:
             self._writer.send(user + 1, body)
         await self._writer.wait_finished()
 
 
 class MailLoad:
-    """All users, the sender, and what came."""
+    """All users, the sender, and the results."""
 
     def __init__(self, case: Case, wire: MailWire) -> None:
         self.case = case
@@ -62,17 +62,17 @@ class MailLoad:
         self._moved_us = 0
 
     def came(self, number: int, user: int) -> None:
-        """A user's inbox got its mail of this number."""
+        """Note that a user's inbox got its mail of this number."""
         at_us = monotonic_us()
         if self._tally.delivered(number * self.case.members + user, at_us) is not None:
             self._moved_us = at_us
 
     def fail(self, problem: str) -> None:
-        """Nothing that follows can be believed; what is said first is kept."""
+        """Note a problem, which invalidates all results; the first one is kept."""
         self.problem = self.problem or problem
 
     async def run(self, sender: Sends, seconds: float) -> dict[str, float]:
-        """Send windows for so long, and wait until all is delivered."""
+        """Send windows for `seconds`, and wait until all is delivered."""
         users, body = self.case.members, bytes(self.case.bytes - NUMBER.size)
         tally = self._tally = Tally("mail", keys=users, first=self._tally.next)
         confirmed_us, used, began_us = Histogram(), cpu_used_s(), monotonic_us()
@@ -103,7 +103,7 @@ class MailLoad:
 
 @contextlib.asynccontextmanager
 async def sending(load: MailLoad, port: int, wire: MailWire, proxies: str) -> AsyncIterator[Sends]:
-    """A sender: by the SDK where there are proxies, else by the server's protocol."""
+    """Yield a sender: the SDK's if there are proxies, else one for the server's protocol."""
     if proxies:
         async with pixiu.connect(proxies, client="bench") as px, px.mail_writer() as writer:
             yield PixiuSender(writer)

@@ -1,8 +1,7 @@
-"""What the load of mail says to a server and hears from it: MQTT sessions, AMQP queues, JetStream consumers.
+"""Protocols of the load of mail: MQTT sessions, AMQP queues, JetStream consumers.
 
-Every user has a queue (or session) and a connection of his own and acknowledges every message; one sender publishes and waits
-for confirmations. Just enough of each protocol over a plain socket: what is always the same is made once, and what comes is read
-where it lies.
+Every user has a queue (or session) and a connection of their own and acknowledges every message; one sender publishes and waits for
+confirmations. This is just enough of each protocol over a plain socket: constant parts are made once, and input is read in place.
 
 Source: docs/performance.md, "Beside others"; MQTT 3.1.1; AMQP 0-9-1; the client protocol and the API of NATS.
 """
@@ -26,20 +25,20 @@ from comparison.wires import Mqtt, packet_head, packet_id, string
 
 CONFIRM_LIMIT_S: Final = 60.0
 PREFETCH: Final = 2000
-"""Messages of one user that may be unacknowledged: more than there ever are, so that a consumer is never what is waited for."""
+"""Maximum unacknowledged messages of one user: more than there ever are, so that the load never waits for a consumer."""
 
 
 class Books(Protocol):
-    """What connections tell of."""
+    """Receiver of the connections' reports."""
 
     case: Case
     topics: list[str]
 
     def came(self, number: int, user: int) -> None:
-        """A mail came, perhaps not for the first time."""
+        """Note that a mail arrived, perhaps not for the first time."""
 
     def fail(self, problem: str) -> None:
-        """Nothing that follows can be believed."""
+        """Note a problem that invalidates all results."""
 
 
 class Inbox(asyncio.Protocol, ABC):
@@ -51,12 +50,12 @@ class Inbox(asyncio.Protocol, ABC):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
+        """Keep the transport. Called by asyncio."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Any part of a stream of messages."""
+        """Take any part of a stream of messages."""
         assert self._transport is not None
         rest, answers = self._rest + data, list[bytes]()
         self._rest = rest[self._read(rest, answers) :]
@@ -64,12 +63,12 @@ class Inbox(asyncio.Protocol, ABC):
             self._transport.write(b"".join(answers))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Report the loss of the connection. Called by asyncio."""
         self._load.fail(f"user {self._user} was disconnected: {exc}")
 
     @abstractmethod
     def _read(self, rest: bytes, answers: list[bytes]) -> int:
-        """Take what is whole. Returns where the first begins that is not."""
+        """Take the complete messages. Returns the offset of the first incomplete one."""
 
     def _took(self, body: bytes, at: int) -> None:
         self._load.came(NUMBER.unpack_from(body, at)[0], self._user)
@@ -88,18 +87,18 @@ class Sender(asyncio.Protocol, ABC):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
+        """Keep the transport. Called by asyncio."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Confirmations, or a part of one."""
+        """Take confirmations, or a part of one."""
         self._confirmed += self._count(data)
         if self._confirmed >= self._sent:
             self._all.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Report the loss of the connection. Called by asyncio."""
         self._load.fail(f"the sender was disconnected: {exc}")
         self._all.set()
 
@@ -115,11 +114,11 @@ class Sender(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _parts(self, number: int, user: int, body: bytes) -> Sequence[bytes]:
-        """One message, as it is sent; `number` counts all from 0."""
+        """Encode one message; `number` counts all from 0."""
 
     @abstractmethod
     def _count(self, data: bytes) -> int:
-        """How many more are confirmed."""
+        """Return the number of new confirmations."""
 
 
 # --- MQTT
@@ -181,11 +180,11 @@ def _mqtt_sender(port: int, load: Books) -> socket.socket:
 STREAM: Final = "MAIL"
 CONFIRMS: Final = b"confirms"
 ACKNOWLEDGED: Final = b'"seq":'
-"""Once in each answer to a publication."""
+"""Occurs once in each answer to a publication."""
 
 
 class JetStreamInbox(Inbox):
-    """A durable consumer that pushes, with explicit acknowledgements."""
+    """A durable push consumer, with explicit acknowledgements."""
 
     def _read(self, rest: bytes, answers: list[bytes]) -> int:
         at, size = 0, self._load.case.bytes
@@ -211,7 +210,7 @@ class JetStreamInbox(Inbox):
 
 
 class JetStreamSender(Sender):
-    """Publications that the stream answers."""
+    """Publications that the stream acknowledges."""
 
     def __init__(self, load: Books) -> None:
         super().__init__(load)
@@ -232,7 +231,7 @@ class JetStreamSender(Sender):
 
 
 def _nats(port: int, subject: str) -> socket.socket:
-    """A connection that has subscribed to a subject."""
+    """Open a connection that has subscribed to a subject."""
     sock = socket.create_connection((HOST, port), timeout=CONNECT_LIMIT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _line(sock)
@@ -243,7 +242,7 @@ def _nats(port: int, subject: str) -> socket.socket:
 
 
 def _line(sock: socket.socket) -> bytes:
-    """A line, without what ends it; nothing behind it is read."""
+    """Read a line, without its end; nothing after it is read."""
     found = bytearray()
     while not found.endswith(b"\r\n"):
         found += exactly(sock, 1)
@@ -259,7 +258,7 @@ def _ask_jetstream(sock: socket.socket, api: str, request: object) -> None:
 
 
 def _come_to_jetstream(port: int, load: Books) -> list[socket.socket]:
-    """A stream on files, and of every user a durable consumer of his subject, and a connection."""
+    """Make a stream on files; for every user a durable consumer of their subject, and a connection."""
     found = [_nats(port, f"to.{n}") for n in range(len(load.topics))]
     with _nats(port, "api") as sock:
         _ask_jetstream(sock, f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": ["mail.*"], "storage": "file"})
@@ -345,7 +344,7 @@ class AmqpSender(Sender):
         return self._up_to - before
 
     def _confirms(self, tag: int, multiple: int) -> None:
-        """Confirms name a tag; with `multiple` every one up to it. They may come in any order."""
+        """Take a confirm. It names a tag, with `multiple` every tag up to it. Confirms may come in any order."""
         if multiple:
             self._up_to = max(self._up_to, tag)
         else:
@@ -358,7 +357,7 @@ class AmqpSender(Sender):
 
 
 def _come_by_amqp(port: int, load: Books, arguments: bytes = b"") -> list[socket.socket]:
-    """Of every user a durable queue, a consumer of it, and a connection."""
+    """Make for every user a durable queue, a consumer of it, and a connection."""
     found = []
     for topic in load.topics:
         sock = amqp.connect(port)
@@ -396,15 +395,15 @@ def _amqp_sender(port: int, load: Books) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class MailWire:
-    """How mail is sent and taken."""
+    """A protocol for sending and receiving mail."""
 
     topic: str
-    """Of a user, by his number."""
+    """Topic of a user, by number."""
     come: Callable[[int, Books], list[socket.socket]]
-    """The users' connections, in their order, each with its queue."""
+    """Opens the users' connections, in their order, each with its queue."""
     inbox: Callable[[Books, int], Inbox]
     connect: Callable[[int, Books], socket.socket]
-    """The sender's connection."""
+    """Opens the sender's connection."""
     sender: Callable[[Books], Sender]
 
 

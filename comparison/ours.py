@@ -1,4 +1,4 @@
-"""Our own cluster, of few processes on this machine, and the builds of it.
+"""Our own cluster, with few processes on this machine, and its builds.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -18,7 +18,7 @@ from registry.up import LocalCluster, UpOptions
 
 @dataclass(frozen=True)
 class Running:
-    """A cluster that runs: the process IDs and ports by role."""
+    """A running cluster: the process IDs and ports by role."""
 
     registry: str
     pids: dict[str, list[int]]
@@ -27,13 +27,13 @@ class Running:
     mqtt_ports: list[int]
     http_ports: dict[str, list[int]]
     zookeeper: int = 0
-    """The process ID of the registry's server."""
+    """Process ID of the registry's server."""
     proxies: str = ""
-    """Where programs connect."""
+    """Addresses for programs to connect to."""
 
     @property
     def everything(self) -> dict[str, list[int]]:
-        """Every role's processes, and ZooKeeper."""
+        """The processes of every role, and ZooKeeper."""
         return {**self.pids, "zookeeper": [self.zookeeper]}
 
 
@@ -45,8 +45,8 @@ async def cluster(
     relays: int = 0,
     settings: Sequence[str] = (),
 ) -> AsyncIterator[Running]:
-    """A cluster on this machine, gone afterwards: one proxy, router and broker. `stores`: replicas of one partition each of Xiu and
-    Pi, or none."""
+    """Run a cluster on this machine, removed afterwards: one proxy, router and broker. `stores`: replicas of one partition each
+    of Xiu and Pi, or none."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
             proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=relays,
@@ -73,13 +73,14 @@ async def cluster(
 
 
 def builds() -> list[tuple[str, str]]:
-    """The builds to measure in turn: a name, and what `build` takes. Plain Python too where servers run the compiled one."""
+    """Return the builds to measure in turn: a name, and the argument of `build`. Includes plain Python if servers run the
+    compiled build."""
     return [("pixiu", "1"), ("pixiu, plain", "0")] if build_of_new_process().name == "compiled" else [("pixiu", "0")]
 
 
 @contextlib.contextmanager
 def build(switch: str) -> Iterator[None]:
-    """The build of the processes that are started within: the one that is there ("1"), or plain Python ("0")."""
+    """Select the build of processes started within: the existing one ("1"), or plain Python ("0")."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = switch
     try:

@@ -22,7 +22,7 @@ from comparison.servers import Peer
 from pixiu.version import __version__
 
 COLUMNS: Final = ("a second", "a CPU second", "pixiu ×", "", "p50", "p99", "lost", "repeated", "disorder", "memory", "load")
-"""Behind the case and the server; the one without a name has the lowest and the highest round's ratio."""
+"""Columns after the case and the server; the unnamed one has the lowest and the highest round's ratio."""
 NOTES: Final = (
     "a second, a CPU second: deliveries, or connections, by the clock and by the CPU of all the server's processes",
     "pixiu ×: deliveries a CPU second by the peer's, the median of the rounds (lowest, highest)",
@@ -37,12 +37,12 @@ SYNCS: Final = {
     "rabbitmq-amqp": "in a file, synced",
     "rabbitmq-quorum": "in a log of one member, synced",
 }
-"""Where mail is when it is confirmed, as each is shipped."""
+"""Place of mail when it is confirmed, for each server as shipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it ran."""
+    """The machine of the measurement."""
 
     processor: str
     cores: int
@@ -50,11 +50,11 @@ class Machine:
     kernel: str
     python: str
     versions: dict[str, str]
-    """Of the servers that were measured."""
+    """Versions of the measured servers."""
 
     @property
     def line(self) -> str:
-        """All of it in one sentence."""
+        """Describe the machine in one line."""
         found = ", ".join(f"{name} {version or '(unknown version)'}" for name, version in self.versions.items())
         return (
             f"{self.cores} cores ({self.processor}), {self.memory_gib:.0f} GiB, {self.kernel}, Python {self.python}; {found}; "
@@ -63,7 +63,7 @@ class Machine:
 
 
 def processor_in(text: str) -> str:
-    """The name of the processor in the text of /proc/cpuinfo; empty where there is none."""
+    """Return the name of the processor in the text of /proc/cpuinfo; empty if there is none."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -72,7 +72,7 @@ def processor_in(text: str) -> str:
 
 
 def machine(peers: Sequence[Peer], with_ours: bool) -> Machine:
-    """This machine, and the versions of servers."""
+    """Describe this machine, and the versions of servers."""
     versions = {OURS: f"{__version__} ({build_of_new_process().name})"} if with_ours else {}
     return Machine(
         processor_in(Path("/proc/cpuinfo").read_text()) or platform.machine(),
@@ -85,24 +85,24 @@ def machine(peers: Sequence[Peer], with_ours: bool) -> Machine:
 
 
 def as_times(value: float) -> str:
-    """Milliseconds; empty where nothing was timed."""
+    """Format milliseconds; empty if nothing was timed."""
     return (f"{value:,.1f} ms" if value >= 1 else f"{value:.2f} ms") if value else ""
 
 
 def as_bytes(value: float) -> str:
-    """Bytes as KiB or MiB; empty where there is no figure."""
+    """Format bytes as KiB or MiB; empty if there is no figure."""
     if not value:
         return ""
     return f"{value / 1024:,.1f} KiB" if value < 1 << 20 else f"{value / (1 << 20):,.0f} MiB"
 
 
 def as_ratio(value: float) -> str:
-    """Two digits that mean something."""
+    """Format a ratio with its significant digits."""
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def render(results: Results) -> RenderableType:
-    """Medians of the rounds; what is lost, repeated or out of order as sums."""
+    """Render medians of the rounds; lost, repeated and disordered messages as sums."""
     table = Table(box=None, pad_edge=False)
     table.add_column("case")
     table.add_column("server")
@@ -127,7 +127,7 @@ def render(results: Results) -> RenderableType:
 
 
 def render_hops(results: Results) -> RenderableType:
-    """Where the CPU of a server of several processes goes; every row adds up to the whole."""
+    """Render the distribution of the CPU over a server's processes; every row adds up to the whole."""
     found = {
         (case, name): cpu_us(middle(samples)) for case, servers in results.items() for name, samples in servers.items() if samples
     }
@@ -145,19 +145,19 @@ def render_hops(results: Results) -> RenderableType:
 
 
 def notes(results: Results) -> list[str]:
-    """What a reader of the table has to know."""
+    """Return notes for readers of the table."""
     mail = results.get("mail", {})
     syncs = [f"{name}: {SYNCS[name]}" for name in mail if name in SYNCS]
     return [*NOTES, *([f"where mail is when it is confirmed: {'; '.join(syncs)}"] if syncs else [])]
 
 
 def missing_lines(peers: Sequence[Peer]) -> list[str]:
-    """A line for each peer that is not installed."""
+    """Return a line for each peer that is not installed."""
     return [f"{peer.name} is not installed and is left out; to have it: {peer.install}" for peer in peers if not peer.found]
 
 
 def as_json(results: Results, where: Machine, failures: Sequence[str], missing: Mapping[str, str]) -> dict[str, object]:
-    """Everything, with every round."""
+    """Return everything, with every round, for JSON."""
     return {
         "machine": asdict(where),
         "not_installed": dict(missing),

@@ -1,4 +1,4 @@
-"""What came of every case at every server, round by round: medians, ratios, and what is to be doubted. Pure.
+"""Results of every case at every server, round by round: medians, ratios, and doubts. Pure.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -14,11 +14,11 @@ from comparison.cases import CASES, Case
 
 OURS: Final = "pixiu"
 LOAD_LIMIT: Final = 0.8
-"""Above so much of a core the load may be what limits a closed case."""
+"""Share of a core above which the load may limit a closed case."""
 OTHERS_LIMIT: Final = 0.25
 """Cores that others may use on the machine before the clock's figures are doubted."""
 LATE_LIMIT_MS: Final = 2.0
-"""An open load that sends later than it should puts its own delay into the latencies."""
+"""Delay above which an open load that sends late adds its own delay to the latencies."""
 SUMS: Final = ("published", "deliveries", "lost", "repeated", "disordered")
 
 
@@ -30,25 +30,25 @@ class Sample:
     published: float = 0.0
     deliveries: float = 0.0
     per_second: float = 0.0
-    """Deliveries by the clock; of connections, those that came."""
+    """Deliveries by the clock; for connections, connections."""
     server_cpu_s: float = 0.0
-    """Of all processes of the server."""
+    """CPU of all processes of the server."""
     per_cpu: float = 0.0
     """Deliveries, or connections, a CPU second of the server."""
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     confirmed_p50_ms: float = 0.0
-    """Of mail: until a whole window is confirmed."""
+    """Mail: time until a whole window is confirmed."""
     confirmed_p99_ms: float = 0.0
     lost: float = 0.0
     repeated: float = 0.0
     disordered: float = 0.0
     memory_bytes: float = 0.0
-    """Of all processes, at the end of the case, with the load's connections open; of connections, what one of them added."""
+    """Memory of all processes at the end of the case, with the load's connections open; for connections, the increase by one."""
     load_share: float = 0.0
-    """Of one core, by the load."""
+    """Share of one core that the load used."""
     late_p99_ms: float = 0.0
-    """How late an open load sent."""
+    """Delay of an open load's sending."""
     others_cores: float = 0.0
     """Cores that neither the server nor the load used."""
     hops: dict[str, float] = field(default_factory=dict)
@@ -60,10 +60,10 @@ FIGURES: Final = tuple(one.name for one in fields(Sample) if one.name not in ("r
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What is seen of the servers and the machine before and after a case."""
+    """State of the servers and the machine before or after a case."""
 
     server_cpu_s: Mapping[str, float]
-    """By what its processes are."""
+    """CPU seconds by kind of process."""
     machine_cpu_s: float
     load_cpu_s: float
     memory_bytes: float
@@ -71,7 +71,7 @@ class Looked:
 
 
 def sample_of(case: Case, said: Mapping[str, float], before: Looked, after: Looked) -> Sample:
-    """What a load said, with what was seen of the servers meanwhile. Raises ValueError when the load said something unknown."""
+    """Make a sample from a load's report and the states before and after. Raises ValueError for an unknown figure in the report."""
     unknown = set(said) - set(FIGURES)
     if unknown:
         raise ValueError(f"a load said {', '.join(sorted(unknown))}, which nobody knows")
@@ -91,15 +91,15 @@ Results = dict[str, dict[str, list[Sample]]]
 
 
 def middle(samples: Sequence[Sample]) -> Sample:
-    """The median of each figure; the sum of what was sent, of what was wrong, so that no round's loss is hidden, and of hops."""
+    """Return the median of each figure; sums for sent messages, for errors, so that no round's loss is hidden, and for hops."""
     hops = {name: sum(sample.hops.get(name, 0.0) for sample in samples) for sample in samples[:1] for name in sample.hops}
     rows = [asdict(sample) for sample in samples]
     return Sample(0, **{key: (sum if key in SUMS else median)(row[key] for row in rows) for key in FIGURES}, hops=hops)
 
 
 def ratios(servers: Mapping[str, Sequence[Sample]], figure: str = "per_cpu") -> dict[str, tuple[float, float, float]]:
-    """Peer → (median, lowest, highest) of ours by theirs, each round's by the same round's, as what happens to the machine then
-    happens to both. Empty where we were not measured; a round in which either has nothing is left out."""
+    """Return peer → (median, lowest, highest) of our figure divided by theirs. Each round is compared with itself, because
+    events on the machine then affect both. Empty if we were not measured; a round in which either has no figure is left out."""
     found = {}
     for name, samples in servers.items():
         if name == OURS:
@@ -113,12 +113,13 @@ def ratios(servers: Mapping[str, Sequence[Sample]], figure: str = "per_cpu") -> 
 
 
 def cpu_us(sample: Sample) -> dict[str, float]:
-    """CPU microseconds that each kind of process spent on a message that was published, or a connection."""
+    """Return the CPU microseconds that each kind of process spent on a published message, or a connection."""
     return {name: used / sample.published * 1e6 for name, used in sample.hops.items()} if sample.published else {}
 
 
 def wrong(results: Results, servers: str = "") -> list[str]:
-    """A line for each case and server at which messages were lost, repeated or out of order, of those whose names begin so."""
+    """Return a line for each case and server with lost, repeated or disordered messages, for servers whose names begin with
+    `servers`."""
     found = []
     for case, at in results.items():
         for name in (name for name in at if name.startswith(servers)):
@@ -130,7 +131,7 @@ def wrong(results: Results, servers: str = "") -> list[str]:
 
 
 def doubts(results: Results) -> list[str]:
-    """Why figures may not be what they seem: one line for each reason."""
+    """Return the reasons to doubt figures: one line for each."""
     rows = [(case, name, middle(samples)) for case, servers in results.items() for name, samples in servers.items()]
     found = []
     closed = [f"{case}, {name}" for case, name, one in rows if one.load_share > LOAD_LIMIT and not CASES[case].rate]

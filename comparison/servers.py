@@ -1,7 +1,7 @@
-"""Other servers, where they are installed: how each is started, asked for its version, and installed.
+"""Other servers, if they are installed: commands to start them, read their version, and install them.
 
-Each has a folder of its own, keeps nothing beyond it, and is as its distribution ships it, but for what the work needs: nobody
-has to log in, and no queue is cut off.
+Each has a folder of its own, keeps nothing outside it, and is configured as its distribution ships it, except as the work
+requires: nobody has to log in, and no queue is bounded.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -21,7 +21,7 @@ from typing import Final
 from comparison.processes import free_port, installed, server
 
 RABBITMQ: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The server itself; what is in the PATH needs a user of its own."""
+"""The server itself; the command in PATH needs a user of its own."""
 VERSION_LIMIT_S: Final = 30.0
 ASK_RABBITMQ: Final = ("dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server")
 
@@ -33,27 +33,27 @@ class Peer:
     name: str
     program: str
     package: str
-    """Of Debian and Ubuntu."""
+    """Package of Debian and Ubuntu."""
     ask_version: tuple[str, ...]
     start: Callable[[Path], AbstractContextManager[tuple[int, int]]]
-    """(port, session) of one that runs in this new folder."""
+    """Runs the server in this new folder; yields (port, session)."""
     wire: str = "mqtt"
     topic: str = "room/{}"
     cases: frozenset[str] | None = None
-    """The names of those that it can do; None: all."""
+    """Names of the cases that it can run; None: all."""
 
     @property
     def found(self) -> bool:
-        """Whether it is installed."""
+        """True if it is installed."""
         return RABBITMQ.exists() if self.program == RABBITMQ.name else installed(self.program) is not None
 
     @property
     def install(self) -> str:
-        """What installs it."""
+        """The command that installs it."""
         return f"apt-get install {self.package}"
 
     def version(self) -> str:
-        """What the program, or else the system's list of packages, says."""
+        """Return the version that the program, or else the system's list of packages, reports."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             said = subprocess.run(self.ask_version, capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
             return version_in(said.stdout + said.stderr)
@@ -61,7 +61,7 @@ class Peer:
 
 
 def version_in(said: str) -> str:
-    """The first thing in a program's output that looks like a version; empty where nothing does."""
+    """Return the first version number in a program's output; empty if there is none."""
     found = re.search(r"\d+\.\d+(?:\.\d+)*", said)
     return found[0] if found else ""
 
@@ -72,7 +72,7 @@ def _path(program: str) -> str:
 
 @contextlib.contextmanager
 def mosquitto(folder: Path) -> Iterator[tuple[int, int]]:
-    """One listener; queues without an end."""
+    """Run one listener, with unbounded queues."""
     folder.mkdir()
     port = free_port()
     (folder / "mosquitto.conf").write_text(
@@ -85,7 +85,7 @@ def mosquitto(folder: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def nats(folder: Path) -> Iterator[tuple[int, int]]:
-    """MQTT on JetStream in files."""
+    """Run MQTT on JetStream in files."""
     folder.mkdir()
     port = free_port()
     (folder / "nats.conf").write_text(
@@ -98,7 +98,7 @@ def nats(folder: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def jetstream(folder: Path) -> Iterator[tuple[int, int]]:
-    """NATS' own protocol, and JetStream in files."""
+    """Run NATS' own protocol, and JetStream in files."""
     folder.mkdir()
     port = free_port()
     with server([_path("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, {}) as session:
@@ -107,7 +107,7 @@ def jetstream(folder: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def redis(folder: Path, fsync: str = "") -> Iterator[tuple[int, int]]:
-    """Publish and subscribe, without a file; or with one that is appended to and synced so (`always`, `everysec`)."""
+    """Run publish and subscribe without a file; with `fsync`, an append-only file with this policy (`always`, `everysec`)."""
     folder.mkdir()
     port = free_port()
     kept = ["--appendonly", "yes", "--appendfsync", fsync] if fsync else []
@@ -118,7 +118,7 @@ def redis(folder: Path, fsync: str = "") -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def rabbitmq(folder: Path, *, mqtt: bool = False) -> Iterator[tuple[int, int]]:
-    """AMQP without plugins, or MQTT by its plugin."""
+    """Run AMQP without plugins, or MQTT by its plugin."""
     folder.mkdir()
     port, epmd, amqp = free_port(), free_port(), free_port()
     (folder / "plugins").write_text("[rabbitmq_mqtt].\n" if mqtt else "[].\n")
@@ -157,5 +157,5 @@ PEERS: Final = {
         Peer("rabbitmq-quorum", RABBITMQ.name, RABBITMQ.name, ASK_RABBITMQ, rabbitmq, "amqp-quorum", cases=frozenset({"mail"})),
     )
 }  # fmt: skip
-"""By name. Redis publishes by its own protocol, and confirms and keeps nothing that it publishes. The last three take part in mail
-only, by the protocols of which they are fastest."""
+"""Servers by name. Redis publishes by its own protocol, and neither confirms nor keeps publications. The last three take part in
+mail only, each by its fastest protocol."""

@@ -1,9 +1,9 @@
-"""Every server in turn, round by round, on the same work.
+"""Runs every server in turn, round by round, on the same work.
 
-    for each round: for each server, the first one another each time: start it, every case, end it
+    for each round: for each server, each time beginning with another: start it, run every case, end it
 
-A load runs in a process of its own. The CPU that counts is that of all processes of a server from when the load has connected and
-warmed up until everything is delivered; of Pixiu that of every role, and of ZooKeeper.
+A load runs in a process of its own. The measured CPU is that of all processes of a server, from when the load has connected and
+warmed up until everything is delivered; for Pixiu that of every role, and of ZooKeeper.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -29,32 +29,32 @@ from comparison.servers import PEERS, Peer
 from pixiu.errors import Unavailable
 
 LOAD_LIMIT_S: Final = 120.0
-"""Beyond the seconds of the case itself: to connect, and to take what comes late."""
+"""Time in addition to the seconds of the case: to connect, and to receive late messages."""
 REPLICAS: Final = 2
-"""Of Xiu and Pi, where mail is measured."""
+"""Replicas of Xiu and Pi for mail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that runs."""
+    """A running server."""
 
     name: str
     port: int
     pids: Callable[[], Mapping[str, Sequence[int]]]
-    """Its processes, by what they are."""
+    """Its processes, by kind."""
     wire: str = "mqtt"
     topic: str = "room/{}"
     proxies: str = ""
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Who comes when in a round: each round begins with another one."""
+    """Return the order of a round: each round begins with another one."""
     at = number % len(names) if names else 0
     return [*names[at:], *names[:at]]
 
 
 def look(target: Target, load: int) -> Looked:
-    """What the servers, the load and the machine have used by now."""
+    """Read what the server, the load and the machine have used by now."""
     pids = target.pids()
     used = {name: cpu_seconds(some) for name, some in pids.items()}
     memory = sum(map(memory_bytes, pids.values()))
@@ -62,7 +62,7 @@ def look(target: Target, load: int) -> Looked:
 
 
 def load_command(case: Case, target: Target, seconds: float) -> list[str]:
-    """The command line of a load."""
+    """Return the command line of a load."""
     if case.kind == "mail":
         return [
             sys.executable,
@@ -78,7 +78,7 @@ def load_command(case: Case, target: Target, seconds: float) -> list[str]:
 
 
 async def measure(case: Case, target: Target, seconds: float) -> Sample:
-    """One case against one server. Raises Unavailable with what the load said when it failed."""
+    """Run one case against one server. Raises Unavailable with the load's errors when it failed."""
     process = await asyncio.create_subprocess_exec(
         *load_command(case, target, seconds),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -108,7 +108,7 @@ async def measure(case: Case, target: Target, seconds: float) -> Sample:
 
 @contextlib.asynccontextmanager
 async def ours(name: str, switch: str, mail: bool) -> AsyncIterator[Target]:
-    """A proxy, a broker, a router and a gateway; for mail also a relay and replicas of Xiu and Pi."""
+    """Run a proxy, a broker, a router and a gateway; for mail also a relay and replicas of Xiu and Pi."""
     with build(switch):
         async with cluster(stores=REPLICAS if mail else 0, relays=int(mail)) as running:
             yield Target(name, running.mqtt_ports[0], lambda: running.everything, proxies=running.proxies)
@@ -116,7 +116,7 @@ async def ours(name: str, switch: str, mail: bool) -> AsyncIterator[Target]:
 
 @contextlib.asynccontextmanager
 async def theirs(peer: Peer) -> AsyncIterator[Target]:
-    """One server of another kind."""
+    """Run one server of another kind."""
     with tempfile.TemporaryDirectory() as folder, peer.start(Path(folder) / peer.name) as (port, session):
         yield Target(peer.name, port, lambda: {peer.name: session_pids(session)}, peer.wire, peer.topic)
 
@@ -124,7 +124,7 @@ async def theirs(peer: Peer) -> AsyncIterator[Target]:
 async def run_one(
     name: str, cases: Sequence[Case], number: int, seconds: float, results: Results, say: Callable[[str], None]
 ) -> None:
-    """All cases that a server can do, once. Pixiu starts anew for mail, with the roles that it needs."""
+    """Run all cases of a server once. Pixiu restarts for mail, with the additional roles."""
     switches = dict(builds())
     able = [case for case in cases if name in switches or (can := PEERS[name].cases) is None or case.name in can]
     parts = [[case for case in able if (case.kind == "mail") is mail] for mail in (False, True)] if name in switches else [able]
@@ -140,7 +140,7 @@ async def run_one(
 async def run(
     cases: Sequence[Case], servers: Sequence[str], rounds: int, seconds: float, say: Callable[[str], None]
 ) -> tuple[Results, list[str]]:
-    """All rounds: what came of them, and who failed at what. A server that fails is left out of what is left of its round."""
+    """Run all rounds. Returns the results, and the failures. A server that fails is left out for the rest of its round."""
     results: Results = {case.name: {} for case in cases}
     names = [name for server in servers for name in (dict(builds()) if server == OURS else [server])]
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""What a load writes to a server and expects from it: MQTT 3.1.1, and Redis' publish and subscribe. Pure.
+"""Protocols of a load: MQTT 3.1.1, and Redis' publish and subscribe. Pure.
 
 Source: docs/performance.md, "Beside others"; MQTT 3.1.1; the protocol RESP2.
 """
@@ -15,32 +15,32 @@ ID_COUNT: Final = 65_535
 
 
 class Wire(Protocol):
-    """A protocol, as a load speaks it: prebuilt bytes, and answers whose size is known."""
+    """A protocol of a load: prebuilt bytes, and answers of known size."""
 
     def connect(self, client: str, *, clean: bool = True) -> tuple[bytes, bytes]:
-        """(what is sent first on a connection, the answer that is right)."""
+        """Return (first bytes on a connection, the right answer)."""
 
     def subscribe(self, topic: str, qos: int = 0) -> tuple[bytes, bytes]:
-        """(a subscription, the answer that is right)."""
+        """Return (a subscription, the right answer)."""
 
     def delivered(self, topic: str, body_bytes: int) -> tuple[bytes, bytes]:
-        """What stands before and behind the body when a message of QoS 0 arrives."""
+        """Return the bytes before and after the body when a message of QoS 0 arrives."""
 
     def published(self, topic: str, body_bytes: int, qos: int) -> tuple[bytes, bytes]:
-        """What stands before and behind the body when it is published; of QoS 1 a packet's number follows the first."""
+        """Return the bytes before and after the body of a publication; with QoS 1 the packet's number follows the first part."""
 
     def confirmed(self, chunk: bytes) -> float:
-        """How many confirmations a publisher's socket gave; a part of one is a part."""
+        """Return the number of confirmations in a chunk from a publisher's socket; a fraction for a part of one."""
 
 
 def string(text: str) -> bytes:
-    """A string as MQTT writes it."""
+    """Encode a string for MQTT."""
     data = text.encode()
     return struct.pack(">H", len(data)) + data
 
 
 def packet_head(kind: int, size: int) -> bytes:
-    """The first byte of a packet of MQTT and its length."""
+    """Encode the first byte of an MQTT packet and its length."""
     head = bytearray([kind])
     while True:
         size, low = size >> 7, size & 127
@@ -50,12 +50,12 @@ def packet_head(kind: int, size: int) -> bytes:
 
 
 def packet(kind: int, rest: bytes) -> bytes:
-    """A packet of MQTT: its first byte and what follows the length."""
+    """Encode an MQTT packet from its first byte and the rest after the length."""
     return packet_head(kind, len(rest)) + rest
 
 
 def packet_id(number: int) -> bytes:
-    """The packet's number of a message, as MQTT writes it: never 0."""
+    """Encode a message's packet number for MQTT: never 0."""
     return PACKET_ID.pack(number % ID_COUNT + 1)
 
 
@@ -63,25 +63,25 @@ class Mqtt:
     """MQTT 3.1.1."""
 
     def connect(self, client: str, *, clean: bool = True) -> tuple[bytes, bytes]:
-        """CONNECT without a login; CONNACK without a session."""
+        """Return CONNECT without a login; CONNACK without a session."""
         head = string("MQTT") + bytes([4, CLEAN if clean else 0]) + struct.pack(">H", KEEP_ALIVE_S)
         return packet(0x10, head + string(client)), b"\x20\x02\x00\x00"
 
     def subscribe(self, topic: str, qos: int = 0) -> tuple[bytes, bytes]:
-        """SUBSCRIBE to one filter; SUBACK of what was asked for."""
+        """Return SUBSCRIBE to one filter; SUBACK that grants it."""
         return packet(0x82, PACKET_ID.pack(1) + string(topic) + bytes([qos])), b"\x90\x03\x00\x01" + bytes([qos])
 
     def delivered(self, topic: str, body_bytes: int) -> tuple[bytes, bytes]:
-        """PUBLISH of QoS 0."""
+        """Return the parts of a PUBLISH of QoS 0."""
         return self.published(topic, body_bytes, 0)
 
     def published(self, topic: str, body_bytes: int, qos: int) -> tuple[bytes, bytes]:
-        """PUBLISH."""
+        """Return the parts of a PUBLISH."""
         name = string(topic)
         return packet_head(0x30 | qos << 1, len(name) + (PACKET_ID.size if qos else 0) + body_bytes) + name, b""
 
     def confirmed(self, chunk: bytes) -> float:
-        """PUBACK has four bytes."""
+        """Count PUBACKs of four bytes."""
         return len(chunk) / 4
 
 
@@ -89,23 +89,23 @@ class Resp:
     """SUBSCRIBE and PUBLISH of Redis: neither logins nor levels of QoS; every publication is answered."""
 
     def connect(self, client: str, *, clean: bool = True) -> tuple[bytes, bytes]:
-        """Nothing: Redis waits for commands."""
+        """Return nothing: Redis waits for commands."""
         return b"", b""
 
     def subscribe(self, topic: str, qos: int = 0) -> tuple[bytes, bytes]:
-        """SUBSCRIBE to one channel."""
+        """Return SUBSCRIBE to one channel, and its answer."""
         return _words(b"SUBSCRIBE", topic.encode()), b"*3\r\n" + _word(b"subscribe") + _word(topic.encode()) + b":1\r\n"
 
     def delivered(self, topic: str, body_bytes: int) -> tuple[bytes, bytes]:
-        """A message of a channel."""
+        """Return the parts of a channel's message."""
         return b"*3\r\n" + _word(b"message") + _word(topic.encode()) + b"$%d\r\n" % body_bytes, b"\r\n"
 
     def published(self, topic: str, body_bytes: int, qos: int) -> tuple[bytes, bytes]:
-        """PUBLISH."""
+        """Return the parts of a PUBLISH."""
         return b"*3\r\n" + _word(b"PUBLISH") + _word(topic.encode()) + b"$%d\r\n" % body_bytes, b"\r\n"
 
     def confirmed(self, chunk: bytes) -> float:
-        """A line each: how many subscribers got it."""
+        """Count lines: each has the number of subscribers that got a message."""
         return chunk.count(b"\n")
 
 

@@ -19,7 +19,7 @@ from registry.kicks import request_kick
 from registry.session import registry_of
 
 KICK_S: Final = 2.0
-"""For how long a request to end sessions stays in the registry."""
+"""Seconds for which a request to end sessions stays in the registry."""
 
 User = Annotated[str, typer.Argument(help="The user's name.", metavar="USER")]
 Uin = Annotated[int, typer.Option(help="The user's UIN; 0: a service.", min=0, max=MAX_ID)]

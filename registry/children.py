@@ -18,7 +18,8 @@ from typing import BinaryIO
 PR_SET_PDEATHSIG = 1
 LOG_TAIL_BYTES = 4_000
 MAX_LOG_BYTES = 64 << 20
-"""A larger log is started anew, and the old one is kept once: when its process starts, and every `ROTATE_S` while it runs."""
+"""Log size above which a new log is started and the old one is kept once. Checked when the process starts, and every `ROTATE_S`
+while it runs."""
 ROTATE_S = 30.0
 # Loaded before any fork: between fork and exec nothing may be imported.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -26,7 +27,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child: our packages first, and never what lies in the current folder."""
+    """The environment of a child: our packages come first, and the current folder is never on the path."""
     found = dict(os.environ)
     found["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     found["PYTHONSAFEPATH"] = "1"
@@ -34,7 +35,7 @@ def child_environment() -> dict[str, str]:
 
 
 class DieWithParent:
-    """Run in the child between fork and exec."""
+    """Make a child die with its parent. Runs in the child between fork and exec."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -48,7 +49,7 @@ class DieWithParent:
 
 
 def open_log(log: Path) -> BinaryIO:
-    """A process's log, to be appended to."""
+    """Open a process's log for appending."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
         log.replace(log.with_suffix(".old"))
@@ -56,10 +57,9 @@ def open_log(log: Path) -> BinaryIO:
 
 
 def rotate_log(log: Path, limit: int = MAX_LOG_BYTES) -> bool:
-    """Start the log of a running process anew when it is too large. Returns whether it was.
+    """Start the log of a running process afresh when it is too large. Returns True if it did.
 
-    The process appends to the file that it has, so the file stays, and what it held is copied. Lines of the moment between may be
-    lost.
+    The process keeps its open file, so the file stays and its content is copied. Lines written in between may be lost.
     """
     try:
         if log.stat().st_size <= limit:
@@ -74,7 +74,8 @@ def rotate_log(log: Path, limit: int = MAX_LOG_BYTES) -> bool:
 async def start_child(
     arguments: Sequence[str], log: Path, *, death_signal: int = signal.SIGKILL, environment: Mapping[str, str] | None = None
 ) -> asyncio.subprocess.Process:
-    """`python ARGUMENTS…` in a session of its own (a terminal's Ctrl-C reaches only the parent), its output appended to a log.
+    """Start `python ARGUMENTS…` in a session of its own (a terminal's Ctrl-C reaches only the parent), its output appended to a
+    log.
 
     death_signal: what the child gets when the parent dies, however it dies (on Linux).
     """
@@ -92,7 +93,7 @@ async def start_child(
 
 
 def tail(log: Path, start: int = 0, limit: int = LOG_TAIL_BYTES) -> str:
-    """The end of a log, from byte `start` on at the most."""
+    """Return the end of a log, at most from byte `start` on."""
     try:
         size = log.stat().st_size
         with log.open("rb") as file:

@@ -78,7 +78,7 @@ def up(
 
     With --replay the exit code is the replay's; the cluster stays until --for is over (and the replay is done), or Ctrl-C.
     """
-    os.umask(PRIVATE_UMASK)  # before anything is written: mail, logs and keys are nobody else's to read
+    os.umask(PRIVATE_UMASK)  # before anything is written: only the owner may read mail, logs and keys
     options = UpOptions(
         proxies=proxies,
         gateways=gateways,
@@ -109,7 +109,7 @@ def up(
 
 
 def _check_log(replay: str) -> None:
-    """What is wrong with it is said before anything starts."""
+    """Check the log, so that an error is reported before anything starts."""
     from pixiu.tools.replay.log import load_log
     from pixiu.tools.replay.run import SAMPLE
 
@@ -131,7 +131,7 @@ def zookeeper(
 
 
 class _Up:
-    """One run of `pixiu up`: the cluster, what is shown, the replay, the end."""
+    """One run of `pixiu up`: the cluster, the display, the replay, the end."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Up:
         self._player: asyncio.subprocess.Process | None = None
 
     async def run(self) -> int:
-        """Up, replay, wait, down. Returns the exit code."""
+        """Start the cluster, replay, wait, stop. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted)
@@ -219,7 +219,7 @@ class _Up:
         return not self._as_json and self._console.is_terminal
 
     async def _play(self) -> int:
-        """The replay in a process of its own, so that it does not share an interpreter with the supervisor."""
+        """Run the replay in a process of its own, so that it does not share an interpreter with the supervisor."""
         arguments = ["-m", "pixiu.cli.main", "replay", self._replay, "--target", self._cluster.target]
         if self._speed is not None:
             arguments += ["--speed", str(self._speed)]

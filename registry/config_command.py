@@ -1,4 +1,5 @@
-"""`pixiu config get|set|unset|history`: what may change while all runs, kept in the registry and watched by every process.
+"""`pixiu config get|set|unset|history`: settings that can change while the cluster runs, kept in the registry and watched by
+every process.
 
 Source: docs/operations.md, "Change a setting while all runs".
 """
@@ -41,18 +42,18 @@ Wait = Annotated[float, typer.Option("--timeout", min=0, help="Seconds that proc
 
 
 def options_types() -> dict[str, type]:
-    """Table → its options, of every role."""
+    """Return the options class of every table: the cluster's, those of all roles, and each role's."""
     roles: dict[str, type] = {role: importlib.import_module(f"{role}.options").Options for role in ROLES}
     return {CLUSTER: ClusterOptions, ALL: RoleOptions, **roles}
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a process says of settings."""
+    """Settings that one process reports."""
 
     node: Node
     version: int
-    """That it goes by; -1: it does not answer, or is of a release without them."""
+    """Version that the process uses; -1: it does not answer, or its release has no settings."""
     refused: Mapping[str, str]
 
 
@@ -145,7 +146,7 @@ async def _changed(target: str, wanted: Mapping[str, Any], timeout_s: float) -> 
 
 
 async def _wait(zookeeper: ZooKeeper, root: str, version: int, timeout_s: float) -> list[Taken]:
-    """What all processes say, when they go by this version or the time is over."""
+    """Wait until every process uses this version or the time is over; return their last answers."""
     until = time.monotonic() + timeout_s
     while True:
         taken = await ask(await read_view(zookeeper, root))
@@ -155,7 +156,7 @@ async def _wait(zookeeper: ZooKeeper, root: str, version: int, timeout_s: float)
 
 
 def behind(taken: list[Taken], version: int) -> list[str]:
-    """Processes that do not go by this version of the settings, or not by all of them, in words."""
+    """Describe the processes that do not use this version of the settings, or refuse a part of it."""
     said = []
     for one in taken:
         who = f"{one.node.role} at {one.node.address}"
@@ -168,7 +169,7 @@ def behind(taken: list[Taken], version: int) -> list[str]:
 
 
 async def ask(view: View) -> list[Taken]:
-    """What every Running process says of settings."""
+    """Ask every Running process which settings it uses."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(node: Node) -> Taken:

@@ -1,4 +1,4 @@
-"""What `pixiu doctor` makes of what it reads: each check is ok, a warning or a failure, and says what to do. Pure.
+"""The checks of `pixiu doctor`: each one is ok, a warning or a failure, and names the remedy. Pure.
 
 Source: docs/operations.md, "Is it set up right?".
 """
@@ -22,19 +22,19 @@ DISK_LEAST_BYTES: Final = 256 * MIB
 DISK_LOW_BYTES: Final = 2048 * MIB
 DISK_LOW_SHARE: Final = 0.05
 SHM_LEAST_BYTES: Final = 80 * MIB
-"""What one Xiu (`table_mb`) and one gateway (`signal_table_mb`) take by default."""
+"""Shared memory that one Xiu (`table_mb`) and one gateway (`signal_table_mb`) take by default."""
 SHM_LOW_BYTES: Final = 256 * MIB
 CLOCK_LOW_MS: Final = 500.0
-"""So far apart times of probes and traces mean little, and mail expires early or late."""
+"""Clock offset from which times of probes and traces mean little, and mail expires early or late."""
 CLOCK_BAD_MS: Final = 30_000.0
 """Half of what stores tolerate: a SnowflakeID 60 s ahead is refused."""
 FILES_LEAST: Final = 1024
 FILES_LOW: Final = 65_536
 HEADER_BYTES: Final = 48
-"""Of IPv6 and UDP, before what a link sends."""
+"""Headers of IPv6 and UDP, before a link's own bytes."""
 ZOOKEEPER_LEAST: Final = (3, 6)
 MAX_NAMED: Final = 8
-"""So many things are named in one finding."""
+"""Maximum number of names in one finding."""
 LOOPBACK: Final = "lo"
 IFF_UP: Final = 1
 
@@ -43,7 +43,7 @@ _MODE: Final = re.compile(r"^Mode: (\w+)", re.ASCII | re.MULTILINE)
 
 
 class Grade(Enum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -52,36 +52,36 @@ class Grade(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
     grade: Grade
     said: str
     do: str = ""
-    """What to do about it; empty where nothing is to be done."""
+    """Remedy; empty if none is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Somebody's wall clock against this machine's."""
+    """Another wall clock, compared with this machine's."""
 
     name: str
     offset_ms: float
-    """Positive: theirs is ahead."""
+    """Positive if the other clock is ahead."""
     uncertain_ms: float
-    """Half of what the question took."""
+    """Half of the round trip of the question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A file system: of a folder, or of its nearest parent that exists."""
+    """A folder's file system, or that of its nearest parent that exists."""
 
     path: str
     free_bytes: int
-    """For this user."""
+    """Bytes available to this user."""
     total_bytes: int
     free_files: int
-    """-1: without a limit."""
+    """-1: no limit."""
     writable: bool
 
 
@@ -95,20 +95,20 @@ class Interface:
 
 
 def named(names: Iterable[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Join the first names, and add how many more there are."""
     found = list(names)
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return f"{', '.join(found[:MAX_NAMED])}{more}"
 
 
 def node_name(node: Node) -> str:
-    """A process as people name it, with its address."""
+    """Name a process for people, with its address."""
     which = f"{node.role} {node.replica}" if node.partition < 0 else f"{node.role} {node.partition}/{node.replica}"
     return f"{which} at {node.address}"
 
 
 def check_registry(answers: Mapping[str, str]) -> Finding:
-    """The ZooKeeper servers. answers: address → what it said to `srvr`; empty: nothing."""
+    """Check the ZooKeeper servers. answers: address → the answer to `srvr`; empty: there was none."""
     silent = [address for address, answer in answers.items() if not answer]
     modes = {address: mode[1] for address, answer in answers.items() if (mode := _MODE.search(answer))}
     versions = {f"{found[1]}.{found[2]}": (int(found[1]), int(found[2])) for a in answers.values() if (found := _VERSION.search(a))}
@@ -133,7 +133,7 @@ def check_registry(answers: Mapping[str, str]) -> Finding:
 
 
 def check_layout(view: View) -> Finding:
-    """The layout, and whether all that it wants runs and nothing else."""
+    """Check the layout, and that exactly the wanted processes run."""
     if not view.layout.version:
         return Finding("layout", Grade.FAILURE, "the registry holds no layout", NO_LAYOUT.rpartition("? ")[2])
     strangers = [
@@ -157,7 +157,7 @@ def check_layout(view: View) -> Finding:
 
 
 def check_versions(view: View) -> Finding:
-    """Whether all processes are of one version."""
+    """Check that all processes have one version."""
     found: dict[str, list[str]] = {}
     for node in view.nodes:
         found.setdefault(node.version, []).append(node_name(node))
@@ -168,7 +168,7 @@ def check_versions(view: View) -> Finding:
 
 
 def check_settings(view: View) -> Finding:
-    """Whether all processes agree where they must: protocol versions, cluster settings."""
+    """Check that all processes agree where they must: protocol versions, cluster settings."""
     found: dict[tuple[object, ...], list[Node]] = {}
     for node in view.nodes:
         said = node.protocol_min, node.protocol_max, node.wire_hash
@@ -186,7 +186,7 @@ def check_settings(view: View) -> Finding:
 
 
 def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
-    """Whether this machine reaches every process. silent: endpoint → why not."""
+    """Check that this machine reaches every process. silent: endpoint → the reason for no answer."""
     wrong = [f"{node_name(node)} ({silent[node.endpoint]})" for node in view.nodes if node.endpoint in silent]
     if wrong:
         return Finding(
@@ -199,7 +199,7 @@ def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
 
 
 def check_clocks(clocks: Sequence[Clock]) -> Finding:
-    """The wall clocks of processes and of ZooKeeper against this machine's."""
+    """Compare the wall clocks of processes and of ZooKeeper with this machine's."""
     if not clocks:
         return Finding("clocks", Grade.WARNING, "no other clock could be read", "compare them by hand: chronyc tracking")
     sure = {clock.name: max(abs(clock.offset_ms) - clock.uncertain_ms, 0.0) for clock in clocks}
@@ -218,7 +218,7 @@ def check_clocks(clocks: Sequence[Clock]) -> Finding:
 
 
 def check_space(space: Space) -> Finding:
-    """Free disk for data directories."""
+    """Check the free disk space for data directories."""
     check = f"disk {space.path}"
     share = space.free_bytes / max(space.total_bytes, 1)
     said = f"{space.free_bytes // MIB:,} MiB free, {share:.0%}"
@@ -234,7 +234,7 @@ def check_space(space: Space) -> Finding:
 
 
 def check_shared_memory(space: Space) -> Finding:
-    """Free shared memory for tables."""
+    """Check the free shared memory for tables."""
     said = f"{space.free_bytes // MIB:,} MiB free"
     if not space.writable:
         return Finding("shared memory", Grade.FAILURE, f"{space.path} cannot be written to", "mount a tmpfs there")
@@ -250,7 +250,7 @@ def check_shared_memory(space: Space) -> Finding:
 
 
 def check_buffers(limits: Mapping[str, int], wanted_bytes: int) -> Finding:
-    """The kernel's limits of socket buffers. limits: net.core.… → bytes; wanted: `receive_buffer_bytes` of the processes."""
+    """Check the kernel's limits of socket buffers. limits: net.core.… → bytes; wanted: `receive_buffer_bytes` of the processes."""
     if not limits:
         return Finding("socket buffers", Grade.WARNING, "the kernel's limits cannot be read", "sysctl net.core.rmem_max")
     said = ", ".join(f"{name} {value:,}" for name, value in limits.items())
@@ -263,7 +263,7 @@ def check_buffers(limits: Mapping[str, int], wanted_bytes: int) -> Finding:
 
 
 def check_mtu(interfaces: Sequence[Interface], mtu_bytes: int, loopback_mtu_bytes: int) -> Finding:
-    """Whether datagrams pass in one piece through every interface that is up."""
+    """Check that datagrams pass unfragmented through every interface that is up."""
     up = [one for one in interfaces if one.flags & IFF_UP]
     if not up:
         return Finding("mtu", Grade.WARNING, "no network interface can be read", "ip link")
@@ -282,7 +282,7 @@ def check_mtu(interfaces: Sequence[Interface], mtu_bytes: int, loopback_mtu_byte
 
 
 def check_open_files(soft: int) -> Finding:
-    """How many files, and so connections, a process that is started like this one may have; -1: no limit."""
+    """Check the limit of open files, and so of connections, for a process started like this one; -1: no limit."""
     said = f"{soft:,}" if soft >= 0 else "no limit"
     if 0 <= soft < FILES_LEAST:
         return Finding("open files", Grade.FAILURE, said, f"ulimit -n {FILES_LOW}, or LimitNOFILE={FILES_LOW} in the unit")
@@ -293,7 +293,7 @@ def check_open_files(soft: int) -> Finding:
 
 
 def check_java(found: str, problem: str) -> Finding:
-    """The Java for an embedded ZooKeeper. found: where and which; problem: why there is none."""
+    """Check the Java for an embedded ZooKeeper. found: its version and path; problem: why there is none."""
     if problem:
         return Finding(
             "java", Grade.WARNING, problem, "`pixiu up`, `pixiu zookeeper` and Spark need it; a ZooKeeper of your own does not"

@@ -1,4 +1,4 @@
-"""`pixiu doctor`: reads what the machine and the cluster are like, and shows what `registry.diagnosis` makes of it.
+"""`pixiu doctor`: inspects the machine and the cluster, and shows the findings of `registry.diagnosis`.
 
 Source: docs/operations.md, "Is it set up right?".
 """
@@ -37,7 +37,7 @@ from registry.session import read_view, registry_of
 AT_ONCE: Final = 16
 """Processes asked at a time."""
 WORD_TIMEOUT_S: Final = 2.0
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (what the roles' tables lie in by default)
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (the default place of the roles' tables)
 BUFFERS: Final = ("rmem_max", "wmem_max")
 COLORS: Final = {d.Grade.OK: "green", d.Grade.WARNING: "yellow", d.Grade.FAILURE: "red"}
 SIGNS: Final = {d.Grade.OK: "✓", d.Grade.WARNING: "!", d.Grade.FAILURE: "✗"}
@@ -80,7 +80,7 @@ def doctor(
 async def read_cluster(target: str, folders: set[Path]) -> list[d.Finding]:
     """Ask ZooKeeper and every process. Raises `InvalidArgument` when the target names proxies.
 
-    folders: the data folders of processes on this machine are put into it.
+    folders: receives the data folders of processes on this machine.
     """
     if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the doctor asks the registry; give zk://HOST:PORT/ROOT, or --machine")
@@ -127,8 +127,8 @@ def _srvr(server: str, context: ssl.SSLContext | None) -> str:
 
 
 async def _said(node: Node) -> tuple[d.Clock | None, str]:
-    """A process's clock and data folder; None and "" when it does not say it. Raises OSError, ValueError when it does not answer
-    properly."""
+    """Return a process's clock and data folder; None and "" if it does not report them. Raises OSError, ValueError without a
+    proper answer."""
     before = time.time_ns()
     _, body = await fetch(node.host, node.http_port, "/health")
     after = time.time_ns()
@@ -139,7 +139,7 @@ async def _said(node: Node) -> tuple[d.Clock | None, str]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine's."""
+    """Return True if an address belongs to this machine."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
         one.bind((host.strip("[]"), 0))
         return True
@@ -147,7 +147,7 @@ def _is_here(host: str) -> bool:
 
 
 def one_a_disk(folders: Iterable[Path]) -> list[Path]:
-    """The folder of each disk in which all of these that are on it lie."""
+    """Return one folder for each disk: the common parent of the given folders on it."""
     disks: dict[int, list[Path]] = {}
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ def one_a_disk(folders: Iterable[Path]) -> list[Path]:
 
 
 async def _registry_clock(zookeeper: ZooKeeper, root: str) -> d.Clock | None:
-    """ZooKeeper's clock: by the time of a node that lives for a moment."""
+    """Read ZooKeeper's clock from the creation time of a short-lived node."""
     before = time.time_ns()
     try:
         path = await zookeeper.create(f"{root}/doctor", ephemeral=True, sequence=True)
@@ -174,7 +174,7 @@ def _between(name: str, before_ns: int, told_ms: int, after_ns: int) -> d.Clock:
 
 
 def read_machine(folders: list[Path]) -> list[d.Finding]:
-    """What this machine is like."""
+    """Check this machine: disks, shared memory, buffers, limits, interfaces, Java."""
     cluster, role = ClusterOptions(), RoleOptions()
     try:
         java = find_java()
@@ -219,7 +219,7 @@ def _interfaces() -> list[d.Interface]:
 
 
 def _open_files() -> int:
-    """The soft limit of the shell that runs this command, whose own limit has been raised; -1: none, or not known."""
+    """Soft limit of the shell that runs this command, because the command has raised its own; -1: no limit, or unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{os.getppid()}/limits").read_text().splitlines():
             if line.startswith("Max open files"):

@@ -26,7 +26,7 @@ from registry.doubling_progress import Step
 from registry.doubling_tool import DoublingTool, Result
 
 STOP_VARIABLE: Final = "PIXIU_DOUBLE_KILLED_AFTER"
-"""A test's hook: the tool kills itself (SIGKILL) after its first step in this phase, or in the first of several (with commas)."""
+"""Test hook: the tool kills itself (SIGKILL) after its first step in this phase, or in the first of several (comma-separated)."""
 SESSION_TIMEOUT_S: Final = 10.0
 
 
@@ -73,7 +73,7 @@ class _Run:
         self._began = time.monotonic()
 
     async def run(self, *, dry_run: bool, abort: bool, yes: bool, timeout_s: float) -> bool:
-        """Whether all that was asked for is done."""
+        """Carry out the command. Returns True if everything that was asked for is done."""
         address = parse_address(self._target)
         zookeeper = ZooKeeper(address, session_timeout_s=SESSION_TIMEOUT_S)
         await zookeeper.connect()
@@ -180,7 +180,7 @@ class _Run:
 
 
 def _plan_lines(plan: Plan) -> list[str]:
-    """A plan as people read it."""
+    """Format a plan for people."""
     what = KEYS[plan.role].removesuffix("s")
     said = []
     for one in plan.forecasts:

@@ -1,10 +1,10 @@
-"""What doubling a role does next, from what is there. Pure; the shell is `registry.doubling_tool`.
+"""Decides the next step of doubling a role, from its present state. Pure; the shell is `registry.doubling_tool`.
 
     broker, router, relay   BEGIN ─▶ START ─────────────────────────▶ COMMIT ─▶ FOLLOW ───────────▶ DONE
     xiu, pi                 BEGIN ─▶ START ─▶ LEARN ─▶ SPLIT ─▶ OPEN ─▶ COMMIT ─▶ FOLLOW ─▶ CLEAN ─▶ DONE
 
-The phase is read off the layout and, of Xiu and Pi, off the partitions' logs: a tool that was killed has left nothing behind that
-the next one would have to know.
+The phase is read off the layout and, of Xiu and Pi, off the partitions' logs, so a tool that was killed leaves no state that
+the next one would need.
 
 Source: docs/doubling.md.
 """
@@ -23,32 +23,32 @@ from pixiu.placement.partition import MAX_PARTITIONS
 from pixiu.wire.v1 import doubling_pb2 as pb
 
 STORED: Final = ("xiu", "pi")
-"""Roles whose partitions are cut in their logs."""
+"""Roles whose partitions are split in their logs."""
 COPIED: Final = ("pi",)
-"""Of them, those whose children learn what moves; a child of Xiu leaves stored messages where they are."""
+"""Those of them whose children learn the keys that move; a child of Xiu leaves stored messages where they are."""
 CLOSE: Final = 100
-"""Parents are split when no child lacks more of its parent's entries than this: moved keys pause for so much."""
+"""Parents are split when no child lacks more of its parent's entries than this; moved keys pause while these are taken over."""
 
 
 class Phase(Enum):
-    """Where a doubling stands."""
+    """Phases of a doubling."""
 
     BEGIN = "begin"
     """Nothing is written yet."""
     START = "start"
     """The layout names 2n; replicas of the new partitions start and load."""
     LEARN = "learn"
-    """Xiu, Pi: children take over what their parents have."""
+    """Xiu, Pi: children copy the data of their parents."""
     SPLIT = "split"
-    """Xiu, Pi: children are close behind; parents refuse moved keys."""
+    """Xiu, Pi: children have nearly caught up; parents refuse moved keys."""
     OPEN = "open"
     """Xiu, Pi: children take over the last entries, then serve."""
     COMMIT = "commit"
     """Every new partition serves; the layout's number becomes 2n."""
     FOLLOW = "follow"
-    """Every process takes the new layout."""
+    """Every process adopts the new layout."""
     CLEAN = "clean"
-    """Xiu, Pi: parents delete what moved."""
+    """Xiu, Pi: parents delete the keys that moved."""
     DONE = "done"
 
 
@@ -75,7 +75,7 @@ class Advance:
     partitions: tuple[int, ...]
     phase: pb.DoublingPhase.ValueType
     forced: str = ""
-    """CLEANING: what was not compared, in words; the operator wants it all the same."""
+    """CLEANING: what was not compared, in words, when the operator wants to delete all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Others have to do something first."""
+    """Wait until others have done something."""
 
     missing: tuple[str, ...]
-    """What is not there yet, in words."""
+    """Missing conditions, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """There is nothing left to do."""
+    """Nothing is left to do."""
 
 
 Action = Begin | Advance | Commit | Wait | Finished
@@ -101,7 +101,7 @@ Action = Begin | Advance | Commit | Wait | Finished
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What there is of one role now."""
+    """The present state of one role."""
 
     role: str
     layout: RoleLayout
@@ -110,44 +110,44 @@ class Seen:
     running: Mapping[int, int]
     """Partition → its Running replicas."""
     statuses: Mapping[int, pb.DoublingStatus] = field(default_factory=dict)
-    """Xiu, Pi: what the leaders of the partitions say; those that have none are left out."""
+    """Xiu, Pi: answers of the partitions' leaders; partitions without a leader are left out."""
     behind: tuple[str, ...] = ()
-    """Processes that go by an earlier layout than the registry's, in words. Asked for in FOLLOW."""
+    """Processes that use an earlier layout than the registry's, in words. Asked for in FOLLOW."""
     force: bool = False
-    """Whether parents delete what nobody could compare with what their children have."""
+    """True if parents delete moved keys even when these could not be compared with the children's."""
 
     @property
     def committed(self) -> bool:
-        """Whether the layout's number is that of this doubling."""
+        """True if the layout has this doubling's number of partitions."""
         return self.doubling in self.layout.ended
 
     @property
     def under_way(self) -> bool:
-        """Whether the layout names this doubling's number as the next one."""
+        """True if the layout names this doubling's number as the next one."""
         return self.layout.next > self.layout.n
 
     @property
     def parents(self) -> range:
-        """The partitions that are split."""
+        """Partitions that are split."""
         return range(self.layout.n // 2 if self.committed else self.layout.n)
 
     def child(self, parent: int) -> int:
-        """The partition that gets a part of a parent's keys."""
+        """Return the partition that gets a part of a parent's keys."""
         return parent + len(self.parents)
 
     def phase_of(self, partition: int) -> pb.DoublingPhase.ValueType:
-        """How far a partition is with this doubling; NONE where it knows of others only."""
+        """Return a partition's phase in this doubling; NONE if it only knows others."""
         status = self.statuses.get(partition)
         return status.phase if status is not None and status.doubling == int(self.doubling, 16) else pb.DOUBLING_NONE
 
 
 def decide(seen: Seen) -> tuple[Phase, Action]:
-    """The phase, and what to do in it."""
+    """Return the phase, and the action to take in it."""
     return _after(seen) if seen.committed else _before(seen)
 
 
 def _before(seen: Seen) -> tuple[Phase, Action]:
-    """The layout has the number from before this doubling."""
+    """Decide while the layout has the number from before this doubling."""
     if not seen.under_way:
         return Phase.BEGIN, Begin()
     wanted, count = max(seen.layout.replicas, 1), seen.layout.n
@@ -167,7 +167,7 @@ def _before(seen: Seen) -> tuple[Phase, Action]:
 
 
 def _cut(seen: Seen, cut: bool) -> tuple[Phase, Action]:
-    """Xiu and Pi, from the first child that learns to the last one that serves."""
+    """Decide for Xiu and Pi, from the first child that learns to the last one that serves."""
     parents = tuple(seen.parents)
     empty = tuple(seen.child(p) for p in parents if seen.phase_of(seen.child(p)) == pb.DOUBLING_NONE)
     if empty:
@@ -192,7 +192,7 @@ def _cut(seen: Seen, cut: bool) -> tuple[Phase, Action]:
 
 
 def _after(seen: Seen) -> tuple[Phase, Action]:
-    """The layout has the number of this doubling."""
+    """Decide once the layout has the number of this doubling."""
     if seen.behind:
         return Phase.FOLLOW, Wait(seen.behind)
     if seen.role not in STORED:
@@ -213,7 +213,7 @@ def _after(seen: Seen) -> tuple[Phase, Action]:
 
 
 def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
-    """Parents hold the last copy until their children have shown that they have the same."""
+    """Let parents delete their copy once their children have shown that they have the same."""
     lost, waits = [], []
     for parent in split:
         child = seen.child(parent)
@@ -242,8 +242,8 @@ def _clean(seen: Seen, split: tuple[int, ...]) -> Action:
 
 
 def check_take_back(seen: Seen) -> None:
-    """Whether the layout may go back: a child that has begun to learn begins anew with the next doubling. Raises
-    `InvalidArgument` where the doubling is not under way, or a parent was split already."""
+    """Check that the doubling can be taken back. A child that has begun to learn starts over with the next doubling. Raises
+    `InvalidArgument` when the doubling is not under way, or a parent was split already."""
     if not seen.under_way:
         raise InvalidArgument(f"no doubling of {seen.role} is under way: there is nothing to take back")
     if any(seen.statuses[parent].doubling == int(seen.doubling, 16) for parent in seen.parents if parent in seen.statuses):
@@ -253,7 +253,7 @@ def check_take_back(seen: Seen) -> None:
 
 
 def unfinished(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> bool:
-    """Xiu, Pi: whether parents of the last committed doubling are still split or deleting."""
+    """Return True if parents of the last committed doubling (Xiu, Pi) are still split or deleting."""
     if not layout.ended:
         return False
     last = int(layout.ended[-1], 16)
@@ -261,8 +261,8 @@ def unfinished(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> boo
 
 
 def unnamed(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> str:
-    """Xiu, Pi: the ID of a doubling that has split partitions and that the layout does not name: it was taken back too late. "" if
-    there is none."""
+    """Return the ID of a doubling (Xiu, Pi) that has split partitions although the layout does not name it: it was taken back
+    too late. "" if there is none."""
     for partition, status in sorted(seen.items()):
         name = f"{status.doubling:016x}"
         split = status.phase == pb.DOUBLING_SPLIT and partition < layout.n and status.partitions == 2 * layout.n
@@ -272,13 +272,13 @@ def unnamed(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> str:
 
 
 def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str, strayed: str = "") -> str | None:
-    """The ID of the doubling to carry out; None: the role has the wanted number already.
+    """Return the ID of the doubling to carry out; None if the role already has the wanted number.
 
     Args:
-        to: the wanted number of partitions; 0: twice what there is, or what the one under way leads to.
+        to: the wanted number of partitions; 0: twice the present number, or the target of the doubling under way.
         unfinished_last: see `unfinished`.
-        strayed: see `unnamed`: it is taken up again under its ID.
-        new: the ID for a new one.
+        strayed: see `unnamed`; it is resumed under its ID.
+        new: the ID for a new doubling.
 
     Raises `InvalidArgument` when the role cannot be doubled, or another one is being doubled.
     """
@@ -322,7 +322,7 @@ def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str, 
 
 
 def problems(view: View, role: str, version: str, mute: Sequence[int] = ()) -> list[str]:
-    """What must be put right before a doubling begins, in words. `mute`: partitions of which no leader answers."""
+    """List, in words, the problems to fix before a doubling begins. `mute`: partitions of which no leader answers."""
     layout = view.layout.roles[role]
     bare = [partition for partition in range(layout.n) if not view.replicas(role, partition)]
     found = [f"{role} partition {partition} has no Running replica: `pixiu status`" for partition in bare]
@@ -338,7 +338,7 @@ def problems(view: View, role: str, version: str, mute: Sequence[int] = ()) -> l
 
 
 def start_commands(role: str, missing: Sequence[tuple[int, int]], target: str) -> list[str]:
-    """How to start replicas of new partitions by hand: (partition, how many) each."""
+    """Return the commands that start replicas of new partitions by hand. missing: (partition, number of replicas)."""
     return [
         f"python -m {role} --config FILE --set registry={target} --set partition={partition}"
         + (f"      # {count} times, each with its own data_dir" if count > 1 else "")

@@ -1,10 +1,11 @@
-"""What doubling a role would bring, by what its processes count now: load before and after, room on machines, the pause. Pure.
+"""Predicts the result of doubling a role from its processes' counters: load before and after, capacity of machines, the pause.
+Pure.
 
     partition p, of n:   key % 2n == p       stays
                          key % 2n == p + n   goes to the child
 
-Where a hot key goes is known; what is not hot is taken to divide evenly. One key is never divided: a partition whose load is one
-user's or one room's gets no lighter.
+The target of every hot key is known; the rest is assumed to divide evenly. One key is never divided: a partition whose load comes
+from one user or one room gets no lighter.
 
 Source: docs/doubling.md, "What the plan says".
 """
@@ -18,37 +19,37 @@ from typing import Final
 KEYS: Final[Mapping[str, str]] = {"broker": "rooms", "router": "rooms", "relay": "users", "xiu": "users", "pi": "users"}
 STORED: Final = ("xiu", "pi")
 SHARING: Final = ("broker", "relay")
-"""Roles whose replicas share a partition's keys among them: each holds all of its memberships, and handles its keys' messages."""
+"""Roles whose replicas share a partition's keys: each holds all of its memberships, and handles the messages of its own keys."""
 HEAVY: Final = 0.75
-"""A partition that keeps more than this of its load did not get lighter to speak of."""
+"""A partition that keeps more than this share of its load did not get notably lighter."""
 MIN_PER_S: Final = 1.0
-"""Of less than this nothing is said: it is nobody's load."""
+"""Loads below this are too small to report."""
 DISK_LEAST_BYTES: Final = 256 << 20
-"""A new replica wants at least so much; Xiu refuses writes below it."""
+"""Least disk space for a new replica; Xiu refuses writes below it."""
 MEMORY_LEAST_BYTES: Final = 128 << 20
 RETRY_S: Final[Mapping[str, float]] = {"xiu": 0.02, "pi": 0.0}
-"""Who is refused by a child of Xiu that is not open asks again after at most so long; one of Pi holds what it is asked."""
+"""Maximum delay until the next try after a child of Xiu that is not open refused; a child of Pi holds requests instead."""
 LOOK_S: Final[Mapping[str, float]] = {"xiu": 0.02, "pi": 0.02}
-"""A child hears so long after its parent's cut of it."""
+"""Maximum delay until a child learns that its parent was split."""
 APPLIED_PER_S: Final = 10_000
-"""Entries that a child of Pi takes over in a second, at the least."""
+"""Lowest rate at which a child of Pi takes over entries."""
 SPLIT_POLL_S: Final = 0.2
-"""So old is what the tool knows of a child when it has its parent split."""
+"""Maximum age of the tool's knowledge of a child when it splits the parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one partition has to do, all of its replicas together."""
+    """Load of one partition, all of its replicas together."""
 
     per_s: float
-    """Messages, operations or reports a second, of the last whole ten seconds."""
+    """Messages, operations or reports a second, over the last complete ten seconds."""
     hot: Sequence[tuple[int, float]] = ()
-    """(RoomID or UIN, a second) of the hottest keys that are known."""
+    """(RoomID or UIN, rate a second) of the hottest known keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One partition, before and after."""
+    """Load of one partition before and after."""
 
     partition: int
     child: int
@@ -56,12 +57,12 @@ class Forecast:
     stays_per_s: float
     goes_per_s: float
     hottest: int = 0
-    """Of its keys; 0: none is known."""
+    """Its hottest key; 0: none is known."""
     hottest_per_s: float = 0.0
 
     @property
     def lighter(self) -> bool:
-        """Whether the busier of the two has notably less to do than the one has now."""
+        """True if the busier of the two partitions has notably less load than the parent has now."""
         return self.per_s < MIN_PER_S or max(self.stays_per_s, self.goes_per_s) <= HEAVY * self.per_s
 
     def json(self) -> dict[str, object]:
@@ -74,22 +75,22 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine has left, by what the role's processes there say."""
+    """Free resources of a machine, as the role's processes there report them."""
 
     host: str
     memory_free_bytes: int | None
     disk_free_bytes: int | None
-    """Of the fullest disk on which one of them keeps its data; None: none has any, or says."""
+    """Free space of the fullest disk that holds data of one of them; None: no process keeps data there, or none reports it."""
     memory_wanted_bytes: int
-    """Of the new replicas, if each runs where its parent's does."""
+    """Memory for the new replicas, if each runs on the machine of its parent's replica."""
     disk_wanted_bytes: int
     replicas: int
-    """New ones that are to run there, if each runs where its parent's does."""
+    """New replicas on this machine, if each runs on the machine of its parent's replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What one process of the role says of itself; None: it does not say it."""
+    """Resources that one process of the role reports; None: not reported."""
 
     host: str
     partition: int
@@ -101,21 +102,21 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a doubling would bring."""
+    """Predicted result of a doubling."""
 
     role: str
     forecasts: tuple[Forecast, ...] = ()
     machines: tuple[Machine, ...] = ()
     pause_s: float = 0.0
-    """For which a key that moves is not served, as expected; 0: none is."""
+    """Expected time for which a key that moves is not served; 0: no pause."""
     move_bytes: int = 0
-    """Stored in all parents together, about half of which is copied to the children; 0: nothing is copied."""
+    """Stored bytes of all parents together, about half of which is copied to the children; 0: nothing is copied."""
     unknown: tuple[str, ...] = ()
-    """Processes that did not answer, and of which nothing is known."""
+    """Processes that did not answer, so that nothing is known of them."""
     problems: tuple[str, ...] = ()
-    """What must be put right first, in words."""
+    """Problems to fix first, in words."""
     warnings: tuple[str, ...] = field(default=())
-    """What an operator should know, in words."""
+    """Warnings for the operator, in words."""
 
     def json(self) -> dict[str, object]:
         """Return values for JSON."""
@@ -130,7 +131,7 @@ class Plan:
 
 
 def forecast(count: int, loads: Mapping[int, Load]) -> tuple[Forecast, ...]:
-    """Each partition of `count`, before and after; those of which nothing is known are left out."""
+    """Forecast each of `count` partitions; unknown loads are left out."""
     found = []
     for partition in range(count):
         load = loads.get(partition)
@@ -147,7 +148,7 @@ def forecast(count: int, loads: Mapping[int, Load]) -> tuple[Forecast, ...]:
 
 
 def load_warnings(role: str, forecasts: Sequence[Forecast]) -> list[str]:
-    """What doubling will not help, in words."""
+    """List, in words, the partitions whose load doubling will not divide."""
     said = []
     what = KEYS[role].removesuffix("s")
     for one in forecasts:
@@ -170,9 +171,9 @@ def load_warnings(role: str, forecasts: Sequence[Forecast]) -> list[str]:
 
 
 def replica_warnings(role: str, forecasts: Sequence[Forecast], members: int, changes_per_s: float) -> list[str]:
-    """Where one more replica helps as a doubling does, and moves nothing, in words.
+    """Suggest, in words, one more replica where it helps as much as a doubling and moves nothing.
 
-    members: memberships of all partitions (of relays: devices). changes_per_s: of these.
+    members: memberships of all partitions (of relays: devices). changes_per_s: their changes a second.
     """
     busiest = max(forecasts, key=lambda one: one.per_s, default=None)
     per_s = sum(one.per_s for one in forecasts)
@@ -188,9 +189,9 @@ def replica_warnings(role: str, forecasts: Sequence[Forecast], members: int, cha
 
 
 def machines(count: int, there: Iterable[Replica], running: Mapping[int, int]) -> tuple[Machine, ...]:
-    """What the machines of the parents have left, and what their children would want there.
+    """Compare the free resources of the parents' machines with the demand of their children.
 
-    count: partitions now. there: the role's processes. running: replicas of each new partition that run already.
+    count: partitions now. there: the role's processes. running: replicas of each new partition that already run.
     """
     found: dict[str, list[Replica]] = {}
     started = dict(running)
@@ -209,7 +210,7 @@ def machines(count: int, there: Iterable[Replica], running: Mapping[int, int]) -
             replicas += 1
             memory += max(replica.resident_bytes or 0, MEMORY_LEAST_BYTES)
             if replica.disk_free_bytes is not None:
-                # Half of what is stored, once in the log and once in the state.
+                # Half of the stored bytes, once in the log and once in the state.
                 disk += max(replica.store_bytes, DISK_LEAST_BYTES)
         free_memory = [one.memory_free_bytes for one in here if one.memory_free_bytes is not None]
         free_disk = [one.disk_free_bytes for one in here if one.disk_free_bytes is not None]
@@ -218,7 +219,7 @@ def machines(count: int, there: Iterable[Replica], running: Mapping[int, int]) -
 
 
 def room_problems(found: Iterable[Machine]) -> list[str]:
-    """What machines have too little of, in words."""
+    """List, in words, the resources of which machines have too little."""
     said = []
     for one in found:
         for what, free, wanted in (
@@ -234,8 +235,8 @@ def room_problems(found: Iterable[Machine]) -> list[str]:
 
 
 def pause(role: str, commit_s: float | None, entries_per_s: float) -> float:
-    """Seconds for which a key that moves is expected to wait: two commits (SPLIT in the parent, OPEN in the child), what the child
-    has still to take over, and the time to the next try of who was refused. 0 where no key waits.
+    """Return the seconds for which a key that moves is expected to wait: two commits (SPLIT in the parent, OPEN in the child),
+    the rest that the child still takes over, and the time until a refused client tries again. 0 where no key waits.
 
     commit_s: p99 of a commit, as measured; None: not known. entries_per_s: of one partition's log.
     """
@@ -246,5 +247,5 @@ def pause(role: str, commit_s: float | None, entries_per_s: float) -> float:
 
 
 def mib(size: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes for people."""
     return f"{size / (1 << 30):,.1f} GiB" if size >= 10 << 30 else f"{size / (1 << 20):,.0f} MiB"

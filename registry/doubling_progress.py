@@ -1,4 +1,4 @@
-"""How far a doubling is within its phase: keys and bytes that moved, entries that are behind, time that is left. Pure.
+"""Progress of a doubling within its phase: keys and bytes moved, entries behind, time left. Pure.
 
 Source: docs/doubling.md, "The tool".
 """
@@ -12,34 +12,34 @@ from pixiu.wire.v1 import doubling_pb2 as pb
 from registry.doubling import COPIED, STORED, Phase, Seen
 
 MIN_SHARE: Final = 0.02
-"""Of the work must be done before something is said of the time that is left."""
+"""Share of the work that must be done before the time left is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What was done in a phase, of all partitions together."""
+    """Work done in a phase, all partitions together."""
 
     done: int
     total: int
-    """Of LEARN it is an estimate: a half of what the parents have."""
+    """In LEARN an estimate: half of the parents' keys."""
     unit: str
-    """What is counted: replicas, keys, or entries."""
+    """Unit of the counts: replicas, keys, or entries."""
     bytes: int = 0
-    """That children have taken over."""
+    """Bytes that children have taken over."""
     behind: int = 0
     """Entries of their parents that children lack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a doubling stands, for people and programs."""
+    """State of a doubling, for people and programs."""
 
     phase: Phase
     missing: tuple[str, ...]
-    """What is waited for, in words."""
+    """Missing conditions, in words."""
     moved: Moved | None = None
     left_s: float | None = None
-    """Until the phase is over, as it goes now; None: not known yet."""
+    """Estimated time until the phase is over; None: not known yet."""
 
     def json(self) -> dict[str, object]:
         """Return values for JSON."""
@@ -52,7 +52,7 @@ class Step:
         return fields
 
     def text(self) -> str:
-        """Return one line for people; empty where there is nothing to say."""
+        """Return one line for people; empty if there is nothing to report."""
         one = self.moved
         if one is None:
             return ""
@@ -64,7 +64,8 @@ class Step:
 
 
 def moved(seen: Seen, phase: Phase) -> Moved | None:
-    """What was done in this phase; None where nothing is counted. Of CLEAN what is left alone: `Pace` knows what there was."""
+    """Return the work done in this phase; None where nothing is counted. In CLEAN only the remaining work is known: `Pace` knows
+    the total."""
     if phase is Phase.START:
         wanted = max(seen.layout.replicas, 1)
         children = range(seen.layout.n, 2 * seen.layout.n)
@@ -75,7 +76,7 @@ def moved(seen: Seen, phase: Phase) -> Moved | None:
     if phase in (Phase.LEARN, Phase.SPLIT, Phase.OPEN) and seen.role in COPIED:
         own = [seen.statuses[seen.child(p)] for p in parents if seen.phase_of(seen.child(p)) != pb.DOUBLING_NONE]
         lags = (seen.statuses[p].committed - seen.statuses[seen.child(p)].learned for p in parents if _follows(seen, p))
-        # A parent that is not split says how much it has; one that is, what moved.
+        # A parent that is not split reports all of its keys; one that is, the keys that moved.
         total = sum(one.keys // (2 if seen.phase_of(p) == pb.DOUBLING_NONE else 1) for p, one in _of(seen, parents))
         done = sum(one.keys for one in own)
         return Moved(done, max(total, done), "keys", sum(one.bytes for one in own), sum(max(lag, 0) for lag in lags))
@@ -90,13 +91,13 @@ def _of(seen: Seen, parents: list[int]) -> list[tuple[int, pb.DoublingStatus]]:
 
 
 def _follows(seen: Seen, parent: int) -> bool:
-    """Whether a child has all that its parent had once, and takes over what came since."""
+    """Return True if a child has copied its parent's data once, and follows new entries."""
     status = seen.statuses[seen.child(parent)]
     return seen.phase_of(seen.child(parent)) == pb.DOUBLING_LEARNING and status.learned > 0
 
 
 class Pace:
-    """What was done in a phase, and how fast it goes, by its first look and the last one."""
+    """Work done in a phase and its rate, from the first look and the latest one."""
 
     def __init__(self) -> None:
         self._phase: Phase | None = None
@@ -105,7 +106,7 @@ class Pace:
         self._total = 0
 
     def step(self, phase: Phase, missing: tuple[str, ...], one: Moved | None, now: float) -> Step:
-        """Where the doubling stands at a time, monotonic seconds."""
+        """Return the state at a time in monotonic seconds."""
         if phase is not self._phase:
             self._phase, self._began, self._had, self._total = phase, now, one.done if one is not None else 0, 0
         if one is None:

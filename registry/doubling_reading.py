@@ -1,4 +1,4 @@
-"""Asks the processes of a role what `registry.doubling_forecast` makes a plan of: load, hot keys, memory, disk, commit times.
+"""Collects the data for `registry.doubling_forecast` from the processes of a role: load, hot keys, memory, disk, commit times.
 
 Source: docs/doubling.md, "What the plan says".
 """
@@ -33,27 +33,27 @@ from registry.doubling_forecast import (
 
 AT_ONCE: Final = 32
 BETWEEN_S: Final = 1.0
-"""Between two readings of what only counters tell."""
+"""Interval between two readings of values that only counters give."""
 MAX_HOT: Final = 20
 
 
 @dataclass(slots=True)
 class Page:
-    """What one process said."""
+    """Answer of one process."""
 
     node: Node
     counts: Mapping[str, float] = field(default_factory=dict)
     """Name without the role's prefix → the sum over its labels."""
     commits: Mapping[float, float] = field(default_factory=dict)
-    """Upper bound of seconds → how many commits took no longer, since its start."""
+    """Upper bound in seconds → number of commits that took no longer, since the start of the process."""
     resident_bytes: int | None = None
     hot: Mapping[str, object] = field(default_factory=dict)
     at: float = 0.0
 
 
 async def read_plan(view: View, role: str, *, here: bool) -> Plan:
-    """Ask every process of a role, and forecast. here: `pixiu up` starts the new replicas on the machine of the old ones, so that
-    room that is missing there is a problem and no warning. Who does not answer is named in `Plan.unknown`."""
+    """Ask every process of a role, and forecast. here: `pixiu up` starts the new replicas on the machine of the old ones, so
+    that missing capacity there is a problem and not a warning. Processes that do not answer are named in `Plan.unknown`."""
     layout = view.layout.roles[role]
     nodes = [node for node in view.of_role(role) if node.partition < layout.next]
     slots = asyncio.Semaphore(AT_ONCE)
@@ -93,7 +93,7 @@ async def read_plan(view: View, role: str, *, here: bool) -> Plan:
 
 
 async def _read(node: Node) -> Page:
-    """Raises OSError, ValueError when a process does not answer properly."""
+    """Read a process's pages. Raises OSError, ValueError when it does not answer properly."""
     _, body = await fetch(node.host, node.http_port, "/metrics")
     page = Page(node, at=time.monotonic())
     prefix = f"pixiu_{node.role}_"
@@ -128,7 +128,7 @@ def _replica(page: Page) -> Replica:
 
 
 def _loads(role: str, pages: list[Page], before: Mapping[Node, Page]) -> dict[int, Load]:
-    """Partition → its load, by /hot; by counters where nothing is counted by key."""
+    """Return each partition's load from /hot, or from counters where no keys are counted."""
     what = KEYS[role]
     total: defaultdict[int, float] = defaultdict(float)
     hot: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -149,12 +149,14 @@ def _loads(role: str, pages: list[Page], before: Mapping[Node, Page]) -> dict[in
 
 
 def _counted(role: str, pages: list[Page], before: Mapping[Node, Page]) -> dict[int, float]:
-    """Partition → a second, by the role's own counters between the two readings; of a store the entries of its log."""
+    """Return each partition's rate a second from the role's own counters between the two readings; for a store the entries of
+    its log."""
     return _grown(pages, before, FLOWS_IN.get(role, ("links_records_received_total",)), every=role not in STORED)
 
 
 def _grown(pages: list[Page], before: Mapping[Node, Page], names: Sequence[str], *, every: bool) -> dict[int, float]:
-    """Partition → by how much counters grew a second, of all replicas together; not every: of the one that did the most."""
+    """Return the growth of counters a second for each partition: of all replicas together, or with every=False of the busiest
+    one."""
     found: defaultdict[int, float] = defaultdict(float)
     for page in pages:
         old = before.get(page.node)

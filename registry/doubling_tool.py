@@ -1,4 +1,4 @@
-"""Carries out `registry.doubling`: holds the lock, looks, acts, until there is nothing left to do.
+"""Carries out `registry.doubling`: holds the lock, observes and acts until nothing is left to do.
 
 Source: docs/doubling.md.
 """
@@ -41,31 +41,32 @@ from registry.layout import abort_doubling, begin_doubling, commit_doubling, rea
 
 POLL_S: Final = 0.2
 SAY_S: Final = 2.0
-"""Between two words on how far a phase is."""
+"""Interval between two progress reports of a phase."""
 SPLIT_POLL_S: Final = 0.05
-"""While moved keys pause: children open by themselves, and each look costs every leader of the role a connection."""
+"""Polling interval while moved keys pause: children open by themselves, and each look costs every leader of the role a
+connection."""
 CALL_S: Final = 10.0
 LEADER_WAIT_S: Final = 5.0
-"""Before a doubling begins, for a leader of each partition; then it is refused."""
+"""Time to wait for a leader of each partition before a doubling begins; then it is refused."""
 LOCK_WAIT_S: Final = 20.0
-"""A tool that was killed on another machine has the lock until its session ends."""
+"""Time to wait for the lock: a tool that was killed on another machine holds it until its session ends."""
 AUDIT_LINES: Final = 100
-"""Entries in a role's node of what was done. Policy: the oldest go."""
+"""Entries of the audit in a role's node. Policy: the oldest go."""
 
 
 class Leaders(Protocol):
-    """How the leaders of Xiu's or Pi's partitions are asked. A partition without one that answers raises `Unavailable`."""
+    """Access to the leaders of Xiu's or Pi's partitions. Raises `Unavailable` for a partition without a leader that answers."""
 
     async def status(self, view: View, partition: int, doubling: int) -> pb.DoublingStatus:
-        """Where a partition stands."""
+        """Return a partition's doubling status."""
         ...
 
     async def advance(self, view: View, partition: int, request: pb.DoublingAdvanceRequest) -> pb.DoublingStatus:
-        """Have it go on to a phase."""
+        """Have a partition advance to a phase."""
         ...
 
     async def take_back(self, view: View, partition: int, request: pb.DoublingTakeBackRequest) -> pb.DoublingStatus:
-        """See that nothing which was sent before splits it. Raises `InvalidArgument` when it is split."""
+        """Make sure that no earlier request splits the partition. Raises `InvalidArgument` when it is split."""
         ...
 
 
@@ -73,7 +74,7 @@ NO_REPLICA: Final = "no replica is registered"
 
 
 class GrpcLeaders:
-    """Asks the replicas of a partition, the last one that led first; who does not lead refuses."""
+    """Asks the replicas of a partition, the last known leader first; replicas that do not lead refuse."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -111,33 +112,33 @@ class GrpcLeaders:
 
 @dataclass(slots=True)
 class Result:
-    """What a run of the tool did."""
+    """Outcome of one run of the tool."""
 
     role: str
     doubling: str
     partitions: int
-    """Of the role now."""
+    """Number of the role's partitions now."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Phase → how long it took in this run."""
+    """Phase → its duration in this run."""
     missing: tuple[str, ...] = ()
-    """What it still waited for when its time was over."""
+    """Missing conditions when the time was over."""
 
 
 Progress = Callable[[Step], None]
-"""Called when the phase, or what is waited for, changes, and every two seconds meanwhile."""
+"""Called when the phase or the missing conditions change, and every two seconds in between."""
 
 
 class DoublingTool:
     """One run of `pixiu double`.
 
     Args:
-        zookeeper: an open session, of this tool alone: the lock goes with it.
-        role: whose partitions are doubled.
-        operator: who does it, for the audit.
+        zookeeper: an open session of this tool alone: the lock ends with it.
+        role: the role whose partitions are doubled.
+        operator: the operator's name, for the audit.
         progress: see `Progress`.
-        leaders: how Xiu's and Pi's leaders are asked.
+        leaders: access to Xiu's and Pi's leaders.
         force: see `plan.Seen.force`.
-        acted: called after every step in a phase, also after a look that finds it must wait: a test's way to end the tool there.
+        acted: called after every step in a phase, also after one that only waits, so that a test can end the tool there.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class DoublingTool:
         self._marked: Phase | None = None
 
     async def look(self, to: int) -> tuple[Layout, str | None, list[str]]:
-        """The layout, the doubling to carry out (None: there is nothing to do), and what must be put right before it begins.
-        `to` as `plan.chosen` has it. Raises as that does."""
+        """Return the layout, the doubling to carry out (None: nothing to do), and the problems to fix before it begins. `to` as
+        in `plan.chosen`, whose errors it raises."""
         await self._discovery.start()
         layout = await self._layout()
         there = layout.roles.get(self._role, RoleLayout())
@@ -182,7 +183,8 @@ class DoublingTool:
         return layout, doubling, plan.problems(self._discovery.view, self._role, __version__, mute)
 
     async def _mute(self, there: RoleLayout, statuses: Mapping[int, pb.DoublingStatus]) -> list[int]:
-        """Partitions of which no leader answers, also in a while: one whose lease is being renewed does in a moment."""
+        """Return the partitions of which no leader answers. Waits a while, because a leader that renews its lease answers again
+        in a moment."""
         until = time.monotonic() + LEADER_WAIT_S
         while mute := [partition for partition in range(there.n) if partition not in statuses]:
             if time.monotonic() >= until:
@@ -192,22 +194,22 @@ class DoublingTool:
         return mute
 
     async def forecast(self) -> Plan:
-        """What a doubling would bring, by what the role's processes say now. After `look`."""
+        """Forecast the result of a doubling from the role's present load. Call it after `look`."""
         here = await self._zookeeper.exists(paths.supervisor(self._root)) is not None
         return await read_plan(self._discovery.view, self._role, here=here)
 
     async def close(self) -> None:
-        """End looking; the session stays."""
+        """Stop watching the registry; the session stays open."""
         await self._discovery.close()
 
     async def run(self, doubling: str, timeout_s: float) -> Result:
-        """Carry a doubling out from wherever it stands, at most for so many seconds: then `Result.missing` says what it waits
-        for, and another run goes on. Raises `Unavailable`, `InvalidArgument`, `RegistryUnavailable`."""
+        """Carry a doubling out from its present phase, for at most `timeout_s` seconds. After that `Result.missing` names the
+        missing conditions, and another run continues. Raises `Unavailable`, `InvalidArgument`, `RegistryUnavailable`."""
         result = Result(self._role, doubling, 0)
         await self._lock(doubling)
         try:
             there = (await self._layout()).roles[self._role]
-            if doubling in there.doublings:  # a tool that was taking it back and is late finds this line, and does nothing
+            if doubling in there.doublings:  # a late tool that was taking it back finds this line, and does nothing
                 await self._audit(doubling, "resumed", there)
             until = time.monotonic() + timeout_s
             since, last = time.monotonic(), None
@@ -246,7 +248,7 @@ class DoublingTool:
             await self._unlock()
 
     async def take_back(self, doubling: str) -> Layout:
-        """Take back a doubling that has cut nothing yet; the layout as it is then. Raises as `plan.check_take_back`."""
+        """Take back a doubling that has split nothing yet. Returns the new layout. Raises as `plan.check_take_back`."""
         await self._lock(doubling)
         try:
             seen = await self._see(doubling)
@@ -266,7 +268,7 @@ class DoublingTool:
             await self._unlock()
 
     async def _keep_whole(self, seen: Seen) -> None:
-        """See to it in every parent's log that a SPLIT which is on its way, or in the log, comes too late."""
+        """Make sure in every parent's log that a SPLIT which is under way, or in the log, comes too late."""
         request = pb.DoublingTakeBackRequest(
             doubling=int(seen.doubling, 16), partitions=2 * len(seen.parents), operator=self._operator
         )
@@ -275,7 +277,7 @@ class DoublingTool:
 
     @staticmethod
     async def _all(asked: Iterable[Awaitable[pb.DoublingStatus]]) -> None:
-        """Wait for all, also where one fails: then raises its error."""
+        """Wait for all, also after a failure; then raise the first error."""
         for one in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(one, BaseException):
                 raise one
@@ -286,7 +288,7 @@ class DoublingTool:
         self._changed.set()
 
     async def _pause(self, phase: Phase) -> None:
-        """Until something changes in the registry, or for a moment."""
+        """Wait until something changes in the registry, or for a polling interval."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SPLIT_POLL_S if phase in (Phase.SPLIT, Phase.OPEN) else POLL_S):
@@ -320,7 +322,7 @@ class DoublingTool:
         return {partition: one for partition, one in enumerate(found) if isinstance(one, pb.DoublingStatus)}
 
     async def _behind(self, version: int) -> tuple[str, ...]:
-        """Running processes that say that they go by an earlier layout. Who does not answer is `pixiu status`'s matter."""
+        """Return, in words, the Running processes that report an earlier layout. Silent ones are left to `pixiu status`."""
         nodes = [node for node in self._discovery.view.nodes if node.state is NodeState.RUNNING]
 
         async def ask(host: str, port: int) -> int:
@@ -348,7 +350,8 @@ class DoublingTool:
     # --- acting
 
     async def _act(self, seen: Seen, action: plan.Action) -> tuple[str, ...]:
-        """Take a step; who refused it, and why. Some may have gone on: the next look says who has not, and asks again."""
+        """Take a step. Returns, in words, who refused it and why. Others may have advanced: the next look finds those that have
+        not, and asks again."""
         if isinstance(action, plan.Begin):
             layout = await begin_doubling(self._zookeeper, self._root, self._role, seen.doubling)
             await self._audit(seen.doubling, "begun", layout.roles[self._role])
@@ -381,7 +384,7 @@ class DoublingTool:
     # --- the lock
 
     async def _lock(self, doubling: str) -> None:
-        """Hold the role's lock. Raises `InvalidArgument` when another tool is at work, on any role."""
+        """Take the role's lock. Raises `InvalidArgument` when another tool is at work, on any role."""
         until = time.monotonic() + LOCK_WAIT_S
         path = paths.doubling(self._root, self._role)
         said = self._holds(doubling, Phase.BEGIN)
@@ -403,12 +406,12 @@ class DoublingTool:
             await asyncio.sleep(POLL_S)
 
     def _holds(self, doubling: str, phase: Phase) -> dict[str, object]:
-        """What the lock says: who holds it, and how far he is."""
+        """Content of the lock: its holder and the phase."""
         who: dict[str, object] = {"operator": self._operator, "host": socket.gethostname(), "pid": os.getpid()}
         return who | {"doubling": doubling, "phase": phase.value}
 
     async def _mark(self, phase: Phase, doubling: str) -> None:
-        """Say in the lock where the doubling stands, for `pixiu status`; once for each phase. Without ZooKeeper nobody is told."""
+        """Write the phase into the lock, for `pixiu status`; once for each phase. Without ZooKeeper the update is lost."""
         if phase is self._marked:
             return
         self._marked = phase
@@ -416,7 +419,8 @@ class DoublingTool:
             await self._zookeeper.set(paths.doubling(self._root, self._role), json.dumps(self._holds(doubling, phase)).encode())
 
     async def _holder(self, role: str) -> dict[str, object] | None:
-        """Who holds a role's lock. One of a tool of this machine that is gone is removed: it would stand until its session ends."""
+        """Return the holder of a role's lock. Removes the lock of a dead tool on this machine, which would last until its
+        session ends."""
         path = paths.doubling(self._root, role)
         try:
             data, stat = await self._zookeeper.get(path)
@@ -449,8 +453,8 @@ class DoublingTool:
     # --- the audit
 
     async def _audit(self, doubling: str, what: str, layout: RoleLayout) -> Check:
-        """Add a line to what was done with a role's layout: kept in the registry, the newest last. Returns what holds until
-        somebody adds another one."""
+        """Add a line to the audit of a role's layout, kept in the registry, newest last. Returns a check that fails once another
+        line was added."""
         path = paths.doublings(self._root, self._role)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "operator": self._operator, "doubling": doubling,

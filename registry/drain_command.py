@@ -1,4 +1,4 @@
-"""`pixiu drain` and `pixiu rolling-restart`: processes leave in good order, one after another.
+"""`pixiu drain` and `pixiu rolling-restart`: processes leave in order, one after another.
 
 Source: docs/operations.md, "Draining and adding processes".
 """
@@ -115,8 +115,8 @@ async def _drain(target: str, words: Sequence[str], force: bool, timeout_s: floa
 
 
 async def _plan(target: str, roles: Sequence[str], force: bool) -> list[Node]:
-    """Raises `InvalidArgument` when there is nothing to restart, or somebody could not be missed; `Unavailable` when something
-    is wrong already."""
+    """Plan a restart. Raises `InvalidArgument` when there is nothing to restart, or a process cannot be spared; `Unavailable`
+    when the cluster is unhealthy already."""
     status = await read_status(target)
     nodes = [node for node in status.view.nodes if node.role in roles]
     if not nodes:
@@ -146,7 +146,7 @@ async def _restart(target: str, plan: Sequence[Node], force: bool, timeout_s: fl
 
 
 async def _until(target: str, wrong: Callable[[ClusterStatus], list[str]], what: str, timeout_s: float) -> ClusterStatus:
-    """Wait until nothing is wrong any more. Raises `Unavailable` that says what still is."""
+    """Wait until no problem is left. Raises `Unavailable` with the remaining ones."""
     end = time.monotonic() + timeout_s
     while True:
         status = await read_status(target)

@@ -1,4 +1,4 @@
-"""Which processes an operator means, in which order they are drained, and what speaks against it. Pure.
+"""Selects the processes that an operator names, orders their drains, and lists the objections. Pure.
 
     broker/0/3, gateway/4, 10.0.0.7:7100, 10.0.0.7   ──choose──▶   nodes   ──against──▶   what would be left without
 
@@ -21,15 +21,15 @@ MAX_SHOWN: Final = 40
 
 
 def name_of(node: Node) -> str:
-    """A process as it is named on a command line: gateway/4, broker/0/3."""
+    """Name a process as on the command line: gateway/4, broker/0/3."""
     return f"{node.role}/{node.replica}" if node.partition < 0 else f"{node.role}/{node.partition}/{node.replica}"
 
 
 def choose(view: View, words: Sequence[str]) -> list[Node]:
-    """The processes that words name: ROLE/REPLICA, ROLE/PARTITION/REPLICA (as `pixiu status` has them), HOST:PORT, or HOST
-    for all of a machine. In the order in which they are drained: clients' side first, stores last.
+    """Return the processes that words name: ROLE/REPLICA, ROLE/PARTITION/REPLICA (as `pixiu status` shows them), HOST:PORT, or
+    HOST for all of a machine. They are in draining order: clients' side first, stores last.
 
-    Raises `InvalidArgument` that names the word and what there is.
+    Raises `InvalidArgument` that names the word and the existing processes.
 
     Source: docs/operations.md.
     """
@@ -50,9 +50,10 @@ def choose(view: View, words: Sequence[str]) -> list[Node]:
 
 
 def restart_order(nodes: Iterable[Node], replicas: Mapping[int, ReplicaStatus]) -> list[Node]:
-    """One after another: stores first, as at a start, and of each partition its leader last, so that it hands over once.
+    """Order a restart: stores first, as at a start, and the leader of each partition last, so that it hands over once.
 
-    replicas: endpoint → what the replica of a store says.
+    replicas: endpoint → the state of a store's replica.
+
     """
 
     def key(node: Node) -> tuple[int, int, bool, int]:
@@ -63,11 +64,13 @@ def restart_order(nodes: Iterable[Node], replicas: Mapping[int, ReplicaStatus]) 
 
 
 def against(view: View, leaving: Sequence[Node], replicas: Mapping[int, ReplicaStatus]) -> list[str]:
-    """What would be left without a process if these left at the same time, in words; empty: nothing speaks against it.
+    """List, in words, the partitions and roles that would be left without a process if these left at the same time; empty: no
+    objection.
 
-    replicas: endpoint → what the replica of a store says.
+    replicas: endpoint → the state of a store's replica.
 
     Source: docs/operations.md.
+
     """
     gone = {node.endpoint for node in leaving}
     problems: list[str] = []
@@ -88,7 +91,7 @@ def against(view: View, leaving: Sequence[Node], replicas: Mapping[int, ReplicaS
 
 
 def running_beside(view: View, node: Node) -> frozenset[int]:
-    """Endpoints of the Running processes of a process's role and partition: itself and those that do the same."""
+    """Return the endpoints of the Running processes of a process's role and partition, itself included."""
     return frozenset(
         other.endpoint for other in view.of_role(node.role)
         if other.partition == node.partition and other.state is NodeState.RUNNING
@@ -96,9 +99,9 @@ def running_beside(view: View, node: Node) -> frozenset[int]:
 
 
 def not_back(status: ClusterStatus, node: Node, before: frozenset[int]) -> list[str]:
-    """Why a process that was drained does not count as restarted yet, in words; empty: it does.
+    """Explain, in words, why a drained process does not count as restarted yet; empty: it does.
 
-    before: `running_beside` it when it was drained.
+    before: `running_beside` of it when it was drained.
     """
     now = running_beside(status.view, node)
     if len(now) < len(before):

@@ -1,12 +1,12 @@
 """Requests to drain: an operator's tool puts one into the registry, and the process that it names drains as on SIGTERM.
 
     tool                                        process
-      │ creates ROOT/drain/ENDPOINT, ephemeral    │ watches whether that is there
+      │ creates ROOT/drain/ENDPOINT, ephemeral    │ watches that node
       ├──────────────── registry ────────────────▶│ Draining, hands over, leaves
       │ waits until its node is gone              │
 
-Who may write the registry may ask; who can only reach a process's port may not. A request names one run of a process, so
-that no later run takes it up, and goes with the tool.
+Everybody who may write the registry may ask; a caller who can only reach a process's port may not. A request names one run of a
+process, so that no later run takes it up, and ends with the tool.
 
 Source: docs/registry.md, "Requests of operators".
 """
@@ -28,18 +28,18 @@ from registry.restorer import Restorer
 
 MAX_BACKOFF_S: Final = 5.0
 MAX_WORDS: Final = 200
-"""Characters of a request that are read."""
+"""Maximum length of a request, characters."""
 POLL_S: Final = 0.2
 
 
 class DrainRequests:
-    """A process's ear for requests to drain.
+    """Watches for requests to drain this process.
 
     Args:
         zookeeper: the process's session.
-        root: of the cluster.
-        endpoint: of this run of the process.
-        asked: called in the event loop with who asked; maybe more than once.
+        root: the cluster's root.
+        endpoint: the endpoint of this run of the process.
+        asked: called in the event loop with the requester's name; maybe more than once.
 
     Source: docs/operations.md, "Draining and adding processes".
     """
@@ -51,11 +51,11 @@ class DrainRequests:
         self._restorer = Restorer(zookeeper, self._look, "the watch for requests to drain", MAX_BACKOFF_S)
 
     def start(self) -> None:
-        """Listen from now on, through losses of the session."""
+        """Start watching; survives losses of the session."""
         self._restorer.start()
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop watching."""
         await self._restorer.stop()
 
     async def _look(self) -> None:
@@ -68,9 +68,9 @@ class DrainRequests:
 
 @asynccontextmanager
 async def drain_request(zookeeper: ZooKeeper, root: str, node: Node, by: str) -> AsyncIterator[None]:
-    """A request for one process, there as long as the block runs, or until the tool dies.
+    """Keep a request to one process in the registry while the block runs, or until the tool dies.
 
-    Raises `Unavailable` when somebody else asks the same, `RegistryUnavailable`.
+    Raises `Unavailable` when another command already drains it, `RegistryUnavailable`.
     """
     path = paths.drain(root, node.endpoint)
     try:
@@ -87,9 +87,9 @@ async def drain_request(zookeeper: ZooKeeper, root: str, node: Node, by: str) ->
 async def drain_process(zookeeper: ZooKeeper, root: str, node: Node, by: str, timeout_s: float) -> None:
     """Ask a process to drain, and wait until it has left the registry.
 
-    by: who asks, for the process's log. timeout_s: seconds to wait.
+    by: the requester, for the process's log. timeout_s: seconds to wait.
 
-    Raises `Unavailable` when it does not leave in time, or is being drained by somebody else, `RegistryUnavailable`.
+    Raises `Unavailable` when it does not leave in time, or is being drained by another command, `RegistryUnavailable`.
 
     Source: docs/operations.md, "Draining and adding processes".
     """

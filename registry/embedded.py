@@ -1,7 +1,7 @@
-"""A real ZooKeeper for one machine, out of the jars that pyspark brings.
+"""A real ZooKeeper for one machine, from the jars that pyspark includes.
 
 `python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM. At its first start it makes
-logins for whoever guards a cluster in it (`credentials` in its folder), and leaves a link to them for all programs of this user.
+logins for guarding a cluster in it (`credentials` in its folder), and leaves a link to them for all programs of this user.
 
 Source: docs/operations.md, "One machine".
 """
@@ -38,26 +38,26 @@ TLS_JARS: Final = (
     "netty-resolver-4*.jar", "netty-transport-4*.jar", "netty-transport-classes-epoll-4*.jar",
     "netty-transport-native-unix-common-4*.jar",
 )  # fmt: skip
-"""What it needs besides for TLS."""
+"""Additional jars for TLS."""
 ROLE: Final = "zookeeper"
-"""In its certificate."""
+"""Role in its certificate."""
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-Xmx64m",
-    "-Djute.maxbuffer=262144",  # of what one request may carry; the largest node has 64 KiB
+    "-Djute.maxbuffer=262144",  # limit of one request; the largest node has 64 KiB
     "-Dzookeeper.admin.enableServer=false",
     "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",
 )
 LOGIN_FLAGS: Final = ("-Dzookeeper.enforce.auth.enabled=true", "-Dzookeeper.enforce.auth.schemes=digest")
-"""Sessions without a login are ended."""
+"""End sessions without a login."""
 MAX_CONNECTIONS: Final = 2000
-"""Of one address; here all have the same, of which ZooKeeper would take 60."""
+"""Connections from one address: here all come from the same one, and ZooKeeper's default is 60."""
 TICK_MS: Final = 500
-"""A session lasts two of these at least: 1 s."""
+"""A session lasts at least two ticks: 1 s."""
 MAX_SESSION_MS: Final = 120_000
-"""What a role's `session_timeout_ms` may be at the most. ZooKeeper's own limit is twenty ticks, to which it cuts without a word."""
+"""Upper limit of a role's `session_timeout_ms`. ZooKeeper's own limit is twenty ticks, to which it cuts silently."""
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 10.0
 KILL_TIMEOUT_S: Final = 10.0
@@ -71,18 +71,18 @@ EXIT_REASONS: Final = {
     3: "it cannot read or write its data folder",
     4: "its admin server failed",
 }
-"""What ZooKeeper's exit codes mean."""
+"""Meanings of ZooKeeper's exit codes."""
 
 
 def escaped(value: str) -> str:
-    """A value as a Java properties file has it, which is Latin-1: other characters as UTF-16 units, and a backslash doubled."""
+    """Escape a value for a Java properties file, which is Latin-1: other characters as UTF-16 units, backslashes doubled."""
     units = value.replace("\\", "\\\\").encode("utf-16-be")
     numbers = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
     return "".join(chr(number) if 0x20 < number < 0x7F else f"\\u{number:04x}" for number in numbers)
 
 
 def find_jars(*, tls: bool = False) -> list[Path]:
-    """ZooKeeper's jars in pyspark, which is found without importing it: five, more with TLS. Raises `ConfigurationError`."""
+    """Find ZooKeeper's jars in pyspark, without importing it: five, more with TLS. Raises `ConfigurationError`."""
     wanted = (*JARS, *TLS_JARS) if tls else JARS
     spec = importlib.util.find_spec("pyspark")
     folders = [Path(folder) / "jars" for folder in (spec.submodule_search_locations or [])] if spec else []
@@ -123,7 +123,7 @@ class EmbeddedZooKeeper:
         data_dir: its folder: configuration, data and log. The data stays after `stop`.
         port: TCP port; 0 takes a free one, which is then kept over restarts of this object.
         host: address of this machine that it listens on.
-        tls_dir: folder of certificates, `zookeeper.pem` its own: it then takes TLS alone, and callers with certificates.
+        tls_dir: folder of certificates, with its own `zookeeper.pem`: it then accepts only TLS with client certificates.
 
     Source: docs/operations.md, "One machine".
     """
@@ -139,7 +139,7 @@ class EmbeddedZooKeeper:
 
     @property
     def credentials(self) -> Path:
-        """The file of logins that it made at its first start."""
+        """The file of logins that was made at the first start."""
         return self._folder / "credentials"
 
     @property
@@ -159,7 +159,7 @@ class EmbeddedZooKeeper:
 
     @property
     def log_path(self) -> Path:
-        """What the server printed."""
+        """The server's output."""
         return self._folder / "zookeeper.log"
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -171,7 +171,7 @@ class EmbeddedZooKeeper:
         if self.pid:
             return
         java, jars = find_java().path, find_jars(tls=self._tls_dir is not None)
-        # The lock is inherited by the server: while that lives, even without us, nobody else uses its data.
+        # The server inherits the lock: as long as it lives, even without us, nobody else uses its data.
         lock = self._lock()
         try:
             make_credentials(self.credentials)
@@ -202,7 +202,7 @@ class EmbeddedZooKeeper:
             return
         if process.poll() is None:
             self._signal(signal.SIGTERM)
-            # A stopped process takes a signal only once it goes on.
+            # A stopped process handles a signal only after it continues.
             self._signal(signal.SIGCONT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
@@ -210,7 +210,7 @@ class EmbeddedZooKeeper:
         self._forget_logins()
 
     def kill(self) -> None:
-        """End the server at once, as a crash would."""
+        """Kill the server at once, as in a crash."""
         process = self._process
         if process is None:
             return
@@ -225,7 +225,7 @@ class EmbeddedZooKeeper:
             self._left = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the server to end by itself, at most so many seconds; whether it did."""
+        """Wait at most `timeout_s` seconds for the server to end by itself. Returns True if it did."""
         if self._process is None:
             return True
         try:
@@ -235,7 +235,7 @@ class EmbeddedZooKeeper:
         return True
 
     def log_tail(self) -> str:
-        """The end of what the server printed."""
+        """Return the end of the server's output."""
         try:
             return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
         except OSError:
@@ -249,7 +249,7 @@ class EmbeddedZooKeeper:
         self.stop()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Only while it is not reaped: after that the number may be another's process group.
+        # Only before it is reaped: after that the number may be another's process group.
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -339,7 +339,7 @@ class EmbeddedZooKeeper:
 
 
 def _reserve(port: int, host: str) -> socket.socket:
-    """Bind a port without listening on it, so that nobody else is given it before ZooKeeper, which may share it, listens."""
+    """Bind a port without listening on it. Nobody else gets the port before ZooKeeper, which may share it, listens."""
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -354,7 +354,7 @@ def _reserve(port: int, host: str) -> socket.socket:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one in the foreground; 0 after SIGINT or SIGTERM, 1 when it could not start or ended by itself."""
+    """Run one in the foreground. Returns 0 after SIGINT or SIGTERM, 1 if it could not start or ended by itself."""
     parser = argparse.ArgumentParser(prog="python -m registry.embedded", description="Run a ZooKeeper for one machine.")
     parser.add_argument("--data", required=True, metavar="DIR", help="its folder; created if missing")
     parser.add_argument(
@@ -364,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65_535:
         parser.error(f"--port {options.port}: a port is 0 to 65535")
-    # A flag, and not an Event: a signal that comes while the handler of another one holds the Event's lock would wait for ever.
+    # A flag, and not an Event: a signal that arrives while another's handler holds the Event's lock would wait for ever.
     asked: list[int] = []
 
     def ask(number: int, _frame: FrameType | None) -> None:

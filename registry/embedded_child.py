@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper as a child of `pixiu up`: started, watched, started again on the same port and data.
+"""The embedded ZooKeeper as a child of `pixiu up`: started, watched, and restarted on the same port and data.
 
 Source: docs/operations.md, "One machine".
 """
@@ -26,9 +26,9 @@ _SERVES = re.compile(r"ZooKeeper serves 127\.0\.0\.1:(\d+)")
 
 
 class EmbeddedChild:
-    """One embedded ZooKeeper in a process of its own, which outlives no parent.
+    """One embedded ZooKeeper in a process of its own, which dies with its parent.
 
-    folder: its data. port: 0 takes a free one, kept over restarts. log: what it prints. tls_dir: its certificates; None: no TLS.
+    folder: its data. port: 0 takes a free one, kept over restarts. log: its output. tls_dir: its certificates; None: no TLS.
     """
 
     def __init__(self, folder: Path, port: int, log: Path, tls_dir: Path | None = None) -> None:
@@ -39,7 +39,7 @@ class EmbeddedChild:
         self.port = port
         self.restarts = 0
         self.problem = ""
-        """Why it does not run now; empty when it does."""
+        """Reason why it does not run now; empty when it does."""
 
     @property
     def address(self) -> str:
@@ -48,12 +48,12 @@ class EmbeddedChild:
 
     @property
     def credentials(self) -> Path:
-        """The file of logins that it made at its first start."""
+        """The file of logins that was made at the first start."""
         return self._folder / "credentials"
 
     @property
     def pid(self) -> int:
-        """The server's process (Java), 0 when it is not known."""
+        """Process ID of the server (Java); 0 if unknown."""
         try:
             return int((self._folder / "zookeeper.pid").read_text())
         except (OSError, ValueError):
@@ -65,7 +65,7 @@ class EmbeddedChild:
         self._keeper = asyncio.create_task(self._keep(), name="embedded-zookeeper")
 
     async def stop(self) -> None:
-        """End it in order; at most some seconds."""
+        """Stop it in order, within some seconds."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -104,7 +104,7 @@ class EmbeddedChild:
             await asyncio.sleep(POLL_S)
 
     async def _keep(self) -> None:
-        """Start it again whenever it ends: running processes do without it for as long as that takes."""
+        """Restart it whenever it ends; running processes do without it meanwhile."""
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             assert self._process is not None
@@ -121,12 +121,12 @@ class EmbeddedChild:
             backoff.reset()
 
     def _kill_orphan(self) -> None:
-        """A Java process whose own parent was killed would hold the port and the data for ever."""
+        """Kill a Java process whose own parent was killed: it would hold the port and the data for ever."""
         pid = self.pid
         if not pid:
             return
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            # Only the one that was started on this very folder: the number may be another process by now.
+            # Only the one that was started on this very folder: the number may belong to another process by now.
             if b"QuorumPeerMain" in command and str((self._folder / "zoo.cfg").resolve()).encode() in command:
                 os.kill(pid, signal.SIGKILL)

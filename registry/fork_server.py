@@ -1,12 +1,12 @@
-"""A process that has imported every role and forks one when asked: a start takes a tenth of what `python -m ROLE` does, which
-imports for a second. `pixiu up` and the tests start their processes by it.
+"""A process that has imported every role and forks one on request. A start takes a tenth of the time of `python -m ROLE`, which
+imports for a second. `pixiu up` and the tests start their processes with it.
 
     ForkServer ──{"module": "xiu", "arguments": […]} + the log──▶ python -m registry.fork_server ──fork──▶ python -m xiu …
                ◀───{"start": 1, "pid": 4711}─────────────────────
                ◀───{"pid": 4711, "code": 0}──────────────────────
 
-Nothing but imports happens before a fork: no thread, no socket, no gRPC object. When the server ends, or whoever asked, its
-children are killed.
+Nothing but imports happens before a fork: no thread, no socket, no gRPC object. When the server or its client ends, its children
+are killed.
 
 Source: docs/operations.md, "One machine".
 """
@@ -40,13 +40,13 @@ MAX_MESSAGE: Final = 256 << 10
 ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
 PRELOADED: Final = ("cluster.runtime.process", "registry.membership", *(f"{role}.service" for role in ROLES))
 LOOK_S: Final = 1.0
-"""Starts within so long go by the same code: of a cluster that begins."""
+"""Starts within this time use the same code: they belong to one cluster that starts."""
 LOST: Final = -signal.SIGKILL
-"""The exit code of processes whose server is gone: they were killed with it."""
+"""Exit code of processes whose server is gone: they were killed with it."""
 
 
 class Forked:
-    """One process. Its methods are those of `subprocess.Popen`."""
+    """One forked process, with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -56,28 +56,28 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs. A signal's number is negative."""
+        """Return the exit code; None while it runs. A signal's number is negative."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the end of the process. Raises `subprocess.TimeoutExpired`."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing happens when it has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Have something called, in another thread, when it has ended; at once when it has."""
+        """Call a function, in another thread, when the process ends; at once if it has ended."""
         with self._lock:
             if self.returncode is None:
                 self._calls.append(call)
@@ -85,7 +85,7 @@ class Forked:
         call()
 
     async def ended(self) -> int:
-        """Wait for its end without a thread."""
+        """Wait for the end of the process without a thread."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -99,7 +99,7 @@ class Forked:
         return self.returncode
 
     def end(self, code: int) -> None:
-        """The server says that it has ended."""
+        """Record the exit code that the server reported."""
         with self._lock:
             self.returncode = code
         self._ended.set()
@@ -108,12 +108,12 @@ class Forked:
 
 
 class ForkServer:
-    """The server as its client sees it: started with the first process that is asked for, and again after it died.
+    """A client of the server, which starts with the first process that is asked for, and again after it died.
 
-    Thread-safe; `start` blocks, the first time for the second that the imports take.
+    Thread-safe. `start` blocks; the first call takes the second that the imports need.
 
     Args:
-        environment: of the server and, unless `start` says otherwise, of its processes.
+        environment: of the server and, unless `start` is given another one, of its processes.
         modules: imported before any fork.
     """
 
@@ -133,7 +133,7 @@ class ForkServer:
             self._connected()
 
     def start(self, module: str, arguments: Sequence[str], log: BinaryIO, environment: Mapping[str, str] | None = None) -> Forked:
-        """`python -m MODULE ARGUMENTS…` in a session of its own, without input, its output into `log`. Raises OSError."""
+        """Start `python -m MODULE ARGUMENTS…` in a session of its own, without input, its output into `log`. Raises OSError."""
         with self._lock:
             connection = self._connected()
             self._starts += 1
@@ -153,12 +153,12 @@ class ForkServer:
 
     @property
     def running(self) -> int:
-        """Processes that have not ended, or are being started."""
+        """Number of processes that are running or starting."""
         with self._lock:
             return len(self._running) + len(self._waiting)
 
     def close(self) -> None:
-        """End the server, and with it what still runs."""
+        """End the server, and all processes that still run."""
         with self._lock:
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -211,8 +211,8 @@ class ForkServer:
 
 
 def installed(modules: Sequence[str] = PRELOADED) -> int:
-    """A number for the code that is on the disk now, of the packages of these modules: another one when a release was installed.
-    Some milliseconds."""
+    """Return a number for the installed code of these modules' packages; it changes when a release is installed. Takes some
+    milliseconds."""
     found: list[tuple[str, int, int]] = []
     for name in sorted({module.partition(".")[0] for module in modules}):
         spec = importlib.util.find_spec(name)
@@ -227,8 +227,8 @@ def installed(modules: Sequence[str] = PRELOADED) -> int:
 
 
 class Forks:
-    """Starts processes by a `ForkServer` that has imported what is installed now: after a release was installed by another one than
-    before, which serves until its own processes have ended and this is closed. Methods as there.
+    """Starts processes with a `ForkServer` that has imported the installed code. After a release was installed it uses a new
+    server; the former one stays for the processes that it started. Methods as in `ForkServer`.
 
     Args:
         environment: see `ForkServer`.
@@ -272,7 +272,7 @@ class Forks:
 
 
 class _Start(NamedTuple):
-    """What a child does."""
+    """The task of a child."""
 
     module: str
     arguments: list[str]
@@ -280,12 +280,12 @@ class _Start(NamedTuple):
 
 @dataclass(slots=True)
 class _Server:
-    """Forks, and reports who has ended."""
+    """Forks, and reports the processes that have ended."""
 
     connection: socket.socket
 
     def run(self) -> _Start | None:
-        """Serve. Returns in a child with what it is to do, and in the server with None, when nobody can ask any more."""
+        """Serve. Returns the task in a child; returns None in the server, when no client is left."""
         reading, writing = socket.socketpair()
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
@@ -345,12 +345,12 @@ def _become_child(environment: dict[str, str] | None, log: int, die_with_parent:
 
 
 def main(modules: Sequence[str]) -> None:
-    """Import, serve, and in a child run what was asked for."""
+    """Import the modules and serve; in a child, run the requested module."""
     connection = socket.socket(fileno=os.dup(0))
     for module in modules:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # no collection touches, and so copies, what all processes share
+    gc.freeze()  # no collection touches, and so copies, the pages that all processes share
     start = _Server(connection).run()
     if start is None:
         os._exit(0)

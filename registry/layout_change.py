@@ -1,6 +1,6 @@
-"""What an operator asks of the layout: how it is written on a command line, what may change, what would. Pure.
+"""Changes that an operator asks of the layout: their notation on a command line, the allowed ones, their effect. Pure.
 
-    proxy=2 broker=4x3   ──parse──▶   role → partitions, replicas   ──changed_layout──▶   the layout as it shall be
+    proxy=2 broker=4x3   ──parse──▶   role → partitions, replicas   ──changed_layout──▶   the new layout
 
 Source: docs/operations.md, "Several machines".
 """
@@ -30,13 +30,13 @@ class Change:
     after: RoleLayout
 
     def __str__(self) -> str:
-        """In words: `broker: 2 partitions × 3 replicas (new)`."""
+        """Describe the change: `broker: 2 partitions × 3 replicas (new)`."""
         now = role_text(self.role, self.after)
         return f"{self.role}: {now} (new)" if self.before is None else f"{self.role}: {role_text(self.role, self.before)} → {now}"
 
 
 def role_text(role: str, layout: RoleLayout) -> str:
-    """How a role is laid out, in words."""
+    """Describe a role's layout in words."""
     replicas = f"{layout.replicas} replica{'' if layout.replicas == 1 else 's'}"
     if role in paths.UNPARTITIONED_ROLES:
         return f"{layout.replicas} process{'' if layout.replicas == 1 else 'es'}"
@@ -44,7 +44,7 @@ def role_text(role: str, layout: RoleLayout) -> str:
 
 
 def check_role_layout(role: str, wanted: RoleLayout) -> None:
-    """Whether a role that is not there yet can be laid out so. Raises `InvalidArgument`."""
+    """Check the layout of a new role. Raises `InvalidArgument`."""
     if role not in paths.ROLES:
         raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(paths.ROLES)}")
     if not is_partition_count(wanted.n) or (role in paths.UNPARTITIONED_ROLES and wanted.n != 1):
@@ -59,7 +59,7 @@ def check_role_layout(role: str, wanted: RoleLayout) -> None:
 def parse_wanted(words: Sequence[str]) -> dict[str, RoleLayout]:
     """Read `ROLE=PARTITIONSxREPLICAS`, and `ROLE=PROCESSES` of roles without partitions.
 
-    Raises `InvalidArgument` that names the word and says how it is written.
+    Raises `InvalidArgument` that names the word and shows the notation.
 
     Source: docs/operations.md.
     """
@@ -88,7 +88,7 @@ def parse_wanted(words: Sequence[str]) -> dict[str, RoleLayout]:
 
 
 def changed_layout(layout: Layout, wanted: Mapping[str, RoleLayout]) -> Layout:
-    """The layout with roles that were not there and with new numbers of replicas of those that were; the same version.
+    """Return the layout with new roles added and with new numbers of replicas for existing ones; the version stays.
 
     Raises `ConfigurationError` when a role has another number of partitions, or a doubling is under way.
 
@@ -114,7 +114,7 @@ def changed_layout(layout: Layout, wanted: Mapping[str, RoleLayout]) -> Layout:
 
 
 def changes(before: Layout, after: Layout) -> list[Change]:
-    """The roles that differ, in the order of `ROLES`."""
+    """Return the roles that differ, in the order of `ROLES`."""
     return [
         Change(role, before.roles.get(role), after.roles[role])
         for role in paths.ROLES

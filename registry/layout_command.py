@@ -92,7 +92,7 @@ def change_json(change: Change) -> dict[str, Any]:
 
 
 def layout_json(target: str, found: Layout, missing: list[Lack] | None = None) -> dict[str, Any]:
-    """The layout as JSON values, and what it lacks when that is known."""
+    """Return the layout as JSON values, with the missing processes if they are known."""
     said: dict[str, Any] = {
         "registry": target,
         "cluster": found.cluster or None,
@@ -107,7 +107,7 @@ def layout_json(target: str, found: Layout, missing: list[Lack] | None = None) -
 
 
 def render(target: str, view: View, gone: Container[int] = ()) -> RenderableType:
-    """The layout as a table, and below it what is missing. gone: endpoints that the registry still has, and that do not answer."""
+    """Render the layout as a table, and below it the missing processes. gone: endpoints that are registered and do not answer."""
     if not view.layout.version:
         return f"{escape(target)}: {NO_LAYOUT}, such as\n  {EXAMPLE}"
     table = Table(box=None, pad_edge=False)
@@ -128,7 +128,7 @@ def render(target: str, view: View, gone: Container[int] = ()) -> RenderableType
 
 
 def _where(view: View, lack: Lack, gone: Container[int]) -> str:
-    """The machines of processes that are lacking, as far as the registry still names them."""
+    """Name the machines of missing processes, as far as the registry still knows them."""
     nodes = view.running(lack.role) if lack.partition < 0 else view.replicas(lack.role, lack.partition)
     hosts = sorted({node.host for node in nodes if node.endpoint in gone})
     return f", lost at {escape(', '.join(hosts))}" if hosts else ""

@@ -1,8 +1,8 @@
 """Numbers that only one process may use at a time: SnowflakeID workers and gateway instances.
 
-A worker number is leased for a *range of time* and written down persistently, so that no failure of ZooKeeper or of
-the process can let two make the same ID. A gateway instance is held by an ephemeral node, and its generation, which
-grows with every start, tells its uses apart.
+A worker number is leased for a *range of time* and stored persistently, so that no failure of ZooKeeper or of the process
+lets two processes make the same ID. A gateway instance is held by an ephemeral node, and its generation, which grows with
+every start, distinguishes its uses.
 
 Source: docs/identifiers.md.
 """
@@ -39,22 +39,22 @@ from pixiu.rpc.backoff import Backoff
 from registry.restorer import Restorer
 
 RANGE_MS: Final = 24 * 3_600_000
-"""How far ahead a worker number is leased."""
+"""Time for which a worker number is leased."""
 RENEW_INTERVAL_S: Final = 3_600.0
 LOOK_S: Final = 1.0
-"""How often the wall clock is looked at: leases end by it, and it may be set ahead at any moment."""
+"""Interval of reading the wall clock: leases end by it, and it may be set ahead at any moment."""
 MAX_AHEAD_MS: Final = 1_000
-"""A number whose time ends so soon may be taken already: its successor starts where that ends."""
+"""A number whose lease ends this soon may be taken already: its successor starts at that end."""
 MAX_LEASES: Final = 1_024
 """Worker numbers that one process may hold, its clients' included."""
 MAX_LEASE_BYTES: Final = 1_024
 BATCH: Final = 64
-"""How many numbers are read at once in search of a free one."""
+"""Numbers that are read at once in search of a free one."""
 INSTANCE_ROUNDS: Final = 16
-"""How often a gateway looks for a free instance before it gives up."""
+"""Rounds in which a gateway looks for a free instance before it gives up."""
 FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 60.0
-"""Of renewals that failed."""
+"""Longest back-off of failed renewals."""
 RETRY_AFTER_MS: Final = 60_000
 
 _log = logging.getLogger("registry.leases")
@@ -62,7 +62,7 @@ _log = logging.getLogger("registry.leases")
 
 @dataclass(frozen=True, slots=True)
 class WorkerLease:
-    """A worker number for times in [from_ms, until_ms), Unix milliseconds: what `SnowflakeGenerator.lease` takes."""
+    """A worker number for times in [from_ms, until_ms), Unix milliseconds: the argument of `SnowflakeGenerator.lease`."""
 
     worker: WorkerID
     from_ms: int
@@ -77,26 +77,26 @@ class _Held:
 
 
 def wall_clock_ms() -> int:
-    """The time of day, Unix milliseconds."""
+    """Return the time of day, Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 WORKERS_TO_LEND: Final = WORKERS - 1024
-"""Proxies take numbers below this: the rest is for gateways, which could not start else when publishers had used up all."""
+"""Proxies take numbers below this. The rest is for gateways, which could not start otherwise if publishers had used up all."""
 
 
 class WorkerLeases:
-    """The worker numbers of one process, and of the clients that it lends some to.
+    """Worker numbers of one process, and of the clients to which it lends some.
 
     Args:
         zookeeper: the process's session.
-        root: below which everything lies.
+        root: the cluster's root.
         holder: names the process in the registry, for operators.
-        on_renewed: called in the event loop with a lease that was extended by itself.
-        on_lost: called in the event loop with a lease that another process has taken: no ID may be made from it.
-        clock_ms: Unix milliseconds.
-        range_ms: how far ahead numbers are leased.
-        renew_interval_s: how often they are extended by themselves, seconds.
+        on_renewed: called in the event loop with a lease that was extended automatically.
+        on_lost: called in the event loop with a lease that another process has taken: no ID may be made from it any more.
+        clock_ms: the wall clock, Unix milliseconds.
+        range_ms: duration of a lease.
+        renew_interval_s: interval of automatic renewals, seconds.
         workers: numbers are below this.
 
     Source: docs/identifiers.md.
@@ -130,26 +130,26 @@ class WorkerLeases:
 
     @property
     def leases(self) -> list[WorkerLease]:
-        """All that are held."""
+        """All leases that are held."""
         return [held.lease for held in self._held.values()]
 
     def start(self) -> None:
-        """Extend all leases by themselves from now on."""
+        """Start renewing all leases automatically."""
         if self._task is None:
             self._task = asyncio.create_task(self._renew_for_ever())
 
     async def close(self) -> None:
-        """Stop extending. Leases that were not released end at their time."""
+        """Stop renewing. Leases that were not released end at their time."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def acquire(self) -> WorkerLease:
-        """Take a number that was never used, or whose time is past.
+        """Take a number that was never used, or whose lease is over.
 
-        Raises `Overloaded` when this process holds 1 024, or all numbers are in use; `RegistryUnavailable` (a number may then
-        be taken for nobody until its time is over).
+        Raises `Overloaded` when this process holds 1 024, or all numbers are in use; `RegistryUnavailable` (a number may then stay
+        taken without a holder until its lease is over).
         """
         if len(self._held) >= MAX_LEASES:
             raise Overloaded(f"this process holds {MAX_LEASES} worker numbers, the most it may; release some", RETRY_AFTER_MS)
@@ -157,7 +157,7 @@ class WorkerLeases:
         names = await self._zookeeper.children(paths.workers(self._root))
         used = {number for name in names if (number := paths.number_of(name, self._workers)) is not None}
         unused = [number for number in range(self._workers) if number not in used]
-        # In random order: processes that start together would all try the same ones.
+        # In random order: otherwise processes that start together would all try the same ones.
         random.shuffle(unused)
         for number in unused[:BATCH]:
             held = await self._create(number)
@@ -178,8 +178,8 @@ class WorkerLeases:
         )
 
     async def renew(self, worker: int) -> WorkerLease:
-        """Extend a lease to `range_ms` from now. Raises `LeaseExpired` when another process has taken the number (it is held
-        no more then), `InvalidArgument` when it was not held, `RegistryUnavailable` (it is still held, until its time)."""
+        """Extend a lease to `range_ms` from now. Raises `LeaseExpired` when another process has taken the number (it is no
+        longer held), `InvalidArgument` when it was not held, `RegistryUnavailable` (it is still held, until its time)."""
         async with self._lock:
             held = self._own(worker)
             until = max(self._clock_ms() + self._range_ms, held.lease.until_ms)
@@ -188,8 +188,8 @@ class WorkerLeases:
             return held.lease
 
     async def release(self, worker: int, last_used_ms: int) -> bool:
-        """Give a number back: `last_used_ms` is the highest time that an ID was made with (0: none was). Its next holder
-        starts after that. False when the registry cannot be told; the number is then free at the end of its time.
+        """Give a number back. `last_used_ms` is the highest time for which an ID was made (0: none was); its next holder starts
+        after that. Returns False when the registry cannot be reached; the number is then free at the end of its lease.
 
         Raises `InvalidArgument` when it was not held.
         """
@@ -207,12 +207,13 @@ class WorkerLeases:
             return True
 
     async def _write(self, worker: int, held: _Held, holder: str, until_ms: int) -> int:
-        """Write the end of a lease that is ours; the new version of its node. Raises `LeaseExpired` when it is another's."""
+        """Write the end of a lease of ours. Returns the new version of its node. Raises `LeaseExpired` when another process has
+        it."""
         data = _lease_json(holder, until_ms)
         try:
             return (await self._zookeeper.set(self._path(worker), data, held.version)).version
         except RegistryConflict:
-            # Perhaps an earlier try of ours got through although its answer was lost: the holder's name is ours alone.
+            # Perhaps an earlier try of ours succeeded although its answer was lost: the holder's name is ours alone.
             _, version, found = await self._read(worker)
             if found != held.holder:
                 self._held.pop(worker, None)
@@ -229,7 +230,7 @@ class WorkerLeases:
         return paths.worker(self._root, worker)
 
     def _name(self) -> str:
-        """Names one lease: no two are equal, so that a holder knows its own whatever became of an answer."""
+        """Make a unique name for one lease, so that its holder recognizes it even when an answer was lost."""
         return f"{self._holder}/{secrets.token_hex(4)}"
 
     async def _create(self, number: int) -> WorkerLease | None:
@@ -257,7 +258,7 @@ class WorkerLeases:
         return lease
 
     async def _read(self, number: int) -> tuple[int, int, str]:
-        """Until when a number is leased, the version of its node, its holder. One that cannot be read is never free."""
+        """Return the end of a number's lease, the version of its node, and its holder. An unreadable one is never free."""
         try:
             data, stat = await self._zookeeper.get(self._path(number))
             fields = json_object(data, MAX_LEASE_BYTES, f"worker {number}")
@@ -266,12 +267,12 @@ class WorkerLeases:
             return MAX_ID, -1, ""
 
     def _is_short(self) -> bool:
-        """Whether a lease has less than half of its time left: the wall clock went ahead, or the registry was away."""
+        """Return True if a lease has less than half of its time left: the wall clock was set ahead, or the registry was away."""
         soon = self._clock_ms() + self._range_ms // 2
         return any(held.lease.until_ms < soon for held in self._held.values())
 
     async def _due(self) -> None:
-        """Wait for the next renewal: an interval by the monotonic clock, or less where the wall clock says so."""
+        """Wait for the next renewal: an interval by the monotonic clock, less if the wall clock makes it urgent."""
         loop = asyncio.get_running_loop()
         due = loop.time() + self._renew_interval_s * random.uniform(0.8, 1.0)
         while (left_s := due - loop.time()) > 0 and not self._is_short():
@@ -309,23 +310,23 @@ def _lease_json(holder: str, until_ms: int) -> bytes:
 
 
 def _batches(numbers: list[int]) -> Iterator[list[int]]:
-    """All of them in random order, `BATCH` at a time."""
+    """Yield all numbers in random order, `BATCH` at a time."""
     order = random.sample(numbers, len(numbers))
     for start in range(0, len(order), BATCH):
         yield order[start : start + BATCH]
 
 
 class Instance(NamedTuple):
-    """A gateway instance in one generation: what tells the GatewayMsgIDs of two runs apart."""
+    """A gateway instance in one generation, which distinguishes the GatewayMsgIDs of two runs."""
 
     instance: InstanceID
     generation: int
 
 
 async def lease_checks(zookeeper: ZooKeeper, root: str, instance: int, generation: int, holder: str) -> list[Check]:
-    """Operations that make a transaction fail when the instance is not leased to this holder in this generation any more.
+    """Return operations that make a transaction fail when this holder no longer leases the instance in this generation.
 
-    Raises `Unavailable` when it is not now, `RegistryUnavailable`.
+    Raises `Unavailable` when it does not lease it now, `RegistryUnavailable`.
     """
     path, held = paths.instance(root, instance), paths.instance_holder(root, instance)
     try:
@@ -344,22 +345,22 @@ async def lease_checks(zookeeper: ZooKeeper, root: str, instance: int, generatio
 
 
 class InstanceLease:
-    """The gateway instance of one process, through the loss of sessions.
+    """The gateway instance of one process; survives the loss of sessions.
 
-    An instance that was never used has generation 0 and its first holder generation 1; so numbers are used again only
-    when all were used. One whose generation is 1 023 is retired. Of instances that were all used, the one with the
-    lowest generation among 64 picked at random is taken: reading all 32 768 would take every gateway seconds to start.
+    An instance that was never used has generation 0, and its first holder has generation 1; so numbers are reused only
+    when all were used. An instance of generation 1 023 is retired. If all were used, the one with the lowest generation
+    among 64 random ones is taken: reading all 32 768 would delay the start of every gateway by seconds.
 
     Args:
         zookeeper: the process's session.
-        root: below which everything lies.
-        holder: names the process in the registry; must be its own alone (its endpoint ID).
+        root: the cluster's root.
+        holder: names the process in the registry; must be unique to it (its endpoint ID).
         on_lost: called in the event loop when, after the loss of a session, another process has the instance: this one must
             make no more GatewayMsgIDs with it, and may `acquire` another.
         instances: numbers are below this.
 
     Source: docs/identifiers.md; PiXiu §5.1.1. Departs from the seed, whose gateway numbers come from ZooKeeper's sequence,
-    because that starts again when its parent is made anew.
+    because that starts over when its parent is recreated.
     """
 
     def __init__(
@@ -386,10 +387,10 @@ class InstanceLease:
         return self._held
 
     async def acquire(self) -> Instance:
-        """Take the free instance with the lowest generation, and raise it.
+        """Take the free instance with the lowest generation, and raise its generation.
 
         Raises `Overloaded` when none is free, `InvalidArgument` when one is held, `RegistryUnavailable` (an instance may then
-        be taken until the session ends).
+        stay taken until the session ends).
         """
         async with self._lock:
             if self._held is not None:
@@ -407,7 +408,7 @@ class InstanceLease:
         )
 
     async def release(self) -> bool:
-        """Give the instance back. False when the registry cannot be told: it is free when the session has ended."""
+        """Give the instance back. Returns False when the registry cannot be reached: it is free when the session has ended."""
         await self._restorer.stop()
         async with self._lock:
             held, self._held = self._held, None
@@ -442,7 +443,7 @@ class InstanceLease:
         return None
 
     async def _take(self, wanted: Instance, stat: Stat | None) -> bool:
-        """Write the generation and become the holder in one transaction; False when somebody else was faster."""
+        """Write the generation and become the holder in one transaction. Returns False when another process was faster."""
         path, data = paths.instance(self._root, wanted.instance), b'{"generation":%d}' % wanted.generation
         holder = Create(paths.instance_holder(self._root, wanted.instance), self._holder, ephemeral=True)
         try:
@@ -452,7 +453,7 @@ class InstanceLease:
         return True
 
     async def _read(self, number: int) -> tuple[int, Stat | None]:
-        """The generation of an instance; without a stat when it cannot be read, so that nobody takes it."""
+        """Return the generation of an instance; without a stat if it is unreadable, so that nobody takes it."""
         try:
             data, stat = await self._zookeeper.get(paths.instance(self._root, number))
             fields = json_object(data, MAX_LEASE_BYTES, f"instance {number}")
@@ -472,7 +473,7 @@ class InstanceLease:
             generation, instance_stat = await self._read(held.instance)
             own = stat is None
             if stat is not None:
-                # An earlier session's node that is not removed yet: ours if it says so.
+                # A node of an earlier session that is not removed yet: ours if it names us.
                 with suppress(NoNode):
                     own = (await self._zookeeper.get(path))[0] == self._holder
             if own and instance_stat is not None and generation == held.generation:

@@ -1,6 +1,6 @@
 """A process in the registry: its ephemeral node, through the loss of sessions.
 
-    register ──▶ registered ──(session lost, or the node is gone)──▶ registered anew: same endpoint, new incarnation
+    register ──▶ registered ──(session lost, or the node is gone)──▶ registered again: same endpoint, new incarnation
                      │                                                and replica; an old node is replaced in the
                  unregister                                           same transaction
 
@@ -35,11 +35,11 @@ from registry.restorer import Restorer
 from registry.settings_watch import SettingsWatch
 
 MAX_TRIES: Final = 10
-"""How often a registration is tried again because the registry changed under it."""
+"""Number of tries of a registration that conflicts with a change of the registry."""
 MAX_COMPARED: Final = 64
-"""With how many registered nodes a new one is compared: all of them agree with each other already."""
+"""Number of registered nodes with which a new one is compared: these agree with each other already."""
 MAX_BACKOFF_S: Final = 5.0
-"""The longest back-off of registering again, while connected."""
+"""Longest back-off of registering again, while connected."""
 CONFLICT_POLL_S: Final = 0.2
 
 _log = logging.getLogger("registry.membership")
@@ -50,12 +50,12 @@ class Membership:
 
     Args:
         zookeeper: the process's session; must be connected when `register` is called.
-        root: below which everything lies.
-        on_registered: called in the event loop with the node after each time that it was registered anew.
-        conflict_wait_s: how long `register` waits for nodes that it cannot work with to go (an earlier run of the cluster, whose
+        root: the cluster's root.
+        on_registered: called in the event loop with the node each time it was registered again.
+        conflict_wait_s: time for which `register` waits until incompatible nodes are gone (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
-        on_drain: called in the event loop with who asks this run of the process to drain, while it is registered.
-        on_settings: called in the event loop with the data of the registry's node of settings, while it is registered.
+        on_drain: called in the event loop with the name of a requester who asks this run of the process to drain, while registered.
+        on_settings: called in the event loop with the data of the registry's node of settings, while registered.
 
     Source: docs/registry.md.
     """
@@ -81,11 +81,11 @@ class Membership:
         self._node: Node | None = None
         self._path = ""
         self._unwritten = False
-        """The node's data in the registry may be older than ours."""
+        """True if the node's data in the registry may be older than ours."""
         self._lock = asyncio.Lock()
         self._restorer = Restorer(zookeeper, self._restore, "the process's node", MAX_BACKOFF_S)
         self.registrations = 0
-        """How often the node was created."""
+        """Number of times that the node was created."""
 
     @property
     def node(self) -> Node | None:
@@ -93,21 +93,22 @@ class Membership:
         return self._node
 
     def before_registering_again(self, renew: Callable[[Node], Awaitable[Node]]) -> None:
-        """Have what is registered after a lost session made from the node before; what raises is tried again."""
+        """Set the function that makes the node to register after a lost session from the former node; it is retried when it
+        raises."""
         self._before = renew
 
     async def register(self, node: Node) -> Node:
-        """Register the process; the node with its replica ID and incarnation.
+        """Register the process. Returns the node with its replica ID and incarnation.
 
         Raises `ConfigurationError` when registered processes have other cluster settings or protocol versions,
-        `InvalidArgument` when it is registered already or the node cannot be, `Unavailable` (it names an instance that it has no
-        lease of, for example), `RegistryUnavailable`.
+        `InvalidArgument` when it is registered already or the node is invalid, `Unavailable` (for example, it names an instance
+        that it does not lease), `RegistryUnavailable`.
         """
         async with self._lock:
             if self._node is not None:
                 raise InvalidArgument(f"this process is already registered as {self._path}; unregister it first")
             await self._wait_for_agreement(node)
-            # With an earlier try of unknown outcome behind us, our node may be there already.
+            # After an earlier try of unknown outcome our node may be there already.
             registered = await self._create(node)
             try:
                 stat = await self._zookeeper.exists(self._path, self._restorer.on_watch)
@@ -128,14 +129,14 @@ class Membership:
             return registered
 
     async def set_state(self, state: NodeState) -> bool:
-        """Say what the process does now. True when the registry has it; False when it cannot be reached and will be told as
-        soon as it can. Raises `InvalidArgument` while not registered."""
+        """Publish the process's state. Returns True when the registry has it, False when the registry cannot be reached and gets
+        it later. Raises `InvalidArgument` while not registered."""
         async with self._lock:
             return await self._write(replace(self._registered(), state=state))
 
     async def update(self, node: Node) -> bool:
-        """Replace the data of the node. What it is (role, partition, endpoint) must stay; replica and incarnation are the
-        registry's and are kept. True and False as in `set_state`. Raises `InvalidArgument`."""
+        """Replace the data of the node. Its identity (role, partition, endpoint) must stay; replica and incarnation are the
+        registry's and are kept. Returns as `set_state`. Raises `InvalidArgument`."""
         async with self._lock:
             now = self._registered()
             if (node.role, node.partition, node.endpoint) != (now.role, now.partition, now.endpoint):
@@ -143,7 +144,7 @@ class Membership:
             return await self._write(replace(node, replica=now.replica, incarnation=now.incarnation))
 
     async def unregister(self) -> bool:
-        """Take the node out. False when the registry cannot be reached: the node goes with the session then."""
+        """Remove the node. Returns False when the registry cannot be reached: the node then ends with the session."""
         await self._restorer.stop()
         if self._drains is not None:
             await self._drains.stop()
@@ -189,8 +190,8 @@ class Membership:
         return True
 
     async def _announce(self, role: str) -> None:
-        """Write the role's marker: who lost its connection meanwhile sees by it that there is something to read. Others are told
-        by watches, so that a marker that could not be written matters little."""
+        """Write the role's marker, which shows processes that lost their connection that there are changes to read. Others are
+        notified by watches, so a failed write matters little."""
         marker = paths.changes(self._root, role)
         try:
             try:
@@ -201,7 +202,7 @@ class Membership:
             _log.debug("%s was not written: %s", marker, error)
 
     async def _create(self, node: Node) -> Node:
-        """Create the node, and in the same transaction delete what an earlier session of this process left."""
+        """Create the node, and delete the nodes of this process's earlier sessions in the same transaction."""
         directory = paths.node_directory(self._root, node.role, node.partition)
         fresh = replace(node, incarnation=secrets.randbits(63))
         data = fresh.to_json()
@@ -209,7 +210,7 @@ class Membership:
             await self._zookeeper.ensure_path(directory)
             own = [path for path, other, _ in await self._nodes_in(directory) if other.endpoint == node.endpoint]
             operations: list[Operation] = [Delete(path) for path in own[:MAX_TRIES]]
-            if node.instance >= 0:  # what is not leased is not registered, however this process came to believe that it is
+            if node.instance >= 0:  # never register an instance without its lease, even if this process believes that it has it
                 holder = f"{node.endpoint:016x}"
                 operations += await lease_checks(self._zookeeper, self._root, node.instance, node.generation, holder)
             operations.append(Create(paths.node_prefix(self._root, node.role, node.partition), data, True, True))
@@ -224,7 +225,7 @@ class Membership:
         raise Unavailable(f"{directory} was changed by others {MAX_TRIES} times in a row; try again")
 
     async def _nodes_in(self, directory: str, limit: int = 0) -> list[tuple[str, Node, Stat]]:
-        """The nodes of a directory that can be read: path, node, what ZooKeeper knows of it. At most `limit`, the oldest."""
+        """Return the readable nodes of a directory: path, node, ZooKeeper's stat. At most `limit`, the oldest."""
         try:
             names = [name for name in await self._zookeeper.children(directory) if paths.replica_of(name) is not None]
         except NoNode:
@@ -244,7 +245,7 @@ class Membership:
             return None
 
     async def _directories(self) -> list[str]:
-        """Everything below which nodes are registered now."""
+        """Return every directory below which nodes are registered now."""
         found = [paths.role_directory(self._root, role) for role in paths.UNPARTITIONED_ROLES]
         for role in paths.PARTITIONED_ROLES:
             directory = paths.role_directory(self._root, role)
@@ -256,12 +257,12 @@ class Membership:
         return found
 
     async def _disagreement(self, node: Node, created_before: int | None = None) -> str:
-        """What keeps the node from working with a registered process; empty when it can work with all that were compared."""
+        """Describe why the node cannot work with a registered process; empty if it can work with all that were compared."""
         left = MAX_COMPARED
         for directory in await self._directories():
             for _, other, stat in await self._nodes_in(directory, limit=left):
                 left -= 1
-                # What is at our address, or is us, is an earlier run of this process, and over.
+                # A node at our address, or of our endpoint, is an earlier run of this process, and over.
                 same_place = node.port != 0 and (other.host, other.port) == (node.host, node.port)
                 earlier = created_before is None or stat.created_zxid < created_before
                 if same_place or other.endpoint == node.endpoint or not earlier:

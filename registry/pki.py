@@ -1,10 +1,10 @@
 """A certificate authority for people who have none: makes it, and certificates of processes, operators and clients.
 
     FOLDER/ca.pem   the authority's certificate        FOLDER/ca.key   its private key: keep it off the machines of the cluster
-    OUT/ca.pem      whom to trust                      OUT/ROLE.pem    private key and certificate (`pixiu.rpc.tls`)
+    OUT/ca.pem      the trusted authority              OUT/ROLE.pem    private key and certificate (`pixiu.rpc.tls`)
 
-Keys are of the curve P-256. The role is the URI `pixiu://role/ROLE`; a process's certificate has the host name `ROLE.pixiu` too, an
-operator's and a client's has none, so that nobody can serve with it.
+Keys are of the curve P-256. The role is the URI `pixiu://role/ROLE`. A process's certificate also has the host name `ROLE.pixiu`;
+those of operators and clients have none, so that nobody can serve with them.
 
 Source: docs/security.md, "Certificates".
 """
@@ -33,9 +33,9 @@ from pixiu.rpc.tls import OPERATOR, ROLE_URI, host_name
 CLIENT: Final = "client"
 PIPELINE: Final = "pipeline"
 CALLERS: Final = (OPERATOR, PIPELINE, CLIENT)
-"""Who calls and never serves."""
+"""Roles that call and never serve."""
 ZOOKEEPER: Final = "zookeeper"
-"""Serves and is no process of the cluster."""
+"""Role that serves and is no process of the cluster."""
 AUTHORITY_DAYS: Final = 3650
 DAYS: Final = 90
 CLOCKS_DIFFER: Final = datetime.timedelta(minutes=5)
@@ -43,7 +43,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 def _write(path: Path, data: bytes, *, private: bool) -> None:
-    """Exchange a file for another at once."""
+    """Replace a file atomically."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,12 +119,12 @@ def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
 
 
 def issue(authority: Path, role: str, out: Path, *, hosts: Sequence[str] = (), name: str = "", days: float = DAYS) -> Path:
-    """Issue a certificate into `out`, with the authority's beside it. Returns its file.
+    """Issue a certificate into `out`, with the authority's beside it. Returns the file.
 
     Args:
-        role: of a process, or `operator`, `pipeline`, `client`, `zookeeper`.
-        hosts: further names and addresses at which clients ask for a process by TLS.
-        name: whose it is, for audit logs; the role without it. A client's file has this name.
+        role: a process's role, or `operator`, `pipeline`, `client`, `zookeeper`.
+        hosts: further names and addresses at which clients reach a process by TLS.
+        name: its owner, for audit logs; default: the role. A client's file has this name.
 
     Raises InvalidArgument, ConfigurationError.
     """
@@ -175,8 +175,8 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def renew(authority: Path, folder: Path, *, days: float = DAYS, before_days: float = 0.0) -> list[Path]:
-    """Issue the certificates in a folder anew, with new keys: those that this authority issued, all, or those that end within so
-    many days. Returns their files. Raises ConfigurationError."""
+    """Renew the certificates in a folder that this authority issued, with new keys: all, or those that expire within this number
+    of days. Returns their files. Raises ConfigurationError."""
     _, issuer = _authority(authority)
     limit = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=before_days)
     done = []

@@ -1,4 +1,4 @@
-"""`pixiu pki`: certificates for the cluster's doors, for people who have no authority of their own.
+"""`pixiu pki`: certificates for the cluster's listeners, for people who have no authority of their own.
 
 Source: docs/security.md, "Certificates".
 """

@@ -1,4 +1,4 @@
-"""`pixiu registry`: logins in ZooKeeper, and who may do what there.
+"""`pixiu registry`: logins in ZooKeeper, and their access rights.
 
 Source: docs/security.md, "The registry".
 """

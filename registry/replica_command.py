@@ -1,4 +1,4 @@
-"""`pixiu add-replica` and `pixiu remove-replica`: how many replicas of a role are wanted, one more or less.
+"""`pixiu add-replica` and `pixiu remove-replica`: change the wanted number of a role's replicas by one.
 
 Source: docs/operations.md, "Draining and adding processes".
 """
@@ -66,7 +66,8 @@ async def _remove(target: str, role: str, timeout_s: float, *, force: bool) -> d
 
 
 async def _change(target: str, role: str, by: int, timeout_s: float) -> dict[str, Any]:
-    """What is wanted now, who runs the cluster, and what is left to do by hand, each a command."""
+    """Change the wanted replicas. Returns the new number, the supervisor that runs the cluster, and the commands left to run by
+    hand."""
     async with registry_of(target) as (zookeeper, root):
         wanted = (await change_replicas(zookeeper, root, role, by)).roles[role]
         supervisor = await supervisor_of(zookeeper, root)
@@ -88,7 +89,7 @@ async def _wait(zookeeper: ZooKeeper, root: str, role: str, wanted: RoleLayout, 
 
 
 def _todo(view: View, role: str) -> list[str]:
-    """Commands that make what runs of a role what its layout wants: what to start, or which of the newest to drain."""
+    """Return commands that bring a role to its layout: what to start, or which of the newest processes to drain."""
     found = [lack.start() for lack in lacks(view) if lack.role == role for _ in range(lack.wanted - lack.running)]
     wanted = view.layout.roles[role].replicas
     places: dict[int, list[str]] = {}

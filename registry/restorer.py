@@ -1,4 +1,4 @@
-"""Sees to it that something in the registry is there again after every loss: what a process registered, what it holds."""
+"""Restores something in the registry after every loss: a registration, a lease."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pixiu.errors import RegistryUnavailable
 from pixiu.rpc.backoff import Backoff
 
 FIRST_BACKOFF_S: Final = 0.2
-"""Back-off while connected; doubles up to the owner's limit, with jitter."""
+"""First back-off while connected; doubles up to the owner's limit, with jitter."""
 
 _log = logging.getLogger("registry.restorer")
 
 
 class Restorer:
-    """Calls `restore` whenever the session or a watched node changed, and again while that fails.
+    """Calls `restore` whenever the session or a watched node changed, and retries while that fails.
 
     Args:
         zookeeper: the process's session.
-        restore: looks at what should be there, puts it there, and watches it with `on_watch`. What raises is tried again: a
-            thing that is gone for ever would be worse than any error.
+        restore: checks the node, puts it there, and watches it with `on_watch`. Every error is retried: a node that stays gone for
+            ever would be worse.
         what: names it in the log.
         max_backoff_s: the longest wait between attempts, seconds.
     """
@@ -48,7 +48,7 @@ class Restorer:
         self._zookeeper.remove_listener(self._on_session)
 
     async def stop(self) -> None:
-        """No more, and none under way."""
+        """Stop restoring, also an attempt that is under way."""
         self.pause()
         if self._task is not None:
             self._task.cancel()
@@ -56,11 +56,11 @@ class Restorer:
             self._task = None
 
     def wake(self) -> None:
-        """Look at it now."""
+        """Check the node now."""
         self._wake.set()
 
     def on_watch(self, _event: WatchEvent) -> None:
-        """A watched node changed."""
+        """Handle a change of a watched node."""
         self._wake.set()
 
     def _on_session(self, event: SessionEvent) -> None:

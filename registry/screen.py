@@ -1,4 +1,4 @@
-"""The live table of `pixiu up`: each process's state, restarts and records a second; below it what flows through all of them."""
+"""The live table of `pixiu up`: each process's state, restarts and records a second; below it the rates of the whole cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOWS: Final = {
     "proxy_mail_mails_in_total": "mail_sent",
     "gateway_mail_delivered_total": "mail",
 }
-"""Metric, its role first → what flows. Signals come to proxies among the records, in copies."""
+"""Metric, prefixed with its role → the rate it counts. Signals reach proxies among the records, in copies."""
 COLORS: Final = {
     ProcessState.RUNNING: "green",
     ProcessState.STARTING: "yellow",
@@ -43,7 +43,7 @@ class Rates:
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, dict[str, float]]] = {}
         self.rates: dict[int, dict[str, float]] = {}
-        """Endpoint → {in, out, and what `FLOWS` names: a second; lost: in all}."""
+        """Endpoint → rates a second: in, out, and the names in `FLOWS`; lost: a total."""
 
     async def read(self, cluster: LocalCluster) -> None:
         """Ask every process; one that does not answer keeps its last rates."""
@@ -72,7 +72,7 @@ class Rates:
             self.rates[endpoint] = {**found, "lost": counts["lost"]}
 
     def flow(self) -> str:
-        """What flows through all of it."""
+        """Format the rates of the whole cluster."""
         total = {what: sum(rates[what] for rates in self.rates.values()) for what in FLOWS.values()}
         return (
             f"messages {max(total['sent'] - total['copies'], 0):,.0f}/s sent, {total['deliveries']:,.0f}/s delivered · "
@@ -81,7 +81,7 @@ class Rates:
 
 
 def render(cluster: LocalCluster, rates: Rates, until: float | None) -> RenderableType:
-    """The table now; `until`: monotonic seconds at which the cluster ends, None: at Ctrl-C."""
+    """Render the table; `until`: monotonic seconds at which the cluster ends, None: at Ctrl-C."""
     table = Table(box=None, pad_edge=False)
     for name in ("process", "state", "pid", "address", "restarts", "records in/s", "out/s", "lost"):
         table.add_column(name, justify="left" if name in ("process", "state", "address") else "right")

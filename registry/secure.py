@@ -1,4 +1,4 @@
-"""What `pixiu up --secure` makes before the processes start: a key, rules and a token, all in its data folder.
+"""Files that `pixiu up --secure` makes before the processes start: a key, rules and a token, all in its data folder.
 
 Source: docs/security.md, "On one machine".
 """
@@ -12,26 +12,26 @@ from typing import Final
 from pixiu.errors import ConfigurationError
 
 PRIVATE_UMASK: Final = 0o077
-"""What a cluster on one machine writes is nobody else's to read."""
+"""Only the owner may read the files of a cluster on one machine."""
 FOLDER: Final = "secure"
 DOORS: Final = "doors"
-"""Below the data folder: what clients are shown, and `ca.pem`, which they are to trust."""
+"""Folder below the data folder with the certificates shown to clients, and `ca.pem`, which clients trust."""
 
 
 def make_secure(data: Path, replay: str) -> tuple[str, ...]:
-    """The files, each only where it is missing, and a new token. Returns the settings to run with. `replay`: the log to play.
+    """Make the missing files, and a new token. Returns the settings to run with. `replay`: the log to play.
 
     Raises `ConfigurationError`.
     """
     if replay:
         raise ConfigurationError("--secure: the log is of many users, who have no tokens; leave out --replay")
-    from cluster.access.minting import make_demo  # what most runs do not need
+    from cluster.access.minting import make_demo  # most runs do not need it
 
     return make_demo(data / FOLDER)
 
 
 def with_login(tries: Sequence[str], data: Path) -> list[str]:
-    """The lines that `pixiu up` shows to try, for a cluster that wants a login: first whom to trust, and the token."""
+    """Return the lines that `pixiu up` shows to try, for a cluster that requires a login: first the authority and the token."""
     with_token = [line.replace("-t room/42", '--cafile "$PIXIU_CA" -u demo -P "$PIXIU_TOKEN" -t room/42') for line in tries]
     authority, token = data.resolve() / DOORS / "ca.pem", data.resolve() / FOLDER / "token"
     return [f"export PIXIU_CA={authority}", f"export PIXIU_TOKEN=$(cat {token})", *with_token]

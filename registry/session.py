@@ -1,4 +1,4 @@
-"""The registry as an operator's command sees it: a session that ends with the command.
+"""The registry for an operator's command: a session that ends with the command.
 
 Source: docs/operations.md.
 """
@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 
 @asynccontextmanager
 async def registry_of(target: str) -> AsyncIterator[tuple[ZooKeeper, str]]:
-    """A session with the registry of a target, and the cluster's root in it.
+    """Open a session with the registry of a target. Yields it with the cluster's root.
 
     Raises `InvalidArgument` when the target names proxies, `RegistryUnavailable`.
 
@@ -40,7 +40,7 @@ async def registry_of(target: str) -> AsyncIterator[tuple[ZooKeeper, str]]:
 
 
 async def read_view(zookeeper: ZooKeeper, root: str) -> View:
-    """Everything that is registered now. Raises `RegistryUnavailable`."""
+    """Read everything that is registered now. Raises `RegistryUnavailable`."""
     discovery = Discovery(zookeeper, root, lambda _view: None)
     try:
         await discovery.start()

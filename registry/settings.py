@@ -1,4 +1,4 @@
-"""Writes the settings that change while all runs, and who changed them, in one transaction.
+"""Writes the settings that change while the cluster runs, and an audit of the changes, in one transaction.
 
 Source: docs/operations.md, "Change a setting while all runs".
 """
@@ -17,16 +17,16 @@ from pixiu.errors import Unavailable
 
 MAX_TRIES: Final = 20
 AUDIT_LINES: Final = 100
-"""Changes that are remembered. Policy: the oldest go."""
+"""Number of changes that are kept. Policy: the oldest go."""
 
 
 async def read_settings(zookeeper: ZooKeeper, root: str) -> Settings:
-    """What is set. Raises `MalformedData`, `RegistryUnavailable`."""
+    """Read the present settings. Raises `MalformedData`, `RegistryUnavailable`."""
     return (await _read(zookeeper, root))[0]
 
 
 async def read_changes(zookeeper: ZooKeeper, root: str) -> list[dict[str, Any]]:
-    """Who changed what, the newest last. Raises `RegistryUnavailable`."""
+    """Read the audit of changes, the newest last. Raises `RegistryUnavailable`."""
     try:
         data, _ = await zookeeper.get(paths.settings_changes(root))
     except NoNode:
@@ -37,10 +37,9 @@ async def read_changes(zookeeper: ZooKeeper, root: str) -> list[dict[str, Any]]:
 async def change_settings(
     zookeeper: ZooKeeper, root: str, wanted: Mapping[str, Any], operator: str
 ) -> tuple[Settings, dict[str, Any]]:
-    """Set values, and take back those that are None; the settings as they are then, and what changed. A change that changes
-    nothing writes nothing.
+    """Set values, and unset those that are None. Returns the new settings, and the changes. Writes nothing if nothing changes.
 
-    Raises `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
+    Raises `Unavailable` when others keep writing, `MalformedData`, `RegistryUnavailable`.
     """
     await zookeeper.ensure_path(root)
     for _ in range(MAX_TRIES):
@@ -61,7 +60,7 @@ async def change_settings(
 
 
 async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Settings, int]:
-    """The settings, and the version of their node; -1: there is none."""
+    """Read the settings, and the version of their node; -1: there is none."""
     try:
         data, stat = await zookeeper.get(paths.settings(root))
     except NoNode:

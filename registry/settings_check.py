@@ -1,4 +1,4 @@
-"""Wrong options of `pixiu up` are found before anything starts: each role's own options read the file and the --set values."""
+"""Finds wrong options of `pixiu up` before anything starts: each role's own options read the file and the --set values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pixiu.discovery.paths import ROLES
 from pixiu.errors import ConfigurationError
 
 GIVEN: Final = "run"
-"""Stands for the folder that each process is given."""
+"""Stands for the folder that each process gets."""
 
 
 def overrides_for(role: str, settings: Sequence[str]) -> dict[str, str]:
-    """What of `TABLE.KEY=VALUE` is for a role: its own keys, and `cluster.KEY`."""
+    """Return the part of `TABLE.KEY=VALUE` that is for a role: its own keys, and `cluster.KEY`."""
     found: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
@@ -28,7 +28,7 @@ def overrides_for(role: str, settings: Sequence[str]) -> dict[str, str]:
 
 
 def check_settings(roles: Sequence[str], settings: Sequence[str], config: Path | None, environ: Mapping[str, str]) -> None:
-    """Read every role's options as its processes will. Raises ConfigurationError with one line for each thing that is wrong."""
+    """Read every role's options as its processes will. Raises ConfigurationError with one line for each error."""
     wrong: list[str] = []
     for setting in settings:
         table = setting.partition(".")[0]

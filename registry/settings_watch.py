@@ -1,4 +1,4 @@
-"""A process's ear for settings that change while it runs.
+"""Watches for settings that change while a process runs.
 
 Source: docs/operations.md, "Change a setting while all runs".
 """
@@ -20,7 +20,7 @@ class SettingsWatch:
 
     Args:
         zookeeper: the process's session.
-        root: of the cluster.
+        root: the cluster's root.
         told: called in the event loop with the node's data at the start and after every change; empty: there is none.
     """
 
@@ -29,11 +29,11 @@ class SettingsWatch:
         self._restorer = Restorer(zookeeper, self._look, "the watch for settings", MAX_BACKOFF_S)
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Start watching."""
         self._restorer.start()
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop watching."""
         await self._restorer.stop()
 
     async def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""How large the tables in shared memory of the processes of `pixiu up` may be: a container's /dev/shm has 64 MiB by default.
+"""Sizes of the tables in shared memory for the processes of `pixiu up`: a container's /dev/shm has 64 MiB by default.
 
 Source: docs/operations.md, "Shared memory of gateways".
 """
@@ -20,15 +20,15 @@ LEAST_MB: Final = 8
 
 
 def fitting_mb(wanted_mb: int, tables: int, free_mb: int) -> int:
-    """How large each of so many tables may be. Not below the least one: where that has no room the process says so."""
+    """Return the size of each table. It is never below the minimum: if even that does not fit, the process reports it."""
     return max(min(wanted_mb, free_mb // tables), LEAST_MB)
 
 
 def table_mb(
     xius: int, gateways: int, root: str, settings: tuple[str, ...], config: Path | None, environ: Mapping[str, str]
 ) -> tuple[int, int] | None:  # fmt: skip
-    """(a smaller xiu.table_mb, MiB that are free) where the default has no room for all Xius and gateways of the cluster at
-    `root`; None where it has, or where the size was chosen."""
+    """Return (a smaller xiu.table_mb, MiB that are free) where the default does not fit for all Xius and gateways of the cluster
+    at `root`; None where it fits, or where the size was chosen."""
     if not xius or "table_mb" in overrides_for("xiu", settings):
         return None
     wanted, signals = (_options(role, settings, config, environ) for role in ("xiu", "gateway"))
@@ -42,7 +42,7 @@ def table_mb(
         places.append((other, "signals"))
         taken_mb = gateways * signals.signal_table_mb
     space = os.statvfs(base)
-    # What killed processes of this cluster left is used again.
+    # Space left by killed processes of this cluster is reused.
     left = sum(_bytes(folder) for place, kind in places for folder in place.glob(f"{folder_name(kind, root)}-*"))
     free_mb = (space.f_bavail * space.f_frsize + left) >> 20
     size = fitting_mb(wanted.table_mb, xius, free_mb - taken_mb)
@@ -57,5 +57,5 @@ def _options(role: str, settings: tuple[str, ...], config: Path | None, environ:
 def _bytes(folder: Path) -> int:
     try:
         return (folder / "data.mdb").stat().st_blocks * 512
-    except OSError:  # it went meanwhile, or is another user's
+    except OSError:  # it is gone meanwhile, or belongs to another user
         return 0

@@ -1,4 +1,5 @@
-"""The mark that `pixiu up` leaves in the registry: tools know by it that somebody starts and ends processes as the layout wants.
+"""The mark that `pixiu up` leaves in the registry. It shows tools that a supervisor starts and ends processes as the layout
+wants.
 
 Source: docs/operations.md, "Draining and adding processes".
 """
@@ -17,18 +18,18 @@ MAX_BACKOFF_S: Final = 5.0
 
 
 class SupervisorMark:
-    """An ephemeral node that stands while this process runs a cluster."""
+    """An ephemeral node that exists while this process runs a cluster."""
 
     def __init__(self, zookeeper: ZooKeeper, root: str) -> None:
         self._zookeeper, self._path = zookeeper, paths.supervisor(root)
         self._restorer = Restorer(zookeeper, self._put, "the mark of the supervisor", MAX_BACKOFF_S)
 
     def start(self) -> None:
-        """Put it there, and again after every loss of the session."""
+        """Put the node there, and again after every loss of the session."""
         self._restorer.start()
 
     async def stop(self) -> None:
-        """No more; it goes with the session."""
+        """Stop restoring the node; it ends with the session."""
         await self._restorer.stop()
 
     async def _put(self) -> None:
@@ -39,11 +40,11 @@ class SupervisorMark:
                     self._path, f"{socket.gethostname()} (pid {os.getpid()})".encode(), ephemeral=True, make_parents=True
                 )
             except NodeExists:
-                return  # another one's, or an earlier session's: the watch says when it is gone
+                return  # another one's, or an earlier session's: the watch reports when it is gone
 
 
 async def supervisor_of(zookeeper: ZooKeeper, root: str) -> str:
-    """Which `pixiu up` runs the cluster, in words; empty when none does. Raises `RegistryUnavailable`."""
+    """Describe the `pixiu up` that runs the cluster; empty if there is none. Raises `RegistryUnavailable`."""
     try:
         data, _ = await zookeeper.get(paths.supervisor(root))
     except NoNode:

@@ -1,4 +1,4 @@
-"""What `pixiu up` decides: which process starts next, when a crashed one comes back, in which order all end. Pure.
+"""Decisions of `pixiu up`: the next process to start, the restart of a crashed one, the order of the end. Pure.
 
             START            RUNNING
     WAITING ─────▶ STARTING ─────────▶ RUNNING
@@ -21,24 +21,24 @@ from pixiu.rpc.backoff import Backoff
 FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 10.0
 STEADY_S: Final = 30.0
-"""A process that ran for so many seconds starts its back-off anew."""
+"""A process that ran for this number of seconds starts its back-off from the beginning."""
 START_SLOTS: Final = 4
-"""So many processes start at once: more would only share the same cores."""
+"""Processes that start at once: more would only share the same cores."""
 SLOW_START_S: Final = 20.0
-"""A process that is not Running after so many seconds no longer holds up the others' start."""
+"""A process that is not Running after this number of seconds no longer holds up the others' start."""
 FIRST_TRIES: Final = 3
-"""A process that ends so often without ever having been Running makes the whole start fail."""
+"""A process that ends this number of times without ever having been Running makes the whole start fail."""
 CONFIGURATION_EXIT: Final = 2
-"""The exit code by which a role says that its options or its port are at fault: trying again cannot help."""
+"""Exit code of a role whose options or port are at fault: a retry cannot help."""
 GRACE_S: Final = 15.0
 """Seconds between SIGTERM and SIGKILL at the end."""
 START_ORDER: Final = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
 STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
-"""Clients are told first; who holds state goes last."""
+"""Clients are notified first; processes that hold state go last."""
 
 
 class ProcessState(Enum):
-    """What is known of one process."""
+    """State of one process."""
 
     WAITING = "Waiting"
     STARTING = "Starting"
@@ -49,7 +49,7 @@ class ProcessState(Enum):
 
 
 class ProcessEvent(Enum):
-    """What happens to one process."""
+    """Event of one process."""
 
     START = "a slot is free"
     RUNNING = "the registry says that it is Running"
@@ -71,22 +71,22 @@ TRANSITIONS: Final[dict[tuple[ProcessState, ProcessEvent], ProcessState]] = {
     (_S.BACKOFF, _E.STOP): _S.STOPPED,
     (_S.STOPPING, _E.EXITED): _S.STOPPED,
 }
-"""What is not here changes nothing."""
+"""All transitions; any other pair of state and event changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process that is wanted."""
+    """One wanted process."""
 
     role: str
     partition: int
     """-1 for a role without partitions."""
     number: int
-    """From 0 in its role and partition."""
+    """Number within its role and partition, from 0."""
 
     @property
     def name(self) -> str:
-        """What it is called in tables and by its log file."""
+        """Name in tables and of the log file."""
         return f"{self.role}-{self.number}" if self.partition < 0 else f"{self.role}-{self.partition}-{self.number}"
 
 
@@ -113,7 +113,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The cluster cannot start because of this process; its exit code."""
+    """The cluster cannot start because of this process; with its exit code."""
 
     name: str
     code: int
@@ -124,7 +124,7 @@ Effect = Start | Terminate | Kill | Fail
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """What the supervisor knows of one process. Times in monotonic seconds."""
+    """The supervisor's knowledge of one process. Times in monotonic seconds."""
 
     spec: ProcessSpec
     state: ProcessState = ProcessState.WAITING
@@ -140,7 +140,7 @@ class ProcessRecord:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Number of restarts."""
         return max(self.starts - 1, 0)
 
 
@@ -159,7 +159,7 @@ def wanted_processes(
     pis: int = 0,
     pi_replicas: int = 0,
 ) -> list[ProcessSpec]:
-    """Every process of a cluster, in the order in which they start."""
+    """Return every process of a cluster, in starting order."""
     partitions = {
         "router": (routers, router_replicas),
         "relay": (relays, relay_replicas),
@@ -190,18 +190,18 @@ class SupervisorCore:
         self._grace_s = grace_s
         self._stopping = False
         self._complete = False
-        """All were Running once: what fails now does not make the start fail."""
+        """True once all were Running: later failures do not make the start fail."""
         self._group = -1
         self._kill_at: float | None = None
 
     @property
     def all_running(self) -> bool:
-        """Whether every process is Running."""
+        """True if every process is Running."""
         return all(record.state is ProcessState.RUNNING for record in self.processes.values())
 
     @property
     def all_stopped(self) -> bool:
-        """Whether every process has ended."""
+        """True if every process has ended."""
         return all(record.state is ProcessState.STOPPED for record in self.processes.values())
 
     def _move(self, record: ProcessRecord, event: ProcessEvent, now: float) -> bool:
@@ -212,7 +212,7 @@ class SupervisorCore:
         return True
 
     def tick(self, now: float) -> list[Effect]:
-        """What is due: starts, ends of back-offs, the next group of the end."""
+        """Return the effects that are due: starts, ends of back-offs, the next group of the end."""
         if self._stopping:
             return self._stop_next(now)
         for record in self.processes.values():
@@ -231,8 +231,8 @@ class SupervisorCore:
         return effects + self._kill_late(now)
 
     def set_replicas(self, role: str, replicas: int, now: float, partitions: int = 0) -> list[Effect]:
-        """Want so many processes of a role, in each of its partitions that there are: new ones start, the last ones end.
-        `partitions`: how many of these there are from now on; 0: as many as before.
+        """Set the wanted number of processes in each partition of a role: new ones start, the last ones end. `partitions`: the
+        new number of partitions; 0: as many as before.
 
         Source: docs/operations.md, "Draining and adding processes".
         """
@@ -257,7 +257,7 @@ class SupervisorCore:
         return effects + self.tick(now)
 
     def _kill_late(self, now: float) -> list[Effect]:
-        """End those that are no longer wanted and do not go by themselves."""
+        """Kill processes that are no longer wanted and do not end by themselves."""
         late: list[Effect] = []
         for record in self.processes.values():
             if record.retired and record.state is ProcessState.STOPPING and now - record.since >= self._grace_s:
@@ -266,7 +266,7 @@ class SupervisorCore:
         return late
 
     def running(self, name: str, now: float) -> list[Effect]:
-        """The registry says that a process is Running."""
+        """Handle a process that the registry lists as Running."""
         record = self.processes[name]
         if self._move(record, ProcessEvent.RUNNING, now):
             record.ever_running = True
@@ -274,7 +274,7 @@ class SupervisorCore:
         return self.tick(now)
 
     def exited(self, name: str, code: int, now: float) -> list[Effect]:
-        """A process ended with an exit code (negative: by that signal)."""
+        """Handle the end of a process with an exit code (negative: a signal)."""
         record = self.processes[name]
         steady = record.state is ProcessState.RUNNING and now - record.since >= STEADY_S
         record.last_code = code
@@ -282,7 +282,7 @@ class SupervisorCore:
             return self.tick(now)
         if record.state is ProcessState.STOPPED:  # it was no longer wanted
             del self.processes[name]
-            if not record.retired:  # and is again
+            if not record.retired:  # and is wanted again
                 self.processes[name] = ProcessRecord(record.spec)
             return self.tick(now)
         record.failures = 1 if steady else record.failures + 1
@@ -332,7 +332,7 @@ class SupervisorCore:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, if nothing else happens; None: never."""
+        """Return the time at which `tick` next has something to do, if nothing else happens; None: never."""
         if self._stopping:
             return self._kill_at if not self.all_stopped else None
         times = [record.rest_until for record in self.processes.values() if record.state is ProcessState.BACKOFF]

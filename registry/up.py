@@ -1,6 +1,6 @@
 """`pixiu up`: a whole cluster on one machine, every role its own process. The shell around `registry.supervisor`.
 
-    ZooKeeper ─▶ layout ─▶ xius, pis ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways   (and back in the other order)
+    ZooKeeper ─▶ layout ─▶ xius, pis ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways   (and back in reverse order)
 
 Source: docs/operations.md.
 """
@@ -56,25 +56,25 @@ from registry.supervisor import (
 )
 
 READY_TIMEOUT_S: Final = 180.0
-"""For all processes to be Running; a loaded machine needs a minute."""
+"""Time limit for all processes to be Running; a loaded machine needs a minute."""
 STOP_LIMIT_S: Final = 120.0
-"""After so many seconds the end is forced."""
+"""Seconds after which the end is forced."""
 FORGET_PORTS_AFTER: Final = 2
-"""So many failed restarts in a row on a port: somebody else has it, take any."""
+"""After this number of failed restarts on a port somebody else has it: take any other."""
 MAX_PROCESSES: Final = 256
 PKI: Final = "pki"
 TLS: Final = "tls"
 KEYS: Final = "keys"
 """Folders of the authority, of certificates and of keys of datagrams, below the data folder."""
 CLIENT_ROLES: Final = ("gateway", "proxy")
-"""Those that have doors for clients."""
+"""Roles that have listeners for clients."""
 RENEW_DAYS: Final = 30.0
-"""A start makes what ends within so many days anew."""
+"""A start renews certificates that expire within this number of days."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """What `pixiu up` can be told. `validate()` names the option at fault."""
+    """Options of `pixiu up`. `validate()` names the option at fault."""
 
     proxies: int = 2
     gateways: int = 2
@@ -98,24 +98,24 @@ class UpOptions:
     pi_replicas: int = 2
     """Replicas of each."""
     mqtt_port: int = 1883
-    """Of the first gateway; the others have the following ones. 0: any."""
+    """Port of the first gateway; the others have the following ones. 0: any."""
     zookeeper_port: int = 2181
-    """Of the embedded ZooKeeper; 0: any."""
+    """Port of the embedded ZooKeeper; 0: any."""
     registry: str = ""
     """A ZooKeeper that runs already, zk://HOST:PORT/ROOT. Empty: an embedded one."""
     data: Path = Path("run")
-    """Folder of everything that the processes keep, and of their logs."""
+    """Folder of the processes' data and logs."""
     config: Path | None = None
     """TOML file with [cluster] and role tables, given to every process."""
     settings: tuple[str, ...] = ()
     """Further options, `ROLE.KEY=VALUE` or `cluster.KEY=VALUE`."""
     secure: bool = False
-    """Certificates of everybody, made below the data folder, and asked for at every door of the cluster."""
+    """Certificates for everybody, made below the data folder, and required at every listener of the cluster."""
     grow: bool = True
-    """Run the partitions that doublings add, also the ones of the doubling that is under way."""
+    """Run the partitions that doublings add, those of a doubling under way included."""
 
     def validate(self) -> None:
-        """Raises `ConfigurationError`."""
+        """Check the options. Raises `ConfigurationError`."""
         replicas = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas")
         for name in ("proxies", "gateways", *replicas):
             if not 1 <= getattr(self, name) <= MAX_PROCESSES:
@@ -145,7 +145,7 @@ class UpOptions:
             raise ConfigurationError("--set cluster.fanout=relay: needs relays; give --relays 1 or more")
 
     def specs(self) -> list[ProcessSpec]:
-        """Every process that is wanted."""
+        """Return every wanted process."""
         return wanted_processes(
             proxies=self.proxies,
             gateways=self.gateways,
@@ -162,14 +162,14 @@ class UpOptions:
         )
 
     def partitions(self, role: str, layout: Layout) -> int:
-        """How many partitions of a role are run; 0 where it has none, or is not run."""
+        """Return the number of a role's partitions to run; 0 if it has none, or is not run."""
         configured, found = self.layout().get(role), layout.roles.get(role)
         if configured is None or role not in PARTITIONED_ROLES:
             return 0
         return max(found.n, found.next) if found is not None and self.grow else configured.n
 
     def grown(self, layout: Layout) -> list[ProcessSpec]:
-        """Every process that is wanted, with the partitions that doublings have added."""
+        """Return every wanted process, with the partitions that doublings have added."""
         return replace(
             self,
             routers=self.partitions("router", layout),
@@ -180,7 +180,7 @@ class UpOptions:
         ).specs()
 
     def layout(self) -> dict[str, RoleLayout]:
-        """The layout that the registry shall hold."""
+        """Return the layout that the registry should hold."""
         relays = {"relay": RoleLayout(self.relays, self.relays, self.relay_replicas)} if self.relays else {}
         xius = {"xiu": RoleLayout(self.xius, self.xius, self.xiu_replicas)} if self.xius else {}
         pis = {"pi": RoleLayout(self.pis, self.pis, self.pi_replicas)} if self.pis else {}
@@ -202,13 +202,13 @@ class Child:
     process: Forked | None = None
     node: Node | None = None
     log_start: int = 0
-    """Where in its log this run began."""
+    """Offset in its log at which this run began."""
     ports: dict[str, int] = field(default_factory=dict)
-    """Kept over restarts: port, http_port, client_port, mqtt_port."""
+    """Ports kept over restarts: port, http_port, client_port, mqtt_port."""
 
 
 class LocalCluster:
-    """Runs and watches the processes. `changed` is called when something worth showing happened.
+    """Runs and watches the processes. Calls `changed` when something worth showing happened.
 
     Source: docs/operations.md.
     """
@@ -232,15 +232,15 @@ class LocalCluster:
         self._lock = -1
         self._mark: SupervisorMark | None = None
         self._replicas = {role: wanted.replicas for role, wanted in options.layout().items()}
-        """How many of each role are run."""
+        """Number of replicas of each role to run."""
         self._partitions = dict.fromkeys(self._replicas, 0)
-        """How many partitions of each; 0 where it has none."""
+        """Number of partitions of each role; 0 if it has none."""
         self._table_mb = 0
-        """Of each Xiu, where shared memory has no room for the default."""
+        """Size of each Xiu's table, where the default does not fit into shared memory."""
 
     @property
     def target(self) -> str:
-        """What `pixiu.connect` and the other commands take."""
+        """The target for `pixiu.connect` and the other commands."""
         return str(self.address)
 
     async def start(self) -> None:
@@ -283,7 +283,7 @@ class LocalCluster:
         self._on_event("running", {"registry": self.target, **self.addresses()})
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Wait until something changed, at most so many seconds."""
+        """Wait until something changed, at most `timeout_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -319,7 +319,7 @@ class LocalCluster:
         self._apply(self.core.kill(time.monotonic()))
 
     def addresses(self) -> dict[str, list[str]]:
-        """Where clients connect: proxies, gateways (gRPC) and MQTT."""
+        """Return the addresses of clients: proxies, gateways (gRPC) and MQTT."""
         nodes = [self.children[name].node for name in self.children]
         found = [node for node in nodes if node is not None]
         return {
@@ -329,7 +329,7 @@ class LocalCluster:
         }
 
     def log_of(self, name: str) -> Path:
-        """The log of one process."""
+        """Return the log of one process."""
         return self.options.data / "logs" / f"{name}.log"
 
     def _take_folder(self) -> None:
@@ -351,7 +351,7 @@ class LocalCluster:
     async def _prepare_registry(self) -> None:
         self._session = ZooKeeper(self.address)
         await self._session.connect()
-        if self.zookeeper is not None:  # nothing else of this folder runs yet; one of an older version is guarded now
+        if self.zookeeper is not None:  # nothing else of this folder runs yet; a registry of an older version is guarded now
             credentials = read_credentials(self.zookeeper.credentials)
             await guard(self._session, self.address.root, credentials, force=True, whole=True)
         else:
@@ -375,7 +375,7 @@ class LocalCluster:
         self._mark.start()
 
     def _fit_tables(self) -> None:
-        """Xius get smaller tables where shared memory is small."""
+        """Give Xius smaller tables where shared memory is small."""
         options, counts = self.options, Counter(process.spec.role for process in self.core.processes.values())
         found = table_mb(counts["xiu"], counts["gateway"], self.address.root, options.settings, options.config, os.environ)
         if found is not None:
@@ -383,7 +383,7 @@ class LocalCluster:
             self._on_event("small_tables", {"table_mb": self._table_mb, "free_mb": free_mb})
 
     def _follow(self, view: View) -> None:
-        """Start and end processes where an operator has changed how many replicas are wanted, or doubles the partitions."""
+        """Start and end processes after an operator has changed the wanted replicas, or doubles the partitions."""
         for role, runs in self._replicas.items():
             found = view.layout.roles.get(role)
             if found is None:
@@ -442,7 +442,7 @@ class LocalCluster:
         return tail(self.log_of(name), self.children[name].log_start) or "(nothing)"
 
     async def _run(self, name: str) -> None:
-        """One run of one process, from its start to its end."""
+        """Run one process, from its start to its end."""
         record, child = self.core.processes[name], self.children[name]
         if record.last_code == CONFIGURATION_EXIT and record.failures >= FORGET_PORTS_AFTER:
             child.ports = {}
@@ -515,7 +515,8 @@ class LocalCluster:
 
 
 def make_secure(data: Path) -> None:
-    """Make what guards a cluster's doors below its data folder: what is missing, and certificates that end soon anew."""
+    """Make what guards a cluster's listeners, below its data folder: missing files, and new certificates for those that expire
+    soon."""
     authority, folder = data / PKI, data / TLS
     if not (authority / "ca.key").exists():
         make_authority(authority)
@@ -539,7 +540,7 @@ def _signal(child: Child, number: int) -> None:
 
 
 def check_ports(ports: Sequence[int]) -> None:
-    """Raises `ConfigurationError` that names the first port of 127.0.0.1 that is taken, and what to do."""
+    """Check that these ports of 127.0.0.1 are free. Raises `ConfigurationError` that names the first taken one, and a remedy."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,18 +20,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/import_graph.md"
 PACKAGES = ("pixiu", "cluster", "registry", "proxy", "router", "broker", "relay", "xiu", "pi", "gateway", "pipeline")
 LOOSE = "pixiu"
-"""The package whose modules are rooms of their own; in every other one they belong to the package."""
+"""The package whose modules are rooms of their own; elsewhere modules belong to their package."""
 GENERATED = "pixiu.wire.v1"
-"""Belongs to the package above it."""
+"""Generated package, which belongs to the package above it."""
 MAX_ROOMS = 31
 KNOWN_CIRCLES: tuple[frozenset[str], ...] = ()
-"""Circles of modules that are still to go: a ratchet, nothing may be added. A circle that is gone must be taken out here."""
+"""Circles of modules that are still to be removed: a ratchet, nothing may be added. Remove a circle from here when it is gone."""
 
 Graph = Mapping[str, set[str]]
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every module of the product, by its dotted name; a package is named as its `__init__`."""
+    """Return every module of the product by its dotted name; a package is named as its `__init__`."""
     found = {}
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
@@ -41,7 +41,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imported(tree: ast.Module, known: Set[str]) -> Iterator[str]:
-    """Which of the known modules a module imports."""
+    """Yield the known modules that a module imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -51,13 +51,13 @@ def imported(tree: ast.Module, known: Set[str]) -> Iterator[str]:
 
 
 def graph_of_modules(root: Path = ROOT) -> dict[str, set[str]]:
-    """Of each module those that it imports."""
+    """Return the imports of each module."""
     paths = modules(root)
     return {name: set(imported(ast.parse(path.read_text()), paths.keys())) - {name} for name, path in paths.items()}
 
 
 def room_of(module: str, packages: set[str]) -> str:
-    """The room in which a module lies."""
+    """Return the room that a module belongs to."""
     if module == GENERATED or module.startswith(f"{GENERATED}."):
         return GENERATED.rpartition(".")[0]
     parent = module.rpartition(".")[0]
@@ -65,7 +65,7 @@ def room_of(module: str, packages: set[str]) -> str:
 
 
 def graph_of_rooms(imports: Graph) -> dict[str, set[str]]:
-    """Of each room those that its modules import. Packages that hold nothing but packages are no rooms."""
+    """Return the rooms that each room's modules import. Packages that hold nothing but packages are not rooms."""
     packages = {module.rpartition(".")[0] for module in imports} | set(PACKAGES)
     rooms: dict[str, set[str]] = {}
     for module, others in imports.items():
@@ -80,7 +80,7 @@ def graph_of_rooms(imports: Graph) -> dict[str, set[str]]:
 
 
 def circles(graph: Graph) -> list[frozenset[str]]:
-    """The sets of two or more nodes that reach each other (Tarjan's algorithm)."""
+    """Return the sets of two or more nodes that reach each other (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -108,7 +108,7 @@ def circles(graph: Graph) -> list[frozenset[str]]:
 
 
 def broken(imports: Graph, known: tuple[frozenset[str], ...] = KNOWN_CIRCLES) -> list[str]:
-    """The rules that are not kept, each in a sentence."""
+    """Describe the broken rules, each in a sentence."""
     rooms = graph_of_rooms(imports)
     found = [f"a circle of rooms: {', '.join(sorted(circle))}" for circle in circles(rooms)]
     if len(rooms) > MAX_ROOMS:
@@ -122,7 +122,8 @@ def broken(imports: Graph, known: tuple[frozenset[str], ...] = KNOWN_CIRCLES) ->
 
 
 def floors(rooms: Graph) -> list[list[str]]:
-    """The rooms by height, the top first: each imports only from floors below its own. Rooms in a circle share the lowest place."""
+    """Return the rooms by height, the top first: each imports only from floors below its own. Rooms in a circle share the lowest
+    place."""
     height: dict[str, int] = {}
 
     def high(room: str, above: frozenset[str]) -> int:
@@ -137,7 +138,7 @@ def floors(rooms: Graph) -> list[list[str]]:
 
 
 def reduced(rooms: Graph) -> dict[str, set[str]]:
-    """Without the arrows that a longer way says too."""
+    """Drop the arrows that a longer path implies."""
 
     def reached(start: str) -> set[str]:
         found: set[str] = set()
@@ -156,7 +157,7 @@ def reduced(rooms: Graph) -> dict[str, set[str]]:
 
 
 def page(imports: Graph) -> str:
-    """The Markdown page."""
+    """Return the Markdown page."""
     rooms = graph_of_rooms(imports)
     lines = [
         "# Import graph",
@@ -178,7 +179,7 @@ def page(imports: Graph) -> str:
 
 
 def main() -> int:
-    """The command; returns its exit code."""
+    """Run the command. Returns its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; say what breaks a rule or is not up to date")
     imports = graph_of_modules()

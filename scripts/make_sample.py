@@ -28,7 +28,7 @@ LENGTH_SIGMA: Final = math.log(600 / LENGTH_P50_BYTES) / 2.326
 LONGEST_BYTES: Final = 2_000
 ZIPF: Final = 1.05
 SILENT_ROOM_EVERY: Final = 4
-"""Every so many rooms have no joins and parts in the log, as some archives have none."""
+"""Interval of rooms without joins and parts in the log, as in some archives."""
 TARGET: Final = Path(__file__).resolve().parent.parent / "pixiu" / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
 
 ALPHABETS: Final[tuple[tuple[str, str], ...]] = (
@@ -86,7 +86,7 @@ def _text(random: Random, words: Sequence[str]) -> str:
 
 
 class _Room:
-    """A room's people: who usually speaks there, and who is there now."""
+    """A room's people: its usual speakers, and those present now."""
 
     def __init__(self, random: Random, rank: int, users: Sequence[str]) -> None:
         size = max(3, int(len(users) * 0.5 / (rank + 1) ** 0.6))
@@ -102,7 +102,7 @@ class _Room:
 
 
 def _events(random: Random, room: _Room, ts_ms: int) -> list[dict[str, object]]:
-    """What happens in a room at one moment: mostly a message, at times preceded by a join or followed by a part or nick."""
+    """Return the events in a room at one moment: mostly a message, at times preceded by a join or followed by a part or nick."""
     user = room.people[_pick(random, room.cumulative)]
     found: list[dict[str, object]] = []
 
@@ -132,7 +132,7 @@ def _events(random: Random, room: _Room, ts_ms: int) -> list[dict[str, object]]:
 
 
 def make_events(seed: int = SEED, lines: int = LINES) -> list[dict[str, object]]:
-    """The sample's lines in the order of time: `{ts_ms, room, kind, user, text?, to?}`."""
+    """Return the sample's lines in order of time: `{ts_ms, room, kind, user, text?, to?}`."""
     random = Random(seed)
     users = list(dict.fromkeys(_word(random, ALPHABETS[0]) + _word(random, ALPHABETS[0]) for _ in range(USERS * 3)))[: USERS - 10]
     rooms = [_Room(random, rank, users) for rank in range(ROOMS)]
@@ -153,15 +153,15 @@ def make_events(seed: int = SEED, lines: int = LINES) -> list[dict[str, object]]
 
 
 def make_sample(seed: int = SEED, lines: int = LINES) -> bytes:
-    """The log's text: JSON lines, UTF-8."""
+    """Return the log's text: JSON lines, UTF-8."""
     rows = make_events(seed, lines)
     return "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows).encode()
 
 
 def main() -> int:
-    """Write the file that ships with the project."""
+    """Write the file that is part of the distribution."""
     packed = io.BytesIO()
-    # No name and no time in the head: the file is the same whenever it is made.
+    # No name and no time in the header: the file is the same whenever it is made.
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=9, mtime=0) as out:
         out.write(make_sample())
     TARGET.parent.mkdir(parents=True, exist_ok=True)

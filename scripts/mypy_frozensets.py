@@ -1,4 +1,4 @@
-"""A mypy plugin: what a frozenset and the keys of a dict make has the type that it has when it runs.
+"""A mypy plugin that gives the results of set operations on frozensets and dict keys their runtime types.
 
     frozenset | set, frozenset | frozenset     a frozenset, by frozenset's method
     frozenset | dict.keys()                    a set, by the keys' method: frozenset's takes sets and frozensets only
@@ -22,7 +22,7 @@ SETS: Final = ("builtins.frozenset", "builtins.set")
 
 
 def _is_set(type_: Type) -> bool:
-    """Whether a value of a type is a set or a frozenset, as far as is known."""
+    """Return True if a value of a type is a set or a frozenset, as far as is known."""
     found = get_proper_type(type_)
     if isinstance(found, UnionType):
         return all(_is_set(item) for item in found.items)
@@ -30,7 +30,7 @@ def _is_set(type_: Type) -> bool:
 
 
 def _checked(context: MethodContext) -> Type:
-    """The type as it was; an error where frozenset's method is not the one that runs."""
+    """Keep the type; report an error if frozenset's method is not the one that runs."""
     for other in (other for others in context.arg_types for other in others):
         if not _is_set(other):
             context.api.fail("a frozenset takes only sets and frozensets here", context.context)
@@ -38,13 +38,13 @@ def _checked(context: MethodContext) -> Type:
 
 
 class Frozensets(Plugin):
-    """Looks at every operation whose left side is a frozenset."""
+    """Checks every operation whose left side is a frozenset."""
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
-        """The check, for those operations."""
+        """Return the check for those operations."""
         return _checked if fullname in OPERATIONS else None
 
 
 def plugin(version: str) -> type[Plugin]:
-    """What mypy asks for."""
+    """Return the plugin. Called by mypy."""
     return Frozensets

@@ -41,13 +41,13 @@ DRAWING: Final = ""
 SNIPPET: Final = "python"
 SHELL: Final = "sh"
 PORTS: Final = (2181, 1883, 1884)
-"""What README's commands take when nobody says otherwise."""
+"""Default ports of README's commands."""
 PATIENT_S: Final = 120.0
-"""For what must come; machines are loaded."""
+"""Time-out for expected output; machines are loaded."""
 AGAIN_S: Final = 2.0
-"""After which a message that nobody showed is sent again: a stock client does not say when it listens."""
+"""Time after which a message that nobody showed is sent again: a stock client does not report when it listens."""
 INSTALLED: Final = "installed"
-"""A file in the environment that is ready."""
+"""A file in the environment that marks it as ready."""
 CANNOT: Final = 77
 SIOCGIFFLAGS: Final = 0x8913
 SIOCSIFFLAGS: Final = 0x8914
@@ -55,7 +55,7 @@ IFF_UP: Final = 0x1
 
 
 class Step(NamedTuple):
-    """A command, or a block that is no shell's, as printed; `line` counts from 1."""
+    """A command, or a block in another language than the shell's, as printed; `line` counts from 1."""
 
     line: int
     language: str
@@ -63,16 +63,17 @@ class Step(NamedTuple):
 
 
 class Play(NamedTuple):
-    """How a command is played, and what must be seen. All texts are regular expressions, each searched in the whole output.
+    """Directions for playing a command, with its expected output. All texts are regular expressions, each searched in the whole
+    output.
 
     Attributes:
-        shows: when it has ended, with code 0; or, of one that stays, before the next command is typed.
-        later: of one that stays: before the newcomer ends it.
-        stays: until Ctrl-C.
-        meanwhile: nobody waits for its end before the next command.
-        seen: the command that must show this one's message, and how; it is given again until then.
+        shows: expected when it has ended, with code 0; for one that stays, before the next command is typed.
+        later: for one that stays, expected before the newcomer ends it.
+        stays: runs until Ctrl-C.
+        meanwhile: the next command does not wait for its end.
+        seen: the command that must show this one's message, and the text; this one is repeated until then.
         outside: needs the package index, so that it runs outside of the network of its own.
-        last: after Ctrl-C has ended everything else.
+        last: runs after Ctrl-C has ended everything else.
         elsewhere: the test that plays it, so that `--brief` leaves it out.
     """
 
@@ -119,7 +120,7 @@ PLAYED: Final[dict[str, Play]] = {
     # To its last mail: Ctrl-C while mails come may hang the stock client, whose signal handler takes a lock that it may hold.
     "mosquitto_sub -c -i phone:mine -u 7 -q 1 -t user/7": Play(stays=True, later=("kept for you", "(?m)^999$")),
 }
-"""By the command, or the first line of a snippet."""
+"""Directions by command, or by the first line of a snippet."""
 
 NAMED: Final[dict[str, str]] = {
     "make test": "this is one of its tests",
@@ -137,15 +138,15 @@ NAMED: Final[dict[str, str]] = {
     "make bench": "measures; needs a quiet machine and the peers",
     "pixiu bench --peers": "the same",
 }
-"""What is not played, and why not."""
+"""Items that are not played, with the reason."""
 
 
 class Astray(Exception):
-    """Something did not go as README says."""
+    """Something did not go as README describes."""
 
 
 def steps(text: str) -> list[Step]:
-    """Every command and snippet of a page, in the order in which a reader meets them; without comments, each once."""
+    """Return every command and snippet of a page, in reading order; without comments, each once."""
     found = []
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start()) + 2
@@ -163,12 +164,12 @@ def steps(text: str) -> list[Step]:
 
 
 def name_of(step: Step) -> str:
-    """What stands for a step in the tables."""
+    """Return the key of a step in the tables."""
     return step.text.split("\n", 1)[0]
 
 
 def unplayed(found: list[Step]) -> list[str]:
-    """What neither is played nor has a reason, and entries of the tables that the page has no longer."""
+    """List the steps that are neither played nor named, and entries of the tables that the page no longer has."""
     known = PLAYED.keys() | NAMED.keys()
     names = {name_of(step) for step in found if step.language != DRAWING}
     lines = [
@@ -180,7 +181,7 @@ def unplayed(found: list[Step]) -> list[str]:
 
 
 def log(text: str) -> None:
-    """A line for whoever watches."""
+    """Print a line of progress."""
     print(text, flush=True)
 
 
@@ -190,7 +191,7 @@ class Terminal:
     def __init__(self, name: str, command: str, folder: Path, environment: dict[str, str], output: Path) -> None:
         self.name = name
         self._output = output
-        # Whoever runs this may ignore Ctrl-C, as a job in the background of a shell does, and what is started would inherit it.
+        # The parent may ignore Ctrl-C, as a job in the background of a shell does, and children would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with output.open("wb") as file:
             # `&` only keeps the newcomer's one terminal free, and a shell's background ignores Ctrl-C.
@@ -205,11 +206,11 @@ class Terminal:
             )
 
     def output(self) -> str:
-        """What it has shown so far."""
+        """Return its output so far."""
         return self._output.read_text(errors="replace")
 
     def shows(self, pattern: str, timeout_s: float = PATIENT_S) -> bool:
-        """Whether a text comes in time."""
+        """Return True if a text appears in time."""
         end = time.monotonic() + timeout_s
         while True:
             ended = self._process.poll() is not None
@@ -220,13 +221,13 @@ class Terminal:
             time.sleep(0.05)
 
     def must_show(self, patterns: tuple[str, ...]) -> None:
-        """Raises Astray where one of the texts does not come."""
+        """Raise Astray if one of the texts does not appear."""
         for pattern in patterns:
             if not self.shows(pattern):
                 raise self.astray(f"{pattern!r} did not come")
 
     def must_end(self, timeout_s: float = PATIENT_S) -> None:
-        """By itself, with exit code 0."""
+        """Wait for the end. Raises Astray unless it comes in time, with exit code 0."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -235,7 +236,7 @@ class Terminal:
             raise self.astray(f"ended with exit code {code}")
 
     def interrupt(self) -> None:
-        """Ctrl-C: for the whole group. Raises Astray where it does not end, or not without a traceback."""
+        """Send Ctrl-C to the whole group. Raises Astray if it does not end, or leaves a traceback."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGINT)
         try:
@@ -246,22 +247,22 @@ class Terminal:
             raise self.astray("ended with a traceback")
 
     def kill(self) -> None:
-        """Whatever is left of it."""
+        """Kill the remaining processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def astray(self, what: str) -> Astray:
-        """The error, with what was shown."""
+        """Make the error, with the output."""
         return Astray(f"`{self.name}`: {what}; it showed:\n{self.output()}")
 
 
 class Newcomer:
-    """One who has cloned the repository and reads its README.
+    """A person who has cloned the repository and reads its README.
 
     Args:
-        folder: an empty one, for the copy, an environment and outputs.
-        download: nothing that is installed here stands for a download.
+        folder: an empty folder for the copy, an environment and outputs.
+        download: download everything instead of using packages installed here.
         brief: snippets run in the environment of `make run`, and nothing else is installed.
     """
 
@@ -282,7 +283,7 @@ class Newcomer:
             self._environment["PIP_CONSTRAINT"] = str(self._copy / "constraints.txt")
 
     def clone(self) -> None:
-        """A copy of what the repository tracks, with what is not committed yet."""
+        """Copy the files that the repository tracks, uncommitted changes included."""
         self._outputs.mkdir(exist_ok=True)
         listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
         for name in filter(None, listed.stdout.decode().split("\0")):
@@ -294,15 +295,15 @@ class Newcomer:
             file.writelines(json.dumps(line) + "\n" for line in talk)
 
     def make_environment(self) -> None:
-        """The first thing that `make run` does."""
+        """Do the first step of `make run`."""
         self._must("make .venv/bin/python")
-        if not self._download:  # what is installed here stands for the downloads; what is the repository's own is installed anew
+        if not self._download:  # packages installed here replace the downloads; the repository's own are installed
             (site,) = (self._copy / ".venv").glob("lib/python*/site-packages")
             (site / "downloads.pth").write_text(sysconfig.get_path("purelib") + "\n")
         self._must("make .venv/.server")
 
     def install_sdk(self, found: list[Step]) -> None:
-        """In an empty environment; where snippets run in `make run`'s, it is there."""
+        """Install the SDK in an empty environment; with `brief`, snippets use that of `make run`."""
         if self._brief:
             return
         self._must(f"'{sys.executable}' -m venv '{self._sdk}'")
@@ -312,7 +313,7 @@ class Newcomer:
         (self._sdk / INSTALLED).touch()
 
     def read(self, found: list[Step]) -> None:
-        """Play all that comes then. Raises Astray."""
+        """Play all following steps. Raises Astray."""
         try:
             for step in found:
                 play = PLAYED.get(name_of(step))
@@ -352,7 +353,7 @@ class Newcomer:
         log(f"{time.monotonic() - began:6.1f} s  README.md:{step.line}: {name_of(step)}")
 
     def _end_all(self) -> None:
-        """What was to be seen until now; then Ctrl-C, in the terminal of the cluster last."""
+        """Check the output expected until now; then send Ctrl-C, in the cluster's terminal last."""
         for terminal in reversed(self._open):
             began = time.monotonic()
             play = PLAYED[terminal.name]
@@ -396,7 +397,7 @@ class Newcomer:
 
 
 def own_network() -> list[str]:
-    """The command in front of one that is to have a network of its own; empty where the system allows none."""
+    """Return the prefix of a command that gives it its own network; empty if the system allows none."""
     command = ["unshare", "--map-root-user", "--net", "--"]
     if not shutil.which(command[0]) or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         return []
@@ -404,14 +405,14 @@ def own_network() -> list[str]:
 
 
 def raise_loopback() -> None:
-    """In a new network it is down."""
+    """Bring up the loopback interface, which is down in a new network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         (flags,) = struct.unpack_from("16xh", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)))
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
 
 
 def taken() -> list[int]:
-    """Of the usual ports those that somebody has."""
+    """Return the usual ports that are in use."""
     found = []
     for port in PORTS:
         with socket.socket() as probe:

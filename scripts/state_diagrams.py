@@ -1,10 +1,10 @@
 """Draw the registered state tables: one Markdown page with Mermaid diagrams and the tables themselves for each.
 
-A state table is a mapping `(state, event) -> (next state, action)`, where states and events are enums and the first
-line of the action's docstring says what it does.
+A state table is a mapping `(state, event) -> (next state, action)`, where states and events are enums and the first line of the
+action's docstring describes it.
 
     python scripts/state_diagrams.py           writes the pages
-    python scripts/state_diagrams.py --check   says which are not up to date, exit code 1
+    python scripts/state_diagrams.py --check   names outdated pages, exit code 1
 
 Source: docs/decisions/README.md: `docs/` shows a diagram generated from the table.
 """
@@ -25,7 +25,7 @@ Table = Mapping[tuple[Enum, Enum], tuple[Enum, Callable[..., Any]]]
 
 
 class Page(NamedTuple):
-    """A page of docs/: where it is written, its heading, and (title, "module:table", initial state's name) of each table."""
+    """A page of docs/: its path, its heading, and (title, "module:table", initial state's name) of each table."""
 
     path: str
     heading: str
@@ -55,26 +55,26 @@ PAGES: tuple[Page, ...] = (
 
 
 def load(name: str) -> Table:
-    """The table at "module:attribute"."""
+    """Load the table at "module:attribute"."""
     module, attribute = name.split(":")
     table: Table = getattr(importlib.import_module(module), attribute)
     return table
 
 
 def what(action: Callable[..., Any]) -> str:
-    """The first line of an action's docstring without its full stop. Raises ValueError when there is none."""
+    """Return the first line of an action's docstring without its full stop. Raises ValueError if there is none."""
     if not action.__doc__:
         raise ValueError(f"the action {action.__qualname__} needs a docstring: the diagram shows it")
     return action.__doc__.strip().splitlines()[0].rstrip(".")
 
 
 def is_nothing(state: Enum, target: Enum, action: Callable[..., Any]) -> bool:
-    """Whether a row changes and does nothing: the diagram leaves it out."""
+    """Return True if a row neither changes the state nor acts: the diagram leaves it out."""
     return state is target and what(action) == "Nothing"
 
 
 def diagram(table: Table, initial: str) -> list[str]:
-    """The lines of a Mermaid state diagram; events with the same states and action share an arrow."""
+    """Return the lines of a Mermaid state diagram; events with the same states and action share an arrow."""
     arrows: dict[tuple[Enum, Enum, str], list[str]] = {}
     for (state, event), (target, action) in table.items():
         if not is_nothing(state, target, action):
@@ -90,7 +90,7 @@ def diagram(table: Table, initial: str) -> list[str]:
 
 
 def rows(table: Table) -> list[str]:
-    """The lines of a Markdown table of all rows that do something."""
+    """Return the lines of a Markdown table of all rows that do something."""
     lines = ["| state | event | next state | action |", "|---|---|---|---|"]
     for (state, event), (target, action) in table.items():
         if not is_nothing(state, target, action):
@@ -99,7 +99,7 @@ def rows(table: Table) -> list[str]:
 
 
 def render(page: Page) -> str:
-    """The text of a page."""
+    """Render the text of a page."""
     lines = [
         f"# {page.heading}",
         "",

@@ -29,7 +29,7 @@ LAST_MS = 1_577_836_800_000 + (1 << 41) - 1
 
 
 def record(name: str, kind: Kind, key: int, body: bytes, sequence: int, **fields: Any) -> dict[str, Any]:
-    """One record with the fields that it was made of."""
+    """Make one record, with the fields that it is made of."""
     stamps: tuple[tuple[int, ...], ...] = fields.pop("stamps", ())
     snowflake_id = fields.pop("snowflake_id", snowflake(SENT_MS, 7, sequence))
     made = encode(kind, key, body, snowflake_id, **fields)
@@ -54,7 +54,7 @@ def record(name: str, kind: Kind, key: int, body: bytes, sequence: int, **fields
 
 
 def records() -> list[dict[str, Any]]:
-    """Records of each kind, and each thing that makes one different."""
+    """Return records of each kind, and one for each feature that makes a record different."""
     topic = int(resolve("weather/shenzhen"))  # type: ignore[arg-type]  # a name that has a room
     stamp = (1, 0, 0, 5, 1_750_000_000_000_000, 1_750_000_000_000_020)
     return [
@@ -75,7 +75,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def topics() -> list[dict[str, Any]]:
-    """MQTT topics: the room or user that each names, or neither."""
+    """Return MQTT topics: the room or user that each names, or neither."""
     names = ["room/1", "room/42", f"room/{(1 << 62) - 1}", f"room/{1 << 62}", "room/0", "room/042", "room/x", "user/7", "user/0"]
     names += [f"user/{(1 << 63) - 1}", f"user/{1 << 63}", "weather", "weather/shenzhen", "grüße/an/alle", "/", "$SYS/uptime", ""]
     found = []
@@ -88,7 +88,7 @@ def topics() -> list[dict[str, Any]]:
 
 
 def vectors() -> dict[str, Any]:
-    """All of them."""
+    """Return all vectors."""
     keys = [1, 42, 63, 64, 127, 128, 4711, (1 << 62) - 1, (1 << 63) - 1]
     counts = [1, 2, 8, 128]
     mail = bytes.fromhex(records()[8]["record"])
@@ -117,12 +117,12 @@ def vectors() -> dict[str, Any]:
 
 
 def texts(fields: dict[str, int]) -> dict[str, str | int]:
-    """Numbers of 64 bits as text."""
+    """Return the fields with 64-bit numbers as text."""
     return {name: str(value) if name in ("msg_id", "seq", "uin") else value for name, value in fields.items()}
 
 
 def main() -> int:
-    """The command; returns its exit code."""
+    """Run the command. Returns its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; say whether the file is up to date")
     text, path = json.dumps(vectors(), indent=1, ensure_ascii=False) + "\n", ROOT / PLACE

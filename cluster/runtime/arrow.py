@@ -1,4 +1,4 @@
-"""Exported columns as Arrow has them. Imported by what exports, when it does.
+"""Exported columns as Arrow types. Imported only when an export runs.
 
 Source: docs/pipeline.md.
 """
@@ -21,5 +21,5 @@ TYPES: Final[dict[ColumnType, pa.DataType]] = {
 
 
 def schema_of(columns: Columns) -> pa.Schema:
-    """The Arrow schema of these columns."""
+    """Return the Arrow schema of these columns."""
     return pa.schema([pa.field(name, TYPES[kind]) for name, kind in columns])

@@ -1,14 +1,14 @@
-"""The audit log: who did what, as JSON lines in a chain of hashes, so that none can be changed, left out or put between unseen.
+"""The audit log: security events as JSON lines in a chain of hashes, so that no line can be changed, removed or inserted unnoticed.
 
     FOLDER/audit.log                  being written; a lock keeps a second process away
     FOLDER/audit-000000000001.log     complete; the number is that of its first line
-    FOLDER/refusals.log               a chain of its own, with what anybody can cause: it never pushes out what operators did
+    FOLDER/refusals.log               a chain of its own, for events that anybody can cause: it never pushes out operators' actions
 
     {"n": 7, "at": "2026-11-23T04:05:06.789Z", "kind": "promotion", …, "previous": HASH OF LINE 6, "hash": HASH OF THIS ONE}
 
-A line's hash is the BLAKE2b of its text without the hash itself; with it and the line before, everything older is fixed. Who can
-write the file can still make a whole chain anew, or cut off its end: keep the last hash elsewhere (`pixiu audit verify` prints it,
-`tell` gives it to the process's log).
+A line's hash is the BLAKE2b of its text without the hash itself. With it and the line before, everything older is fixed. Somebody
+who can write the file can still rebuild a whole chain, or cut off its end: keep the last hash elsewhere (`pixiu audit verify`
+prints it, `tell` passes it to the process's log).
 
 Never written: payloads, tokens, passwords, secrets. Values are plain and short.
 
@@ -36,27 +36,27 @@ OPERATIONS: Final = "audit"
 REFUSALS: Final = "refusals"
 NAME: Final = f"{OPERATIONS}.log"
 FILE_BYTES: Final = 16 << 20
-"""A file that is larger is complete, and the next one begins."""
+"""Size from which a file is complete and the next one begins."""
 FILES: Final = 64
-"""Complete files that are kept; the oldest go."""
+"""Number of complete files that are kept; the oldest go."""
 REFUSAL_FILES: Final = 16
-"""Of the other chain."""
+"""The same for the chain of refusals."""
 MAX_TEXT: Final = 512
-"""Characters of a value; the rest is cut off."""
+"""Maximum characters of a value; the rest is cut off."""
 MAX_ITEMS: Final = 128
-"""Of a list or a table."""
+"""Maximum items of a list or a table."""
 MAX_LINE: Final = 1 << 20
 LIMITED_S: Final = 1.0
-"""Between two lines with the same key, of what anybody can cause."""
+"""Interval between two lines with the same key, for events that anybody can cause."""
 MAX_KEYS: Final = 1024
-"""For which lines are counted in one second; all others together have one line a second."""
+"""Keys that are counted separately in one second; all others together have one line a second."""
 OTHERS: Final = ""
-"""Stands for them."""
+"""The key of all others."""
 NEVER: Final = frozenset({"payload", "body", "data", "token", "password", "secret", "key", "credential", "private_key"})
-"""Fields that no line has."""
+"""Fields that no line may have."""
 OWN: Final = frozenset({"n", "at", "previous", "hash"})
 FIRST: Final = "0" * 64
-"""What the first line of all says of the line before it."""
+"""Hash before the very first line."""
 TAIL: Final = re.compile(rb', "hash": "([0-9a-f]{64})"\}$')
 
 
@@ -65,7 +65,7 @@ def _hash(text: bytes) -> str:
 
 
 def _plain(value: object) -> Any:
-    """The value as a line may hold it."""
+    """Convert a value to one that a line may hold."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -83,12 +83,12 @@ class Audit:
     """Writes one folder's audit log. A line is in the file at once, and on the disk at the end of the event loop's turn.
 
     Args:
-        folder: made if it is not there. None: nothing is kept, `tell` gets every line all the same.
-        identity: what each line says of who writes it: role, partition.
+        folder: created if missing. None: nothing is kept, but `tell` still gets every line.
+        identity: the writer's identity in each line: role, partition.
         tell: called with each line's kind and fields, for the process's own log; with "audit_failed" and the error when the disk
             fails.
 
-    Raises ConfigurationError when another process writes there, or the folder cannot be used.
+    Raises ConfigurationError when another process writes there, or the folder is unusable.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Audit:
         self._limited: dict[str, tuple[float, int]] = {}
         self._others: dict[str, tuple[float, int]] = {}
         self.refusals = self
-        """The chain of what anybody can cause."""
+        """The chain of events that anybody can cause."""
         self._syncing: asyncio.Task[None] | None = None
         self._unsynced = False
         self.failures = 0
@@ -131,11 +131,11 @@ class Audit:
 
     @property
     def head(self) -> tuple[int, str]:
-        """The number and the hash of the last line."""
+        """Number and hash of the last line."""
         return self._n, self._last
 
     def write(self, kind: str, **fields: object) -> None:
-        """Write a line. In an event loop it is synced when the loop's turn ends (`flush` waits for it), elsewhere now."""
+        """Write a line. In an event loop it is synced at the end of the loop's turn (`flush` waits for it), elsewhere at once."""
         try:
             self._append(kind, fields)
             if self._file >= 0:
@@ -144,7 +144,7 @@ class Audit:
             self._failed(error)
 
     def write_now(self, kind: str, **fields: object) -> None:
-        """Write a line that must be on the disk before anything else happens. Blocking. Raises DiskFailed."""
+        """Write a line that must be on the disk before anything else happens. Blocks. Raises DiskFailed."""
         try:
             self._append(kind, fields)
             if self._file >= 0:
@@ -153,8 +153,8 @@ class Audit:
             raise DiskFailed(f"{self._folder}: this line cannot be written to the audit log: {error.strerror}") from error
 
     def write_limited(self, kind: str, about: str, **fields: object) -> None:
-        """Write what anybody can cause, to the chain of refusals: one line a second about the same, the next one says how many were
-        left out. Beyond `MAX_KEYS` a second all others have one line together."""
+        """Write an event that anybody can cause to the chain of refusals: one line a second for each key; the next line has the
+        number left out. Beyond `MAX_KEYS` keys a second all others share one line."""
         now, name = time.monotonic(), f"{kind} {about}"
         counted = self._limited
         if name not in counted:
@@ -164,7 +164,7 @@ class Audit:
                 counted, name = self._others, OTHERS
         since, left_out = counted.get(name, (-LIMITED_S, 0))
         if now - since < LIMITED_S:
-            counted[name] = (since, left_out + 1)  # where it stands: the first is the oldest
+            counted[name] = (since, left_out + 1)  # keep its place: the first is the oldest
             return
         counted.pop(name, None)
         counted[name] = (now, 0)
@@ -180,7 +180,7 @@ class Audit:
                 await asyncio.shield(each._syncing)
 
     def close(self) -> None:
-        """Sync, and let go of the folder."""
+        """Sync, close and unlock the folder."""
         if self.refusals is not self:
             self.refusals.close()
         if self._file >= 0:
@@ -204,7 +204,7 @@ class Audit:
         with open(path, "rb") as file:
             text = file.read()
         whole = text.rfind(b"\n") + 1
-        if whole < len(text):  # a crash in the middle of a line: it was not synced, and nobody was told that it was
+        if whole < len(text):  # a crash in the middle of a line: it was not synced, and nobody was informed that it was
             os.ftruncate(self._file, whole)
         self._size = whole
         lines = text[:whole].splitlines()
@@ -250,7 +250,7 @@ class Audit:
         assert self._folder is not None
         os.fsync(self._file)
         path, complete = self._folder / f"{self._chain}.log", self._folder / f"{self._chain}-{self._first:012}.log"
-        if not complete.exists():  # an earlier try may have got so far, and no further
+        if not complete.exists():  # an earlier try may have ended here
             path.rename(complete)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -301,14 +301,14 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a chain of lines is found to be."""
+    """Result of checking a chain of lines."""
 
     lines: int
     first: int
-    """The number of the first line in the chain; more than 1: older files were removed."""
+    """Number of the first line in the chain; above 1: older files were removed."""
     last: int
     head: str
-    """The hash of the last line."""
+    """Hash of the last line."""
 
 
 def _complete(folder: Path, chain: str) -> list[Path]:
@@ -316,10 +316,10 @@ def _complete(folder: Path, chain: str) -> list[Path]:
 
 
 def verify(path: Path) -> Verified:
-    """Check a file, or both chains of a folder, of which it says what that of operators is. A line that is still being written at
-    the end of the last is left out.
+    """Check a file, or both chains of a folder; returns the result for the operators' chain. An incomplete line at the end of
+    the last file is ignored.
 
-    Raises ConfigurationError where there is none, `MalformedData` that names the file and line that was changed, or is missing.
+    Raises ConfigurationError if there is none, `MalformedData` that names the file and line that was changed or is missing.
     """
     if not path.is_dir():
         return _verify_files([path])

@@ -1,8 +1,8 @@
-"""Keeps the garbage collector from stopping a process that holds much: what a full collection found alive is set aside.
+"""Keeps the garbage collector from stopping a process with many objects: objects that a full collection found alive are set aside.
 
-A full collection looks at every container there is, in one go: a second with four million members in a map. Right after one
-there is no garbage, so everything is set aside (`gc.freeze`), and the next one looks only at what came since. What is set aside
-is freed as ever when nothing refers to it; only a circle that dies later stays in memory.
+A full collection visits every container in one go: a second with four million members in a map. Right after one there is no
+garbage, so everything is set aside (`gc.freeze`), and the next one visits only newer objects. Objects that were set aside are still
+freed when the last reference goes; only a cycle that dies later stays in memory.
 
 Source: docs/decisions/0222-what-a-collection-found-alive-is-set-aside.md.
 """
@@ -16,35 +16,36 @@ from typing import Any, Final
 OLDEST: Final = 2
 """Generation of a full collection."""
 SET_ASIDE_S: Final = 0.002
-"""Seconds of CPU time."""
+"""CPU time of a full collection, seconds, from which a freeze follows."""
 THRESHOLDS: Final = (700, 10, 2)
-"""A full one comes after two of the middle generation, if a quarter of what was alive before came since: each sees little."""
+"""A full collection follows two of the middle generation, if a quarter as many objects as were alive before are new, so each
+visits few."""
 
 
 class Collector:
     """Watches the collections of one process.
 
     Args:
-        set_aside_s: a full collection that took so much CPU time is followed by a freeze.
+        set_aside_s: a full collection that took this much CPU time is followed by a freeze.
     """
 
     def __init__(self, set_aside_s: float = SET_ASIDE_S) -> None:
         self._set_aside_s = set_aside_s
         self.full = 0
-        """Full collections."""
+        """Number of full collections."""
         self.set_aside = 0
-        """Freezes."""
+        """Number of freezes."""
         self.longest_s = 0.0
         """CPU time of the longest collection."""
         self._began = 0.0
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Start watching."""
         gc.set_threshold(*THRESHOLDS)
         gc.callbacks.append(self._called)
 
     def stop(self) -> None:
-        """Watch no more. What was set aside stays so."""
+        """Stop watching. Objects that were set aside stay so."""
         if self._called in gc.callbacks:
             gc.callbacks.remove(self._called)
 

@@ -1,4 +1,4 @@
-"""The command line that every role has: python -m ROLE --config FILE --set KEY=VALUE …"""
+"""The command line of every role: python -m ROLE --config FILE --set KEY=VALUE …"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pixiu.errors import ConfigurationError
 from pixiu.version import __version__
 
 MAX_OVERRIDES = 256
-"""--set given in one command line."""
+"""Maximum number of --set in one command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a command line asks for."""
+    """A parsed command line."""
 
     config: str | None
     overrides: dict[str, str]
@@ -25,7 +25,7 @@ class Command:
 
 
 def parse(role: str, options_type: type[RoleOptions], argv: Sequence[str]) -> Command:
-    """The command of a role's arguments (without the program's name).
+    """Parse a role's arguments (without the program's name).
 
     Exits by SystemExit as argparse does: 0 after --help and --version, 2 on unknown arguments.
     Raises ConfigurationError on a --set without «=» or given twice for one key.

@@ -1,13 +1,13 @@
-"""The modules that mypyc compiles, and the finder that takes what was compiled from them, or the Python.
+"""The modules that mypyc compiles, and the finder that imports either the compiled modules or the Python.
 
     make native ─▶ setup.py build_ext ─▶ cluster/native/*.so + stamp.json (the SHA-256 of every source)
                                                   │
     import proxy ─▶ proxy/__init__.py ─▶ here ────┴─▶ all of them compiled, or all of them Python
 
-What is compiled lies in a folder of its own, where no import finds it but by this finder, and only if every source is the one
-that was compiled: nothing old ever runs. Compiled modules call one another without looking names up, so it is all or none
-in a process: whoever has imported one of them as Python before keeps to Python. Only `PIXIU_COMPILE=1` asks for what was
-compiled; plain Python is the default.
+Compiled modules are in a folder of their own, where only this finder finds them, and only if every source is the one that was
+compiled: nothing outdated ever runs. Compiled modules call one another without looking names up, so a process uses all or none: one
+that has already imported a module as Python stays with Python. Only `PIXIU_COMPILE=1` selects compiled modules; plain Python is the
+default.
 
 Source: docs/performance.md, docs/decisions/0234-compiled-or-plain-never-both.md.
 """
@@ -28,10 +28,10 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = "cluster/native"
-"""Where the compiled modules lie, below the folder that holds `cluster`."""
+"""Folder of the compiled modules, below the folder that holds `cluster`."""
 STAMP: Final = "stamp.json"
 LIBRARY: Final = "pixiu_native"
-"""How the names of the shared libraries begin, one for each package."""
+"""Prefix of the names of the shared libraries, one for each package."""
 SWITCH: Final = "PIXIU_COMPILE"
 SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
@@ -70,49 +70,49 @@ MODULES: Final = {
     "pi": "checks chunk core deletions events inbox inbox_table keys ranges reading state unwritten view",
     "xiu": "asking batch block core dedupe events keys machine readers reading state table",
 }
-"""What is compiled, by package: what a message passes on its way. Left out, beside all that no message passes:
+"""Compiled modules by package: those that a message passes. Of these the following are left out:
 
     pixiu.client, pixiu.cli          users and tools: the SDK is pure Python; its publisher is compiled for gateways, which use it
-    pixiu.client.awaited, .streams   a mixin with slots, which mypyc does not take, and what extends it; gateway.publishing, too
+    pixiu.client.awaited, .streams   a mixin with slots, which mypyc refuses, and its subclasses; gateway.publishing, too
     *.service                        wait for gRPC, the disk and the registry; nothing to gain
     cluster.rpc, pixiu.rpc           wait for sockets; mypyc has no asynchronous generators
     cluster.runtime.role             the services derive from it, and a class of Python cannot derive from a compiled one
-    pi.machine                       waits for threads, and is cancelled meanwhile, after which what mypyc made of that crashes
+    pi.machine                       waits for threads and is cancelled meanwhile, after which mypyc's code crashes
     cluster.replication.log          waits for the disk; mypyc has no `continue` inside `try … finally`
     cluster.replication.peers        mypyc has no asynchronous generators
 """
 
 
 class Build(NamedTuple):
-    """Which build a process runs."""
+    """The build that a process runs."""
 
     name: str
     """`compiled` or `plain`."""
     reason: str
-    """Why it is plain; empty when it is compiled."""
+    """Reason for the plain build; empty if compiled."""
 
     def __str__(self) -> str:
-        """As people read it."""
+        """Format for people."""
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
 def names() -> list[str]:
-    """Every module that is compiled, by its full name."""
+    """Return every compiled module by its full name."""
     return [f"{package}.{module}" for package, modules in MODULES.items() for module in modules.split()]
 
 
 def library_of(package: str) -> str:
-    """The name of a package's library, as mypyc is told."""
+    """Return the name of a package's library for mypyc."""
     return f"{LIBRARY}_{package.replace('.', '_')}"
 
 
 def source_of(name: str) -> Path:
-    """The Python of a module, below the root."""
+    """Return the path of a module's Python source, relative to the root."""
     return Path(f"{name.replace('.', '/')}.py")
 
 
 def hashes(root: Path = ROOT) -> dict[str, str]:
-    """The SHA-256 of every module's Python, in hex; empty where there is no file."""
+    """Return the SHA-256 of every module's source, in hex; empty if there is no file."""
     found = {}
     for name in names():
         path = root / source_of(name)
@@ -121,12 +121,12 @@ def hashes(root: Path = ROOT) -> dict[str, str]:
 
 
 def stamp(root: Path = ROOT) -> str:
-    """What the build writes beside the compiled modules."""
+    """Return the stamp that the build writes beside the compiled modules."""
     return json.dumps({"python": SUFFIX, "sources": hashes(root)}, indent=1)
 
 
 def plain_because(root: Path = ROOT, switch: str = "", loaded: Sequence[str] = ()) -> str:
-    """Why Python must run, in words; empty when what was compiled may.
+    """Explain, in words, why Python must run; empty if the compiled modules may.
 
     Args:
         root: the folder that holds `cluster`.
@@ -156,7 +156,10 @@ def plain_because(root: Path = ROOT, switch: str = "", loaded: Sequence[str] = (
 
 
 def build_of_new_process(root: Path = ROOT, loaded: Sequence[str] = ()) -> Build:
-    """Which build a process runs that starts in this environment: a server that this one starts, whatever this one has imported.
+    """Return the build that a process started in this environment would run, such as a server that this process starts.
+
+    Args: see `plain_because`.
+
 
     Args: see `plain_because`.
     """
@@ -172,7 +175,7 @@ class Finder(MetaPathFinder):
         self._names = {*names(), *(f"{library_of(package)}__mypyc" for package in MODULES)}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Where a compiled module is; None for all others."""
+        """Return the spec of a compiled module; None for all others."""
         if name not in self._names:
             return None
         file = str(self._root / FOLDER / f"{name}{SUFFIX}")
@@ -180,7 +183,7 @@ class Finder(MetaPathFinder):
 
 
 def install() -> Build:
-    """Decide which build this process runs, and have imports find it."""
+    """Choose this process's build, and install the finder if it is compiled."""
     build = build_of_new_process(loaded=tuple(sys.modules))
     if not build.reason:
         sys.meta_path.insert(0, Finder())
@@ -188,4 +191,4 @@ def install() -> Build:
 
 
 BUILD: Final = install()
-"""Which build this process runs. Decided at the first import, before any of the modules above is."""
+"""The build of this process, chosen at the first import, before any of the modules above is imported."""

@@ -1,4 +1,4 @@
-"""What the runtime gives to a role's service, and what it asks of one.
+"""The interface between the runtime and a role's service.
 
 Source: docs/architecture.md; the shape of a daemon follows nsqd's `apps/*`.
 """
@@ -34,31 +34,32 @@ class Membership(Protocol):
 
     @property
     def node(self) -> Node | None:
-        """The node as it was last registered and set; None while not registered."""
+        """The node as last registered and set; None while not registered."""
 
     def before_registering_again(self, renew: Callable[[Node], Awaitable[Node]]) -> None:
-        """Have what is registered after a lost session made from the node before."""
+        """Set the function that makes the node to register after a lost session from the former node."""
 
     async def register(self, node: Node) -> Node:
-        """Create the node; returns it with its replica and incarnation. Registers again by itself after a lost session.
+        """Create the node. Returns it with its replica and incarnation. Registers again automatically after a lost session.
         Raises ConfigurationError when processes with other cluster settings are registered."""
 
     async def set_state(self, state: NodeState) -> bool:
-        """Change the state of the node; False when the registry will be told later."""
+        """Change the state of the node. Returns False when the registry gets it later."""
 
     async def update(self, node: Node) -> bool:
-        """Change the node's data; False when the registry will be told later."""
+        """Change the node's data. Returns False when the registry gets it later."""
 
     async def unregister(self) -> bool:
-        """Remove the node; False when it goes with the session."""
+        """Remove the node. Returns False when it ends with the session instead."""
 
 
 class MembershipFactory(Protocol):
     """Makes the membership of a process. Passed in by a role's __main__, because this package only reads the registry.
 
-    on_registered: called with the node when it was registered anew. conflict_wait_s: how long to wait for registered
-    processes with other settings to go. on_drain: called with who asks the process to drain. on_settings: called with the data of
-    the registry's node of settings, at the start and after every change.
+    on_registered: called with the node when it was registered again. conflict_wait_s: time to wait until registered processes with
+    other settings are gone. on_drain: called with the name of the requester of a drain. on_settings: called with the data of the
+    registry's node of settings, at the start and after every change.
+
     """
 
     def __call__(
@@ -78,7 +79,7 @@ OptionsT_co = TypeVar("OptionsT_co", bound=RoleOptions, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Generic[OptionsT_co]):
-    """What a service is made from. Servicers are added to `server` in the service's constructor."""
+    """Everything a service is made from. A service adds its servicers to `server` in its constructor."""
 
     role: str
     options: OptionsT_co
@@ -87,48 +88,48 @@ class Context(Generic[OptionsT_co]):
     log: FilteringBoundLogger
     links: Links
     server: grpc.aio.Server
-    """Of the cluster."""
+    """The cluster's gRPC server."""
     membership: Membership
     zookeeper: ZooKeeper
     root: str
-    """Of the cluster in ZooKeeper."""
+    """The cluster's root in ZooKeeper."""
     metrics: Metrics
     current_view: Callable[[], View]
     crash: Callable[[BaseException], None]
-    """Ends the process with exit code 1 and this error in its log; for the end of a task that the role cannot live without."""
+    """Ends the process with exit code 1 and logs this error; for the end of a task that the role cannot do without."""
 
     layout_noticed: Callable[[int], None] = lambda _version: None
-    """Somebody said that the layout has this version: where the view's is older, the registry is read again soon."""
+    """Reports a layout version that a peer named: if the view's is older, the registry is read again soon."""
 
     look_again: Callable[[], None] = lambda: None
-    """Somebody speaks whom the view does not have: the registry is read again soon."""
+    """Reports a sender that is not in the view: the registry is read again soon."""
 
     hot_users: HotKeys = field(default_factory=HotKeys)
-    """Which users cause the most work: stores count what comes to them by streams, `/hot` shows it."""
+    """Users who cause the most work: stores count what they get by streams, `/hot` shows them."""
 
     end_session: Callable[[], None] = lambda: None
-    """Ends the session with ZooKeeper, so that others may take this process's place; another one is opened by itself."""
+    """Ends the session with ZooKeeper, so that others may take this process's place; a new one is opened automatically."""
 
     audit: Audit = field(default_factory=lambda: Audit(None))
-    """Who did what."""
+    """The audit log."""
 
     client_server: grpc.aio.Server | None = None
-    """Of clients, for a role that has `ClientDoorOptions`."""
+    """The clients' gRPC server, of a role that has `ClientDoorOptions`."""
     streams: FramedDoor = field(default_factory=FramedDoor)
-    """Where this process serves framed streams, besides those of gRPC."""
+    """Listener of framed streams, in addition to those of gRPC."""
     framed: Framed | None = None
     """Opens framed streams to processes that offer them; None: gRPC carries all."""
     client_tls: DoorTls | None = None
-    """What clients are shown at their doors; None: these do not speak TLS."""
+    """TLS of the clients' listeners; None: they do not use TLS."""
     client_called: Callable[[str], None] = lambda _peer: None
-    """Told of the peer of each call at the clients' server, as gRPC names it."""
+    """Called with the peer of each call at the clients' server, as gRPC names it."""
 
     turn: Turn = field(default_factory=lambda: Turn(time.monotonic, asyncio.get_running_loop().call_soon))
-    """The time of this process's clients, whatever they speak."""
+    """Time budget of this process's clients, for all protocols."""
 
     @property
     def servers_of_clients(self) -> tuple[grpc.aio.Server, ...]:
-        """The servers to which what clients call is added: their own, and the cluster's, for gateways and older clients."""
+        """The servers that get the clients' services: their own, and the cluster's, for gateways and older clients."""
         return (self.server,) if self.client_server is None else (self.client_server, self.server)
 
     @property
@@ -142,21 +143,21 @@ class Context(Generic[OptionsT_co]):
         return self.cluster.router_root or self.root
 
     def now(self) -> float:
-        """The time, monotonic seconds."""
+        """Return the time, monotonic seconds."""
         return time.monotonic()
 
 
 class Service(LinkHandler, Protocol):
-    """A role's shell. It may also have `async def prepare(self, node: Node) -> Node` (see `Preparing`).
+    """The shell of a role. It may also have `async def prepare(self, node: Node) -> Node` (see `Preparing`).
 
     constructed ─ prepare ─ registered as Init ─ on_view ─ start ─ Running ─ … ─ Draining ─ drain ─ unregistered ─ stop
     """
 
     def on_view(self, view: View) -> None:
-        """The view has changed. First called before `start`. Must be quick."""
+        """Handle a new view. First called before `start`. Must be quick."""
 
     async def start(self) -> None:
-        """Get ready; returns when the process can serve. Raises a PixiuError when it cannot."""
+        """Get ready. Returns when the process can serve. Raises a PixiuError when it cannot."""
 
     async def drain(self) -> None:
         """Hand over; others see Draining already. Cut off after `drain_timeout_s`."""
@@ -165,15 +166,15 @@ class Service(LinkHandler, Protocol):
         """Release everything. Also called when `start` failed."""
 
     def health(self) -> dict[str, object]:
-        """What /health adds; plain values, no payloads. Must be quick."""
+        """Return additions for /health: plain values, no payloads. Must be quick."""
 
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A service that must do something before its node exists: a gateway leases its instance."""
+    """A service that must act before its node exists: a gateway leases its instance."""
 
     async def prepare(self, node: Node) -> Node:
-        """Called with the first view there and the node not yet registered; returns what to register."""
+        """Prepare the node, after the first view and before the registration. Returns the node to register."""
 
 
 ServiceFactory = Callable[[Context[OptionsT_co]], Service]

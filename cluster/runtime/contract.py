@@ -3,13 +3,13 @@
                   step(event, now)
     shell ───────────────────────────▶ core          an event is a batch, never a message
           ◀───────────────────────────               an effect carries bytes to send
-               [effect, effect, …]                   an acknowledgement stands behind what it acknowledges
+               [effect, effect, …]                   an acknowledgement comes after the effects that it acknowledges
           ◀───────────────────────────
-                 next_deadline()                     when the core wants to be called although nothing happened
+                 next_deadline()                     time at which the core wants to be called even if nothing happens
 
-A core owns no socket, no clock, no task and no randomness. What a link hands over is an event, `RecordsReceived`; what became
-of it is an effect, `Settle`, and never a counter that moved. `cluster.runtime.role` drives cores in processes,
-`tests/sim/` drives the same cores in simulations.
+A core owns no socket, no clock, no task and no randomness. Input from a link is an event, `RecordsReceived`; its outcome is an
+effect, `Settle`, and never a counter that moved. `cluster.runtime.role` drives cores in processes, `tests/sim/` drives the same
+cores in simulations.
 
 Source: docs/architecture.md, "The contract"; python-hyper/h11 and aioquic (`docs/sources.md`) for protocols as pure cores.
 """
@@ -33,20 +33,20 @@ KindT = TypeVar("KindT")
 
 
 class Core(Protocol[EventT_contra, EffectT]):
-    """What decides. `step` and `next_deadline` are all that a shell or a simulation calls to make it move."""
+    """Decides. A shell or a simulation drives it by `step` and `next_deadline` alone."""
 
     def step(self, event: EventT_contra, now: float, /) -> list[EffectT]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        """Take one event; `now` is monotonic seconds. Returns the effects, in order."""
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, monotonic seconds; `NEVER` when the core waits for nothing."""
+        """Return the time at which a `Tick` is due, monotonic seconds; `NEVER` if the core waits for nothing."""
 
 
 @dataclass(slots=True)
 class RecordsReceived:
-    """`count` records lie end to end in data[start:end]. Answered by `Settle`; without one it was taken.
+    """`count` records, end to end in data[start:end]. Answered by `Settle`; without one the outcome is TAKEN.
 
-    Not frozen, like `SendRecords`: to make a frozen one costs a quarter of a microsecond more, and there is one a batch.
+    Not frozen, like `SendRecords`: a frozen one takes a quarter of a microsecond longer to make, and there is one a batch.
     """
 
     peer: EndpointID
@@ -58,26 +58,26 @@ class RecordsReceived:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Tells who handed something over in this step (a link, a replica's log) what became of it."""
+    """Outcome of this step's input, for its source (a link, a replica's log)."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The deadline that the core named has come."""
+    """The deadline that the core named has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfTurn:
-    """Everything that came in this turn of the event loop was handed over: what waits to be joined leaves now."""
+    """All input of this turn of the event loop was handed over: items that wait to be joined leave now."""
 
 
 @dataclass(slots=True)
 class SendRecords:
-    """A parcel of whole records for a peer. With a token other than 0 the core is told by `Settled` what became of it.
+    """A parcel of whole records for a peer. With a token other than 0 a `Settled` reports its outcome to the core.
 
-    `urgent`: a publisher waits for that. `more`: so much follows at once that this may wait for it, see `Links.send_records`.
+    `urgent`: a publisher waits for the outcome. `more`: enough follows at once that this may wait for it, see `Links.send_records`.
     """
 
     peer: EndpointID
@@ -90,7 +90,7 @@ class SendRecords:
 
 @dataclass(frozen=True, slots=True)
 class SendControl:
-    """Serialized `Control` messages for a peer. With a token other than 0 the core is told by `Settled` what became of them."""
+    """Serialized `Control` messages for a peer. With a token other than 0 a `Settled` reports their outcome to the core."""
 
     peer: EndpointID
     messages: list[bytes]
@@ -99,7 +99,7 @@ class SendControl:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of parcels that were sent with a token: (token, whether the peer has handled all of it)."""
+    """Outcomes of parcels that were sent with a token: (token, True if the peer has handled all of it)."""
 
     parcels: list[tuple[int, bool]]
 
@@ -112,21 +112,21 @@ END_OF_TURN: Final = EndOfTurn()
 
 
 class EventTable(Generic[EffectT]):
-    """Which method of a core takes which event. Types are checked where a method is entered: `table.on(Tick, self._on_tick)`.
+    """Maps events to a core's methods. Types are checked where a method is registered: `table.on(Tick, self._on_tick)`.
 
-    A method gets (event, now, out) and appends its effects to `out`, so that a step makes one list whatever it calls.
+    A method gets (event, now, out) and appends its effects to `out`, so that a step makes one list in all.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[type, Callable[..., None]] = {}
 
     def on(self, kind: type[KindT], handler: Callable[[KindT, float, list[EffectT]], None]) -> None:
-        """Enter a method for an event; each event has one."""
+        """Register the method for an event; each event has one."""
         assert kind not in self._handlers, kind
         self._handlers[kind] = handler
 
     def step(self, event: object, now: float) -> list[EffectT]:
-        """Give the event to its method; returns what that appended. KeyError is a bug: an event that nobody entered."""
+        """Pass the event to its method. Returns the effects that it appended. KeyError is a bug: nobody registered the event."""
         out: list[EffectT] = []
         self._handlers[type(event)](event, now, out)
         return out

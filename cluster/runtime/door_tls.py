@@ -1,12 +1,11 @@
-"""TLS at the doors of clients: the certificate that a gateway or proxy shows, and whose certificates clients may come with.
+"""TLS at the clients' listeners: the certificate that a gateway or proxy shows, and the authorities of clients' certificates.
 
     tls_certificate   certificate and chain, PEM; with the private key unless tls_key has it
     client_ca         authorities of clients' certificates, PEM
 
-The files are looked at again for each new connection, and taken once nobody has written them for a second. What cannot be used then
-leaves what was read before in use (`problem`); connections that are there stay.
-
-Python's gRPC either demands a certificate or does not ask for one: where none is demanded, only MQTT asks.
+The files are checked for each new connection, and read once nobody has written them for a second. If they are unusable, the former
+content stays in use (`problem`); existing connections stay. Python's gRPC either demands a certificate or does not ask for one:
+where none is demanded, only MQTT asks.
 
 Source: docs/security.md, "TLS for clients".
 """
@@ -27,11 +26,11 @@ from pixiu.rpc.tls import stands_still
 
 MAX_PEM: Final = 1 << 20
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2; those of TLS 1.3 are all good."""
+"""Ciphers of TLS 1.2; those of TLS 1.3 are all good."""
 
 
 class _Files(NamedTuple):
-    """What was read, and what was made of it."""
+    """Contents of the files, and the context made from them."""
 
     stamps: tuple[tuple[int, int, int], ...]
     certificate: bytes
@@ -41,11 +40,11 @@ class _Files(NamedTuple):
 
 
 class DoorTls:
-    """What a process's client doors show by TLS. Raises `ConfigurationError` when the files do not do.
+    """TLS of a process's client listeners. Raises `ConfigurationError` when the files are unusable.
 
     Args:
         certificate, key: see the module; key "": it is in the certificate's file. client_ca: "": nobody is asked for a certificate.
-        required: whether nobody comes in without one.
+        required: True if every client must have one.
     """
 
     def __init__(self, certificate: str, key: str = "", client_ca: str = "", *, required: bool = False) -> None:
@@ -55,20 +54,21 @@ class DoorTls:
         self._required = required
         self._lock = threading.Lock()
         self.problem = ""
-        """Why the files that are there now are not used; empty: they are."""
+        """Reason why the present files are not used; empty if they are."""
         self._files = self._read()
 
     @property
     def asks(self) -> bool:
-        """Whether clients may come with a certificate."""
+        """True if clients may show a certificate."""
         return "client_ca" in self._paths
 
     def context(self) -> ssl.SSLContext:
-        """What a new connection that is not gRPC's is shown."""
+        """Return the context for a new connection, other than gRPC's."""
         return self._newest().context
 
     def server_credentials(self, begins: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
-        """What a gRPC server shows, which is looked at anew with every connection. begins: called then, in gRPC's threads."""
+        """Return credentials for a gRPC server, which reads them again for every connection. begins: called then, in gRPC's
+        threads."""
         seen = self._newest()
 
         def newest() -> grpc.ServerCertificateConfiguration | None:
@@ -90,11 +90,11 @@ class DoorTls:
         )
 
     def _newest(self) -> _Files:
-        """gRPC asks in threads of its own."""
+        """Return the newest usable files. Thread-safe, because gRPC asks in its own threads."""
         with self._lock:
             try:
                 stamps = self._stamps()
-                # Half of a list of authorities, or of a chain, is a good one.
+                # Half of a list of authorities, or of a chain, is valid on its own.
                 if stamps != self._files.stamps and stands_still(*(stamp[0] for stamp in stamps)):
                     self._files = self._read()
                 self.problem = ""
@@ -125,7 +125,7 @@ class DoorTls:
                 with open(path, "rb") as file:
                     texts[option] = file.read(MAX_PEM)
             option, path = next(iter(self._paths.items()))
-            context.load_cert_chain(path, self._paths["tls_key"], password=lambda: b"")  # nobody could be asked for one
+            context.load_cert_chain(path, self._paths["tls_key"], password=lambda: b"")  # a password could not be asked for
             if self.asks:
                 option, path = "client_ca", self._paths["client_ca"]
                 context.load_verify_locations(cadata=texts[option].decode("ascii", "ignore"))

@@ -1,8 +1,8 @@
-"""Client doors: where clients connect, who may come in there, and whether others can read what is said.
+"""Listeners for clients: their addresses, the admission there, and the protection from eavesdroppers.
 
-A door on a loopback address is open to whoever is on this machine, unless clients have to log in. A door on any other address opens
-only when they have to, by TLS; or when the operator says by the door's name that nobody is asked who he is (`…_insecure`), or that
-logins and messages go as they are (`…_plain`). The log and `pixiu status` repeat that.
+A listener on a loopback address is open to everybody on this machine, unless clients have to log in. A listener on any other
+address opens only if they have to log in by TLS; or if the operator allows, by the listener's name, clients without a login
+(`…_insecure`), or logins and messages in plain text (`…_plain`). The log and `pixiu status` repeat that.
 
 Source: docs/security.md.
 """
@@ -31,7 +31,7 @@ PLAIN: Final = (
 
 
 class Door(NamedTuple):
-    """One address on which clients connect, named by the keys of its options."""
+    """One address for clients, named by the keys of its options."""
 
     host_key: str
     host: str
@@ -42,17 +42,17 @@ class Door(NamedTuple):
     """The key that opens it without TLS."""
     plain: bool
     tls: bool
-    """Whether all who connect there speak TLS."""
+    """True if all of its clients use TLS."""
 
     @property
     def is_outside(self) -> bool:
-        """Whether it can be reached from other machines."""
+        """True if other machines can reach it."""
         return not is_loopback(self.host)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRoleOptions(ClientDoorOptions):
-    """What roles add to which clients connect: gateways and proxies."""
+    """Additional options of roles to which clients connect: gateways and proxies."""
 
     access_file: str = ""
     """File of the logins that are accepted and what each may do; it is read again when it changes. Empty: nobody has to log in."""
@@ -71,18 +71,18 @@ class ClientRoleOptions(ClientDoorOptions):
     """Whether only clients with a certificate of client_ca may connect. Else MQTT clients may show one, and gRPC clients cannot."""
 
     def door_tls(self) -> DoorTls | None:
-        """What clients are shown; None: their doors do not speak TLS. Raises `ConfigurationError`."""
+        """Return the TLS of the clients' listeners; None if they do not use TLS. Raises `ConfigurationError`."""
         if not self.tls_certificate:
             return None
         return DoorTls(self.tls_certificate, self.tls_key, self.client_ca, required=self.client_certificate_required)
 
     def doors(self) -> tuple[Door, ...]:
-        """Where clients connect."""
+        """Return the listeners for clients."""
         insecure, plain, tls = self.clients_insecure, self.clients_plain, bool(self.tls_certificate)
         return (Door("client_host", self.client_listen_host, "clients_insecure", insecure, "clients_plain", plain, tls),)
 
     def insecure_doors(self) -> list[str]:
-        """What an operator must be reminded of, a line for each door that is open to everybody, or to who listens on the way."""
+        """Return the reminders for an operator: a line for each listener that is open to everybody, or to eavesdroppers."""
         found = []
         for door in self.doors():
             if not door.is_outside:
@@ -95,11 +95,11 @@ class ClientRoleOptions(ClientDoorOptions):
         return found
 
     def files_with_keys(self) -> list[Path]:
-        """The file with the private key of the certificate that clients are shown."""
+        """Return the file with the private key of the certificate that clients see."""
         return [Path(self.tls_key or self.tls_certificate)] if self.tls_certificate else []
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what it must be) of every option that is wrong."""
+        """Yield (key, allowed values) for every wrong option."""
         wrong = dict(super().problems())
         yield from wrong.items()
         for key in ("tls_key", "client_ca"):
@@ -117,6 +117,6 @@ class ClientRoleOptions(ClientDoorOptions):
 
 
 def host_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the machine at the other end of a connection; empty where it is not known any more."""
+    """Return the address of the machine at the other end of a connection; empty if it is no longer known."""
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -1,10 +1,10 @@
-"""What exports of stores have in common: Arrow record batches made in a thread of their own, a bounded share of a core.
+"""Common parts of the stores' exports: Arrow record batches made in a thread of their own, within a bounded share of a core.
 
     caller ──▶ Exporter.run ── waits its turn and its rest ──▶ thread: one part ──▶ event loop: one reply
 
-One part is made at a time, whatever the number of readers; after it the thread rests, so that all exports of a process together
-take at most `share` of a core. A part is about a mebibyte, and the thread gives the interpreter away at least every half
-millisecond: what live traffic waits for is never a part, and memory is a part for each reader.
+One part is made at a time, however many readers there are. The thread rests after each part, so that all exports of a process
+together take at most `share` of a core. A part is about a mebibyte, and the thread releases the interpreter at least every half
+millisecond: live traffic never waits for a part, and memory is one part for each reader.
 
 Source: docs/pipeline.md.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PART_ROWS: Final = 16_384
 PART_BYTES: Final = 1 << 20
-"""A part ends behind these, whichever comes first; with users to look for, they count what was looked at."""
+"""A part ends after these, whichever is reached first; with users to look for, they count the examined rows."""
 MAX_READERS: Final = 16
 """Streams at a time. Policy: a further one is refused with OVERLOADED and tries again, here or at another replica."""
 BREATH_S: Final = 0.0005
@@ -42,24 +42,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows, and where to go on."""
+    """Some rows, and the position to continue from."""
 
     batch: pa.RecordBatch | None
-    """None: there were none here."""
+    """None: there were no rows here."""
     next: int = 0
     after: bytes = b""
     last: bool = False
-    """Nothing follows."""
+    """True if nothing follows."""
 
 
 class Breath:
-    """Gives the interpreter to other threads now and then, in work that does not wait for anything."""
+    """Releases the interpreter to other threads from time to time, in work that never waits."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
 
     def take(self) -> None:
-        """Call this often."""
+        """Release the interpreter if it is time; call this often."""
         if time.perf_counter() - self._at > BREATH_S:
             time.sleep(0)
             self._at = time.perf_counter()
@@ -69,7 +69,7 @@ class Exporter:
     """Runs the exports of one process.
 
     Args:
-        share: of one core, above 0 and at most 1.
+        share: fraction of one core, above 0 and at most 1.
     """
 
     def __init__(self, share: float) -> None:
@@ -85,12 +85,12 @@ class Exporter:
         """CPU seconds of the thread."""
 
     def close(self) -> None:
-        """No more exports; does not wait for the one that runs."""
+        """Stop exports; does not wait for the one that runs."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def samples(self) -> dict[str, object]:
-        """Samples for metrics."""
+        """Return samples for metrics."""
         return {
             "export_readers": self.readers,
             "export_rows_total": self.rows,
@@ -99,10 +99,10 @@ class Exporter:
         }
 
     async def run(self, work: Callable[[], T], guard: AbstractAsyncContextManager[object] | None = None) -> T:
-        """Do something in the thread, after the rest that the work before it asks for. Raises Unavailable after `close`.
+        """Run a function in the thread, after the rest that the work before it requires. Raises Unavailable after `close`.
 
-        `guard` is held meanwhile. A caller that is cancelled still waits for the thread, which cannot be stopped, so that
-        nobody closes what it reads.
+        `guard` is held meanwhile. A cancelled caller still waits for the thread, which cannot be stopped, so that nobody closes
+        what it reads.
         """
         async with self._turn:
             loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class Exporter:
     async def stream(
         self, columns: Columns, part: Callable[[], Part], guard: AbstractAsyncContextManager[object] | None = None
     ) -> AsyncIterator[export_pb2.RowsOfReply]:
-        """Replies made of parts, until the last. Raises Overloaded, and what `part` raises. `guard`: see `run`."""
+        """Yield replies made of parts, until the last. Raises Overloaded, and what `part` raises. `guard`: see `run`."""
         if self.readers >= MAX_READERS:
             raise Overloaded(f"{self.readers} readers export from this replica already", RETRY_MS)
         self.readers += 1
@@ -162,24 +162,24 @@ def _serialized(part: Part) -> tuple[Part, bytes]:
 
 
 def users_of(request: export_pb2.RowsOfRequest) -> frozenset[int]:
-    """Whose rows are wanted; none: everybody's. Raises InvalidArgument."""
+    """Return the users whose rows are wanted; empty: all users. Raises InvalidArgument."""
     if len(request.users) > MAX_USERS:
         raise InvalidArgument(f"{len(request.users)} users; a request names at most {MAX_USERS}: ask several times")
     return frozenset(request.users)
 
 
 def replicas_of(view: View | None, role: str) -> Sequence[export_pb2.ExportReplica]:
-    """Who serves a role, for readers that know one replica."""
+    """Return the replicas that serve a role, for readers that know one replica."""
     running = view.running(role) if view is not None else ()
     return [export_pb2.ExportReplica(partition=node.partition, address=node.address) for node in running]
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PixiuError) -> NoReturn:
-    """Refuse a call: the code stands before the text."""
+    """Refuse a call; the code precedes the text."""
     await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
     raise AssertionError("abort raises")
 
 
 def closed(role: str) -> Unavailable:
-    """What a process says that is not open, or not any more."""
+    """Return the error of a process that is not open, or no longer."""
     return Unavailable(f"this {role} is not open; try again soon")

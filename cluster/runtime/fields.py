@@ -1,7 +1,7 @@
-"""What an option may be: bounds and choices beside each dataclass field, and the conversion of TOML values and of text.
+"""Specifications of options: bounds and choices beside each dataclass field, and the conversion of TOML values and of text.
 
-A field's type says what kind of value it takes: bool, int, float, str, Path, Literal[…], tuple[int, int], tuple[int, …] or
-tuple[str, …]. `bounded` and `choice` add what is allowed. The docstring under a field is its help text.
+A field's type is the kind of its value: bool, int, float, str, Path, Literal[…], tuple[int, int], tuple[int, …] or
+tuple[str, …]. `bounded` and `choice` restrict it. The docstring under a field is its help text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from pixiu.errors import ConfigurationError
 
 MAX_TEXT = 4096
-"""Characters that one text option may have."""
+"""Maximum characters of one text option."""
 MAX_LIST = 1024
-"""Items that one list option may have."""
+"""Maximum items of one list option."""
 SHOWN = 120
 """Characters of a wrong value that an error shows."""
 
@@ -31,26 +31,26 @@ Number = TypeVar("Number", int, float)
 
 
 def bounded(default: Number, low: Number, high: Number) -> Number:
-    """A number from `low` to `high`, both allowed. For the right side of a dataclass field."""
+    """Declare a number from `low` to `high`, inclusive. For the right side of a dataclass field."""
     field: Any = dataclasses.field(default=default, metadata={"low": low, "high": high})
     return field  # type: ignore[no-any-return]
 
 
 def choice(default: str, *allowed: str) -> str:
-    """One text out of a few. For the right side of a dataclass field."""
+    """Declare a choice of one text. For the right side of a dataclass field."""
     field: Any = dataclasses.field(default=default, metadata={"allowed": allowed})
     return field  # type: ignore[no-any-return]
 
 
 def choices(default: tuple[str, ...], *allowed: str) -> tuple[str, ...]:
-    """Some texts out of a few, at least one, none twice. For the right side of a dataclass field."""
+    """Declare a choice of several texts, at least one, none twice. For the right side of a dataclass field."""
     field: Any = dataclasses.field(default=default, metadata={"allowed": allowed})
     return field  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What one option may be."""
+    """Specification of one option."""
 
     key: str
     hint: Any
@@ -60,7 +60,7 @@ class Spec:
     allowed: tuple[str, ...]
 
     def describe(self) -> str:
-        """What is allowed, as an error says it after «must be»."""
+        """Describe the allowed values, as an error names them after «must be»."""
         if self.hint is bool:
             return "true or false"
         if self.hint in (int, float):
@@ -79,7 +79,7 @@ class Spec:
         return f"a text of at most {MAX_TEXT} characters without control characters"
 
     def problem(self, value: Any) -> str | None:
-        """What must be true of the value and is not; None when it is right."""
+        """Return the requirement that the value does not meet; None if it is valid."""
         return None if self._is_allowed(value) else self.describe()
 
     def _is_allowed(self, value: Any) -> bool:
@@ -107,7 +107,7 @@ class Spec:
         return not self.allowed or (0 < len(set(value)) == len(value) and set(value) <= set(self.allowed))
 
     def convert(self, raw: Any) -> Any:
-        """The value of what TOML gave. Raises ValueError (with what is allowed) when it is not allowed."""
+        """Convert a value from TOML. Raises ValueError (with the allowed values) if it is not allowed."""
         value: Any = tuple(raw) if isinstance(raw, list) and get_origin(self.hint) is tuple else raw
         if self.hint is float and isinstance(raw, int) and not isinstance(raw, bool):
             value = float(raw)
@@ -117,7 +117,7 @@ class Spec:
         return Path(value) if self.hint is Path else value
 
     def convert_text(self, text: str) -> Any:
-        """The value of a text out of the environment or the command line; lists are `a,b` or `[a, b]`. Raises as `convert`."""
+        """Convert a text from the environment or the command line; lists are `a,b` or `[a, b]`. Raises as `convert`."""
         return self.convert(self._parse(text))
 
     def _parse(self, text: str) -> Any:
@@ -138,7 +138,7 @@ class Spec:
 
 
 def specs(options_type: type) -> Mapping[str, Spec]:
-    """Every option of a dataclass by its key, in order. Raises TypeError on a field type that options do not have."""
+    """Return every option of a dataclass by its key, in order. Raises TypeError for an unsupported field type."""
     hints = get_type_hints(options_type)
     found: dict[str, Spec] = {}
     for field in dataclasses.fields(options_type):
@@ -153,7 +153,7 @@ def specs(options_type: type) -> Mapping[str, Spec]:
 
 
 def field_problems(options: Any) -> Iterator[tuple[str, str]]:
-    """(key, what is allowed) of every field whose own type, bounds or choices are not met."""
+    """Yield (key, allowed values) for every field that violates its own type, bounds or choices."""
     for key, spec in specs(type(options)).items():
         problem = spec.problem(getattr(options, key))
         if problem is not None:
@@ -161,7 +161,7 @@ def field_problems(options: Any) -> Iterator[tuple[str, str]]:
 
 
 def show(value: Any) -> str:
-    """A value as an error shows it: one line, bounded, control characters escaped."""
+    """Format a value for an error: one line, bounded, control characters escaped."""
     text = (
         json.dumps(value, default=str, ensure_ascii=False) if not isinstance(value, tuple) else json.dumps(list(value), default=str)
     )
@@ -170,7 +170,7 @@ def show(value: Any) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """«has no …» with the nearest known name and all of them."""
+    """Report an unknown name, with the nearest known name and all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     guess = f" Did you mean {near[0]}?" if near else ""
@@ -178,7 +178,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def field_docs(options_type: type) -> dict[str, str]:
-    """The docstring under each field, of the class and its bases, as one line each; empty where the source is not there."""
+    """Return the docstring under each field, of the class and its bases, as one line each; empty if the source is unavailable."""
     docs: dict[str, str] = {}
     for base in reversed(options_type.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -197,7 +197,7 @@ def field_docs(options_type: type) -> dict[str, str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Format a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -208,7 +208,7 @@ def toml_value(value: Any) -> str:
 
 
 def render_table(table: str, options_type: type) -> str:
-    """One TOML table with every option at its default, under its help text and what it may be."""
+    """Render one TOML table with every option at its default, below its help text and its allowed values."""
     docs = field_docs(options_type)
     lines = [f"[{table}]"]
     for key, spec in specs(options_type).items():

@@ -1,6 +1,6 @@
-"""Who may call what at the cluster's doors: one table, enforced where certificates are used.
+"""Permissions for calls at the cluster's ports: one table, enforced where certificates are used.
 
-The role of a caller is what its certificate says (`pixiu://role/ROLE`). A method that is not in the table is refused to everybody.
+A caller's role is named by its certificate (`pixiu://role/ROLE`). A method that is not in the table is refused to everybody.
 
 Source: docs/security.md, "gRPC at the cluster's port".
 """
@@ -24,7 +24,7 @@ from pixiu.errors import NotAllowed
 from pixiu.rpc.tls import OPERATOR, ROLE_URI, Tls, stands_still
 
 SAME: Final = "same"
-"""The role of the process that is called: replicas of a Xiu are no replicas of a Pi."""
+"""The role of the called process itself: replicas of a Xiu are not replicas of a Pi."""
 PIPELINE: Final = "pipeline"
 CLIENT: Final = "client"
 NOBODY: Final = "nobody"
@@ -38,7 +38,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.Publisher/Publish": ("gateway",),
     "/pixiu.v1.Publisher/Cluster": ("gateway",),
     "/pixiu.v1.Presence/Query": ("proxy",),
-    # At the doors of clients; at the cluster's nobody calls them.
+    # At the clients' listeners; nobody calls them at the cluster's.
     "/pixiu.v1.Subscriber/Subscribe": (),
     "/pixiu.v1.Mailer/Send": (),
     "/pixiu.v1.Pi/Exchange": ("proxy", "relay", OPERATOR),
@@ -72,23 +72,23 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/grpc.health.v1.Health/List": EVERYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": (OPERATOR,),
 }
-"""Method → who may call it at the cluster's door."""
+"""Method → roles that may call it at the cluster's port."""
 MAX_CALLERS: Final = 1024
-"""Certificates that are remembered as read."""
+"""Certificates that are cached after parsing."""
 REVOKED_S: Final = 1.0
-"""So often the file of revoked certificates is looked at."""
+"""Interval of checking the file of revoked certificates."""
 NO_FILE: Final = (0, 0)
-"""What stands for the stamp of one that was not read yet."""
+"""Stamp of a file that was not read yet."""
 
 
 def may_call(method: str, caller: str, own: str) -> bool:
-    """Whether a caller of this role may call the method of a process of the role `own`."""
+    """Return True if a caller of this role may call the method of a process of the role `own`."""
     allowed = METHODS.get(method, ())
     return caller in allowed or (caller == own and SAME in allowed)
 
 
 class Caller(NamedTuple):
-    """Who a certificate says that a caller is."""
+    """Identity of a caller, from a certificate."""
 
     role: str
     name: str
@@ -99,7 +99,7 @@ STRANGER: Final = Caller(NOBODY, "")
 
 
 def read_certificate(pem: bytes) -> Caller:
-    """The role, name and serial number in a certificate that TLS has verified; `nobody` where it names none, or several."""
+    """Return the role, name and serial number in a certificate that TLS has verified; `nobody` if it names no role, or several."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -114,7 +114,7 @@ def read_certificate(pem: bytes) -> Caller:
 
 
 def caller_of(context: Any) -> Caller:
-    """Who a call is of, by its certificate, whether or not it is revoked; `nobody` where callers show none."""
+    """Return the caller by its certificate, revoked or not; `nobody` where callers show none."""
     pems = context.auth_context().get("x509_pem_cert")
     return read_certificate(pems[0]) if pems else STRANGER
 
@@ -130,9 +130,9 @@ class Guard(grpc.aio.ServerInterceptor):
     """Refuses calls that the table does not allow, with PERMISSION_DENIED; counts and audits them.
 
     Args:
-        role: of this process.
-        tls: whose folder has the file of revoked certificates.
-        called: told of each call's peer, as gRPC names it.
+        role: this process's role.
+        tls: the certificates, whose folder has the file of revoked ones.
+        called: called with each call's peer, as gRPC names it.
     """
 
     def __init__(self, role: str, tls: Tls, audit: Audit, called: Callable[[str], None] = lambda _peer: None) -> None:
@@ -151,7 +151,7 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The method, with the question before it who calls."""
+        """Return the method, with the check of its caller before it."""
         method = str(handler_call_details.method)
         found = self._guarded.get(method)
         if found is None:
@@ -162,7 +162,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return found
 
     def caller_of(self, context: Any) -> Caller:
-        """Who calls. Source: docs/security.md."""
+        """Return the caller. Source: docs/security.md."""
         pems = context.auth_context().get("x509_pem_cert")
         return self._caller(pems[0]) if pems else STRANGER
 
@@ -187,15 +187,15 @@ class Guard(grpc.aio.ServerInterceptor):
                     return self._revoked  # it is being written
                 numbers = {word: _serial(word) for word in words}
                 wrong = [word for word, number in numbers.items() if number is None]
-                # While something is wrong what was revoked before stays so, too.
+                # While the file has errors, former revocations stay in force, too.
                 self._revoked = frozenset(number for number in numbers.values() if number is not None) | (
                     self._revoked if wrong else frozenset()
                 )
                 self._revoked_stamp = stamp
                 self._say(f"{len(wrong)} words are no hexadecimal serial numbers, such as {wrong[0][:40]!r}" if wrong else "")
-        except FileNotFoundError:  # between `rm` and the new file nobody comes in again
+        except FileNotFoundError:  # between `rm` and the new file nobody is admitted again
             self._say("is gone: what was revoked stays revoked; write an empty file if nothing is" if self._revoked else "")
-        except OSError as error:  # what was revoked before stays so
+        except OSError as error:  # former revocations stay in force
             self._say(f"cannot be read: {error.strerror}")
         return self._revoked
 
@@ -205,7 +205,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file of revoked certificates; empty: nothing."""
+        """Error in the file of revoked certificates; empty if there is none."""
         self._read_revoked()
         return self._problem
 
@@ -221,14 +221,14 @@ class Guard(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
     def admit(self, method: str, certificate: bytes, peer: str) -> Caller:
-        """Who opens a framed stream, by a certificate (DER) that TLS has verified. Raises `NotAllowed`."""
+        """Return the caller who opens a framed stream, by a certificate (DER) that TLS has verified. Raises `NotAllowed`."""
         caller = self._caller(ssl.DER_cert_to_PEM_cert(certificate).encode()) if certificate else STRANGER
         if refusal := self._refusal(method, caller, peer):
             raise NotAllowed(refusal)
         return caller
 
     def _refusal(self, method: str, caller: Caller, peer: str) -> str:
-        """Why the table refuses a call, after it was counted and audited; empty: it does not."""
+        """Return why the table refuses a call, after counting and auditing the refusal; empty if it is allowed."""
         if may_call(method, caller.role, self._role):
             return ""
         self.refused += 1

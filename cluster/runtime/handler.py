@@ -1,7 +1,8 @@
-"""Between the links and a service: refuses what a peer's role may not say, keeps bugs in a service from breaking the links, and
-tells discovery who is dead.
+"""Sits between the links and a service: refuses messages that a peer's role may not send, keeps bugs in a service from breaking the
+links, and reports dead peers to discovery.
 
 Source: docs/links.md, docs/registry.md; docs/decisions/README.md.
+
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ def _ignore(_endpoint: EndpointID) -> None:
 
 
 class Handler(LinkHandler):
-    """The `LinkHandler` of a process. Until `service` is set, what comes is refused.
+    """The `LinkHandler` of a process. Until `service` is set, all input is refused.
 
     Args:
-        note: told of every batch of records that was handled: the data, where the batch begins and ends, how many records, and how
-            long that took, seconds.
+        note: called after every handled batch of records with the data, the start and end of the batch, the number of records, and
+            the duration in seconds.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Handler(LinkHandler):
         self.counts = {"handler_failures_total": 0}
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """Hand on a batch; NOT_TAKEN when the service is not there or fails, or what it says."""
+        """Pass on a batch. Returns the service's outcome; NOT_TAKEN if there is no service or it fails."""
         service = self.service
         if service is None or (self._refuses is not None and self._refuses(peer, RECORDS)):
             return Outcome.NOT_TAKEN
@@ -54,7 +55,7 @@ class Handler(LinkHandler):
         return outcome
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Hand on control messages; NOT_TAKEN when the service is not there or fails, or what it says."""
+        """Pass on control messages. Returns the service's outcome; NOT_TAKEN if there is no service or it fails."""
         if self._refuses is not None:
             for message in messages:
                 kind = kind_of(message)
@@ -69,7 +70,7 @@ class Handler(LinkHandler):
             return Outcome.NOT_TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Hand on what became of parcels."""
+        """Pass on the outcomes of parcels."""
         if self.service is None:
             return
         try:
@@ -78,7 +79,7 @@ class Handler(LinkHandler):
             self._failed("on_settled", error)
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """Tell discovery of death and life, then the service."""
+        """Report dead and alive peers to discovery, then pass the state to the service."""
         if log.once_per(5, (log.PEER_STATE, peer, state)):
             log.get_logger().info(log.PEER_STATE, peer=hex_id(peer), state=state.value)
         if state is PeerState.DEAD:
@@ -93,7 +94,7 @@ class Handler(LinkHandler):
             self._failed("on_peer_state", error)
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Hand on a heartbeat's attachment; the service's reply, empty when it has none."""
+        """Pass on a heartbeat's attachment. Returns the service's reply, empty if it has none."""
         if self.service is None:
             return b""
         try:

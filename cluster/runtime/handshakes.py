@@ -1,14 +1,13 @@
-"""How many TLS handshakes at a gRPC door came to nothing: a wrong certificate, none, no TLS at all.
+"""Counts the TLS handshakes at a gRPC listener that failed: a wrong certificate, none, no TLS at all.
 
-gRPC tells nobody of a handshake that failed (grpc/grpc#38665; metrics of them are planned, grpc/proposal A118). What it tells:
+gRPC does not report a failed handshake (grpc/grpc#38665; metrics of them are planned, grpc/proposal A118). Its signs are:
 
     a handshake begins        it asks which certificate to show
     connections that live     channelz lists them
-    a call                    the door hears who calls
+    a call                    an interceptor sees the caller
 
-What began and is neither among those that live when its time is over, nor has called before it went, came to nothing. gRPC does
-not say from where it came. Counted late while many connect; too high by one where a caller's port is used
-again between two looks.
+A handshake that began, is not among the live connections when its time is over, and had no call before it went, has failed. gRPC
+does not reveal its origin. The count lags while many connect; it is too high by one if a caller's port is reused between two looks.
 
 Source: docs/security.md, "Handshakes that fail".
 """
@@ -27,20 +26,20 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from cluster.runtime.audit import Audit
 
 LOOK_S: Final = 10.0
-"""Between two looks at who is connected."""
+"""Interval between two looks at the connections."""
 SETTLE_S: Final = 2.5
-"""A handshake is over by then, one way or the other: it has `cluster.runtime.server.HANDSHAKE_TIMEOUT_MS`."""
+"""Time after which a handshake is over in any case: it has `cluster.runtime.server.HANDSHAKE_TIMEOUT_MS`."""
 PAGE: Final = 500
 MAX_LIVE: Final = 50_000
-"""Connections that are listed (3 µs each). Policy: with more at a door nothing is counted as failed."""
+"""Maximum connections to list (3 µs each). Policy: with more at a listener nothing is counted as failed."""
 MAX_CALLED: Final = 50_000
-"""Callers that are noted between two looks. Policy: as above, until the next look."""
+"""Maximum callers to note between two looks. Policy: as above, until the next look."""
 HANDSHAKES_FAILED: Final = "handshakes_failed"
 
 
 def servers() -> frozenset[int]:
-    """The numbers of all gRPC servers in this process. channelz numbers what it is asked for, in any order: ask before and after
-    one is made."""
+    """Return the numbers of all gRPC servers in this process. channelz numbers servers when asked, in any order: ask before and
+    after one is made."""
     found: set[int] = set()
     while True:
         page = json.loads(cygrpc.channelz_get_servers(max(found, default=-1) + 1))
@@ -51,10 +50,10 @@ def servers() -> frozenset[int]:
 
 
 class Handshakes:
-    """The handshakes at one gRPC door of this process.
+    """The handshakes at one gRPC listener of this process.
 
     Args:
-        door: what it is called, in the audit log.
+        door: its name in the audit log.
         settle_s: for tests.
     """
 
@@ -64,7 +63,7 @@ class Handshakes:
         self.begun = 0
         """Connections that asked for the certificate, since the start."""
         self.failed = 0
-        """Those of them that came to nothing."""
+        """Connections that failed."""
         self._came = 0
         """Connections that were seen alive, or called."""
         self._unseen = 0
@@ -72,40 +71,40 @@ class Handshakes:
         self._server = 0
         self._live: dict[int, str] = {}
         self._short: set[str] = set()
-        """Who had called by the last look and was not listed."""
+        """Callers that had called by the last look and were not listed."""
         self._called: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     def begins(self) -> None:
-        """A handshake. Called by gRPC, in threads of its own."""
+        """Count a handshake. Called by gRPC, in its own threads."""
         self.begun = next(self._numbers)
 
     def called(self, peer: str) -> None:
-        """A call came by the connection of this peer, as gRPC names it."""
+        """Note a call on the connection of this peer, as gRPC names it."""
         if len(self._called) < MAX_CALLED:
             self._called.add(peer)
 
     @contextlib.contextmanager
     def watching(self, judges: bool = True) -> Iterator[None]:
-        """It is the door of the one server that is made meanwhile; without one, or unless it judges, nothing counts as failed."""
+        """Watch the one server that is made meanwhile. If there is none, or with judges=False, nothing counts as failed."""
         before = servers()
         yield
         made = servers() - before
         self._server = max(made) if judges and len(made) == 1 else 0
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start looking at intervals."""
         if self._server:
             self._task = asyncio.get_running_loop().create_task(self._look_again())
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def look(self) -> None:
-        """Judge what has begun until now."""
+        """Judge the handshakes that have begun until now."""
         begun = self.begun
         await asyncio.sleep(self._settle_s)
         live = await asyncio.to_thread(self._list)
@@ -129,7 +128,7 @@ class Handshakes:
             await self.look()
 
     def _list(self) -> dict[int, str] | None:
-        """Connection → peer, of all that are there; None: too many."""
+        """Return connection → peer, of all connections; None: too many."""
         found: dict[int, str] = {}
         while len(found) < MAX_LIVE:
             page = json.loads(cygrpc.channelz_get_server_sockets(self._server, max(found, default=-1) + 1, PAGE))

@@ -4,6 +4,7 @@ The library's service keeps the name that a watcher asks for, of any length, as 
 and one leaves, the other gets no more changes.
 
 Source: docs/security.md, "What one request may ask for".
+
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
 
 MAX_NAME: Final = 256
-"""Characters of a service's name."""
+"""Maximum characters of a service's name."""
 TOO_LONG: Final = f"a service's name has at most {MAX_NAME} characters"
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """What the process and each of its services say."""
+    """Health of the process and of each of its services."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,13 +29,13 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
         """Set and replaced when the status of a service changes."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        """What a service says now."""
+        """Return a service's status."""
         if len(request.service) > MAX_NAME:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, TOO_LONG)
         return await super().Check(request, context)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """What a service says now, and again whenever it says something else."""
+        """Send a service's status now, and after every change."""
         if len(request.service) > MAX_NAME:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, TOO_LONG)
         told = None

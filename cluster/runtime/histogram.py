@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 SECONDS: Final[tuple[float, ...]] = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of buckets of times; the last one has no bound."""
+"""Upper bounds of the buckets of times; the last bucket has no bound."""
 SIZES: Final = tuple(float(1 << power) for power in range(13))
-"""Upper bounds of buckets of batches: 1 to 4096."""
+"""Upper bounds of the buckets of batch sizes: 1 to 4096."""
 
 
 class Histogram:
     """Counts values in buckets.
 
     Args:
-        name: in full, its unit last.
-        text: what it says, for people.
+        name: the full name, unit last.
+        text: description for people.
         bounds: upper bounds of the buckets, ascending.
-        labels: constant ones.
+        labels: constant labels.
     """
 
     __slots__ = ("_counts", "bounds", "labels", "name", "text", "total")
@@ -32,7 +32,7 @@ class Histogram:
         self.labels: Mapping[str, str] = labels or {}
         self._counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-        """Of all values."""
+        """Sum of all values."""
 
     def add(self, value: float) -> None:
         """Count one value; one below 0 (clocks of two machines) counts as 0."""
@@ -42,7 +42,7 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """(upper bound, how many values are not above it), the last one's bound infinite."""
+        """Yield (upper bound, number of values up to it), the last bound infinite."""
         count = 0
         for bound, here in zip((*self.bounds, float("inf")), tuple(self._counts), strict=True):
             count += here
@@ -50,10 +50,10 @@ class Histogram:
 
 
 class OneAtATime:
-    """Times one thing of many that are under way: the next one is marked when the one before has ended. Bounded, and cheap.
+    """Times one of many concurrent operations: the next one is marked when the marked one has ended. Bounded, and cheap.
 
     Args:
-        histogram: of seconds.
+        histogram: a histogram of seconds.
     """
 
     __slots__ = ("_at", "_histogram", "mark")
@@ -61,19 +61,19 @@ class OneAtATime:
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self.mark: tuple[int, int] | None = None
-        """What is being timed: two numbers of the caller's."""
+        """The operation that is timed: two numbers of the caller's."""
         self._at = 0.0
 
     def begin(self, mark: tuple[int, int], now: float) -> None:
-        """Something begins; it is timed if nothing else is."""
+        """Note the start of an operation; it is timed if no other one is."""
         if self.mark is None:
             self.mark, self._at = mark, now
 
     def end(self, now: float) -> None:
-        """What is marked has ended."""
+        """Record the end of the marked operation."""
         self._histogram.add(now - self._at)
         self.mark = None
 
     def drop(self) -> None:
-        """What is marked will never end."""
+        """Drop the marked operation, which will never end."""
         self.mark = None

@@ -1,7 +1,7 @@
-"""Which rooms and users get the most messages: counts of the present ten seconds and of those before, bounded. Pure.
+"""Counts the rooms and users with the most messages, in the present ten seconds and the ten before, bounded. Pure.
 
-One record of each batch speaks for the whole batch, so that a batch costs one look into a dict. Where there are too many keys the
-ones with the fewest messages are forgotten: a key that is hot is among those that stay.
+One record of each batch represents the whole batch, so that a batch costs one dict lookup. If there are too many keys, the ones
+with the fewest messages are forgotten; a hot key stays.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 WINDOW_S: Final = 10.0
 MAX_KEYS: Final = 4096
-"""Keys counted in a window; above it a quarter of them stays."""
+"""Maximum keys counted in a window; above it a quarter of them stays."""
 SHOWN: Final = 20
 
 
@@ -29,7 +29,7 @@ class HotKeys:
         self._before_s = WINDOW_S
 
     def add(self, key: int, count: int, now: float) -> None:
-        """A batch of `count` messages, of which one is for `key`."""
+        """Count a batch of `count` messages, of which one is for `key`."""
         if now - self._began >= WINDOW_S:
             self._turn(now)
         self._total += count
@@ -39,19 +39,19 @@ class HotKeys:
             self._counts = dict(self._highest(counts, MAX_KEYS // 4))
 
     def top(self, now: float) -> list[tuple[int, float]]:
-        """The hottest keys of the last whole window, and how many messages a second each had, the hottest first."""
+        """Return the hottest keys of the last whole window with their messages a second, hottest first."""
         if now - self._began >= WINDOW_S:
             self._turn(now)
         return [(key, count / self._before_s) for key, count in self._highest(self._before, SHOWN)]
 
     def per_s(self, now: float) -> float:
-        """Messages a second for all keys together, in the last whole window."""
+        """Return the messages a second for all keys together, in the last whole window."""
         if now - self._began >= WINDOW_S:
             self._turn(now)
         return self._before_total / self._before_s
 
     def _turn(self, now: float) -> None:
-        """A window is over. What is older than two windows is no more."""
+        """Start a new window. Counts older than two windows are dropped."""
         over_s = now - self._began
         fresh = over_s < 2 * WINDOW_S
         self._before, self._before_total = (self._counts, self._total) if fresh else ({}, 0.0)

@@ -1,10 +1,11 @@
-"""What a process shows over HTTP: /metrics for Prometheus, /health (or /ready) for people and load balancers, /live (or
-/healthz) for supervisors, /hot for the rooms and users with the most messages.
+"""HTTP pages of a process: /metrics for Prometheus, /health (or /ready) for people and load balancers, /live (or /healthz) for
+supervisors, /hot for the rooms and users with the most messages.
 
-Read only; never a message's content. At most 64 connections of at most a minute each, and small requests: a slow or hostile
-reader costs a process nothing that matters.
+Read only; never a message's content. At most 64 connections of at most a minute each, and small requests: a slow or hostile reader
+costs a process nothing that matters.
 
 Source: docs/operations.md.
+
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from cluster.runtime.metrics import CONTENT_TYPE, Metrics
 from pixiu.errors import ConfigurationError
 
 MAX_CONNECTIONS: Final = 64
-"""Further ones are closed at once."""
+"""Maximum connections; further ones are closed at once."""
 MAX_OF_ADDRESS: Final = 48
-"""Of these from one address, so that none can take all and have a supervisor's look at /live refused."""
+"""Maximum connections from one address, so that none can take all and keep a supervisor from /live."""
 MAX_CONNECTION_S: Final = 60.0
-"""Seconds, more or less `SWEEP_S`, after which a connection is closed, whatever it does."""
+"""Seconds, more or less `SWEEP_S`, after which a connection is closed in any case."""
 SWEEP_S: Final = 10.0
 MAX_LINE_BYTES: Final = 4096
-"""Of a request line or a header."""
+"""Maximum bytes of a request line or a header."""
 MAX_HEADERS: Final = 64
 MAX_BODY_BYTES: Final = 1024
 SHUTDOWN_S: Final = 1.0
 
 
 class HttpServer:
-    """The HTTP side of one process.
+    """The HTTP server of one process.
 
-    health: returns (whether the process serves, what /health says as JSON). Called in the event loop; must be quick.
-    hot: returns what /hot says.
+    health: returns (True if the process serves, the JSON of /health). Called in the event loop; must be quick.
+    hot: returns the JSON of /hot.
+
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class HttpServer:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def bind(self, host: str, port: int, *, fallback: bool) -> int:
-        """Listen; returns the port. With `fallback` a taken port makes it any free one.
+        """Listen. Returns the port. With `fallback` a free port replaces a taken one.
 
         Raises ConfigurationError that names the port and the option.
         """
@@ -86,7 +88,7 @@ class HttpServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and close what is open."""
+        """Stop listening and close all connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:
@@ -95,7 +97,7 @@ class HttpServer:
             await self._runner.cleanup()
 
     def stats(self) -> dict[str, int]:
-        """The server's counters for /metrics."""
+        """Return the server's counters for /metrics."""
         return {"http_refused_total": self._refused}
 
     async def _listen(self, host: str, port: int, *, fallback: bool) -> asyncio.Server:
@@ -117,11 +119,11 @@ class HttpServer:
         return _Accepting(self._take)
 
     def _take(self, transport: asyncio.BaseTransport) -> asyncio.Protocol | None:
-        """Who serves a new connection; None: nobody."""
+        """Return the protocol for a new connection; None refuses it."""
         server = self._runner.server if self._runner is not None else None
         if server is not None and len(server.connections) < MAX_CONNECTIONS:
             address = host_of(transport)
-            # Few enough to look at all of them; one that is closing has no transport any more.
+            # Few enough to look at all of them; a closing one has no transport any more.
             of_address = sum(1 for handler in server.connections if handler.transport and host_of(handler.transport) == address)
             if of_address < MAX_OF_ADDRESS:
                 return server()
@@ -161,13 +163,13 @@ class HttpServer:
 
 
 class _Accepting(asyncio.Protocol):
-    """Hands a new connection to who serves it, or closes it at once. `take`: gives that protocol; None: nobody."""
+    """Passes a new connection to the protocol that `take` returns; closes it at once if that is None."""
 
     def __init__(self, take: Callable[[asyncio.BaseTransport], asyncio.Protocol | None]) -> None:
         self._take = take
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio when somebody has connected."""
+        """Handle a new connection. Called by asyncio."""
         assert isinstance(transport, asyncio.Transport)
         protocol = self._take(transport)
         if protocol is None:

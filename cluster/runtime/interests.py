@@ -1,6 +1,6 @@
-"""Which roles a process sees in the registry: those that it talks to, or that may talk to it. Pure.
+"""The roles that a process sees in the registry: those that it talks to, or that may talk to it. Pure.
 
-Most processes of a large cluster are gateways: whoever does not see them has a small view, and a gateway's coming and going
+Most processes of a large cluster are gateways: a process that does not see them has a small view, and a gateway's coming and going
 costs it nothing.
 
 Source: docs/registry.md, "What a process watches and reads".
@@ -19,4 +19,4 @@ SEES: Final[dict[str, tuple[str, ...]]] = {
     "xiu": ("xiu", "pi"),
     "pi": ("xiu", "pi"),
 }
-"""Role → the roles that it sees. Every role of `MAY_SAY` that may say something to a role is among them."""
+"""Role → the roles that it sees. They include every role that `MAY_SAY` lets send something to it."""

@@ -1,4 +1,4 @@
-"""Senders that use an old layout: who tells them, once in a while each, and when they read the registry again. Pure.
+"""Notifies senders that use an old layout, each at intervals, and decides when they read the registry again. Pure.
 
 Source: docs/routing.md.
 """
@@ -13,11 +13,11 @@ from pixiu.wire.v1 import control_pb2
 NOTICE_INTERVAL_S: Final = 1.0
 FIRST_REFRESH_S: Final = 2.0
 LAST_REFRESH_S: Final = 60.0
-"""Between two readings of the registry because of notices; doubles while they bring no newer layout."""
+"""Longest interval between two readings of the registry because of notices; it doubles while they bring no newer layout."""
 REFRESH_SPREAD_S: Final = 0.25
-"""Readings come up to so much later, so that processes that were told together do not read together."""
+"""Maximum random delay of a reading, so that processes that were notified together do not read together."""
 MAX_NOTICED: Final = 10_000
-"""Senders that are remembered. Policy: the one told longest ago is forgotten, and may be told early."""
+"""Maximum senders that are remembered. Policy: the one notified longest ago is forgotten, and may be notified early."""
 
 
 class LayoutNotices:
@@ -27,7 +27,7 @@ class LayoutNotices:
         self._told: dict[EndpointID, float] = {}
 
     def due(self, sender: EndpointID, version: int, now: float) -> bytes | None:
-        """The serialized `Control` for a stale sender; None when it was told within the last second."""
+        """Return the serialized `Control` for a stale sender; None if it was notified within the last second."""
         if now - self._told.get(sender, -NOTICE_INTERVAL_S) < NOTICE_INTERVAL_S:
             return None
         self._told.pop(sender, None)
@@ -47,9 +47,9 @@ class LayoutRefresh:
         self.notices = 0
 
     def noticed(self, told: int, known: int, spread: float, now: float) -> float | None:
-        """Somebody said that there is a layout `told`; the own one is `known`. `spread` is random, in [0, 1).
+        """Handle a notice that layout version `told` exists; our own one is `known`. `spread` is random, in [0, 1).
 
-        Returns in how many seconds to read the registry; None: not because of this notice.
+        Returns the seconds until the registry is to be read; None: not because of this notice.
         """
         self.notices += 1
         if known > self._known:
@@ -57,6 +57,6 @@ class LayoutRefresh:
         if told <= known or now < self._not_before:
             return None
         self._not_before = now + self._interval_s
-        # A ZooKeeper server may be behind, and a notice may be wrong: neither makes everybody read all the time.
+        # A ZooKeeper server may lag, and a notice may be wrong: neither makes everybody read all the time.
         self._interval_s = min(2 * self._interval_s, LAST_REFRESH_S)
         return spread * REFRESH_SPREAD_S

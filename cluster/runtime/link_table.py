@@ -1,4 +1,4 @@
-"""Who may say what on links: one table, kind × role of the sender × role of the receiver. Pure.
+"""Permissions for messages on links: one table, kind × role of the sender × role of the receiver. Pure.
 
 Source: docs/security.md, "Links".
 """
@@ -45,18 +45,18 @@ MAY_SAY: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 _BY_TAG: Final[dict[int, str]] = {
     field.number << 3 | 2: field.name for field in control_pb2.Control.DESCRIPTOR.oneofs_by_name["body"].fields if field.number < 16
 }
-"""The kinds whose tag is one byte."""
+"""Kinds whose tag is one byte."""
 
 
 def may_say(kind: str, sender: str, receiver: str) -> bool:
-    """Whether a process of the role `sender` may say this to one of the role `receiver`."""
+    """Return True if a process of the role `sender` may send this kind to one of the role `receiver`."""
     return sender in MAY_SAY.get(kind, {}).get(receiver, ())
 
 
 def kind_of(message: bytes) -> str | None:
-    """The kind of a serialized control message; empty for one that this version does not know, None for a malformed one.
+    """Return the kind of a serialized control message; empty if this version does not know it, None if it is malformed.
 
-    A short message with one field is read by its tag; whatever else it could be is parsed.
+    A short message with one field is recognized by its tag; all others are parsed.
     """
     if 2 <= len(message) < 130 and message[0] in _BY_TAG and message[1] == len(message) - 2:
         return _BY_TAG[message[0]]

@@ -1,9 +1,9 @@
-"""Settings that change while all runs: which there are, how the registry keeps them, what they make of a process's options. Pure.
+"""Settings that change while the cluster runs: their names, their form in the registry, their effect on a process's options. Pure.
 
     ROOT/settings   {"version": 3, "settings": {"all.log_level": "debug", "proxy.room_messages_per_s": 500}}
 
-A setting is TABLE.KEY: of `cluster`, of a role, or of `all` roles, over which a role's own goes. What is set there goes over a
-process's own configuration; what is not, or no longer, is as configured.
+A setting is TABLE.KEY: of `cluster`, of a role, or of `all` roles; a role's own one takes precedence over that. A value set there
+overrides a process's own configuration; without one the configuration applies.
 
 Source: docs/operations.md, "Change a setting while all runs"; docs/registry.md, "Requests of operators".
 """
@@ -38,28 +38,28 @@ LIVE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "router": (), "broker": (), "relay": (), "xiu": (), "pi": (),
 }  # fmt: skip
-"""Table → what may be set of it while all runs; of each role also what is `all` roles'."""
+"""Table → keys that may be set while the cluster runs; every role also has those of `all`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the registry has."""
+    """The settings in the registry."""
 
     version: int = 0
     """Grows with every change; 0: nothing was ever set."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """TABLE.KEY → value, as JSON has it."""
+    """TABLE.KEY → value, as in JSON."""
     operator: str = ""
-    """Who made the last change; empty: a release that did not say."""
+    """Author of the last change; empty: set by a release that did not record it."""
 
     def to_json(self) -> bytes:
-        """Encode as the registry keeps them."""
+        """Encode for the registry."""
         fields = {"version": self.version, "settings": dict(sorted(self.values.items())), "operator": self.operator}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Settings:
-        """Read them. Raises `MalformedData`."""
+        """Decode from the registry. Raises `MalformedData`."""
         fields = json_object(data, MAX_BYTES, "the node of settings")
         values = fields.get("settings")
         if not isinstance(values, dict):
@@ -68,18 +68,18 @@ class Settings:
 
 
 def live_keys(table: str) -> tuple[str, ...]:
-    """What may be set of a table."""
+    """Return the keys of a table that may be set."""
     return LIVE.get(table, ()) + (LIVE[ALL] if table not in (CLUSTER, ALL) else ())
 
 
 def live_names() -> list[str]:
-    """Everything that may be set."""
+    """Return the names of all settings."""
     return [f"{table}.{key}" for table in LIVE for key in live_keys(table)]
 
 
 def spec_of(name: str, options_types: Mapping[str, type]) -> Spec:
-    """What a setting may be. options_types: table → its options. Raises `InvalidArgument` for one that may not be set, with the
-    nearest that may."""
+    """Return the specification of a setting. options_types: table → its options. Raises `InvalidArgument` for one that may not
+    be set, with the nearest that may."""
     table, dot, key = name.partition(".")
     if table in LIVE and key in live_keys(table):
         return specs(options_types[table])[key]
@@ -96,7 +96,7 @@ def spec_of(name: str, options_types: Mapping[str, type]) -> Spec:
 
 
 def value_of(name: str, text: str, options_types: Mapping[str, type]) -> Any:
-    """The value of a text from the command line. Raises `InvalidArgument` with what is allowed."""
+    """Convert a text from the command line to a setting's value. Raises `InvalidArgument` with the allowed values."""
     spec = spec_of(name, options_types)
     try:
         return spec.convert_text(text)
@@ -106,19 +106,19 @@ def value_of(name: str, text: str, options_types: Mapping[str, type]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What a process goes by, with the settings of the registry."""
+    """Options of a process under the settings of the registry."""
 
     cluster: ClusterOptions
     options: RoleOptions
     taken: Mapping[str, Any]
-    """Setting → value, of those that concern this process."""
+    """Setting → value, for those that concern this process."""
     refused: Mapping[str, str]
-    """Setting → why it is left out."""
+    """Setting → reason for leaving it out."""
 
 
 def effective(role: str, cluster: ClusterOptions, options: RoleOptions, settings: Settings) -> Effective:
-    """A process's options under the settings of the registry. What it does not know, as one of an older release, or what cannot be,
-    is left out."""
+    """Apply the registry's settings to a process's options. Unknown settings, as in an older release, and invalid ones are left
+    out."""
     taken: dict[str, Any] = {}
     refused: dict[str, str] = {}
     changes: dict[str, dict[str, Any]] = {CLUSTER: {}, role: {}}
@@ -147,12 +147,12 @@ def effective(role: str, cluster: ClusterOptions, options: RoleOptions, settings
 
 @runtime_checkable
 class Reconfigurable(Protocol):
-    """A service that goes by other options while it runs."""
+    """A service that can change its options while it runs."""
 
     def on_settings(self, cluster: ClusterOptions, options: Any) -> None:
-        """Go by these from now on; only what `LIVE` names differs from those before. Must be quick."""
+        """Use these options from now on; only keys in `LIVE` differ from before. Must be quick."""
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Setting → its value now, or None where it is as configured again; of those that differ."""
+    """Return the settings that differ: setting → its value now, or None if the configuration applies again."""
     return {name: after.get(name) for name in sorted({*before, *after}) if before.get(name) != after.get(name)}

@@ -1,7 +1,7 @@
 """Log lines of a process: structlog, JSON for programs or one readable line for people, on standard error.
 
-Event names are constants. Role, partition and replica stand in every line. Values are cut and control characters escaped,
-so that nothing from the network can forge or break a line. Nothing is logged per message.
+Event names are constants. Every line has the role, partition and replica. Values are cut and control characters escaped, so that
+nothing from the network can forge or break a line. Nothing is logged per message.
 
 Source: docs/operations.md.
 """
@@ -51,9 +51,9 @@ LOOP_ERROR: Final = "loop_error"
 SETTINGS_TAKEN: Final = "settings_taken"
 SETTINGS_REFUSED: Final = "settings_refused"
 LIBRARY: Final = "library"
-"""A line of a library that we use: `logger` and `text` say which and what."""
+"""A line of a library that we use, with its `logger` and `text`."""
 UNREADABLE: Final = "call_unreadable"
-"""A caller sent what nobody can read, or went too soon; said once in `UNREADABLE_S` for each kind."""
+"""A caller sent something unreadable, or left too soon; logged once in `UNREADABLE_S` for each kind."""
 UNREADABLE_S: Final = 60.0
 CALLERS_FAULTS: Final = {
     ("grpc.", "UnicodeDecodeError"): "metadata that is not UTF-8",
@@ -63,38 +63,38 @@ CALLERS_FAULTS: Final = {
     ("aiohttp.", "ConnectionResetError"): "left before it was answered",
     ("aiohttp.", "UnicodeEncodeError"): "a header that is not text, which aiohttp would have sent back",
 }
-"""Logger and exception → what its caller did."""
+"""(Logger, exception) → the caller's fault."""
 
 MAX_VALUE: Final = 2048
-"""Characters of one value."""
+"""Maximum characters of one value."""
 MAX_TRACEBACK: Final = 16_384
-"""Characters of a traceback; its end is kept."""
+"""Maximum characters of a traceback; its end is kept."""
 MAX_KEYS: Final = 1024
-"""Keys that `OncePer` remembers; the one allowed longest ago is forgotten first."""
+"""Maximum keys that `OncePer` remembers; the one allowed longest ago is forgotten first."""
 
 _identity: dict[str, Any] = {}
 
 
 def bind_identity(**values: Any) -> None:
-    """What every line of this process says from now on: role, partition, replica."""
+    """Set the identity in every further line of this process: role, partition, replica."""
     _identity.update(values)
 
 
 def escape(text: str, *, keep_newlines: bool = False) -> str:
-    """The text with control characters and other unprintable ones as \\u escapes."""
+    """Return the text with control characters and other unprintable ones as \\u escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or (keep_newlines and char == "\n") else f"\\u{ord(char):04x}" for char in text)
 
 
 class OncePer:
-    """Allows a warning once per so many seconds and key. Remembers at most 1 024 keys."""
+    """Allows a warning once per interval and key. Remembers at most 1 024 keys."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[Hashable, float] = OrderedDict()
 
     def allow(self, seconds: float, key: Hashable, now: float) -> bool:
-        """Whether the last allowed time of this key is at least `seconds` ago. `now`: monotonic seconds."""
+        """Return True if this key was last allowed at least `seconds` ago. `now`: monotonic seconds."""
         last = self._last.get(key)
         if last is not None and now - last < seconds:
             return False
@@ -109,7 +109,7 @@ _once = OncePer()
 
 
 def once_per(seconds: float, key: Hashable) -> bool:
-    """Whether to log: true at most once per `seconds` and key in this process."""
+    """Return True at most once per `seconds` and key in this process."""
     return _once.allow(seconds, key, time.monotonic())
 
 
@@ -135,26 +135,27 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
     )
     root = logging.getLogger()
     root.handlers[:] = [_LibraryHandler()]
-    # Libraries tell at INFO what every reconnection step does; we tell what came of it.
+    # Libraries log every step of a reconnection at INFO; we log the result.
     root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
 
 
 def set_level(log_level: str) -> None:
-    """Log from another level on: debug, info, warning or error. Loggers that were bound before keep theirs."""
+    """Change the log level: debug, info, warning or error. Loggers that were bound before keep theirs."""
     level = logging.getLevelNamesMapping()[log_level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
     logging.getLogger().setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
 
 
 def get_logger() -> FilteringBoundLogger:
-    """A logger of this process. `configure` comes first."""
+    """Return a logger of this process. Call `configure` first."""
     return cast(FilteringBoundLogger, structlog.get_logger())
 
 
 class _LibraryHandler(logging.Handler):
-    """Hands the lines of the standard library's loggers to structlog.
+    """Passes the lines of the standard library's loggers to structlog.
 
-    Not that a task was cancelled: gRPC reports so every call that is still open when the process has stopped.
+    Cancelled tasks are left out: gRPC reports every call that is still open when the process has stopped as one.
+
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -165,7 +166,7 @@ class _LibraryHandler(logging.Handler):
         except (TypeError, ValueError):
             text = str(record.msg)
         if (fault := _callers_fault(record)) is not None:
-            # A caller may say it as often as it likes, and its words may be a token.
+            # A caller may cause it as often as it likes, and its words may be a token.
             if once_per(UNREADABLE_S, (UNREADABLE, fault)):
                 get_logger().warning(UNREADABLE, logger=record.name, text=fault)
             return
@@ -175,7 +176,8 @@ class _LibraryHandler(logging.Handler):
 
 
 def _callers_fault(record: logging.LogRecord) -> str | None:
-    """What a caller has done that a server's library logs with a traceback and the caller's words; None for every other line."""
+    """Return the caller's fault behind a line that a server's library logs with a traceback and the caller's words; None for all
+    others."""
     if not record.exc_info or record.exc_info[0] is None:
         return None
     names = {kind.__name__ for kind in record.exc_info[0].__mro__}
@@ -202,7 +204,7 @@ def _escape_values(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _plain(value: Any) -> str:
-    """A structured value in one text; bytes are shown by their length alone, because they may be somebody's message."""
+    """Return a structured value as one text; of bytes only the length is shown, because they may be somebody's message."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"<{len(value)} bytes>"
     try:

@@ -1,4 +1,4 @@
-"""What a process's machine has left: memory, and space where it keeps its data. Asked in a thread, never in the event loop.
+"""Free resources of a process's machine: memory, and space for its data. Read in a thread, never in the event loop.
 
 Source: docs/operations.md, "Growth".
 """
@@ -16,7 +16,7 @@ _KIB: Final = 1024
 
 
 def machine_samples(data_dir: str) -> dict[str, int]:
-    """Bytes that are left, by name of the metric; what cannot be told is left out. data_dir: empty: there is none."""
+    """Return the free bytes by name of the metric; unknown ones are left out. data_dir: empty: there is none."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         found["machine_memory_available_bytes"] = memory_available()
@@ -28,8 +28,8 @@ def machine_samples(data_dir: str) -> dict[str, int]:
 
 
 def memory_available(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Bytes that programs may take without swapping: the machine's, or what a control group leaves where that is less. Raises
-    OSError, ValueError, IndexError where it is not to be told."""
+    """Return the bytes that programs may take without swapping: the machine's, or what a control group leaves if that is less.
+    Raises OSError, ValueError, IndexError if it is unknown."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     if "MemAvailable" not in lines:
         raise ValueError("no MemAvailable")

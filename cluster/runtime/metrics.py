@@ -1,8 +1,8 @@
-"""Metrics of a process: plain numbers that its parts keep anyway, turned into Prometheus's text when somebody scrapes.
+"""Metrics of a process: plain numbers that its parts keep anyway, turned into Prometheus's text at a scrape.
 
-A source is a callable that returns a mapping, a dataclass or samples. Its names become `pixiu_<role>_<name>`; a name that
-ends in `_total` is a counter, any other a gauge. `{"dropped_records_total{reason}": {"queue": 3}}` gives one sample for each
-label value. Histograms are of names that all roles share. Every sample has the labels `role` and, where it has one, `partition`.
+A source is a callable that returns a mapping, a dataclass or samples. Its names become `pixiu_<role>_<name>`; a name that ends in
+`_total` is a counter, any other a gauge. `{"dropped_records_total{reason}": {"queue": 3}}` gives one sample for each label value.
+Histograms have names that all roles share. Every sample has the labels `role` and, if there is one, `partition`.
 
 A page is made in slices, between which the event loop turns: a scrape of thousands of samples delays nothing by a millisecond.
 
@@ -36,17 +36,17 @@ from pixiu.version import __version__
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SLICE: Final = 64
-"""Samples, or peers that are looked at, in one turn of the event loop: some tenths of a millisecond."""
+"""Samples, or peers, that are visited in one turn of the event loop: some tenths of a millisecond."""
 MAX_SAMPLES: Final = 8192
-"""Samples that one source may give to one scrape; the rest is left out and counted."""
+"""Maximum samples of one source in one scrape; the rest is left out and counted."""
 MAX_SOURCES: Final = 256
 MAX_HISTOGRAMS: Final = 64
 MAX_PEERS: Final = 64
-"""Peers that are shown one by one; all are in the totals."""
+"""Peers that are shown separately; all are in the totals."""
 MAX_LABEL: Final = 128
-"""Characters of a label's value; the rest is cut."""
+"""Maximum characters of a label's value; the rest is cut."""
 LAG_WINDOW: Final = 120
-"""Turns of the event loop's clock over which the highest lag is kept: one minute at two a second."""
+"""Measurements of the event loop's lag over which the maximum is kept: one minute at two a second."""
 
 LINK_WAIT: Final = "Time that the first of each batch to a peer has waited in the peer's queue."
 REFUSALS: Final = tuple(reason for name, reason in vars(Refusal).items() if name.isupper())
@@ -66,8 +66,8 @@ class Sample(NamedTuple):
 
 
 Source = Callable[[], "Mapping[str, Any] | Iterable[Sample | None] | object"]
-"""What `collect_from` takes: returns a mapping of names to numbers (or to mappings by label value), a dataclass, or samples.
-Samples may be made while they are taken, between turns of the event loop; None among them is work that made none."""
+"""Argument of `collect_from`: returns a mapping of names to numbers (or to mappings by label value), a dataclass, or samples.
+Samples may be made lazily, between turns of the event loop; a None among them is work that made no sample."""
 
 
 class _Family:
@@ -83,8 +83,8 @@ class Metrics:
     """The metrics of one process.
 
     Args:
-        role: of the process.
-        partition: of the process; negative where its role has none.
+        role: the process's role.
+        partition: the process's partition; negative if its role has none.
     """
 
     def __init__(self, role: str, partition: int = NO_PARTITION) -> None:
@@ -101,25 +101,25 @@ class Metrics:
         self._delays = self.histogram("pixiu_loop_delay_seconds", "Delay of the event loop at a timer, measured twice a second.")
 
     def collect_from(self, source: Source, prefix: str = "") -> None:
-        """Ask this callable for its numbers at every scrape; it must be quick and must not wait.
+        """Add a source that is called at every scrape; it must be quick and must not wait.
 
-        prefix: put before each name of this source, such as "links_". Raises ValueError above 256 sources.
+        prefix: prepended to each name of this source, such as "links_". Raises ValueError above 256 sources.
         """
         if len(self._sources) >= MAX_SOURCES:
             raise ValueError(f"at most {MAX_SOURCES} sources of metrics")
         self._sources.append((prefix, source))
 
     def collect_in_thread(self, source: Callable[[], Mapping[str, float]]) -> None:
-        """Ask this callable for its numbers by name at every scrape, in a thread: it may wait for the operating system. Raises
-        ValueError above 256 sources."""
+        """Add a source that is called in a thread at every scrape, and may wait for the operating system. Raises ValueError
+        above 256 sources."""
         if len(self._slow) >= MAX_SOURCES:
             raise ValueError(f"at most {MAX_SOURCES} sources of metrics")
         self._slow.append(source)
 
     def histogram(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS, **labels: str) -> Histogram:
-        """A histogram of this process, to add to.
+        """Return a new histogram of this process.
 
-        name: in full, its unit last; the same in all roles. labels: further ones. Raises ValueError above 64 histograms.
+        name: the full name, unit last; the same in all roles. labels: additional ones. Raises ValueError above 64 histograms.
         """
         if len(self._histograms) >= MAX_HISTOGRAMS:
             raise ValueError(f"at most {MAX_HISTOGRAMS} histograms")
@@ -127,7 +127,7 @@ class Metrics:
         return self._histograms[-1]
 
     def note_loop_lag(self, seconds: float) -> None:
-        """How late the event loop came to a timer."""
+        """Record the delay of a timer in the event loop."""
         self._lags.append(max(seconds, 0.0))
         self._delays.add(seconds)
 
@@ -137,8 +137,8 @@ class Metrics:
         return max(self._lags)
 
     async def render(self) -> bytes:
-        """Everything in Prometheus's text format. The event loop turns after every source and every 64 samples."""
-        # The kernel is asked for every open file: in a thread, where a gateway with many clients does not wait for it.
+        """Render everything in Prometheus's text format. The event loop turns after every source and every 64 samples."""
+        # The kernel visits every open file: in a thread, so that a gateway with many clients does not wait for it.
         process, asked = await asyncio.to_thread(self._ask_in_thread)
         families: dict[str, _Family] = {}
         work = 0
@@ -157,7 +157,7 @@ class Metrics:
         return b"".join(parts)
 
     def _ask_in_thread(self) -> tuple[bytes, list[Source]]:
-        """The operating system's part of the page, and what the sources that may wait have said."""
+        """Return the operating system's part of the page, and the answers of the sources that may wait."""
         asked: list[Source] = []
         for source in self._slow:
             try:
@@ -171,8 +171,8 @@ class Metrics:
         return generate_latest(self._process), asked
 
     def _collect(self, families: dict[str, _Family], asked: Iterable[Source]) -> Iterator[bool]:
-        """The lines of one scrape, a unit of work at a time: yields whether the slice should end. A source that fails is
-        left out from there on, counted, and logged once a minute."""
+        """Collect the lines of one scrape, one unit of work at a time. Yields True if the slice should end. A source that fails
+        is left out from there on, counted, and logged once a minute."""
         for prefix, source in (*self._sources, *(("", said) for said in asked)):
             try:
                 for count, sample in enumerate(_samples(source())):
@@ -232,7 +232,7 @@ def _number(value: float) -> str:
 
 
 def _samples(found: Any) -> Iterator[Sample | None]:
-    """What a source returned, as samples. Raises ValueError on a name that is none."""
+    """Convert a source's result to samples. Raises ValueError for an invalid name."""
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         found = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     given = _of_mapping(found) if isinstance(found, Mapping) else found
@@ -243,7 +243,7 @@ def _samples(found: Any) -> Iterator[Sample | None]:
 
 
 def _of_mapping(found: Mapping[str, Any]) -> Iterator[Sample]:
-    # Copies: the event loop turns between samples, and a source may give what it goes on counting in.
+    # Copies: the event loop turns between samples, and a source may return an object that it keeps changing.
     for key, value in list(found.items()):
         match = _NAME.match(key)
         if match is None:
@@ -259,9 +259,9 @@ def _of_mapping(found: Mapping[str, Any]) -> Iterator[Sample]:
 def link_samples(
     stats: LinkStats, peers: Iterable[tuple[EndpointID, PeerStats]], name_of: Callable[[EndpointID], str]
 ) -> Iterator[Sample | None]:
-    """What links have counted, as samples: totals, and by peer for the 64 peers with the lowest endpoints.
+    """Return the links' counters as samples: totals, and by peer for the 64 peers with the lowest endpoints.
 
-    stats: without its peers; `peers`: these, one by one, so that many are looked at in slices. name_of: the label of a peer,
+    stats: without its peers; `peers`: these, one by one, so that many are visited in slices. name_of: the label of a peer,
     role:host:port.
     """
     total = Counts()
@@ -299,7 +299,7 @@ def link_samples(
 
 def _counts(prefix: str, counts: Counts, labels: Mapping[str, str]) -> Iterator[Sample]:
     for name in COUNT_NAMES:
-        # What arrives late is taken off `lost` again, so it is no counter.
+        # A late arrival is subtracted from `lost` again, so it is no counter.
         yield Sample(f"{prefix}lost_items" if name == "lost" else f"{prefix}{name}_total", getattr(counts, name), labels)
 
 
@@ -356,4 +356,4 @@ ALERTS: Final[Mapping[str, str]] = {
         "Data in the registry that could not be read. Any increase: another version or a foreign program writes there."
     ),
 }
-"""Metric without its prefix → what it says and what to do."""
+"""Metric without its prefix → its meaning and what to do."""

@@ -1,8 +1,8 @@
-"""The options of a cluster and of a role's process, and where they come from.
+"""The options of a cluster and of a role's process, and their sources.
 
     defaults  <  TOML file ([cluster] and one table per role)  <  PIXIU_CLUSTER_KEY, PIXIU_ROLE_KEY  <  --set key=value
 
-Every option has its unit last in its name. Nothing opens a socket before all of them were found right.
+Every option has its unit last in its name. No socket opens before all options were checked.
 
 Source: docs/registry.md, docs/routing.md, docs/operations.md.
 """
@@ -35,9 +35,9 @@ from pixiu.wire.record import MAX_RECORD_BYTES
 from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
 MAX_FILE_BYTES = 1 << 20
-"""Of a configuration file."""
+"""Maximum size of a configuration file."""
 ROLES_OF_ROUTER_ROOT = ("router", "relay", "gateway")
-"""What a cluster with a `router_root` has not."""
+"""Roles that a cluster with a `router_root` does not have."""
 WIRE_DEFAULTS: Mapping[str, Any] = {
     "heartbeat_interval_ms": 1000,
     "dead_after": 4,
@@ -51,8 +51,8 @@ WIRE_DEFAULTS: Mapping[str, Any] = {
     "router_root": "",
     "topic_rooms": "",
 }
-"""The cluster settings that must agree on the wire, each with the value that a process has which does not know the key. That is the
-key's default when it came, and stays it: `wire_hash` leaves out what has this value."""
+"""Cluster settings that must agree on the wire, each with the value that a process without the key uses. That is the key's
+default when it was introduced, and never changes: `wire_hash` leaves out keys with this value."""
 CLUSTER_CLOSED = (
     "a loopback address such as 127.0.0.1: callers do not prove their role at this port; give [cluster] tls_dir with "
     "certificates (`pixiu pki`), or set cluster_insecure = true to open it to everybody who reaches it"
@@ -62,21 +62,21 @@ DEFAULT_REGISTRY = "zk://127.0.0.1:2181/pubsub"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all options. A subclass adds to `problems` what one field's type and bounds cannot say."""
+    """Base of all options. A subclass adds checks to `problems` that one field's type and bounds cannot express."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what it must be) of every option that is wrong."""
+        """Yield (key, allowed values) for every wrong option."""
         yield from field_problems(self)
 
     def validate(self) -> None:
-        """Raises ConfigurationError that names the first key at fault, its value and what is allowed."""
+        """Check the options. Raises ConfigurationError that names the first key at fault, its value and what is allowed."""
         for key, allowed in self.problems():
             raise ConfigurationError(f"{key} = {show(getattr(self, key))}: must be {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options):
-    """The [cluster] table: what concerns a whole cluster. Processes must agree on those in `WIRE_DEFAULTS`, and on having keys.
+    """The [cluster] table: settings of a whole cluster. Processes must agree on those in `WIRE_DEFAULTS`, and on having keys.
 
     Source: docs/protocol.md, "Record", docs/links.md, docs/registry.md, docs/routing.md, docs/operations.md, "Every setting".
     """
@@ -132,7 +132,7 @@ class ClusterOptions(Options):
     while everything runs. Empty: the one of an embedded ZooKeeper of the same user on this machine, or none."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what it must be) of every option that is wrong."""
+        """Yield (key, allowed values) for every wrong option."""
         wrong = dict(super().problems())
         yield from wrong.items()
         if wrong.keys().isdisjoint(("suspect_after", "dead_after")) and self.dead_after <= self.suspect_after:
@@ -159,24 +159,24 @@ class ClusterOptions(Options):
                 yield "router_root", f"empty, or where the other cluster is: {error}"
 
     def tls(self, role: str) -> Tls | None:
-        """The certificates of a process of this role; None without a tls_dir. Raises ConfigurationError."""
+        """Return the certificates of a process of this role; None without a tls_dir. Raises ConfigurationError."""
         return Tls(Path(self.tls_dir), role) if self.tls_dir else None
 
     def login(self, role: str) -> Login | None:
-        """The login of a process of this role in the registry; None without a file."""
+        """Return the login of a process of this role in the registry; None without a file."""
         return Login(Path(self.registry_credentials_file), role) if self.registry_credentials_file else None
 
     def key_ring(self) -> KeyRing | None:
-        """The keys of datagrams; None without a key_dir. Raises ConfigurationError."""
+        """Return the keys of datagrams; None without a key_dir. Raises ConfigurationError."""
         return read_key_ring(Path(self.key_dir)) if self.key_dir else None
 
     def files_with_keys(self, role: str) -> list[Path]:
-        """What nobody but the processes of the cluster should be able to read."""
+        """Return the files that only the cluster's processes should be able to read."""
         found = sorted(path for path in Path(self.key_dir).glob("*") if FILE.fullmatch(path.name)) if self.key_dir else []
         return [*found, own_file(Path(self.tls_dir), role)] if self.tls_dir else found
 
     def wire_settings(self) -> dict[str, Any]:
-        """What must agree with other processes and is not as in one that does not know the key."""
+        """Return the settings that must agree with other processes and differ from those of a process without the key."""
         found = {key: value for key, known in WIRE_DEFAULTS.items() if (value := getattr(self, key)) != known}
         return found | {"signed": True} if self.key_dir else found
 
@@ -187,7 +187,7 @@ class ClusterOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RoleOptions(Options):
-    """What every role's process has; each role's own options are a subclass.
+    """Options of every role's process; each role's own options are a subclass.
 
     Source: docs/registry.md, docs/operations.md.
     """
@@ -238,22 +238,22 @@ class RoleOptions(Options):
 
     @property
     def audit_folder(self) -> Path | None:
-        """Where the audit log is kept; None: nowhere."""
+        """Folder of the audit log; None: there is none."""
         if self.audit_dir:
             return Path(self.audit_dir)
         return Path(self.data_dir) / "audit" if self.data_dir else None
 
     @property
     def address_host(self) -> str:
-        """The host that the registry tells others."""
+        """The host that the registry announces to others."""
         return self.advertised_host or self.host
 
     def insecure_doors(self) -> list[str]:
-        """What an operator must be reminded of, a line for each door that is not guarded."""
+        """Return the reminders for an operator: a line for each listener that is not guarded."""
         return []
 
     def doubtful_settings(self) -> list[str]:
-        """What is allowed and does no good, a line for each."""
+        """Return the allowed but useless settings, a line for each."""
         if self.poll_interval_s * 1000 >= self.session_timeout_ms:
             return []
         return [
@@ -262,15 +262,16 @@ class RoleOptions(Options):
         ]
 
     def files_with_keys(self) -> list[Path]:
-        """What only this role should be able to read, besides what the cluster's options name."""
+        """Return the files that only this role should be able to read, besides those of the cluster's options."""
         return []
 
     def door_tls(self) -> DoorTls | None:
-        """What clients are shown at this role's doors; None: it has none, or they do not speak TLS. Raises `ConfigurationError`."""
+        """Return the TLS of this role's client listeners; None if it has none, or they do not use TLS. Raises
+        `ConfigurationError`."""
         return None
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what it must be) of every option that is wrong."""
+        """Yield (key, allowed values) for every wrong option."""
         wrong = dict(super().problems())
         yield from wrong.items()
         if "registry" not in wrong:
@@ -299,7 +300,7 @@ class RoleOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientDoorOptions(RoleOptions):
-    """What roles that serve clients by gRPC add: a port of their own for them."""
+    """Additional options of roles that serve clients by gRPC: a port of their own for them."""
 
     client_host: str = ""
     """Address on which clients' gRPC calls are taken. Empty: host."""
@@ -310,16 +311,16 @@ class ClientDoorOptions(RoleOptions):
 
     @property
     def client_listen_host(self) -> str:
-        """Where clients' calls are taken."""
+        """The address that clients' calls arrive at."""
         return self.client_host or self.host
 
     @property
     def client_address_host(self) -> str:
-        """The host that the registry tells clients."""
+        """The host that the registry announces to clients."""
         return self.advertised_client_host or self.client_host or self.address_host
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what it must be) of every option that is wrong."""
+        """Yield (key, allowed values) for every wrong option."""
         wrong = dict(super().problems())
         yield from wrong.items()
         if wrong.keys().isdisjoint(("host", "advertised_host", "client_host")) and is_wildcard(self.client_address_host):
@@ -334,7 +335,7 @@ class ClientDoorOptions(RoleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PacedOptions(RoleOptions):
-    """What roles add through which real-time messages go."""
+    """Additional options of roles that carry real-time messages."""
 
     pace_ms: float = bounded(0.0, 0.0, 20.0)
     """Milliseconds between two wake-ups of the event loop, while messages that nobody waits for wake it more than 600 times a
@@ -343,14 +344,14 @@ class PacedOptions(RoleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionedOptions(RoleOptions):
-    """What roles with partitions add."""
+    """Additional options of roles with partitions."""
 
     partition: int = bounded(0, 0, 127)
     """Partition that this process serves."""
 
 
 def link_options(cluster: ClusterOptions, options: RoleOptions) -> LinkOptions:
-    """The options of a process's links out of the cluster's and its own."""
+    """Return the options of a process's links from the cluster's and its own."""
     return LinkOptions(
         mtu_bytes=cluster.mtu_bytes,
         loopback_mtu_bytes=cluster.loopback_mtu_bytes,
@@ -370,7 +371,7 @@ Table = TypeVar("Table", bound=Options)
 
 
 def are_big_rooms(low: int, high: int) -> bool:
-    """Whether [low, high) can be big rooms: their VRooms are no RoomIDs of big rooms and stay below those of probes."""
+    """Return True if [low, high) can be big rooms: their VRooms are not RoomIDs of big rooms and stay below those of probes."""
     return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= PROBE_ROOM)
 
 
@@ -379,7 +380,7 @@ def _hash(values: Mapping[str, Any]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and cannot be reached from outside."""
+    """Return True if a host is this machine and cannot be reached from outside."""
     if host == "localhost":
         return True
     try:
@@ -389,7 +390,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a host means «every address of this machine»."""
+    """Return True if a host means «every address of this machine»."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -397,7 +398,7 @@ def is_wildcard(host: str) -> bool:
 
 
 class _Sources:
-    """Collects one table's values and where each came from."""
+    """Collects one table's values and their origins."""
 
     def __init__(self, table: str, options_type: type[Options]) -> None:
         self.table = table
@@ -446,10 +447,10 @@ def load_options(
     """Read, check and join all sources of options.
 
     path: the TOML file, or None for none. environ: the process's environment. overrides: text values of --set, keys
-    `KEY` or `ROLE.KEY` of the role's table, or `cluster.KEY`. names_registry: whether one of them must name the registry, so that
-    no process joins whatever cluster is at the default address.
+    `KEY` or `ROLE.KEY` of the role's table, or `cluster.KEY`. names_registry: True if one of them must name the registry, so that
+    no process joins a cluster that happens to be at the default address.
 
-    Raises ConfigurationError with one line for each thing that is wrong: the file (or variable, or --set), the table and
+    Raises ConfigurationError with one line for each error: the file (or variable, or --set), the table and
     key, the value and what is allowed.
 
     Source: docs/operations.md.
@@ -494,17 +495,17 @@ def load_options(
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
     cluster_options.tls(role)
-    cluster_options.key_ring()  # a file that does not do is found here, before any socket opens
+    cluster_options.key_ring()  # an unusable file is found here, before any socket opens
     return cluster_options, role_options
 
 
 def example_toml(role: str, options_type: type[RoleOptions]) -> str:
-    """A file with every option of the cluster and of a role at its default, each under its help text."""
+    """Render a file with every option of the cluster and of a role at its default, each below its help text."""
     return f"{render_table('cluster', ClusterOptions)}\n{render_table(role, options_type)}"
 
 
 def read_bounded(path: Path | str, max_bytes: int, what: str = "") -> bytes:
-    """A file of an operator's, whole. Raises `ConfigurationError` with its path where it cannot be read or is larger."""
+    """Read a whole file of an operator's. Raises `ConfigurationError` with its path if it cannot be read or is larger."""
     subject, verb = (f"{what} ", "is ") if what else ("", "")
     try:
         with open(path, "rb") as file:
@@ -513,7 +514,7 @@ def read_bounded(path: Path | str, max_bytes: int, what: str = "") -> bytes:
         raise ConfigurationError(f"{path}: {subject}cannot be read: {error.strerror}") from None
     if len(data) > max_bytes:
         raise ConfigurationError(f"{path}: {subject}{verb}larger than {max_bytes} bytes")
-    return data.removeprefix(codecs.BOM_UTF8)  # editors of Windows put it first
+    return data.removeprefix(codecs.BOM_UTF8)  # Windows editors write it
 
 
 def _read(path: Path | str | None) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""An event loop with a pace: while it is woken often it rests between two wake-ups, so that one finds several messages.
+"""An event loop with a pace: when it is woken often, it rests between two wake-ups, so that each finds several messages.
 
-    wake-up ─▶ work ─▶ rest: only what somebody waits for is listened to ─▶ wake-up, with all that came meanwhile
+    wake-up ─▶ work ─▶ rest: only impatient sources are listened to ─▶ wake-up, with all that came meanwhile
 
-A wake-up costs a process as much as the work for dozens of messages. What may wait for a rest is what is patient: datagrams of
-links, and MQTT clients' connections. Everything else (calls, framed streams, the registry, signals) wakes the loop at once, and
-so do timers; and who sends or hears something for which somebody waits keeps the loop from resting for a while (`hurry`).
+A wake-up costs a process as much as the work for dozens of messages. Patient sources may wait for the end of a rest: datagrams of
+links, and MQTT clients' connections. Everything else (calls, framed streams, the registry, signals) and timers wake the loop at
+once. Work that somebody waits for keeps the loop from resting for a while (`hurry`).
 
 Source: docs/performance.md, "QoS 1, and a pace for many small messages", docs/decisions/0275-a-pace-for-event-loops.md.
 """
@@ -19,47 +19,47 @@ import time
 from typing import Any, Final, Protocol
 
 WINDOW_S: Final = 0.05
-"""So often it is decided whether to rest."""
+"""Interval of deciding whether to rest."""
 WAKES_PER_S: Final = 600
-"""A loop that is woken more often begins to rest."""
+"""Rate of wake-ups above which a loop begins to rest."""
 HURRY_S: Final = 0.02
-"""For so long nothing rests after something for which somebody waits."""
+"""Time without a rest after something that somebody waits for."""
 LEAST_S: Final = 0.0005
-"""Shorter rests are none: the kernel's timer for them has milliseconds."""
+"""Shortest rest: the kernel's timer for rests has milliseconds."""
 
 
 class HasFileno(Protocol):
-    """A socket, of which it is known when it is closed."""
+    """A socket that shows when it is closed."""
 
     def fileno(self) -> int:
-        """Its file descriptor; -1 once it is closed."""
+        """Return its file descriptor; -1 once it is closed."""
 
 
 class PacedSelector(selectors.EpollSelector):
     """A selector that rests.
 
     Args:
-        rest_s: from the beginning of one wake-up to that of the next one; what the work takes counts.
+        rest_s: from the beginning of one wake-up to that of the next one; the work counts.
     """
 
     def __init__(self, rest_s: float) -> None:
         super().__init__()
         self._rest_s = rest_s
         self._impatient = select.epoll()
-        """What wakes a loop that rests."""
+        """The sources that wake a resting loop."""
         self._patient: dict[int, HasFileno] = {}
-        """By file descriptor, whose it is: another one's later is not."""
+        """File descriptor → the socket it belongs to; a later socket with the same descriptor is not patient."""
         self._next_at = 0.0
-        """When a rest that begins now ends."""
+        """End of a rest that begins now."""
         self._hurried_until = 0.0
         self._resting = False
         self._since = time.monotonic()
         self._woken = self._rested = self._found = 0
-        """In this window: wake-ups, rests, and rests behind which there was something to do."""
+        """Counts of this window: wake-ups, rests, and rests after which there was something to do."""
         self.rests = 0
 
     def be_patient(self, sock: HasFileno) -> None:
-        """Let this socket, which may be registered or not, wait for the end of a rest, until it is closed."""
+        """Let this socket, registered or not, wait for the end of a rest, until it is closed."""
         fd = sock.fileno()
         if not self._is_patient(fd) and fd in self.get_map():
             self._impatient.unregister(fd)
@@ -73,7 +73,7 @@ class PacedSelector(selectors.EpollSelector):
         return sock is not None
 
     def hurry(self, now: float) -> None:
-        """Somebody waits for something that happens now (monotonic seconds)."""
+        """Note that somebody waits for something that happens now (monotonic seconds)."""
         self._hurried_until = now + HURRY_S
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -104,7 +104,7 @@ class PacedSelector(selectors.EpollSelector):
         super().close()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait as `selectors` says, after a rest where it is time for one."""
+        """Wait as `selectors` does, after a rest if one is due."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         now = time.monotonic()
@@ -150,10 +150,10 @@ class PacedLoop(asyncio.SelectorEventLoop):
 
 
 def new_loop(pace_s: float) -> asyncio.AbstractEventLoop:
-    """An event loop that rests so long; 0: an ordinary one."""
+    """Make an event loop that rests for `pace_s`; 0: an ordinary one."""
     return PacedLoop(pace_s) if pace_s else asyncio.SelectorEventLoop()
 
 
 def pacer_of(loop: asyncio.AbstractEventLoop) -> PacedSelector | None:
-    """What paces a loop; None: nothing does."""
+    """Return the pacer of a loop; None if it has none."""
     return loop.pacer if isinstance(loop, PacedLoop) else None

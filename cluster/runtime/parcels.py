@@ -1,10 +1,10 @@
-"""What the records of a batch are sorted into: for each destination one parcel a lane. Pure.
+"""Sorts the records of a batch into parcels: one for each destination and lane. Pure.
 
 A fan-out walks a batch in place, cuts each record out once and appends it to the list of every destination that gets it:
 
     (target.normal if type_ >= FIRST_LANE_BELOW else target.first).append(record)
 
-The loop is the caller's, because each decides something else in it; what is around it is here.
+The loop is the caller's, because each caller decides something else in it; the rest is here.
 
 Source: docs/architecture.md, "The contract".
 """
@@ -21,18 +21,18 @@ from pixiu.wire.trace import Tracer
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """A destination, with the parcels that are being made up for it."""
+    """A destination, with the parcels that are being collected for it."""
 
     endpoint: EndpointID
     normal: list[bytes] = field(default_factory=list)
     first: list[bytes] = field(default_factory=list)
-    """Lane 0."""
+    """Records of lane 0."""
 
 
 def take_parcels(touched: Iterable[Target], tracer: Tracer, traced_us: int) -> tuple[list[SendRecords], int]:
-    """The parcels of these targets, lane 0 first, and the number of records in them; the targets are empty then.
+    """Return the parcels of these targets, lane 0 first, and the number of records in them. Empties the targets.
 
-    A target may be named twice. `traced_us`: when the batch came, where traced records are to be stamped here; else 0.
+    A target may be named twice. `traced_us`: arrival time of the batch if traced records are to be stamped here; else 0.
     """
     parcels: list[SendRecords] = []
     copies = 0

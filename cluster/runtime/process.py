@@ -81,20 +81,20 @@ EXIT_OK: Final = 0
 EXIT_CRASH: Final = 1
 EXIT_ENVIRONMENT: Final = 2
 PRIVATE_UMASK: Final = 0o077
-"""What a process with a data folder writes is nobody else's to read."""
+"""Only the owner may read the files of a process with a data folder."""
 CLOSE_TIMEOUT_S: Final = 10.0
-"""Seconds that the end of one part may take; then the next one is ended."""
+"""Time limit for ending one part; after it the next one is ended."""
 QUIET_S: Final = 3.0
-"""A start that has waited so long for the registry, or for members of the cluster, says so; of members again and again."""
+"""Time after which a start that waits for the registry, or for members of the cluster, logs it; for members repeatedly."""
 CONFLICT_MARGIN_S: Final = 2.0
-"""Seconds beyond a session timeout that the node of a killed process with other settings may stand in the registry."""
+"""Seconds beyond a session time-out for which the node of a killed process with other settings may stay in the registry."""
 KEYS_S: Final = 1.0
-"""Between two looks at the keys of datagrams."""
+"""Interval of checking the keys of datagrams."""
 STRANGER_S: Final = 1.0
-"""Between two readings of the registry for senders that it does not know."""
+"""Interval between two readings of the registry because of unknown senders."""
 STRANGER_POLL_S: Final = 0.05
 REGISTRY_TIMEOUT_S: Final = 5.0
-"""Seconds to wait for ZooKeeper while ending; without it the node goes with the session."""
+"""Seconds to wait for ZooKeeper while ending; without it the node ends with the session."""
 
 OptionsT = TypeVar("OptionsT", bound=RoleOptions)
 
@@ -290,7 +290,7 @@ class Process(Generic[OptionsT]):
                 self._log.warning(log.WAITING, part="members", missing="; ".join(missing))
 
     def _waits_for(self) -> list[str]:
-        """What keeps this process from Running, in words; empty once it runs."""
+        """Describe what keeps this process from Running; empty once it runs."""
         node = self._membership.node if self._membership is not None else None
         return (
             waits_for(self._discovery.view, node, SEES.get(self._role, ROLES))
@@ -299,7 +299,7 @@ class Process(Generic[OptionsT]):
         )
 
     def _check_partition(self) -> None:
-        """Without a layout any will do: nothing says yet how many there are."""
+        """Check the partition's number. Without a layout any is allowed, because the number of partitions is unknown."""
         if not self._discovery.view.layout.version:
             self._log.warning(log.WAITING, part="layout", missing=NO_LAYOUT)
         partition, layout = _partition(self._options), self._discovery.view.layout.roles.get(self._role)
@@ -335,7 +335,7 @@ class Process(Generic[OptionsT]):
         self._closers.append(("grpc", lambda: self._server.grpc.stop(1.0)))
         self._endpoint.attach(self._server.grpc)
         self._closers.append(("http", self._http.close))
-        # Where the given port is the last one, validate() has asked for http_port.
+        # If the given port is the last one, validate() has required http_port.
         wanted = options.http_port or min(port + 1, 65_535)
         http_port = await self._http.bind(options.host, wanted, fallback=options.port == 0 and options.http_port == 0)
         if self._client_server is not None and isinstance(options, ClientDoorOptions):
@@ -420,7 +420,7 @@ class Process(Generic[OptionsT]):
         )
 
     async def _drain(self) -> None:
-        """Tell everybody that this process goes, then let the service hand over."""
+        """Announce that this process leaves, then let the service hand over."""
         self._state = NodeState.DRAINING.value
         for server in self._servers():
             await server.set_serving(False)
@@ -445,11 +445,11 @@ class Process(Generic[OptionsT]):
             self._log.warning(
                 log.DRAIN_FAILED, part="service", error=f"not done after drain_timeout_s = {self._options.drain_timeout_s}"
             )
-        except Exception as error:  # what cannot be handed over must not keep the process from ending
+        except Exception as error:  # a failed hand-over must not keep the process from ending
             self._log.error(log.DRAIN_FAILED, part="service", error=repr(error), exc_info=True)
 
     def _registered(self, node: Node) -> None:
-        """The node was registered: at the start, or anew with another replica ID after a lost session."""
+        """Handle a registration of the node: at the start, or again with another replica ID after a lost session."""
         log.bind_identity(replica=node.replica)
         self._log.info(
             log.REGISTERED,
@@ -478,7 +478,7 @@ class Process(Generic[OptionsT]):
             self._log.warning(log.STOP_FAILED, part="registry", error="ZooKeeper did not answer; the node goes with the session")
 
     async def _close(self) -> None:
-        """End every part that was begun, the last one first; one that fails or hangs does not keep the others."""
+        """End every part that was started, the last one first; one that fails or hangs does not keep the others."""
         self._takes_views = False
         self._watchdog.stop()
         while self._closers:
@@ -514,7 +514,7 @@ class Process(Generic[OptionsT]):
                 self._log.error(log.VIEW_FAILED, error=repr(error), exc_info=True)
 
     def _audited(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Say what is audited in the log too, where there is no folder for it; and that a folder's disk has failed."""
+        """Log what is audited if there is no folder for it, and log a failure of the folder's disk."""
         if kind == "audit_failed":
             if log.once_per(60, log.AUDIT):
                 self._log.error(log.AUDIT, kind=kind, **fields)
@@ -544,7 +544,7 @@ class Process(Generic[OptionsT]):
         return node.udp_address if node is not None else None
 
     async def _follow_keys(self, endpoint: Endpoint) -> None:
-        """Take other keys when they are in the folder; a folder that cannot be read leaves those before in use."""
+        """Take new keys when they are in the folder; if it is unreadable, the former ones stay in use."""
         while True:
             await asyncio.sleep(KEYS_S)
             try:
@@ -560,7 +560,7 @@ class Process(Generic[OptionsT]):
                 self._audit.write("keys", ring=found.name())
 
     async def _follow_login(self) -> None:
-        """Log in with other credentials when they are in the file; one that does not do leaves those before in use."""
+        """Log in with new credentials when they are in the file; if it is unusable, the former ones stay in use."""
         while True:
             await asyncio.sleep(KEYS_S)
             try:
@@ -572,7 +572,7 @@ class Process(Generic[OptionsT]):
                     self._log.error(log.LOGIN, error=str(error))
 
     def _role_of(self, endpoint: EndpointID) -> str:
-        """The role of a process: of a peer, or in the view; empty for a stranger."""
+        """Return the role of a process, from its link or from the view; empty for a stranger."""
         role = self._endpoint.role_of(endpoint) if self._endpoint is not None else ""
         if role:
             return role
@@ -580,7 +580,7 @@ class Process(Generic[OptionsT]):
         return node.role if node is not None else ""
 
     def _knows(self, endpoint: EndpointID) -> bool:
-        """Whether a sender is of the cluster. One that is not may have come just now: the registry is read again soon."""
+        """Return True if a sender belongs to the cluster. A stranger may have just arrived: the registry is read again soon."""
         if self._cluster.guests or self._role_of(endpoint):
             return True
         self._counts["links_strangers_total"] += 1
@@ -600,7 +600,7 @@ class Process(Generic[OptionsT]):
         return True
 
     def _stream_failed(self, method: str, error: Exception) -> None:
-        """What serves a framed stream has failed."""
+        """Log and count the failure of a framed stream's handler."""
         self._counts["loop_errors_total"] += 1
         if log.once_per(10, (log.LOOP_ERROR, method)):
             self._log.error(log.LOOP_ERROR, text=method, error=repr(error), exc_info=error)
@@ -617,14 +617,14 @@ class Process(Generic[OptionsT]):
         self._stopping.set()
 
     def _drain_asked(self, by: str) -> None:
-        """An operator's tool asks for what SIGTERM asks for."""
+        """Handle a request to drain from an operator's tool, which acts as SIGTERM."""
         if not self._stopping.is_set():
             self._log.info(log.DRAIN_ASKED, by=by)
             self._audit.write("drain", operator=by)
             self._stopping.set()
 
     def _settings_changed(self, data: bytes) -> None:
-        """The registry has other settings; empty: none. What cannot be read changes nothing."""
+        """Apply new settings from the registry; empty: none. Unreadable ones change nothing."""
         try:
             settings = Settings.from_json(data) if data else Settings()
         except MalformedData as error:
@@ -646,14 +646,14 @@ class Process(Generic[OptionsT]):
         self._log.info(log.SETTINGS_TAKEN, version=settings.version, settings=changed(before.taken, now.taken))
 
     def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback or a task that nobody awaits has failed."""
+        """Log and count the failure of a callback or of a task that nobody awaits."""
         self._counts["loop_errors_total"] += 1
         if log.once_per(10, (log.LOOP_ERROR, context.get("message"))):
             error = context.get("exception")
             self._log.error(log.LOOP_ERROR, text=context.get("message"), error=repr(error), exc_info=error)
 
     def _stalled(self, seconds: float, stack: str) -> None:
-        """In the watchdog's thread: give up the place in the registry, which kazoo's thread would hold for ever."""
+        """Give up the place in the registry, which kazoo's thread would hold for ever. Runs in the watchdog's thread."""
         self._log.error(log.LOOP_STALLED, seconds=round(seconds, 3), stack=stack)
         self._end_session()
 
@@ -663,11 +663,11 @@ class Process(Generic[OptionsT]):
             return
         try:
             asyncio.run(_end_session(self._address, session, self._options.session_timeout_ms / 1000))
-        except Exception as error:  # the watchdog must live; without a ZooKeeper the session ends by itself
+        except Exception as error:  # the watchdog must survive; without a ZooKeeper the session ends by itself
             self._log.error(log.STALL_NOT_ENDED, error=str(error) or repr(error))
 
     def _end_session_soon(self) -> None:
-        """In a thread, because the loop's own session must not be waited for."""
+        """End the session in a thread, because the loop's own session must not be waited for."""
         threading.Thread(target=self._end_session, name="end-session", daemon=True).start()
 
     def _turns_again(self) -> None:
@@ -702,7 +702,7 @@ class Process(Generic[OptionsT]):
         return f"{node.role}:{node.address}" if node is not None else f"unknown:{hex_id(endpoint)}"
 
     def _certificate_problem(self) -> str:
-        """What is wrong with the files of certificates, or of the revoked ones; empty: nothing."""
+        """Return the error in the files of certificates, or of the revoked ones; empty if there is none."""
         return next(
             (found.problem for found in (self._tls, self._guard, self._door_tls) if found is not None and found.problem), ""
         )
@@ -758,7 +758,7 @@ async def _end_session(address: RegistryAddress, session: tuple[int, bytes], tim
 
 
 def is_open_to_all(path: Path) -> bool:
-    """Whether every user of this machine may read a file. One that is not there is for its reader to name."""
+    """Return True if every user of this machine may read a file. A missing file is reported by its reader."""
     try:
         return bool(os.stat(path).st_mode & stat.S_IROTH)
     except OSError:
@@ -766,7 +766,7 @@ def is_open_to_all(path: Path) -> bool:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a data folder that is there is of its owner alone."""
+    """Return True if a data folder belongs to its owner alone, or does not exist."""
     try:
         return not os.stat(folder).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     except OSError:
@@ -785,7 +785,7 @@ def run_role(
     *,
     membership: MembershipFactory,
 ) -> int:
-    """Run a role until it is told to end; returns the exit code.
+    """Run a role until it is asked to end. Returns the exit code.
 
     argv: the arguments without the program's name. membership: `registry.membership.Membership`.
 

@@ -1,4 +1,4 @@
-"""What is measured of the batches of records that come to a process by links: once a batch, a microsecond each.
+"""Measurements of the batches of records that a process gets by links: once a batch, a microsecond each.
 
 Source: docs/operations.md, "Watching a cluster".
 """
@@ -15,7 +15,7 @@ from pixiu.ids import SNOWFLAKE_EPOCH_MS, SNOWFLAKE_SEQUENCE_BITS, SNOWFLAKE_WOR
 from pixiu.wire.record import CHAT, ROOM, ROUTE_SIZE, SIGNAL, WALK, Flag
 
 MAX_AGE_MS: Final = 3_600_000
-"""A message that is older by its SnowflakeID was kept by its sender, or the ID holds no time: it is not counted."""
+"""Maximum age of a message by its SnowflakeID: an older one was kept by its sender, or its ID holds no time, and is not counted."""
 LATENCY: Final = (
     "Time from a message's SnowflakeID to its arrival at this process, by kind, of one message of each batch. As exact as "
     "the machines' clocks agree."
@@ -29,7 +29,7 @@ class ReceivedBatches:
     """Histograms and hot keys of one process.
 
     Args:
-        metrics: where they are shown.
+        metrics: the process's metrics, which show them.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -42,8 +42,8 @@ class ReceivedBatches:
         }
 
     def hot(self) -> dict[str, object]:
-        """What `/hot` says: the rooms and users with the most messages, in the last whole ten seconds, and how many a second all
-        of them had."""
+        """Return the content of `/hot`: the rooms and users with the most messages in the last whole ten seconds, and the rate
+        of all of them together."""
         now_s = time.time_ns() / 1e9
         tops = (("rooms", self.rooms.top(now_s)), ("users", self.users.top(now_s)))
         said: dict[str, object] = {name: [{"key": key, "per_s": round(per_s, 1)} for key, per_s in top] for name, top in tops}
@@ -51,7 +51,7 @@ class ReceivedBatches:
         return said
 
     def note(self, data: bytes, start: int, end: int, count: int, took_s: float) -> None:
-        """Count a batch of `count` records in data[start:end] that was handled in `took_s` seconds, just now."""
+        """Count a batch of `count` records in data[start:end] that has just been handled in `took_s` seconds."""
         self._records.add(count)
         self._handling.add(took_s)
         if end - start < ROUTE_SIZE:

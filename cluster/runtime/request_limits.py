@@ -1,7 +1,7 @@
-"""What one request of a client may ask for at a gRPC listener, and when it is parsed.
+"""Limits of one client request at a gRPC listener, and the time of its parsing.
 
-Requests of many streams come in one turn of the event loop. Each is bounded in bytes and in names or records before anything is
-parsed or looked up, and is parsed and worked off in its turn (`cluster.runtime.turn`). Clients are told the bounds in the answer to
+Requests of many streams may arrive in one turn of the event loop. Each is bounded in bytes and in names or records before anything
+is parsed or looked up, and is parsed and handled in its turn (`cluster.runtime.turn`). Clients learn the bounds from the answer to
 their hello.
 
 Source: docs/security.md, "What one request may ask for".
@@ -24,26 +24,26 @@ from pixiu.rpc.grpc_streams import Unparsed
 from pixiu.wire.record import HEADER_SIZE, offsets
 
 MAX_BATCH_BYTES: Final = 256 << 10
-"""A client's batch has at most so many bytes, or one record."""
+"""Maximum bytes of a client's batch, unless it is a single record."""
 MAX_BATCH_RECORDS: Final = 4_000
-"""Records of a batch, with the further receivers of mail."""
+"""Maximum records of a batch, with the further receivers of mail."""
 MAX_NAMES: Final = 2_000
-"""Rooms, topics and acknowledgements of one SubscribeRequest, which is worked off in pieces."""
+"""Maximum rooms, topics and acknowledgements of one SubscribeRequest, which is handled in pieces."""
 SLICE: Final = 1_000
-"""Records that are worked off at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
+"""Records that are handled at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
 BESIDE_BATCH_BYTES: Final = 64 << 10
-"""What a message has beside its batch: proofs, receivers, a hello."""
+"""Bytes of a message besides its batch: proofs, receivers, a hello."""
 STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
 """Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
 
 
 def message_bytes_of_client(max_record_bytes: int) -> int:
-    """How long a client's message may be."""
+    """Return the maximum length of a client's message, bytes."""
     return max(MAX_BATCH_BYTES, max_record_bytes) + BESIDE_BATCH_BYTES
 
 
 def check_batch(count: int, size: int, further: int = 0, *, bounded: bool) -> None:
-    """Look at what a batch says it is. further: receivers of mail. bounded: False for those of a gateway.
+    """Check a batch by its announced count and size. further: receivers of mail. bounded: False for a gateway's batches.
 
     Raises `InvalidArgument` or `RecordTooLarge`.
     """
@@ -58,8 +58,8 @@ def check_batch(count: int, size: int, further: int = 0, *, bounded: bool) -> No
 
 
 def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
-    """A batch in parts that are worked off at once: (index of the first record, count, bytes). A malformed one is one part without
-    bytes, which whoever routes it finds malformed."""
+    """Yield a batch in slices: (index of the first record, count, bytes). A malformed batch is one slice without bytes, which
+    routing then finds malformed."""
     if count <= SLICE:
         yield 0, count, data
         return
@@ -73,8 +73,8 @@ def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 class ParseInTurn(grpc.aio.ServerInterceptor):
-    """Has clients' messages parsed when it is their turn. A single request that cannot be parsed is the caller's fault: it gets
-    INVALID_ARGUMENT, where gRPC would say UNKNOWN and log an error of the server's for each."""
+    """Has clients' messages parsed in their turn. A single request that cannot be parsed is the caller's fault: it gets
+    INVALID_ARGUMENT, where gRPC would return UNKNOWN and log a server error for each."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -84,7 +84,7 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Called by gRPC for each call."""
+        """Wrap the handler of a call. Called by gRPC for each call."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler  # its messages are bytes

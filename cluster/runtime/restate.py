@@ -1,4 +1,4 @@
-"""Changing what a process is registered as while it runs: back to Init, and Running again.
+"""Changes the registered state of a process while it runs: back to Init, and Running again.
 
 Source: docs/memberships.md.
 """
@@ -13,7 +13,7 @@ from pixiu.discovery.node import NodeState
 
 
 class Restate:
-    """Tells the registry the newest state, one at a time; a process that drains stays Draining.
+    """Writes the newest state to the registry, one at a time; a process that drains stays Draining.
 
     Args:
         membership: the process's place in the registry.
@@ -27,13 +27,13 @@ class Restate:
         self._task: asyncio.Task[None] | None = None
 
     def set(self, state: NodeState) -> None:
-        """Register as this state, soon; returns at once."""
+        """Register this state soon; returns at once."""
         self._wanted = state
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End what is under way; nothing is told any more."""
+        """End a write that is under way; write nothing more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -46,6 +46,6 @@ class Restate:
                 return
             try:
                 await self._membership.set_state(wanted)
-            except Exception as error:  # not registered: a process that nobody can find must not go on
+            except Exception as error:  # not registered: a process that nobody can find must not continue
                 self._on_failed(error)
                 return

@@ -1,4 +1,4 @@
-"""The one shell of every role: runs cores, performs their effects by a table, keeps their timers and tasks.
+"""The common shell of every role: runs cores, performs their effects by a table, keeps their timers and tasks.
 
     link, stream, view, timer ──▶ Runner.step(event) ──▶ core.step ──▶ effects ──▶ performs[type(effect)]
                                         │
@@ -6,7 +6,7 @@
                                         └── the timer: `Tick` at core.next_deadline()
 
 A role with several cores (a proxy: records, mail, notices) has a `Runner` for each in one `RoleShell`. A role's `Service`
-extends `RoleShell`; one that takes nothing by links leaves the link methods as they are here.
+extends `RoleShell`; one that takes nothing by links keeps its link methods.
 
 Source: docs/architecture.md, "The contract".
 """
@@ -25,7 +25,7 @@ from pixiu.ids import EndpointID
 from pixiu.rpc.deadline_timer import DeadlineTimer
 
 MIN_TICK_S: Final = 0.001
-"""A timer rings no sooner than this after it was set: no event loop is more exact."""
+"""Shortest delay of a timer: no event loop is more exact."""
 
 EventT = TypeVar("EventT")
 EffectT = TypeVar("EffectT")
@@ -33,13 +33,14 @@ KindT = TypeVar("KindT")
 
 
 class Effects(Generic[EffectT]):
-    """Which function performs which effect. Types are checked where one is entered: `effects.on(Reply, self._reply)`."""
+    """Maps effects to the functions that perform them. Types are checked where one is registered: `effects.on(Reply,
+    self._reply)`."""
 
     def __init__(self) -> None:
         self.performs: dict[type, Callable[..., None]] = {}
 
     def on(self, kind: type[KindT], perform: Callable[[KindT], None]) -> None:
-        """Enter a function for an effect; each effect has one."""
+        """Register the function for an effect; each effect has one."""
         assert kind not in self.performs, kind
         self.performs[kind] = perform
 
@@ -48,11 +49,11 @@ class Runner(Generic[EventT, EffectT]):
     """Drives one core: steps it, performs its effects, keeps its timer.
 
     Args:
-        core: None until there is one (a gateway's needs its lease first); events before that are dropped.
+        core: None until there is one (a gateway needs its lease first); events before that are dropped.
         now: monotonic seconds.
         tick: makes the event of the timer; None for a core without deadlines.
-        end_of_turn: makes the event that joins what came in one turn of the event loop; None for a core that joins nothing.
-        performed: called after the effects of a step, where something is flushed once for all of them.
+        end_of_turn: makes the event that joins the input of one turn of the event loop; None for a core that joins nothing.
+        performed: called after the effects of a step, to flush once for all of them.
     """
 
     def __init__(
@@ -73,19 +74,19 @@ class Runner(Generic[EventT, EffectT]):
         self._timer = DeadlineTimer(self._tick, MIN_TICK_S)
         self._turn: asyncio.Handle | None = None
         self._turn_awaited = False
-        """Whether the turn ends with the input of the links."""
+        """True if the turn ends with the input of the links."""
         self._links: Links | None = None
         self._outcome = Outcome.TAKEN
         self._stopped = False
         self._performing = False
         self._behind: deque[EventT] = deque()
-        """Events that came of effects being performed."""
+        """Events that arose while effects were performed."""
 
     def step(self, event: EventT, *, timed: bool = True) -> None:
-        """Give an event to the core and perform what it answers. Nothing happens after `stop`.
+        """Pass an event to the core and perform the effects it returns. Does nothing after `stop`.
 
-        An event that comes of performing an effect is taken when all effects before it are performed: effects keep their order.
-        `timed=False`: the event moves no deadline (a batch of records that is only passed on), so that the core is not asked.
+        An event that arises while effects are performed waits until they all are: effects keep their order. `timed=False`: the
+        event moves no deadline (a batch of records that is only passed on), so the core is not asked for one.
         """
         core = self.core
         if core is None or self._stopped:
@@ -100,7 +101,7 @@ class Runner(Generic[EventT, EffectT]):
             self._set_timer(core)
 
     def take(self, event: EventT, *, timed: bool = True) -> Outcome:
-        """The same for what a link hands over: what the core says became of it; NOT_TAKEN while there is no core."""
+        """Pass an event from a link to the core. Returns the core's outcome; NOT_TAKEN while there is no core."""
         if self.core is None or self._stopped:
             return Outcome.NOT_TAKEN
         assert not self._performing, "what is handed over is answered now, and not behind other effects"
@@ -118,7 +119,7 @@ class Runner(Generic[EventT, EffectT]):
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
 
     def stop(self) -> None:
-        """Cancel the timer and the turn; the core takes nothing more."""
+        """Cancel the timer and the turn; the core takes no more events."""
         self._stopped = True
         self._timer.cancel()
         if self._turn is not None:
@@ -159,7 +160,7 @@ class Runner(Generic[EventT, EffectT]):
         if links is None:
             self._perform(core, event)
         else:
-            # What this sends leaves at once, with what links had to send.
+            # Its output leaves at once, with the links' own.
             links.in_turn(lambda: self._perform(core, event))
         if self._tick_event is not None:
             self._set_timer(core)
@@ -180,7 +181,7 @@ class Runner(Generic[EventT, EffectT]):
 
 
 class RoleShell:
-    """What every role's `Service` extends: tasks whose failure ends the process, and links that nobody uses.
+    """Base of every role's `Service`: tasks whose failure ends the process, and link methods that refuse everything.
 
     Args:
         crash: ends the process with this error (`Context.crash`).
@@ -197,13 +198,13 @@ class RoleShell:
         return runner
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this beside everything; its failure ends the process."""
+        """Run a task; its failure ends the process."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None] | None]) -> None:
-        """Do this again and again, `interval_s` seconds between the end of one and the next; a failure ends the process."""
+        """Repeat a function, `interval_s` seconds between the end of one run and the next; a failure ends the process."""
 
         async def loop() -> None:
             while True:
@@ -215,12 +216,12 @@ class RoleShell:
         self.spawn(loop())
 
     def stop_runners(self) -> None:
-        """No core takes anything more."""
+        """Stop all runners: no core takes more events."""
         for runner in self._runners:
             runner.stop()
 
     async def cancel_tasks(self) -> None:
-        """End what `spawn` and `every` began, and wait until it has ended."""
+        """Cancel the tasks of `spawn` and `every`, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -231,29 +232,29 @@ class RoleShell:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._crash(error)
 
-    # What links call, for roles to which nobody sends by links.
+    # Methods for links, of roles that nobody sends to by links.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """No records are expected."""
+        """Refuse records: none are expected."""
         return Outcome.MALFORMED
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """No control messages are expected."""
+        """Refuse control messages: none are expected."""
         return Outcome.MALFORMED
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Nothing was sent with a token."""
+        """Ignore outcomes: nothing was sent with a token."""
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """Peers' states are ignored."""
+        """Ignore peers' states."""
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Nothing is added to heartbeats."""
+        """Add nothing to heartbeats."""
         return b""
 
 
 def totals(counters: object, prefix: str = "") -> Mapping[str, object]:
-    """A dataclass of counters, or a mapping of them, as samples: {prefix}{name}_total."""
+    """Return a dataclass of counters, or a mapping of them, as samples: {prefix}{name}_total."""
     if isinstance(counters, Mapping):
         return {f"{prefix}{name}_total": value for name, value in counters.items()}
     assert dataclasses.is_dataclass(counters)

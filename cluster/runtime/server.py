@@ -3,8 +3,8 @@
     port          Link, Membership, MailDelivery, MailNotices, Xiu, Pi, Replication, …    processes and tools of the cluster
     client_port   Publisher, Mailer, Presence of a proxy; Subscriber of a gateway         clients
 
-What clients call is at the cluster's port too: gateways publish for their clients there, and processes and clients of older
-versions, which know one port only, look for it there.
+The clients' services are at the cluster's port too: gateways publish for their clients there, and processes and clients of older
+versions, which know one port only, look for them there.
 
 Source: docs/operations.md.
 """
@@ -32,52 +32,52 @@ from cluster.runtime.request_limits import message_bytes_of_client
 from pixiu.errors import ConfigurationError, PixiuError
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-"""No gRPC message is larger, whatever max_record_bytes is."""
+"""Maximum size of a gRPC message, whatever max_record_bytes is."""
 MIN_MESSAGE_BYTES: Final = 4 << 20
 MAX_STREAMS: Final = 1024
-"""Calls at a time on one connection."""
+"""Maximum concurrent calls on one connection."""
 MAX_CALLS: Final = 16_384
-"""Calls at a time in all; further ones are refused with RESOURCE_EXHAUSTED."""
+"""Maximum concurrent calls in all; further ones are refused with RESOURCE_EXHAUSTED."""
 MAX_CONNECTIONS: Final = 100_000
-"""Of clients by gRPC, where descriptors allow as many."""
+"""Maximum gRPC connections of clients, if there are as many descriptors."""
 MAX_METADATA_BYTES: Final = 16_384
 HANDSHAKE_TIMEOUT_MS: Final = 2000
-"""A connection that has not become HTTP/2 by then is closed."""
+"""Time after which a connection that has not become HTTP/2 is closed."""
 KEEPALIVE_MS: Final = 20_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 MIN_PING_INTERVAL_MS: Final = 5_000
-"""A client that pings more often (beyond a few) is disconnected."""
+"""Shortest interval of pings; a client that pings more often (beyond a few) is disconnected."""
 CLIENT_IDLE_MS: Final = 10_000
-"""A client's connection without a call is closed after so long, or a little later: before its first one, and between two."""
+"""Time, or a little more, after which a client's connection without a call is closed: before its first call, and between two."""
 KEPT_FILES: Final = 256
 """Descriptors that clients cannot have: they are for the registry, peers, health, files, and connections being accepted."""
 ANY_PORT_TRIES: Final = 20
-"""Ports to try for one that is free for TCP and UDP."""
+"""Tries of finding a port that is free for TCP and UDP."""
 
 
 def message_bytes(cluster: ClusterOptions) -> int:
-    """How long a message of a stream or a call may be."""
+    """Return the maximum length of a message of a stream or a call."""
     return min(max(4 * cluster.max_record_bytes, MIN_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
 
 
 def files_for_clients(limit: int) -> int:
-    """How many of the descriptors that a process may have are for its clients."""
+    """Return the number of a process's descriptors that are for its clients."""
     return max(limit - KEPT_FILES, limit // 2)
 
 
 def connections_of_clients(limit: int, *, beside_mqtt: bool) -> int:
-    """Connections that the clients' gRPC listener has at a time, of so many descriptors: half of what clients may have; beside
-    MQTT a quarter, which MQTT leaves free, since gRPC counts its own connections alone."""
+    """Return the maximum connections of the clients' gRPC listener, with this limit of descriptors: half of the clients' share;
+    beside MQTT a quarter, which MQTT leaves free, since gRPC counts only its own connections."""
     return min(files_for_clients(limit) // (4 if beside_mqtt else 2), MAX_CONNECTIONS) if limit > 0 else MAX_CONNECTIONS
 
 
 def files_for_mqtt(limit: int) -> int:
-    """The descriptors that MQTT's clients have are below this number."""
+    """Return the bound of descriptor numbers for MQTT's clients."""
     return files_for_clients(limit) - connections_of_clients(limit, beside_mqtt=True) if limit > 0 else sys.maxsize
 
 
 def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_mqtt: bool = False) -> list[tuple[str, int]]:
-    """The channel arguments of a process's server."""
+    """Return the channel arguments of a process's server."""
     longest = message_bytes(cluster)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     clients = [
@@ -100,15 +100,15 @@ def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_
 
 
 def keep_grpc_from_printing() -> None:
-    """Where a caller is gone before it is told of its error, grpcio logs it and then prints a traceback to standard error itself:
-    callers could fill a disk. What it logs is enough (`cluster.runtime.log`)."""
+    """Keep grpcio from printing. If a caller is gone before its error is reported to it, grpcio logs that and then prints a
+    traceback to standard error itself: callers could fill a disk. The log line is enough (`cluster.runtime.log`)."""
     quiet = {name: value for name, value in vars(traceback).items() if not name.startswith("__")}
     quiet["print_exc"] = lambda *_args, **_more: None
     cygrpc.traceback = SimpleNamespace(**quiet)
 
 
 class Server:
-    """A gRPC server with the health service and, where it is wanted, reflection of everything that is added to it."""
+    """A gRPC server with the health service and, optionally, reflection of everything that is added to it."""
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class Server:
         of_clients: bool = False,
         beside_mqtt: bool = False,
     ) -> None:
-        """`credentials`: of TLS; None: callers are not asked who they are. `of_clients`: its callers are no processes.
-        `beside_mqtt`: others come to this process by MQTT."""
+        """`credentials`: of TLS; None: callers are not authenticated. `of_clients`: its callers are clients, not processes.
+        `beside_mqtt`: this process also has MQTT clients."""
         keep_grpc_from_printing()
         self._reflection, self._credentials = reflection, credentials
         self.grpc = grpc.aio.server(
@@ -132,25 +132,25 @@ class Server:
         self._health = Health()
         self._names: list[str] = []
         self._add = self.grpc.add_generic_rpc_handlers
-        # The library cannot tell what was added to a server, and reflection has to name it.
+        # The library cannot list what was added to a server, and reflection has to name it.
         self.grpc.add_generic_rpc_handlers = self._note_and_add  # type: ignore[method-assign, assignment]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
     def listen(self, address: str) -> int:
-        """Listen there; the port. Raises RuntimeError when it is taken."""
+        """Listen at an address. Returns the port. Raises RuntimeError when it is taken."""
         if self._credentials is not None:
             return self.grpc.add_secure_port(address, self._credentials)
         return self.grpc.add_insecure_port(address)
 
     async def start(self) -> None:
-        """Answer calls from now on; health says NOT_SERVING."""
+        """Answer calls from now on; health is NOT_SERVING at first."""
         if self._reflection:
             grpc_reflection.enable_server_reflection([*self._names, grpc_reflection.SERVICE_NAME], self.grpc)
         await self.set_serving(False)
         await self.grpc.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service says, for the whole process and for each of its services."""
+        """Set the health status, for the whole process and for each of its services."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
@@ -164,14 +164,14 @@ class Server:
 
 
 def bracketed(host: str) -> str:
-    """A host as an address has it: IPv6 in brackets."""
+    """Format a host for an address: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable[[], Endpoint]) -> tuple[Endpoint, int]:
-    """Bind UDP and TCP to one port number; returns the endpoint and the port.
+    """Bind UDP and TCP to one port number. Returns the endpoint and the port.
 
-    new_endpoint: makes an endpoint that is not bound yet; called once for each port that is tried.
+    new_endpoint: makes an unbound endpoint; called once for each port that is tried.
 
     Raises ConfigurationError that names the port and the option when it is taken, or when none can be found.
     """
@@ -184,7 +184,7 @@ async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable
         except PixiuError as error:
             raise ConfigurationError(f"{error} (options host and port)") from None
         try:
-            # Tried first, because gRPC's own attempt prints lines of its own and does not say why it failed.
+            # Tried first, because gRPC's own attempt prints lines and does not give the reason of a failure.
             _try_tcp(options.host, port)
             server.listen(f"{bracketed(options.host)}:{port}")
         except (OSError, RuntimeError) as error:
@@ -201,7 +201,7 @@ async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable
 
 
 def bind_clients(options: ClientDoorOptions, port: int, server: Server) -> int:
-    """Bind the clients' gRPC server; returns its port. port: the cluster's.
+    """Bind the clients' gRPC server. Returns its port. port: the cluster's.
 
     Raises ConfigurationError that names the port and the option when it is taken.
     """
@@ -220,7 +220,7 @@ def bind_clients(options: ClientDoorOptions, port: int, server: Server) -> int:
 
 
 def _try_tcp(host: str, port: int) -> None:
-    """Raises OSError when nobody can listen there now."""
+    """Raise OSError when nobody can listen there now."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

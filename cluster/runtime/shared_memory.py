@@ -1,7 +1,7 @@
-"""Tables on /dev/shm that outlive their process: LMDB, write-mapped and without syncs, all of it allocated beforehand.
+"""Tables on /dev/shm that outlive their process: LMDB, write-mapped and without syncs, fully allocated beforehand.
 
 The memory lives as long as the machine, and a kill at any instant leaves it whole. A sparse file on a full tmpfs would end the
-process with SIGBUS, so every page is there before the first is written.
+process with SIGBUS, so every page is allocated before the first write.
 
 Source: docs/stores.md.
 """
@@ -21,15 +21,15 @@ from pixiu.errors import ConfigurationError
 
 
 def folder_name(kind: str, owner: str) -> str:
-    """A table's folder: the same for a process that starts again in its place."""
+    """Return the name of a table's folder: the same for a process that starts again in its place."""
     return f"pixiu-{kind}-" + re.sub(r"[^A-Za-z0-9.]+", "-", owner).strip("-")
 
 
 def lock_folder(folder: Path, in_use: str) -> TextIO:
-    """Make the folder and be its only process until the file is closed; the lock goes with the process, however it ends.
+    """Make the folder and lock it for this process until the file is closed; the lock ends with the process, however it ends.
 
     Raises ConfigurationError with the text `in_use`, or when the folder is not this user's alone: everybody may make one on
-    /dev/shm, and what is in it would be his to read and to change. OSError.
+    /dev/shm, and could then read and change its content. OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
@@ -48,9 +48,9 @@ def lock_folder(folder: Path, in_use: str) -> TextIO:
 
 
 def open_environment(folder: Path, size_bytes: int, max_dbs: int = 0) -> lmdb.Environment:
-    """The LMDB environment in a folder that this process has locked. Raises OSError when there is not enough memory,
+    """Open the LMDB environment in a folder that this process has locked. Raises OSError when there is not enough memory,
     lmdb.Error when the file is damaged."""
-    # An old file is made whole before it is mapped; a new one after, because LMDB takes only an empty file for new.
+    # An old file is allocated before it is mapped; a new one after, because LMDB takes only an empty file as new.
     data = folder / "data.mdb"
     if data.exists() and data.stat().st_size:
         allocate(data, size_bytes)
@@ -64,7 +64,7 @@ def open_environment(folder: Path, size_bytes: int, max_dbs: int = 0) -> lmdb.En
 
 
 def allocate(path: Path, size: int) -> None:
-    """Have all of a file's memory. Raises OSError when there is not enough."""
+    """Allocate all of a file's memory. Raises OSError when there is not enough."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.posix_fallocate(descriptor, 0, size)

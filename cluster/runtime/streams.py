@@ -1,4 +1,4 @@
-"""The framed streams of a process: its door, what it opens to others, and the keys by which callers prove their role.
+"""The framed streams of a process: its listener, its calls to others, and the keys by which callers prove their role.
 
 Source: docs/links.md, "Framed streams", docs/security.md.
 """
@@ -19,11 +19,12 @@ from pixiu.errors import NotAllowed
 from pixiu.rpc.tls import Tls
 
 FRAMED = "framed"
-"""Of `[cluster] streams`."""
+"""Value of `[cluster] streams`."""
 
 
 def stream_keys(ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes, ...] | None:
-    """The keys by which a process of one role proves that to one of another, the one that signs first; None: there are none."""
+    """Return the keys by which a sender of one role proves it to a receiver of another, the signing key first; None if there are
+    none."""
     if ring is None:
         return None
     numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
@@ -34,7 +35,7 @@ def framed_door(
     role: str, cluster: ClusterOptions, tls: Tls | None, guard: Guard | None, ring: Callable[[], KeyRing | None],
     failed: Callable[[str, Exception], None],
 ) -> FramedDoor:  # fmt: skip
-    """The door of a process of this role. Raises ConfigurationError."""
+    """Make the listener of a process of this role. Raises ConfigurationError."""
 
     def admits(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
         if guard is not None:
@@ -53,7 +54,7 @@ def framed_door(
 
 
 def framed_calls(role: str, endpoint: int, cluster: ClusterOptions) -> Framed | None:
-    """How a process of this role opens framed streams; None where it opens none."""
+    """Return the opener of framed streams for a process of this role; None if it opens none."""
     if cluster.streams != FRAMED:
         return None
 

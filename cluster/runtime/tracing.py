@@ -1,4 +1,4 @@
-"""The tracer of a process: what a role's service gives to its core.
+"""The tracer of a process, which a role's service passes to its core.
 
 Source: docs/architecture.md, "Probes and traces".
 """
@@ -17,7 +17,7 @@ OptionsT = TypeVar("OptionsT", bound=RoleOptions)
 
 
 def tracer_of(context: Context[OptionsT], hop: Hop, partition: int = 0) -> Tracer:
-    """A tracer that stamps as this process, and whose counters are among its metrics."""
+    """Make a tracer that stamps as this process, and whose counters are among its metrics."""
 
     def replica() -> int:
         node = context.membership.node

@@ -1,18 +1,18 @@
-"""How much of a turn of the event loop goes to what clients say, at every listener of a process: MQTT and gRPC.
+"""Bounds the share of a turn of the event loop that clients' input takes, at every listener of a process: MQTT and gRPC.
 
-    a read ── small, or the turn has time left ──▶ worked off at once
-           └─ large, and it has not ──▶ the line ──▶ the next turns, so long as each has time
-    many who are new, joins in steps ──▶ the paced line ──▶ a millisecond, then a rest
+    a read ── small, or the turn has time left ──▶ handled at once
+           └─ large, and it has not ──▶ the line ──▶ the next turns, as long as each has time
+    many new connections, joins in steps ──▶ the paced line ──▶ a millisecond, then a rest
 
-A turn reads from every client that has sent something. Without a bound a few hundred clients with much to say each make one turn
-last for seconds, in which nobody is served, heartbeats stop and the registry takes the gateway for dead. A read that is small does
-not wait behind large ones: most clients say one thing at a time.
+A turn reads from every client that has sent something. Without a bound a few hundred clients with much input each make one turn
+last for seconds, in which nobody is served, heartbeats stop and the registry takes the gateway for dead. A small read does not wait
+for large ones: most clients send one thing at a time.
 
-A stream of gRPC waits for its turn twice: before a message is parsed, and for each slice of what it asks for (`Turn.run`). While it
+A stream of gRPC waits for its turn twice: before a message is parsed, and for each slice of its request (`Turn.run`). While it
 waits nothing more is read from it.
 
-A bound of each turn still lets a crowd that connects at once have the whole processor for as long as it has something to say, and
-the other processes of the machine wait for it at each hop of a message. So what a crowd says rests longer than it works.
+A bound of each turn still lets a crowd that connects at once have the whole processor as long as it has input, and the other
+processes of the machine wait for it at each hop of a message. So a crowd's work rests longer than it runs.
 
 Source: docs/decisions/0277-a-turn-of-a-gateway-has-a-bound.md.
 """
@@ -27,37 +27,38 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 TURN_S: Final = 0.002
-"""What clients said may take so long; what is begun is finished."""
+"""Time for clients' input in one turn; work that has begun is finished."""
 SMALL_READ_BYTES: Final = 1024
-"""A read of so many bytes is worked off at once whatever the turn has had, but of a client that has not said who it is."""
+"""A read up to this size is handled at once even when the turn has no time left, unless its client has not identified itself
+yet."""
 PACED_S: Final = 0.001
-"""The paced line has so long, ..."""
+"""Time of one run of the paced line, ..."""
 REST_S: Final = 0.003
-"""... and then rests, for longer as what was begun took longer."""
+"""... and the rest after it, longer if the last piece of work took longer."""
 NEW_S: Final = 2.0
-"""So long a connection is a new one."""
+"""Time for which a connection is new."""
 CROWD: Final = 100
-"""More new ones than these are a crowd."""
+"""Number of new connections above which they are a crowd."""
 _NOTED_S: Final = TURN_S / 5
-"""Less than this is not worth a look at when a turn ends: it counts for the next ones too."""
+"""Time below which a turn's end is not scheduled: it counts for the next turns too."""
 
 
 class Newcomers:
-    """The connections that are new."""
+    """The new connections."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._new_until: deque[float] = deque()
 
     def arrived(self) -> float:
-        """One more. Returns until when it is a new one."""
+        """Add a connection. Returns the time until which it counts as new."""
         until = self._now() + NEW_S
         self._new_until.append(until)
-        self.is_crowd()  # forgets those that are new no more
+        self.is_crowd()  # forgets those that are no longer new
         return until
 
     def is_crowd(self) -> bool:
-        """Whether they are many."""
+        """Return True if there are many."""
         now = self._now()
         while self._new_until and self._new_until[0] <= now:
             self._new_until.popleft()
@@ -65,11 +66,11 @@ class Newcomers:
 
 
 class PacedLine:
-    """Work that has a part of the time, whatever else there is to do.
+    """Work that gets a share of the time, whatever else there is to do.
 
     Args:
         now: monotonic seconds.
-        call_later: calls a function in so many seconds.
+        call_later: calls a function after a number of seconds.
     """
 
     def __init__(self, now: Callable[[], float], call_later: Callable[[float, Callable[[], None]], object]) -> None:
@@ -78,7 +79,7 @@ class PacedLine:
         self._asked = False
 
     def later(self, work: Callable[[], None], *, first: bool = False) -> None:
-        """Call this when those before it are done, and it is time. `first`: it goes on with what is begun, before all others."""
+        """Call this after the work before it, when it is time. `first`: it continues work that has begun, ahead of all others."""
         (self._line.appendleft if first else self._line.append)(work)
         if not self._asked:
             self._asked = True
@@ -86,7 +87,7 @@ class PacedLine:
 
     @property
     def waiting(self) -> int:
-        """How many pieces of work wait."""
+        """Number of waiting pieces of work."""
         return len(self._line)
 
     def _work(self) -> None:
@@ -106,7 +107,7 @@ class Turn:
 
     Args:
         now: monotonic seconds.
-        next_turn: calls a function in the next turn of the event loop, before what is read there.
+        next_turn: calls a function in the next turn of the event loop, before that turn's reads.
     """
 
     def __init__(self, now: Callable[[], float], next_turn: Callable[[Callable[[], None]], object]) -> None:
@@ -117,24 +118,24 @@ class Turn:
 
     @property
     def has_time(self) -> bool:
-        """Whether more is to be worked off in this turn."""
+        """True if more work may be done in this turn."""
         return self._spent_s < TURN_S
 
     def spend(self, began: float) -> None:
-        """What a client said has taken the time since then."""
+        """Count the time since `began` as spent for a client."""
         self._spent_s += self.now() - began
         if self._spent_s > _NOTED_S:
             self._ask()
 
     def later(self, work: Callable[[], None], *, first: bool = False) -> None:
-        """Call this in one of the next turns; it says itself what it spends. `first`: as `PacedLine.later`."""
+        """Call this in one of the next turns; it reports its time by `spend` itself. `first`: as `PacedLine.later`."""
         (self._line.appendleft if first else self._line.append)(work)
         self._ask()
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """Do this now where it is small or the turn has time, else in one of the next turns. Returns and raises what it does.
+        """Do this now if it is small or the turn has time, else in one of the next turns. Returns and raises what it does.
 
-        size: bytes that it is about.
+        size: bytes of its input.
         """
         if size <= SMALL_READ_BYTES or self.has_time:
             began = self.now()
@@ -146,7 +147,7 @@ class Turn:
 
         def piece() -> None:
             if done.done():
-                return  # who waited is gone
+                return  # the waiting caller is gone
             began = self.now()
             try:
                 done.set_result(work())
@@ -159,7 +160,7 @@ class Turn:
 
     @property
     def waiting(self) -> int:
-        """How many clients wait in the line."""
+        """Number of waiting pieces of work."""
         return len(self._line)
 
     def _ask(self) -> None:

@@ -1,6 +1,6 @@
-"""Takes a process whose event loop hangs out of the registry: kazoo's own thread would keep its session alive for ever.
+"""Takes a process with a hanging event loop out of the registry: kazoo's own thread would keep its session alive for ever.
 
-A timer of the loop says that it turns; a thread looks at it. After half the session timeout without a turn the thread closes the
+A timer of the loop shows that it turns; a thread checks it. After half the session timeout without a turn the thread closes the
 ZooKeeper session. When the whole process had been stopped (a suspended machine), the loop first gets its chance.
 
 Source: docs/registry.md.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 TURN_S: Final = 0.5
-"""Seconds between two signs of life of the loop, and the thread's looks at them; less where the limit is short."""
+"""Seconds between two turns of the loop's timer, and between the thread's checks; less if the limit is short."""
 MAX_STACK: Final = 50
 """Frames of the hanging loop that the log shows."""
 
@@ -28,7 +28,7 @@ class Watchdog:
     limit_s: seconds without a turn that count as hanging.
     on_stall: called in the watchdog's thread with the seconds so far and the loop's stack.
     on_back: called in the loop when it turns again after a stall.
-    on_lag: called in the loop at each turn with how late it came, seconds.
+    on_lag: called in the loop at each turn with its delay, seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Watchdog:
         self._turned = self._looked = 0.0
         self._stalled = False
         self.stalls = 0
-        """How often the loop was found hanging."""
+        """Number of times that the loop was found hanging."""
 
     def start(self) -> None:
         """Watch the running loop."""
@@ -76,10 +76,10 @@ class Watchdog:
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """One look, at `now` monotonic seconds. The thread's; a test may call it."""
+        """Check once, at `now` monotonic seconds. Called by the thread; tests may call it."""
         slept, self._looked = now - self._looked, now
         if slept > 4 * self._turn_s:
-            # This thread stood still as well: the process, not the loop, was stopped. Count anew from here.
+            # This thread stood still as well: the process, not the loop, was stopped. Start counting from here.
             self._turned = max(self._turned, now)
             return
         still = now - self._turned
