@@ -1,4 +1,4 @@
-"""What do Xiu and Pi store a second and a CPU second, beside Redis Streams and RabbitMQ?
+"""Measure what Xiu and Pi store a second and a CPU second, beside Redis Streams and RabbitMQ.
 
 Real processes: ZooKeeper and one partition, alone and with two replicas, over its gRPC stream. Every writer is a closed loop: it
 sends a window of messages in one request (Redis: pipelined; RabbitMQ: with confirms) and the next one when all of it is

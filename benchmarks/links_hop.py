@@ -1,4 +1,4 @@
-"""How many records a link moves per CPU second: two endpoints in two processes on loopback.
+"""Measure how many records a link moves per CPU second: two endpoints in two processes on loopback.
 
 Estimate, stated before the first run: a datagram costs the sender about 15 µs (a turn of the loop, packing, one sendto, its
 share of the acknowledgements) and the receiver about 10 µs, a record about 0.3 µs on either side. So at 1 / 10 / 50 records a

@@ -1,4 +1,4 @@
-"""How much mail is sent through the whole chain a second and a CPU second, and how long until it is confirmed?
+"""Measure mail through the whole chain: how much a second and a CPU second, and the time until it is confirmed.
 
 SDK, proxy, Xiu, Pi, as real processes with one partition each, alone and with two replicas; one writer, closed loop: a window
 is sent, then the next one when all of it is confirmed at level replicated. The CPU of proxy, Xiu and Pi counts, that of the load

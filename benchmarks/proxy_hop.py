@@ -1,4 +1,4 @@
-"""How many records a CPU second does the proxy carry?
+"""Measure how many records a CPU second the proxy carries.
 
 A real proxy in front of a real broker without members. In by gRPC, as the SDK publishes, in batches of 10, 100 and 1,000
 records of 140 bytes; and in by datagrams, as gateways publish. The load comes from processes of their own with

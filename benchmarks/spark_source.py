@@ -1,4 +1,4 @@
-"""How many rows a second does Spark read from a Xiu, and write as mail; and what does a full-speed export cost live mail?
+"""Measure the rows a second that Spark reads from a Xiu and writes as mail, and what a full-speed export costs live mail.
 
 One Xiu alone, mails of 100 bytes; Spark with one task at a time (`local[1]`), all columns, into the sink that forgets
 (`noop`). Beside it the same rows out of Parquet, and Spark's own rate source, whose rows have two columns. CPU seconds by who

@@ -168,7 +168,7 @@ class MQTTConnection(asyncio.Protocol):
         self.id = self._clients.arrived(self, host_of(transport))
         self._new_until = self._clients.newcomers.arrived()
         transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
-        transport.max_size = READ_BYTES  # asyncio's own; with TLS it is another one
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own; with TLS it is another one
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
         if self._clients.pacer is not None:

@@ -46,6 +46,8 @@ BANNED_IN_TEXTS: Mapping[str, re.Pattern[str]] = {
     "may be repeated": re.compile(r"\bmay be given again"),
 }
 """What to write in a text that users read → what it must not say (docs and comments are free to)."""
+QUESTION = re.compile(r"(?:What|Who|Whoever|Whom|Whose|Whether|Which|How|Where|When|Whatever)\b")
+"""A docstring's first line begins with a verb or a noun instead. Fields of options are questions that a setting answers."""
 FUNCTION_LINES = 70
 FILE_LINES = 900
 LONG_FUNCTIONS: dict[str, int] = {}
@@ -256,6 +258,20 @@ def test_users_read_plain_words() -> None:
         for better, banned in BANNED_IN_TEXTS.items()
         if (match := banned.search(text))
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    wrong = [
+        f"{source}:{statement.lineno}: {text.splitlines()[0]}"
+        for source in sources()
+        if Path(source).name not in ("options.py", "doors.py")
+        for node in nodes(source)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        and isinstance(text := statement.value.value, str) and QUESTION.match(text.strip())
+    ]  # fmt: skip
     assert not wrong, "\n".join(wrong)
 
 

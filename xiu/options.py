@@ -30,7 +30,7 @@ class Options(ReplicatedOptions):
     keep_h: float = bounded(768.0, 0.0, 1_000_000.0)
     """Hours for which messages are kept; 0: for ever. Set it a day above the largest age of inboxes."""
     keep_mb: int = bounded(0, 0, 1 << 40)
-    """MiB of the newest messages that are kept, whatever their age; older ones are deleted. 0: no limit but the disk's."""
+    """MiB of messages that are kept at most; the oldest beyond it are deleted, whatever their age. 0: no limit but the disk's."""
     reader_hold_h: float = bounded(168.0, 0.0, 100_000.0)
     """Hours for which retention waits for a named reader (docs/pipeline.md) that does not report."""
     reserve_mb: int = bounded(256, 0, 1 << 30)

@@ -488,7 +488,7 @@ class Session:
         self._rewind([lane for lane in self.lanes if not lane.all_written], now)
 
     def _redeliver_all(self, what: object, now: float) -> None:
-        """What is under way is lost."""
+        """Redeliver everything that is under way: it is lost."""
         for lane in self.lanes:
             lane.written = 0
         self._rewind(self.lanes, now)
