@@ -6,7 +6,7 @@
         with pixiu.connect_sync(cluster.target) as px:
             px.room(42).send(b"hello")
 
-The cluster is the one that `pixiu up` runs, so it needs the servers: `pip install 'pixiu-sdk[server]'`. Starting takes some
+The cluster is the one that `pixiu up` runs, so it needs the servers: `pip install 'pixiu-sdk[onebox]'`. Starting takes some
 seconds: share one between many tests.
 """
 
@@ -92,7 +92,7 @@ class Cluster:
         if self._process is not None:
             raise ConfigurationError("the cluster runs already; make another one")
         if not any(command.name == "up" for command in entry_points(group=COMMANDS)):
-            raise ConfigurationError("a cluster for tests needs the servers: pip install 'pixiu-sdk[server]'")
+            raise ConfigurationError("a cluster for tests needs the servers: pip install 'pixiu-sdk[onebox]'")
         self._ending.clear()
         self._folder = folder = Path(tempfile.mkdtemp(prefix="pixiu-test-"))
         try:

@@ -94,8 +94,8 @@ def find_jars(*, tls: bool = False) -> list[Path]:
             return [jar for jar in found if jar is not None]
     where = ", ".join(map(str, folders)) or "pyspark is not installed"
     raise ConfigurationError(
-        f"the embedded ZooKeeper needs {', '.join(missing)} of pyspark ({where}); install the servers' packages with "
-        "`pip install 'pixiu-cluster[server]'`, or use a ZooKeeper of your own"
+        f"the embedded ZooKeeper needs {', '.join(missing)} of pyspark ({where}); install them with "
+        "`pip install 'pixiu-cluster[onebox]'`, or use a ZooKeeper of your own"
     )
 
 

@@ -37,6 +37,10 @@ MAX_READERS: Final = 16
 """Streams at a time. Policy: a further one is refused with OVERLOADED and tries again, here or at another replica."""
 BREATH_S: Final = 0.0005
 RETRY_MS: Final = 500
+NO_ARROW: Final = (
+    "this process cannot export: pyarrow is not installed there; run pip install 'pixiu-cluster[export]' on every Xiu and Pi, "
+    "and restart them"
+)
 T = TypeVar("T")
 
 
@@ -151,8 +155,10 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def _schema_bytes(columns: Columns) -> bytes:
-    from cluster.runtime.arrow import schema_of  # a process that exports nothing does without Arrow's 40 MiB
-
+    try:
+        from cluster.runtime.arrow import schema_of  # a process that exports nothing does without Arrow's 40 MiB
+    except ModuleNotFoundError:
+        raise Unavailable(NO_ARROW) from None
     data: bytes = schema_of(columns).serialize().to_pybytes()
     return data
 

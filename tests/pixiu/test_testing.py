@@ -10,7 +10,7 @@ from pixiu.errors import ConfigurationError, NotConnected
 
 def test_without_the_servers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixiu.testing, "entry_points", lambda **_: [])
-    with pytest.raises(ConfigurationError, match=r"pip install 'pixiu-sdk\[server\]'"), pixiu.testing.cluster():
+    with pytest.raises(ConfigurationError, match=r"pip install 'pixiu-sdk\[onebox\]'"), pixiu.testing.cluster():
         pass
 
 

@@ -221,7 +221,7 @@ def _compare_with_peers(cases: Sequence[str], servers: Sequence[str], rounds: in
         compare: Compare = entry.load()
         return compare(cases, servers, rounds, seconds, as_json)
     raise ConfigurationError(
-        "--peers starts a cluster on this machine, and the SDK has no servers: pip install 'pixiu-sdk[server]'"
+        "--peers starts a cluster on this machine, and the SDK has no servers: pip install 'pixiu-sdk[onebox]'"
     )
 
 
