@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from cluster.runtime import export as shared
 from cluster.runtime.arrow import schema_of
 from cluster.runtime.export import Part
-from pixiu.errors import Gone, InvalidArgument, StoreDamaged
+from pixiu.errors import Gone, InvalidArgument, StoreDamaged, Unavailable
 from pixiu.ids import msg_id, snowflake, snowflake_time_ms
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.record import STAMP, Flag, Kind, Record, decode, encode
@@ -216,3 +217,11 @@ def test_arrow_reads_what_leaves(stored: Stored) -> None:
     assert part.batch is not None
     schema = pa.ipc.read_schema(pa.BufferReader(schema_of(columns_of(MESSAGES, ())).serialize()))
     assert pa.ipc.read_record_batch(part.batch.serialize(), schema).to_pylist() == part.batch.to_pylist()
+
+
+async def test_a_store_without_pyarrow_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cluster.runtime.arrow", None)
+    exporter = shared.Exporter(1.0)
+    with pytest.raises(Unavailable, match=r"pip install 'pixiu-cluster\[export\]' on every Xiu and Pi"):
+        await anext(exporter.stream(columns_of(MESSAGES, ()), lambda: Part(None, last=True)))
+    exporter.close()
