@@ -25,6 +25,7 @@ from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from xiu import block as blocks
 from xiu.block import Block
 from xiu.keys import BLOCKS, HEAD_KEY, HOLDS, KEY, MARK, MARKS
+from xiu.manifest import cut_torn_tail
 from xiu.readers import Held, of_row
 from xiu.state import Blocked, Decision, Head
 
@@ -101,7 +102,12 @@ class Store:
         tables.set_block_cache(Cache(self._cache_bytes))
         options.set_block_based_table_factory(tables)
         try:
-            db = Rdict(str(self.folder), options)
+            try:
+                db = Rdict(str(self.folder), options)
+            except Exception as problem:
+                if not isinstance(self._error("opened", problem), StoreDamaged) or cut_torn_tail(self.folder) is None:
+                    raise
+                db = Rdict(str(self.folder), options)
         except Exception as problem:
             raise self._error("opened", problem) from problem
         writes = WriteOptions()
