@@ -167,7 +167,7 @@ class NoInboxes:
     """Inboxes that nobody reads."""
 
     def stored(self, msg_id: int, uin: int) -> int:
-        """Raise NotImplementedError: never called."""
+        """See `pi.core.Inboxes`; appends do not read."""
         raise NotImplementedError
 
     def may_grow(self) -> bool:
@@ -175,14 +175,14 @@ class NoInboxes:
         return True
 
     def may_read(self) -> bool:
-        """Return True; never called."""
+        """See `pi.core.Inboxes`."""
         return True
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Raise NotImplementedError: never called."""
+        """See `pi.core.Inboxes`; appends do not read."""
         raise NotImplementedError
 
 

@@ -65,7 +65,7 @@ class Listener:
         """Start to accept connections."""
         for listener in self._sockets:
             listener.setblocking(False)
-            # Connections inherit this. Without it those that end would keep a gateway that restarts from its port for a minute.
+            # Connections inherit this. Without it those in TIME_WAIT would block a restarted gateway from its port for a minute.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.listen(LISTEN_BACKLOG)
             self._listen(listener)

@@ -104,6 +104,8 @@ class Machine:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self.warning = ""
         """A problem found at the start."""
+        self.notice = ""
+        """A problem that was found at the start and mended."""
 
     @property
     def store(self) -> Store:
@@ -120,6 +122,7 @@ class Machine:
         settle(self._folder)
         try:
             self._store = self._make(self._folder)
+            self.notice = self._store.notice
         except StoreDamaged as damage:
             aside = self._folder.with_suffix(".damaged")
             shutil.rmtree(aside, ignore_errors=True)

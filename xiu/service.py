@@ -62,6 +62,7 @@ from xiu.table import Table, open_table
 
 SPACE: Final = "disk_space"
 STORE_DAMAGED: Final = "store_damaged"
+STORE_MENDED: Final = "store_mended"
 FLUSH_FAILED: Final = "flush_failed"
 RESTORE: Final = "restore"
 TRIM: Final = "trim"
@@ -149,6 +150,8 @@ class Service(RoleShell):
         await self._machine.open()
         if self._machine.warning:
             self._context.log.error(STORE_DAMAGED, text=self._machine.warning)
+        if self._machine.notice:
+            self._context.log.warning(STORE_MENDED, text=self._machine.notice)
         node = await self._replica.prepare(node)
         self._table = table = await asyncio.to_thread(self._open_table)
         options, store = self._options, self._machine.store

@@ -85,6 +85,8 @@ class Store:
         make_directory(folder)
         self._swapping = threading.Lock()
         """Held while the database, its head and its flushed position are replaced."""
+        self.notice = ""
+        """A problem that was mended when the store was opened."""
         self._db = self._open()
         self.head = self._read_head()
         self.flushed = self.head.applied.counter
@@ -102,19 +104,34 @@ class Store:
         tables.set_block_cache(Cache(self._cache_bytes))
         options.set_block_based_table_factory(tables)
         try:
-            try:
-                db = Rdict(str(self.folder), options)
-            except Exception as problem:
-                if not isinstance(self._error("opened", problem), StoreDamaged) or cut_torn_tail(self.folder) is None:
-                    raise
-                db = Rdict(str(self.folder), options)
-        except Exception as problem:
-            raise self._error("opened", problem) from problem
+            db = self._rocksdb(options)
+        except StoreDamaged:
+            if not self._cut_torn_tail():
+                raise
+            db = self._rocksdb(options)
         writes = WriteOptions()
         writes.disable_wal = True  # type: ignore[method-assign, assignment]  # a property, whatever its stub says
         writes.no_slowdown = True
         db.set_write_options(writes)
         return db
+
+    def _rocksdb(self, options: Options) -> Rdict:
+        try:
+            return Rdict(str(self.folder), options)
+        except Exception as problem:
+            raise self._error("opened", problem) from problem
+
+    def _cut_torn_tail(self) -> bool:
+        try:
+            aside = cut_torn_tail(self.folder)
+        except OSError as problem:
+            raise self._error("opened", problem) from problem
+        if aside is not None:
+            self.notice = (
+                f"the store in {self.folder} was torn by a power cut; what was not synced is cut, and comes again from the log; "
+                f"as it was it is kept as {aside}, which may be removed"
+            )
+        return aside is not None
 
     def _read_head(self) -> Head:
         value = self._get(HEAD_KEY)

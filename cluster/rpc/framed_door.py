@@ -95,8 +95,7 @@ class FramedDoor:
     async def bind(self, host: str, port: int, *, fallback: bool, reuse: bool = False) -> int:
         """Bind the port, or with `fallback` any other one if it is taken; returns it. Raises ConfigurationError.
 
-        reuse: also bind a port on which connections of an earlier process are ending. Only for ports that the kernel assigns to
-        nobody.
+        reuse: also bind a port whose earlier connections are in TIME_WAIT. Only for a port that an operator chose.
         """
         try:
             self._server = await self._listen(host, port, reuse)
@@ -115,7 +114,7 @@ class FramedDoor:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _listen(self, host: str, port: int, reuse: bool) -> asyncio.Server:
-        # It listens later (`start`). Until then the kernel would assign a port with SO_REUSEADDR to another process.
+        # `start` listens. Until then the kernel could give a port that is bound with SO_REUSEADDR to another process.
         loop = asyncio.get_running_loop()
         return await loop.create_server(
             lambda: _Arrival(self._arrived), host, port, backlog=BACKLOG, reuse_address=reuse, start_serving=False
@@ -125,7 +124,7 @@ class FramedDoor:
         """Start accepting connections."""
         if self._server is not None:
             for listener in self._server.sockets:
-                # Connections inherit this. Without it those that end would keep a process that restarts from its port for a minute.
+                # Connections inherit this. Without it those in TIME_WAIT would keep a restarted process from its port a minute.
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await self._server.start_serving()
 

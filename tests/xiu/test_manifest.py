@@ -62,6 +62,7 @@ def test_a_torn_tail_is_cut_and_everything_flushed_is_there(store: Path, torn: b
         opened.close()
     kept = store.with_suffix(".torn")
     assert kept.exists() == cut
+    assert (str(kept) in opened.notice) == cut
     if cut:
         assert (kept / manifest.name).read_bytes() == before + torn
 

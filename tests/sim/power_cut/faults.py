@@ -167,7 +167,7 @@ FAULTS: Final[dict[str, Fault]] = {
         ), UNKNOWN,
     ),
     "a reset begins before the label says so": Fault(_Log, "reset", (("    self._write_label()\n", ""),), 13),
-    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.Store, "_open", (("cut_torn_tail(self.folder) is None", "True"),), 15),
+    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 15),
     "Xiu: a flush is not waited for": Fault(xiu.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
     "an opening does not look at the CRC": Fault(
         cluster.replication.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), UNKNOWN
