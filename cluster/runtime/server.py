@@ -26,6 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_reflection.v1alpha import reflection as grpc_reflection  # type: ignore[import-untyped]
 
 from cluster.links.endpoint import Endpoint
+from cluster.runtime.aborted_calls import FreeAborted
 from cluster.runtime.health import Health
 from cluster.runtime.options import ClientDoorOptions, ClusterOptions, RoleOptions
 from cluster.runtime.request_limits import message_bytes_of_client
@@ -81,6 +82,7 @@ def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_
     longest = message_bytes(cluster)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     clients = [
+        ("grpc.http2.bdp_probe", 0),  # its estimate lets each stream fill megabytes before the process reads them
         ("grpc.max_connection_idle_ms", CLIENT_IDLE_MS),
         ("grpc.max_allowed_incoming_connections", connections_of_clients(limit, beside_mqtt=beside_mqtt)),
     ]
@@ -127,7 +129,7 @@ class Server:
         self.grpc = grpc.aio.server(
             options=server_options(cluster, of_clients=of_clients, beside_mqtt=beside_mqtt),
             maximum_concurrent_rpcs=MAX_CALLS,
-            interceptors=list(interceptors) or None,
+            interceptors=[FreeAborted(), *interceptors],
         )
         self._health = Health()
         self._names: list[str] = []

@@ -122,7 +122,8 @@ def test_some_descriptors_are_kept_back() -> None:
     options = dict(server_options(ClusterOptions(), of_clients=True))
     assert options["grpc.max_connection_idle_ms"] <= 10_000
     assert options["grpc.max_allowed_incoming_connections"] > 0
-    assert "grpc.max_connection_idle_ms" not in dict(server_options(ClusterOptions()))
+    assert options["grpc.http2.bdp_probe"] == 0, "a stream's window would grow to megabytes"
+    assert not {"grpc.max_connection_idle_ms", "grpc.http2.bdp_probe"} & dict(server_options(ClusterOptions())).keys()
 
 
 async def test_a_port_that_the_kernel_chose_is_not_given_to_others_before_it_listens() -> None:

@@ -11,7 +11,7 @@ from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
 from pixiu.rpc.channels import CHANNEL_OPTIONS, PEER_CHANNEL
 
-NAMES = sorted({name for name, _ in (*server_options(ClusterOptions()), *CHANNEL_OPTIONS, *PEER_CHANNEL)})
+NAMES = sorted({name for name, _ in (*server_options(ClusterOptions(), of_clients=True), *CHANNEL_OPTIONS, *PEER_CHANNEL)})
 
 
 @pytest.mark.parametrize("name", NAMES)
