@@ -15,8 +15,8 @@ from typing import Final
 from pi.caches import Cache
 from pi.chunk import Chunk
 from pi.inbox import Device, Head, User
-from pi.keys import CHUNK_ENTRIES, CURSOR_VALUE, ValueDamaged, chunk_key, cursor_key, head_key, user_key
-from pi.unwritten import Table
+from pi.keys import CHUNK_ENTRIES, CURSOR_VALUE, ValueDamaged, chunk_key, cursor_key, head_key, seal, user_key
+from pi.unwritten import Changes, Table
 from pixiu.ids import msg_partition, msg_sequence
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import DEFAULT_LIMITS, MAX_LANE, Limits
@@ -48,17 +48,36 @@ class InboxTable:
         """By UIN << 2 | lane, as in `dirty`."""
         self.dirty: dict[int, Head] = {}
         """Changed heads that must be encoded: see `encode`."""
+        self.freezing: dict[int, Head] = {}
+        """Heads that belong to the frozen changes and are not encoded yet. `head` encodes one before it returns it, because its
+        caller may change it."""
         self._users: Cache[User] = Cache(max_users)
         self._sizes = max_heads, max_users
 
     def encode(self) -> None:
         """Encode changed heads, and the chunks with their newest entries."""
+        self.encode_frozen(len(self.freezing))
         for key, head in self.dirty.items():
-            uin, lane, tail = key >> 2, key & 3, head.tail
-            self.table.put(head_key(uin, lane), head.encode())
-            if tail is not None and tail.changed:
-                self._store(uin, lane, tail)
+            self._encode(key, head, self.table.changes)
         self.dirty = {}
+
+    def freeze(self) -> None:
+        """Move the changed heads to the changes being frozen; `encode_frozen` must follow until it returns False."""
+        self.freezing, self.dirty = self.dirty, {}
+
+    def encode_frozen(self, count: int) -> bool:
+        """Encode at most so many heads of the frozen changes. Returns True if there are more."""
+        frozen = self.table.frozen
+        for _ in range(min(count, len(self.freezing))):
+            self._encode(*self.freezing.popitem(), frozen)
+        return bool(self.freezing)
+
+    def _encode(self, key: int, head: Head, into: Changes) -> None:
+        uin, lane, tail = key >> 2, key & 3, head.tail
+        stored_under = head_key(uin, lane)
+        into[stored_under] = seal(stored_under, head.encode())
+        if tail is not None and tail.changed:
+            self._store(uin, lane, tail, into)
 
     def forget_all(self) -> None:
         """Drop all objects, so that they are looked up again; call `encode` first."""
@@ -70,6 +89,9 @@ class InboxTable:
         """Return an inbox, a new one if there is none."""
         key = uin << 2 | lane
         head = self.heads.get(key) or self.dirty.get(key)
+        if key in self.freezing:
+            head = self.freezing.pop(key)
+            self._encode(key, head, self.table.frozen)
         if head is None:
             body = self.table.get(head_key(uin, lane))
             head = Head() if body is None else Head.decode(body)
@@ -101,7 +123,7 @@ class InboxTable:
             head.tail, chunk.changed = chunk, True
             self.changed(uin, lane, head)
         else:
-            self._store(uin, lane, chunk)
+            self._store(uin, lane, chunk, self.table.changes)
 
     def tail(self, uin: int, lane: int, head: Head) -> Chunk:
         """Return the chunk for the next entry. After an append the caller must call `changed` for the head."""
@@ -110,7 +132,7 @@ class InboxTable:
             if last % CHUNK_ENTRIES:
                 return tail
             if tail.changed:
-                self._store(uin, lane, tail)
+                self._store(uin, lane, tail, self.table.changes)
         head.tail = tail = self.chunk(uin, lane, head, last) if last % CHUNK_ENTRIES and head.base < last else Chunk(last + 1)
         return tail
 
@@ -146,9 +168,9 @@ class InboxTable:
             seq = chunk.first - 1
         return 0
 
-    def _store(self, uin: int, lane: int, chunk: Chunk) -> None:
+    def _store(self, uin: int, lane: int, chunk: Chunk, into: Changes) -> None:
         key = chunk_key(uin, lane, chunk.first)
-        self.table.changes[key] = chunk.encode(key)
+        into[key] = chunk.encode(key)
         chunk.changed = False
 
     # --- users and their devices

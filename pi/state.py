@@ -158,18 +158,25 @@ class State:
 
     def freeze(self) -> Changes:
         """Return all changes since the last call, with the applied position, for one transaction of the store."""
-        self._encode()
+        changes = self.begin_freeze()
+        self.inboxes.encode_frozen(len(self.inboxes.freezing))
+        return changes
+
+    def begin_freeze(self) -> Changes:
+        """Return the same changes, without the heads that `inboxes.encode_frozen` adds before they are written. Entries may be
+        applied meanwhile."""
+        self._put_meta()
+        self.inboxes.freeze()
         return self.table.freeze()
 
     def unstored(self) -> Changes:
         """Copy all changes that no finished transaction has brought into the store."""
-        self._encode()
+        self.inboxes.encode()
+        self._put_meta()
         return {**self.table.frozen, **self.table.changes}
 
-    def _encode(self) -> None:
-        """Encode changed objects."""
+    def _put_meta(self) -> None:
         inboxes, sweeps = self.inboxes, self._expiry
-        inboxes.encode()
         meta = META.pack(META_VERSION, *self.applied, inboxes.now_s, inboxes.dropped, sweeps.near, sweeps.far)
         self.table.put(META_KEY, meta + inboxes.limits.encode() + EARLY.pack(self.early))
 
@@ -308,13 +315,13 @@ class State:
         """Append (MsgID, UIN) pairs: the hot path."""
         found: Results = []
         inboxes = self.inboxes
-        heads, dirty, pack = inboxes.heads.young, inboxes.dirty, ENTRY.pack
+        heads, dirty, freezing, pack = inboxes.heads.young, inboxes.dirty, inboxes.freezing, ENTRY.pack
         now_s, cap, hour = inboxes.now_s, inboxes.limits.cap, inboxes.now_s // _HOUR_S
         for msg_id, uin in pairs:
             lane = msg_id >> LANE_SHIFT & 3
             key = uin << 2 | lane
             head = heads.get(key)
-            if head is None:
+            if head is None or key in freezing:
                 head = inboxes.head(uin, lane)
                 heads = inboxes.heads.young
             partition, counter = msg_id >> 56, msg_id & MAX_MSG_SEQUENCE

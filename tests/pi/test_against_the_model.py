@@ -163,7 +163,12 @@ class World:
     def write(self) -> None:
         """A transaction that succeeds, fails, or is the last thing that happens."""
         chance = self.chance
-        changes = self.state.freeze()
+        changes = self.state.begin_freeze()
+        while self.state.inboxes.encode_frozen(1):
+            if chance.random() < 0.3:
+                self.step()
+            if chance.random() < 0.1:
+                self.state.unstored()
         if chance.random() < 0.2:
             self.state.table.refused()
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import lmdb
 import pytest
 
 from cluster.replication.model import Entry
+from pi.inbox import Head
 from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
 from pi.machine import Machine
 from pi.store import FILE_NAME
@@ -67,6 +70,41 @@ async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None
         assert one.damaged == ""
     async with machine(tmp_path) as again:
         assert (again.applied, again.flushed, again.state.inboxes.head(UIN, 1).last) == (5, 5, 50)
+
+
+async def test_a_transaction_of_many_inboxes_takes_many_turns_and_entries_are_applied_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: Counter[int] = Counter()
+    """By turn of the event loop."""
+    turn, original = 0, Head.encode
+
+    def counted(head: Head) -> bytes:
+        encoded[turn] += 1
+        return original(head)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    users = 5_000
+    async with machine(tmp_path) as one:
+        for counter in range(1, 6):
+            one.apply(entries(counter, counter, each=users, users=users))
+        monkeypatch.setattr(Head, "encode", counted)
+        counting, flushing = asyncio.create_task(count_turns()), asyncio.create_task(one.flush())
+        await until(lambda: encoded.total() or flushing.done())
+        one.apply(entries(6, 6, users=users))
+        await flushing
+        counting.cancel()
+        assert (one.flushed, one.applied, one.state.unwritten) == (5, 6, 10)
+        assert encoded.total() == users
+        assert max(encoded.values()) <= 600, "slices of 500, and the inboxes that an entry changes"
+        monkeypatch.undo()
+    async with machine(tmp_path) as again:
+        assert (again.applied, [again.state.inboxes.head(UIN + number, 1).last for number in (0, 60)]) == (6, [5, 6])
 
 
 async def test_a_snapshot_is_a_whole_state_and_can_be_put_in_the_place_of_another(tmp_path: Path) -> None:
