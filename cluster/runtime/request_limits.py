@@ -73,7 +73,7 @@ def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 class ParseInTurn(grpc.aio.ServerInterceptor):
-    """Has clients' messages parsed in their turn. A single request that cannot be parsed is the caller's fault: it gets
+    """Has clients' messages parsed in their turn. A request that cannot be parsed is the caller's fault: it gets
     INVALID_ARGUMENT, where gRPC would return UNKNOWN and log a server error for each."""
 
     def __init__(self, turn: Turn) -> None:
@@ -90,6 +90,8 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
             return handler  # its messages are bytes
         if not handler.request_streaming:
             return self._of_one_request(handler)
+        if inspect.isasyncgenfunction(handler.stream_stream):
+            return self._of_many_requests(handler)
         if handler_call_details.method not in STREAMS:
             return handler
         return handler._replace(request_deserializer=partial(self._unparsed, handler.request_deserializer))
@@ -107,6 +109,14 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
         wrapped = answers if inspect.isasyncgenfunction(inner) else answer
         name = "unary_stream" if handler.response_streaming else "unary_unary"
         return handler._replace(**{"request_deserializer": None, name: wrapped})
+
+    def _of_many_requests(self, handler: Any) -> Any:
+        async def answers(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            parsed = (await self._parsed(handler.request_deserializer, data, context) async for data in requests)
+            async for reply in handler.stream_stream(parsed, context):
+                yield reply
+
+        return handler._replace(request_deserializer=None, stream_stream=answers)
 
     async def _parsed(self, parse: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
         try:

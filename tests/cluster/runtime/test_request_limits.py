@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.request_limits import (
@@ -137,9 +138,11 @@ class _Parsing(ParseInTurn):
 
 
 @asynccontextmanager
-async def serving(clock: Clock, add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[grpc.aio.Channel]:
+async def serving(
+    clock: Clock, add: Callable[[grpc.aio.Server], None] = lambda _server: None, *, reflected: bool = False
+) -> AsyncIterator[grpc.aio.Channel]:
     """A clients' server with one service, and a channel to it."""
-    server = Server(ClusterOptions(), reflection=False, interceptors=[_Parsing(clock)], of_clients=True)
+    server = Server(ClusterOptions(), reflection=reflected, interceptors=[_Parsing(clock)], of_clients=True)
     add(server.grpc)
     port = server.listen("127.0.0.1:0")
     await server.start()
@@ -307,6 +310,18 @@ async def test_a_single_request_that_cannot_be_parsed_is_the_callers_fault() -> 
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await raw.unary_unary("/grpc.health.v1.Health/Check")(b"")) == b"\x08\x02"
     assert not asked.uins
+
+
+async def test_a_request_for_reflection_that_cannot_be_parsed_is_the_callers_fault() -> None:
+    async with serving(Clock(), reflected=True) as channel:
+        raw: Any = channel
+        call = raw.stream_stream(f"/{reflection.SERVICE_NAME}/ServerReflectionInfo")()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services="x").SerializeToString())
+        assert reflection.SERVICE_NAME.encode() in await call.read()
+        await call.write(b"\xff" * 2000)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 class Deaf:
