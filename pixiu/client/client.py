@@ -170,12 +170,14 @@ class Client:
         self.reports = FailureReports(self._on_failure)
         self._early = EarlySends(self.options, self.reports)
         self._publisher = PublisherShell(core, self._name, channels, directory.refresh, self.reports, self._tell)
-        self._worker = WorkerLease(
-            self._name, self.options, channels, lambda: directory.map.proxies, lambda: time.time_ns() // 1_000_000, self._uniform
-        )
+        self._worker = self._worker_lease(channels, directory)
         self._forked = False
         forks.watch(self)
         return self
+
+    def _worker_lease(self, channels: Channels, directory: Directory) -> WorkerLease:
+        clock_ms = lambda: time.time_ns() // 1_000_000  # noqa: E731
+        return WorkerLease(self._name, self.options, channels, lambda: directory.map.proxies, clock_ms, self._uniform)
 
     async def close(self) -> None:
         """Wait until everything sent is resolved (at most `publish_timeout_s`, for mail `mail_timeout_s`), then disconnect."""
@@ -197,7 +199,7 @@ class Client:
             if self._signals is not None:
                 await self._signals.close(CLOSE_GRACE_S)
             if self._mails is not None:
-                await self._mails.shell.close()
+                await self._mails.close(CLOSE_GRACE_S)
             await worker.close(CLOSE_GRACE_S)
             await directory.close()
             await channels.close()
@@ -236,13 +238,15 @@ class Client:
         if directory is None or channels is None or worker is None:
             raise self._not_connected()
         if self._mails is None:
-            core = MailSender(self.options, directory.map.proxies, lambda: worker.worker, time.time, self._uniform)
-            self._mails = MailPublisher(
-                MailShell(core, self._name, channels, directory.refresh, self.reports),
-                worker,
-                self._uin,
-                self.options.max_record_bytes,
-            )
+            options, proxies = self.options, directory.map.proxies
+            first = int(self._uniform() * len(proxies))
+            streams: list[tuple[MailShell, WorkerLease]] = []
+            for number in range(options.mail_streams):
+                # Each stream is a writer, which a worker number identifies.
+                own = self._worker_lease(channels, directory) if number else worker
+                core = MailSender(options, proxies, own.worker, time.time, self._uniform, first + number)
+                streams.append((MailShell(core, self._name, channels, directory.refresh, self.reports), own))
+            self._mails = MailPublisher(streams, self._uin, options.max_record_bytes)
         return self._mails
 
     async def presence(self, uins: Iterable[int], *, timeout_s: float | None = None) -> list[UserPresence]:
@@ -557,10 +561,9 @@ class Client:
 
     def mail_soon(self, uin: int, payload: bytes, options: MailSendOptions) -> MailReceipt:
         """Queue a mail now. Raises `Overloaded`."""
-        mails, worker, early = self.mails(), self._worker, self._early
-        assert worker is not None
+        mails, early = self.mails(), self._early
         assert early is not None
-        if worker.usable() and not early.items:
+        if mails.usable(uin) and not early.items:
             return mails.send(uin, payload, **options)
         checked, level, more = mails.check(uin, payload, **options)
         receipt = MailReceipt(b"", 0, level, more)
@@ -588,7 +591,7 @@ class Client:
         if self._signals is not None:
             self._signals.set_proxies(found.proxies)
         if self._mails is not None:
-            self._mails.shell.set_proxies(found.proxies)
+            self._mails.set_proxies(found.proxies)
 
     def forked(self) -> None:
         """Drop all connections: this process is a child of the one that connected."""

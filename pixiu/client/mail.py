@@ -5,7 +5,8 @@ Pure.
                  ▲              │
                  └── again ◀────┘ the stream ended: the next one has a higher generation, and begins with these
 
-All mail of a client goes through one stream, whatever its receivers, so that its worker number has one generation.
+All mail of a client goes through one stream, whatever its receivers, so that its worker number has one generation. A client with
+`mail_streams` has several senders, each with a worker number of its own.
 
 Source: docs/architecture.md, "A mail is sent"; Swift (the write protocol).
 """
@@ -140,6 +141,13 @@ class MailCounters:
     streams: int = 0
     failures_by_code: dict[str, int] = field(default_factory=dict)
 
+    def add(self, other: MailCounters) -> None:
+        """Add those of another stream."""
+        for name in ("offered", "confirmed", "failed", "expired", "resent", "batches", "streams"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for code, count in other.failures_by_code.items():
+            self.failures_by_code[code] = self.failures_by_code.get(code, 0) + count
+
 
 class MailSender:
     """Decides for the mail of one client; see the module.
@@ -150,6 +158,7 @@ class MailSender:
         worker: returns the current worker number.
         clock_s: Unix seconds.
         uniform: numbers in [0, 1).
+        first_proxy: number of the proxy of the first stream, modulo their number; None: drawn.
     """
 
     def __init__(
@@ -159,13 +168,14 @@ class MailSender:
         worker: Callable[[], int],
         clock_s: Callable[[], float],
         uniform: Callable[[], float],
+        first_proxy: int | None = None,
     ) -> None:
         self._options = options
         self._proxies = list(proxies)
         self._worker = worker
         self._clock_s = clock_s
         self._backoff = Backoff(options.backoff_s, min(MAX_BACKOFF_S, options.max_backoff_s), uniform)
-        self._next_proxy = int(uniform() * len(proxies)) if proxies else 0
+        self._next_proxy = int(uniform() * len(proxies)) if first_proxy is None else first_proxy
         self._stream = 0
         self._last_stream = 0
         self._draining = False

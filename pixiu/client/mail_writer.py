@@ -26,8 +26,9 @@ from pixiu.wire.levels import Triple
 
 
 class MailWriter:
-    """Sends mail without waiting for each: `async with px.mail_writer() as writer`. All writers of a client share one stream,
-    so mail of one client to one inbox and lane is stored in the order of the calls of `send`.
+    """Sends mail without waiting for each: `async with px.mail_writer() as writer`. All writers of a client share its
+    streams. Mail to one user goes through one of them, so mail of one client to one inbox and lane is stored in the order of the
+    calls of `send`. With several `mail_streams` that holds for the first receiver of a mail, and not for those of `to`.
 
     Source: docs/architecture.md, "A mail is sent"; Swift.
     """
@@ -97,9 +98,9 @@ class MailWriter:
     @property
     def triples(self) -> Mapping[tuple[str, int], Triple]:
         """(role, partition) → its state at its last answer."""
-        return self._publisher.shell.core.triples
+        return self._publisher.triples()
 
     @property
     def counters(self) -> MailCounters:
         """Totals of all mail of the client."""
-        return self._publisher.shell.core.counters
+        return self._publisher.counters()

@@ -12,6 +12,7 @@ from pixiu.wire.record import MAX_RECORD_BYTES
 
 MAX_CLIENT_NAME_BYTES: Final = 128
 MAX_DEVICE_CLASS_BYTES: Final = 64
+MAX_MAIL_STREAMS: Final = 16
 KINDS: Final[dict[str, tuple[Any, str]]] = {
     "float": ((int, float), "a number"),
     "int": ((int,), "an integer"),
@@ -25,6 +26,7 @@ class OptionOverrides(TypedDict, total=False):
     connect_timeout_s: float
     publish_timeout_s: float
     mail_timeout_s: float
+    mail_streams: int
     join_timeout_s: float
     queue_bytes: int
     queue_records: int
@@ -53,6 +55,9 @@ class ClientOptions:
     mail_timeout_s: float = 60.0
     """How long a mail may stay unconfirmed, seconds, while it is sent again; then it fails, its outcome unknown. A change of
     leaders takes about ten seconds."""
+    mail_streams: int = 1
+    """Streams that carry the client's mail, each to a proxy and with a worker number of its own; UIN modulo this number chooses. A
+    back end that sends much mail opens several, at most 16."""
     join_timeout_s: float = 10.0
     """How long `join` and `leave` wait for the cluster's confirmation, seconds."""
     queue_bytes: int = 8 << 20
@@ -101,6 +106,8 @@ class ClientOptions:
             raise ConfigurationError(
                 f"client option max_backoff_s = {self.max_backoff_s}: it must be at least backoff_s ({self.backoff_s})"
             )
+        if self.mail_streams > MAX_MAIL_STREAMS:
+            raise ConfigurationError(f"client option mail_streams = {self.mail_streams}: at most {MAX_MAIL_STREAMS}")
         if not 0 <= self.device <= MAX_DEVICE:
             raise ConfigurationError(f"client option device = {self.device}: it must be 0 (none) to {MAX_DEVICE}")
         if len(self.device_class.encode()) > MAX_DEVICE_CLASS_BYTES:

@@ -67,7 +67,6 @@ class WorkerLease:
         self.lent = 0
         """Number of times that a number was lent or extended."""
 
-    @property
     def worker(self) -> int:
         """The current number; meaningless before the first message."""
         return int(self._generator.worker)
@@ -173,7 +172,7 @@ class WorkerLease:
             try:
                 hello = wire_pb2.PublishHello(client=self._client, lend_worker=True)
                 if self._generator.until_ms:
-                    hello.returned_worker, hello.returned_until_ms = self.worker, self._generator.until_ms
+                    hello.returned_worker, hello.returned_until_ms = self.worker(), self._generator.until_ms
                 await call.write(wire_pb2.PublishRequest(hello=hello))
                 self._call = call
                 lent_before = self.lent

@@ -242,6 +242,31 @@ async def test_mail_that_never_left_says_that_it_was_not_sent(cluster: Any, unti
             await writer.send(7, b"x")
 
 
+async def test_mail_is_spread_over_streams_with_a_worker_number_each(cluster: Any) -> None:
+    await cluster.start(proxies=2)
+    first, second = cluster.proxies
+    async with pixiu.connect(cluster.target, mail_streams=2) as px, px.mail_writer() as writer:
+        receipts = {uin: [writer.send(uin, b"%d" % number) for number in range(20)] for uin in (6, 7)}
+        await writer.wait_finished()
+        assert writer.counters.confirmed == 40
+        assert writer.triples == {("pi", 0): pixiu.Triple(1, 3, 9)}
+        first.mailer.codes = {b"bad": "ID_REUSED"}
+        second.mailer.codes = {b"bad": "ID_REUSED"}
+        bad = writer.send(7, b"bad")
+        with pytest.raises(pixiu.IdReused):
+            await bad
+        with pytest.raises(pixiu.IdReused):
+            await writer.wait_finished()
+        first.mailer.codes = second.mailer.codes = {}
+        await writer.resend(bad)
+    for proxy in (first, second):
+        (hello,) = proxy.mailer.hellos
+        (uin,) = {record.key for record in proxy.mailer.records}
+        assert {snowflake_worker(receipt.id) for receipt in receipts[uin]} == {hello.worker}
+        assert [record.body for record in proxy.mailer.records][:20] == [b"%d" % number for number in range(20)]
+    assert first.mailer.hellos[0].worker != second.mailer.hellos[0].worker
+
+
 def test_the_synchronous_twin_sends_mail(empty_cluster: Any, background: Any) -> None:
     background.run(empty_cluster.start())
     mailer = empty_cluster.proxies[0].mailer
