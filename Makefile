@@ -32,6 +32,7 @@ run: $(VENV)/.server
 lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/python -m mypy
 
 quick: $(VENV)/.dev  # what to run while one works: every test that starts nothing
