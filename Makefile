@@ -24,7 +24,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs changelog clean
+.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -95,6 +95,9 @@ proto: $(VENV)/.dev
 docs: $(VENV)/.dev
 	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py
 	$(BIN)/python scripts/import_graph.py
+
+hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each commit, without the network
+	$(BIN)/pre-commit install
 
 changelog: $(VENV)/.dev  # moves the fragments of changelog.d/ into CHANGELOG.md, under the version of pixiu/version.py
 	$(BIN)/towncrier build --yes
