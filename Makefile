@@ -24,7 +24,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog clean
+.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -101,6 +101,9 @@ hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each 
 
 changelog: $(VENV)/.dev  # moves the fragments of changelog.d/ into CHANGELOG.md, under the version of pixiu/version.py
 	$(BIN)/towncrier build --yes
+
+wheels: $(VENV)/.dev  # builds both from what is committed, and imports every module in empty environments: KEEP=dist leaves them there
+	$(BIN)/python scripts/wheels.py $(if $(KEEP),--keep $(KEEP))
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
