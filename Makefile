@@ -17,6 +17,8 @@ PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RU
 FILES := --dist loadfile --no-loadscope-reorder
 QUICK := -n 3 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 
+STRICT := -W error::ResourceWarning -W error:coroutine:RuntimeWarning -W error::pytest.PytestUnraisableExceptionWarning
+
 # mypy has one thread: alone it would leave the other cores idle. What fails is reported at once; what runs beside it goes on to its end.
 # Tests that call make get no MAKEFLAGS, which would name a job server that they cannot reach.
 BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
@@ -24,7 +26,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
+.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -54,6 +56,9 @@ check-tests: $(VENV)/.dev
 all-tests: $(VENV)/.dev  # first of all every module is compiled once, and not by each worker; errors are the second line's to report
 	MAKEFLAGS= $(BIN)/python -m pytest --collect-only -p no:xdist >/dev/null 2>&1 || true
 	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 3
+
+debug: $(VENV)/.dev  # the quick tests in asyncio's debug mode: a coroutine that nobody awaits, or a socket or file left open, is a failure
+	MAKEFLAGS= PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest $(QUICK) $(STRICT)
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
