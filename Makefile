@@ -17,6 +17,8 @@ PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RU
 FILES := --dist loadfile --no-loadscope-reorder
 QUICK := -n 3 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 
+STRICT := -W error::ResourceWarning -W error:coroutine:RuntimeWarning -W error::pytest.PytestUnraisableExceptionWarning
+
 # mypy has one thread: alone it would leave the other cores idle. What fails is reported at once; what runs beside it goes on to its end.
 # Tests that call make get no MAKEFLAGS, which would name a job server that they cannot reach.
 BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
@@ -24,7 +26,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs clean
+.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -32,6 +34,7 @@ run: $(VENV)/.server
 lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/python -m mypy
 
 quick: $(VENV)/.dev  # what to run while one works: every test that starts nothing
@@ -53,6 +56,9 @@ check-tests: $(VENV)/.dev
 all-tests: $(VENV)/.dev  # first of all every module is compiled once, and not by each worker; errors are the second line's to report
 	MAKEFLAGS= $(BIN)/python -m pytest --collect-only -p no:xdist >/dev/null 2>&1 || true
 	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 3
+
+debug: $(VENV)/.dev  # the quick tests in asyncio's debug mode: a coroutine that nobody awaits, or a socket or file left open, is a failure
+	MAKEFLAGS= PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest $(QUICK) $(STRICT)
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
@@ -94,6 +100,15 @@ proto: $(VENV)/.dev
 docs: $(VENV)/.dev
 	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py
 	$(BIN)/python scripts/import_graph.py
+
+hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each commit, without the network
+	$(BIN)/pre-commit install
+
+changelog: $(VENV)/.dev  # moves the fragments of changelog.d/ into CHANGELOG.md, under the version of pixiu/version.py
+	$(BIN)/towncrier build --yes
+
+wheels: $(VENV)/.dev  # builds both from what is committed, and imports every module in empty environments: KEEP=dist leaves them there
+	$(BIN)/python scripts/wheels.py $(if $(KEEP),--keep $(KEEP))
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -291,8 +291,10 @@ class State:
 
     def _known(self, single: Single, window: Window, parts: Parts, refused: Sequence[Ruling], left: int) -> Known | None:
         """The record stored under a record's SnowflakeID, or earlier in the same entry."""
-        known = self._dedupe.decided(single.snowflake, single.derived, window) or single.known
-        if known is None and not single.derived and (earlier := parts.find(single.snowflake)) is not None:
+        known = self._dedupe.decided(single.snowflake, single.derived, window, days=1) or single.known
+        if known is None and single.derived:  # of yesterday, and restored: one of today that is written comes before it
+            return self._dedupe.decided(single.snowflake, True, window)
+        if known is None and (earlier := parts.find(single.snowflake)) is not None:
             index, found, crc = earlier
             out = bisect_left(refused, index, key=_index_of)
             known = (found - out, crc) if index - out < left else None

@@ -61,7 +61,11 @@ class ReplicaStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._lock_folder()
-            self._db = lmdb.open(str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=1)
+            try:
+                self._db = lmdb.open(str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=1)
+            except lmdb.Error:
+                self._lock.close()
+                raise
         except (OSError, lmdb.Error) as error:
             raise self._error("opened", error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -108,8 +109,8 @@ async def test_a_reason_that_is_known_is_told_although_the_last_round_had_no_tim
 
 
 async def test_a_reason_that_is_known_is_told_although_the_last_round_was_cut_short() -> None:
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    silent = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
     channels = Channels()
     directory = ProxyDirectory((address,), ClientOptions(), channels, lambda _: None)
     now = asyncio.get_running_loop().time

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
+from scripts.wheels import ROOT, build, import_all, install, run
 from tests.support.cluster import running_cluster
 
-ROOT = Path(__file__).resolve().parents[2]
 SEND = """
 import asyncio, sys
 import pixiu
@@ -32,18 +32,6 @@ async def main() -> None:
 
 asyncio.run(main())
 """
-
-
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """What a command that must succeed prints; nothing of this environment's Python paths reaches it."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    if environment.get("SSL_CERT_FILE") == os.devnull:
-        del environment["SSL_CERT_FILE"]  # pip verifies certificates, other than the processes of tests
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def tops(wheel: Path) -> set[str]:
@@ -68,21 +56,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):
             (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "tree" / name).write_bytes((ROOT / name).read_bytes())
-    wheels = folder / "wheels"
-    for part in ("tree/pixiu", "tree"):
-        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, folder / part)
-    sdk, servers = sorted(wheels.glob("pixiu_sdk-*.whl"))[0], sorted(wheels.glob("pixiu_cluster-*.whl"))[0]
-    environment = folder / "empty"
-    run(sys.executable, "-m", "venv", environment)
-    python = environment / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", sdk)
-    return Installed(sdk, servers, python)
+    wheels = build(folder / "tree", folder / "wheels")
+    return Installed(wheels.sdk, wheels.servers, install(folder / "empty", wheels.sdk))
 
 
 def test_each_wheel_has_its_own_names(installed: Installed) -> None:
     assert tops(installed.sdk) == {"pixiu"}
     assert "pixiu" not in tops(installed.servers)
     assert {"cluster", "registry", "gateway", "xiu"} <= tops(installed.servers)
+
+
+def test_every_module_of_the_sdk_imports_without_the_servers(installed: Installed) -> None:
+    imported, without = import_all(installed.python, installed.sdk)
+    assert imported > 100
+    assert all(name.startswith(("pixiu.cli", "pixiu.tools")) for name in without), without
 
 
 def test_the_sdk_installs_alone_and_sends_a_message(installed: Installed, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ traffic arrives. `PIXIU_FUZZ_EXAMPLES` sets the number of examples (default 50).
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.links.head import (
@@ -12,6 +12,8 @@ from cluster.links.head import (
     CONTROL,
     CONTROL_FRAGMENT,
     FLAG_ANY_DESTINATION,
+    HEAD,
+    HEAD_SIZE,
     HEARTBEAT,
     RECORD_FRAGMENT,
     RECORDS,
@@ -22,6 +24,7 @@ from cluster.links.sender import Address
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.control_pb2 import Heartbeat
 from tests.cluster.links.world import Node, World, make_record, ring_of
+from tests.support.corpus import seeds
 from tests.support.effort import runs
 
 pytestmark = pytest.mark.fuzz
@@ -32,6 +35,9 @@ KEY = b"0123456789abcdef"
 STRANGER: Address = ("192.0.2.66", 666)
 ATTACKER = EndpointID(0x66666666_66666666)
 """A sender of the fuzzer's own, where it knows the secret (or there is none)."""
+
+FRAMES = [seed.data for seed in seeds("datagram")]
+"""Without a key, from the third node to the second one."""
 
 u64 = st.integers(0, (1 << 64) - 1)
 sequences = st.one_of(st.integers(0, 50), u64)
@@ -75,6 +81,12 @@ def mutate(data: bytes, steps: list[tuple[str, int, bytes]]) -> bytes:
     return data
 
 
+def fields_of(frame: bytes) -> tuple[int, int, int, int, bytes]:
+    """Type, flags, count, sequence and body of a datagram without a tag."""
+    _, _, type_, _, flags, count, _, sequence, _, _ = HEAD.unpack_from(frame)
+    return type_, flags, count, sequence, frame[HEAD_SIZE:]
+
+
 def exchange(world: World, alice: Node, bob: Node) -> None:
     """The honest peer sends both ways; all of it arrives, once, and settles."""
     bob.handler.records.clear()
@@ -99,6 +111,7 @@ def two(key: bytes | None) -> tuple[World, Node, Node]:
 
 
 @FUZZ
+@example(FRAMES, [])
 @given(st.lists(garbage, max_size=20), st.lists(mutations(), max_size=20))
 def test_with_a_key_nothing_forged_has_any_effect(junk: list[bytes], mutated: list[Mutation]) -> None:
     world, alice, bob = two(KEY)
@@ -122,6 +135,7 @@ def test_with_a_key_nothing_forged_has_any_effect(junk: list[bytes], mutated: li
 
 
 @FUZZ
+@example([frame[3:] for frame in FRAMES if frame.startswith(b"PX\x01")], [])
 @given(st.lists(garbage, max_size=20), st.lists(mutations(), max_size=30))
 def test_without_a_key_nothing_raises_and_another_peers_traffic_arrives(junk: list[bytes], mutated: list[Mutation]) -> None:
     world, alice, bob = two(None)
@@ -147,6 +161,7 @@ def test_without_a_key_nothing_raises_and_another_peers_traffic_arrives(junk: li
 
 
 @FUZZ
+@example([fields_of(frame) for frame in FRAMES if len(frame) >= HEAD_SIZE])
 @given(
     st.lists(
         st.tuples(

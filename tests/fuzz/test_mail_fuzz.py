@@ -12,6 +12,7 @@ from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
 from proxy import mail_events as ev
 from proxy.mail import MailCore
+from tests.support.corpus import seeds
 from tests.support.effort import runs
 
 SEEDS = max(runs("PIXIU_FUZZ_EXAMPLES", local=500, ci=2000) // 100, 5)
@@ -55,6 +56,13 @@ class Stranger:
             elif isinstance(effect, ev.EndWriter):
                 self.ended += 1
                 self.positions.pop(effect.stream, None)
+
+    def write(self, data: bytes, count: int, level: Level) -> None:
+        """A writer of its own sends one batch."""
+        self.streams += 1
+        self.positions[self.streams] = 1 + count
+        self.step(ev.WriterOpened(self.streams, 0, self.streams))
+        self.step(ev.MailReceived(self.streams, data, count, 1, level, {}))
 
     def one(self) -> None:
         """Something happens."""
@@ -106,6 +114,9 @@ class Stranger:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_raises_and_nothing_is_kept_for_ever(seed: int) -> None:
     stranger = Stranger(seed)
+    for first in seeds("mail"):
+        for level in Level:
+            stranger.write(first.data, first.count, level)
     for _ in range(1500):
         stranger.one()
     assert stranger.core.counters.mails_in > 500

@@ -31,6 +31,7 @@ from pixiu.mqtt.packets import (
     Will,
 )
 from pixiu.mqtt.server import UNSUPPORTED_VERSION, ServerSession, SessionLimits, State
+from tests.support.corpus import Seed, seeds
 from tests.support.effort import runs
 
 EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=150)
@@ -129,6 +130,40 @@ def outcome(side: Side, parts: list[bytes]) -> tuple[list[tuple[type[Packet], Pa
     return [(type(packet), packet) for packet in found], decoder.error.reason if decoder.error else None, decoder.buffered_bytes
 
 
+def singly(raw: bytes) -> list[bytes]:
+    """Return `raw` byte by byte."""
+    return [raw[index : index + 1] for index in range(len(raw))]
+
+
+def limited() -> ServerSession:
+    """Return a session whose limits are low."""
+    limits = SessionLimits(max_subscriptions=3, max_filters=4, max_inflight=2, max_packet_bytes=MAX_PACKET_BYTES)
+    return ServerSession(0.0, "assigned", limits)
+
+
+def check_answers(session: ServerSession, effects: list[Effect]) -> None:
+    """A session closes once, as its last effect, and what it sent can be decoded."""
+    closes = [effect for effect in effects if isinstance(effect, Close)]
+    assert len(closes) == (session.state is State.DISCONNECTED)
+    assert not closes or effects[-1] is closes[0]
+    assert len(session.subscriptions) <= 3
+    answered = codec.Decoder(Side.CLIENT)
+    for effect in effects:
+        if isinstance(effect, Send) and effect.data != UNSUPPORTED_VERSION:  # a packet of MQTT 5
+            answered.feed(effect.data)
+    assert answered.error is None
+    assert answered.buffered_bytes == 0
+
+
+@pytest.mark.parametrize("seed", seeds("mqtt"), ids=lambda seed: seed.name)
+def test_the_corpus_gives_the_same_whatever_the_cuts_and_a_session_never_raises(seed: Seed) -> None:
+    for side in Side:
+        assert outcome(side, singly(seed.data)) == outcome(side, [seed.data])
+    for parts in ([seed.data], singly(seed.data)):
+        session = limited()
+        check_answers(session, [effect for part in parts for effect in session.receive(part, 0.0)])
+
+
 @fuzz
 @given(valid(), st.data())
 def test_valid_streams_come_back_whatever_the_cuts(stream: tuple[Side, list[Packet]], data: st.DataObject) -> None:
@@ -146,7 +181,7 @@ def test_damaged_streams_give_the_same_whatever_the_cuts(stream: tuple[Side, byt
     side, raw = stream
     whole = outcome(side, [raw])
     assert outcome(side, data.draw(pieces(raw))) == whole
-    assert outcome(side, [raw[index : index + 1] for index in range(len(raw))]) == whole
+    assert outcome(side, singly(raw)) == whole
     assert all(kind in TYPES or kind.__name__ == "UnacceptableConnect" for kind, _ in whole[0])
 
 
@@ -165,8 +200,7 @@ def test_what_is_decoded_can_be_encoded_and_is_the_same_again(stream: tuple[Side
 @given(damaged(), st.data())
 def test_a_server_session_never_raises_and_closes_at_most_once(stream: tuple[Side, bytes], data: st.DataObject) -> None:
     raw = stream[1]
-    limits = SessionLimits(max_subscriptions=3, max_filters=4, max_inflight=2, max_packet_bytes=MAX_PACKET_BYTES)
-    session = ServerSession(0.0, "assigned", limits)
+    session = limited()
     effects: list[Effect] = []
     now = 0.0
     for part in data.draw(pieces(raw)):
@@ -175,13 +209,4 @@ def test_a_server_session_never_raises_and_closes_at_most_once(stream: tuple[Sid
         effects += session.receive(part, now)
         effects += session.subscription_confirmed(data.draw(packet_ids), now)
         effects += session.publish_accepted(list(data.draw(st.lists(packet_ids, max_size=3))), now)
-    closes = [effect for effect in effects if isinstance(effect, Close)]
-    assert len(closes) == (session.state is State.DISCONNECTED)
-    assert not closes or effects[-1] is closes[0]
-    assert len(session.subscriptions) <= 3
-    answered = codec.Decoder(Side.CLIENT)
-    for effect in effects:
-        if isinstance(effect, Send) and effect.data != UNSUPPORTED_VERSION:  # a packet of MQTT 5
-            answered.feed(effect.data)
-    assert answered.error is None
-    assert answered.buffered_bytes == 0
+    check_answers(session, effects)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.runtime.contract import END_OF_TURN, RecordsReceived
@@ -15,7 +18,10 @@ from pixiu.wire.record import Record, crc_ok, decode, encode, offsets, split
 from proxy import events as ev
 from proxy.core import Core as ProxyCore
 from tests.proxy.driver import forward
+from tests.support.corpus import seeds
 from tests.support.effort import runs
+
+Test = TypeVar("Test", bound=Callable[..., None])
 
 EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=300)
 pytestmark = pytest.mark.fuzz
@@ -42,6 +48,17 @@ def damaged(draw: st.DrawFn) -> tuple[bytes, int]:
     return bytes(changed[: len(changed) - cut % 7]), draw(st.sampled_from([count, count, count + 1, 0, 70_000]))
 
 
+def example_each(batches: list[tuple[bytes, int]]) -> Callable[[Test], Test]:
+    """Play each of `batches` before those that are drawn."""
+
+    def decorate(test: Test) -> Test:
+        for batch in reversed(batches):
+            test = example(batch)(test)
+        return test
+
+    return decorate
+
+
 def proxy() -> ProxyCore:
     core = ProxyCore(max_record_bytes=1 << 20)
     core.step(ev.BrokersChanged(1, (ev.Replica(EndpointID(1), 0),)), 0.0)
@@ -49,6 +66,7 @@ def proxy() -> ProxyCore:
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example_each([(seed.data, seed.count) for seed in seeds("record")])
 @given(damaged())
 def test_every_parser_gives_the_same_verdict_on_a_batch(batch: tuple[bytes, int]) -> None:
     data, count = batch

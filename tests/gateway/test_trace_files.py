@@ -90,8 +90,9 @@ def test_what_a_killed_gateway_left_is_completed_without_its_torn_line(tmp_path:
     killed = tmp_path / ".traces-0000000000500-dead-000001.jsonl"
     killed.write_bytes(json.dumps({"snowflake_id": 77}).encode() + b'\n{"snowf')
     (tmp_path / ".traces-0000000000501-dead-000002.jsonl").write_bytes(b"")
-    files(tmp_path, name="next")
+    following = files(tmp_path, name="next")
     assert numbers(tmp_path) == [77]
+    following.complete()
     alive.complete()
     assert numbers(tmp_path) == [77, 5]
 
@@ -141,8 +142,9 @@ def test_a_torn_line_may_be_long(torn: bytes, tmp_path: Path) -> None:
     line = b'{"snowflake_id":1}\n'
     (tmp_path / ".traces-0000000000500-dead-000001.jsonl").write_bytes(line + torn)
     (tmp_path / ".traces-0000000000501-dead-000001.jsonl").write_bytes(torn)
-    files(tmp_path)
+    following = files(tmp_path)
     assert [path.read_bytes() for path in complete(tmp_path)] == [line]
+    following.complete()
 
 
 async def test_a_full_disk_is_counted_and_leaves_no_torn_line(tmp_path: Path) -> None:

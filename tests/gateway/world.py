@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -147,6 +148,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.socket = socket.socket()
+        weakref.finalize(self, self.socket.close)
         self.writes: list[bytes] = []
         self.buffered = 0
         """Bytes that the client has not taken."""

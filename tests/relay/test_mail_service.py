@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -95,8 +96,8 @@ async def test_notices_are_sent_on_as_they_are_and_answered(world: World) -> Non
 
 
 async def test_a_partition_of_xiu_that_does_not_answer_holds_up_no_mail_of_another(world: World) -> None:
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1")
-    port = silent.sockets[0].getsockname()[1]
+    silent = socket.create_server(("127.0.0.1", 0))
+    port = silent.getsockname()[1]
     beside = replace(world.view.nodes[1], partition=1, port=port, endpoint=EndpointID(202))
     assert beside.role == "xiu"
     world.view = replace(world.view, nodes=(*world.view.nodes, beside))

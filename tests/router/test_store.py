@@ -98,8 +98,11 @@ def test_a_full_database_says_so_keeps_what_it_has_and_writes_nothing_in_part(tm
 
 def test_a_damaged_file_is_refused_with_a_text_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(os.urandom(40_000))
-    with pytest.raises(StoreError, match="move it away"):
+    with pytest.raises(StoreError, match="move it away") as refused:
         ReplicaStore("router", tmp_path, 16 * MIB)
+    (tmp_path / "data.mdb").rename(tmp_path / "damaged")
+    ReplicaStore("router", tmp_path, 16 * MIB).close()  # its lock is not kept by the error
+    del refused
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

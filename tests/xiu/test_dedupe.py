@@ -332,6 +332,17 @@ def made() -> Replica:
     return Replica(Head(), Random(0))
 
 
+def test_the_record_of_today_is_found_before_one_of_yesterday_that_a_restore_has_not_written_yet() -> None:
+    replica, now_us = made(), (NOW_US // DAY_US + 1) * DAY_US
+    mail = encode(RecordKind.MAIL, 1, b"", 27, flags=Flag.DERIVED_ID, type=64)
+    (first,) = replica.decide(store(1, mail, epoch=EPOCH, at_us=now_us))
+    replica.write(1)
+    steps = restoring.encode(Step.BEGIN, EPOCH << 32), restoring.encode(Step.BLOCKS, 0, [Block(1 << 32 | 1, 1, now_us - 1, mail)])
+    for counter, step in enumerate(steps, 2):
+        replica.decide(Entry(EPOCH, counter, Kind.RESTORE, now_us, step))
+    assert replica.decide(store(4, mail, epoch=EPOCH, at_us=now_us)) == [(Verdict.SAME, first[1])]
+
+
 def kept(rows: dict[bytes, bytes], space: bytes) -> list[bytes]:
     return [key for key in sorted(rows) if key[:1] == space]
 

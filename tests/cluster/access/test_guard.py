@@ -772,7 +772,9 @@ def test_many_are_visited_over_some_seconds_and_few_at_once() -> None:
     now = 0.0
     seen: list[int] = []
     visits: Visits[int] = Visits(seen.append, lambda _: None, lambda: now, lambda: 0.5)
-    visits._task = asyncio.Future(loop=asyncio.new_event_loop())  # type: ignore[assignment]
+    loop = asyncio.new_event_loop()
+    visits._task = asyncio.Future(loop=loop)  # type: ignore[assignment]
+    loop.close()
     visits.add(range(20))
     now = 0.02
     assert visits.slice() == pytest.approx(0, abs=0.001)

@@ -153,14 +153,13 @@ async def test_a_task_that_is_cancelled_is_cancelled() -> None:
 
 
 async def test_waiting_for_a_connection_can_be_cancelled() -> None:
-    server = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(3600), HOST, 0)
-    async with call_to(server.sockets[0].getsockname()[1]) as carrier:
-        waiting = asyncio.create_task(carrier.opened(3600.0))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    server.close()
+    with socket.create_server((HOST, 0)) as silent:
+        async with call_to(silent.getsockname()[1]) as carrier:
+            waiting = asyncio.create_task(carrier.opened(3600.0))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
 
 
 async def test_an_answer_that_does_not_come_in_time() -> None:

@@ -1,8 +1,12 @@
-"""Random schedules of faults, and a whole run."""
+"""Random schedules of faults, and a whole run.
+
+python -m tests.sim.replication.schedule 17     one seed: what happened, and what was wrong
+"""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -208,3 +212,9 @@ def run(
         history.violation("stuck", ", ".join(f"{n.member} {n.core.state.value if n.core else 'down'}" for n in world.nodes))
     world.counts[outcome] += 1
     return Verdict(seed, history.violations, world.counts, world.trace, outcome)
+
+
+if __name__ == "__main__":
+    for number in sys.argv[1:] or ["0"]:
+        verdict = run(int(number))
+        print(number, verdict.violations[:10], dict(verdict.counts), verdict.outcome)

@@ -47,7 +47,7 @@ def block(number: int) -> tuple[Counter[str], tuple[Verdict, ...]]:
 @pytest.mark.parametrize("number", range(BLOCKS))
 def test_nothing_acknowledged_is_lost_under_faults(number: int) -> None:
     totals, bad = block(number)
-    assert not bad, [f"seed {verdict.seed}: {verdict.violations[:3]}" for verdict in bad[:5]]
+    assert not bad, [f"python -m tests.sim.replication.schedule {verdict.seed}: {verdict.violations[:3]}" for verdict in bad[:5]]
     by_force = totals["well by an operator's word"]
     assert totals["well"] + by_force == BLOCK
     assert by_force <= 4 + BLOCK // 60  # 6 of 1,000 on average; more are met in less than one block of 10,000
