@@ -135,6 +135,10 @@ FAULTS: Final[dict[str, Fault]] = {
     "Xiu: the name of a loaded store is not synced": Fault(
         xiu.machine, "_rename", (("    sync_directory(name.parent)\n", ""),), 7
     ),
+    "Xiu: a store is closed before the one that takes its place is open": Fault(
+        xiu.machine.Machine, "_load",
+        (("        new = await", "        await self._in_thread(self.store.close)\n        new = await"),), 57,
+    ),
     "a received snapshot's files are not synced": Fault(
         _Folder, "accept_incoming", ((_FILE_SYNCED, _FILE_SYNCED.replace("os.fsync(fd)", "pass")),), 7
     ),
