@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from cluster.replication.model import Entry
 from pi.digest import Digest
@@ -50,8 +50,14 @@ T = TypeVar("T")
 
 
 async def _to_its_end(work: Callable[[], T]) -> T:
-    """Run work in a thread. A cancelled caller still waits: the thread cannot be stopped, and its environment must stay open."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+    """Run work in a thread, as `_ended` does."""
+    return await _ended(asyncio.to_thread(work))
+
+
+async def _ended(work: Coroutine[Any, Any, T]) -> T:
+    """Await work. A cancelled caller still waits: a thread cannot be stopped, its environment must stay open, and one that it opens
+    must be closed."""
+    running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -89,6 +95,8 @@ class Machine:
         self._interval_s = flush_interval_s
         self._on_failed = on_failed
         self._writing = asyncio.Lock()
+        self._copying = asyncio.Lock()
+        """Held while the store is copied, replaced or closed; taken before `writing`. Transactions are written during a copy."""
         self.opened = False
         self._flushing = False
         """True while a thread may be writing frozen changes."""
@@ -125,24 +133,32 @@ class Machine:
         mark(self._folder, reason, self.stop.kept())
 
     def _open(self) -> None:
-        self.store = self._store_in(self._folder)
+        self._adopt(*self._opened())
+
+    def _opened(self) -> tuple[StateStore, State]:
+        """Open the store in the folder, and load the state from it."""
+        store = self._store_in(self._folder)
         try:
-            self.store.sync()  # the last transaction of a killed process may be only in the page cache
-            self._begin()
+            store.sync()  # the last transaction of a killed process may be only in the page cache
+            return store, State(store, max_heads=self._heads)
         except StorageError:
-            self.store.close()
+            store.close()
             raise
+
+    def _adopt(self, store: StateStore, state: State) -> None:
+        self.store = store
+        self._begin(state)
         self.stop = Standstill()
         self.stop.remember(early_in(self._folder))
-        self.opened = True
         self.flushed = self.state.applied.counter
         """Counter up to which the state is durable."""
         self.full = ""  # also true of a snapshot that replaced what could not be written
         self._look_for_space()
+        self.opened = True
 
-    def _begin(self) -> None:
-        """Load the state from the store."""
-        self.state = State(self.store, max_heads=self._heads)
+    def _begin(self, state: State) -> None:
+        """Begin with the state that is in the store."""
+        self.state = state
         self.state.doubled.on_open = self._keep_cut
         self.half_applied = False
 
@@ -216,7 +232,7 @@ class Machine:
     def _take_back(self) -> None:
         """Go back to the last transaction, before the entry that broke off; the log has the rest. Raises DiskFailed."""
         try:
-            self._begin()
+            self._begin(State(self.store, max_heads=self._heads))
         except StateDamaged as damage:  # the next start sets the store aside
             raise DiskFailed(f"{damage}; it is rebuilt at the next start") from damage
         self.on_doubling()
@@ -371,7 +387,8 @@ class Machine:
     async def snapshot(self, folder: Path) -> int:
         """Write the state at one applied counter into an empty folder; return that counter. `apply` goes on."""
         await self.flush()
-        await asyncio.to_thread(self.store.copy, folder / FILE_NAME)
+        async with self._copying:
+            await _to_its_end(lambda: self.store.copy(folder / FILE_NAME))
         try:
             return await asyncio.to_thread(self._checked, folder)
         except StateDamaged:
@@ -408,15 +425,22 @@ class Machine:
             (folder / LOCK_NAME).unlink(missing_ok=True)
 
     async def load(self, folder: Path) -> None:
-        """Replace the state by a snapshot, durably. Nothing is applied meanwhile."""
-        async with self._writing:
-            await asyncio.to_thread(self._position_of, folder)  # unreadable snapshots are not taken
+        """Replace the state by a snapshot, durably: it is opened beside the old store, which is read meanwhile, and takes its place
+        in one turn of the event loop. Nothing is applied meanwhile."""
+        await _ended(self._load(folder))
+
+    async def _load(self, folder: Path) -> None:
+        def opened() -> tuple[StateStore, State]:
+            self._position_of(folder)  # unreadable snapshots are not taken
+            install(folder / FILE_NAME, self._folder)
+            return self._opened()
+
+        async with self._copying, self._writing:
+            store, state = await asyncio.to_thread(opened)
             self._close_cut()
-            self.store.close()
-            try:
-                await asyncio.to_thread(install, folder / FILE_NAME, self._folder)
-            finally:
-                self._open()
+            old = self.store
+            self._adopt(store, state)
+            old.close()
         self.on_doubling()
 
     async def _run(self) -> None:
@@ -498,6 +522,7 @@ class Machine:
             return
         with contextlib.suppress(PixiuError):
             await self.flush()
-        async with self._writing:
+        async with self._copying, self._writing:
+            self.opened = False
             self._close_cut()
             self.store.close()

@@ -140,15 +140,15 @@ class Service(RoleShell):
 
     def health(self) -> dict[str, object]:
         """Report replication and problems."""
-        status = self._replica.status()
-        degraded = status["degraded"] or self._damage or (self._doubling.problem if self._machine.opened else "")
+        status, opened = self._replica.status(), self._machine.opened
+        degraded = status["degraded"] or self._damage or (self._doubling.problem if opened else "")
         return {
             "replication": {**status, "degraded": degraded},
             "degraded": degraded,
             "streams": len(self._streams),
             "disk_full": self._machine.full or self._machine.beyond or self._replica.log_full,
             "damage": self._damage,
-            "doubling": Phase(self._doubling.record.phase).name,
+            "doubling": Phase(self._doubling.record.phase if opened else Phase.NONE).name,
             "opened_s": round(self._opened_s, 3),
         }
 

@@ -282,7 +282,7 @@ def set_aside(folder: Path) -> bool:
 
 
 def install(snapshot: Path, folder: Path) -> None:
-    """Replace a closed state by a snapshot, whole or not at all."""
+    """Put a snapshot in the place of a state, whole or not at all. One that is open is read on, and never found again."""
     make_directory(folder)
     begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
     try:
@@ -290,6 +290,7 @@ def install(snapshot: Path, folder: Path) -> None:
         with open(begun, "rb+") as file:
             os.fsync(file.fileno())
         begun.replace(folder / FILE_NAME)
+        (folder / LOCK_NAME).unlink(missing_ok=True)  # the open state goes on to use its own
         sync_directory(folder)
     except OSError as error:
         begun.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
     DATA_DIR/replica   log, snapshots on their way, audit (`cluster.replication.folder`)
     DATA_DIR/store     RocksDB
+    DATA_DIR/store.N   a store that took its place; the next start renames it
 
 Source: docs/stores.md, docs/replication.md.
 """
@@ -12,12 +13,13 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.replication.folder import free_bytes
+from cluster.replication.label import sync_directory
 from cluster.replication.model import Entry
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE
@@ -27,8 +29,6 @@ from xiu.store import Cursor, Store
 
 CHECKPOINT: Final = "store"
 """Its folder in a snapshot."""
-
-
 BUILDING: Final = ".new"
 """Suffix of a store that is being built. A finished one has a number as suffix; the highest is the newest."""
 ROWS_AT_ONCE: Final = 256
@@ -59,6 +59,29 @@ def _put_rows(store: Store, rows: Sequence[Row], head: Head | None = None) -> No
         else:
             return
     raise DiskFailed(f"{store.folder} takes no writes")
+
+
+def _rename(folder: Path, name: Path) -> None:
+    """Rename a store's folder, durably: what is removed afterwards is gone at once."""
+    folder.rename(name)
+    sync_directory(name.parent)
+
+
+def _remove(store: Store) -> None:
+    """Close a store and remove its folder."""
+    with contextlib.suppress(StorageError):  # its content is given up
+        store.close()
+    shutil.rmtree(store.folder, ignore_errors=True)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await work. A cancelled caller still waits: what a thread opens must be closed."""
+    running = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 def settle(folder: Path) -> None:
@@ -102,6 +125,8 @@ class Machine:
         self._apply, self._on_replaced, self._on_damaged = apply, on_replaced, on_damaged
         self._store: Store | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
+        self._replacing = asyncio.Lock()
+        """Held while another store is made to take the store's place."""
         self.warning = ""
         """A problem found at the start."""
         self.notice = ""
@@ -133,9 +158,15 @@ class Machine:
     def _make(self, folder: Path) -> Store:
         return Store(folder, memtable_bytes=self._memtable_bytes, cache_bytes=self._cache_bytes)
 
-    async def _in_thread(self, work: Callable[[], None]) -> None:
+    def _beside(self) -> Path:
+        """The folder of a store that is to take the store's place: the next start takes it for the newest."""
+        folder = self.store.folder
+        number = int(folder.suffix[1:]) if folder != self._folder else 0
+        return self._folder.with_suffix(f".{number + 1}")
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run work in the thread of flushes, checkpoints, opening and closing, one at a time."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     # --- what the replica calls
 
@@ -192,15 +223,27 @@ class Machine:
         await asyncio.to_thread(self._checked, folder)
 
     async def load(self, folder: Path) -> None:
-        """Replace the state by a checkpoint. Raises StorageError."""
+        """Replace the state by a checkpoint: it is opened beside the old store, which is read meanwhile, and takes its place in one
+        turn of the event loop. Raises StorageError."""
+        received = folder / CHECKPOINT
+        if received.exists():
+            await _to_its_end(self._load(received))
 
-        def take() -> None:
-            received = folder / CHECKPOINT
-            if received.exists():
-                self.store.replace(received)
+    async def _load(self, received: Path) -> None:
+        def opened() -> Store:
+            beside = self._beside()
+            _rename(received, beside)
+            try:
+                return self._make(beside)
+            except BaseException:
+                _rename(beside, received)  # the next start would take it for the newest
+                raise
 
-        await self._in_thread(take)
-        self._on_replaced()
+        async with self._replacing:
+            new = await self._in_thread(opened)
+            self.store.adopt(new)
+            self._on_replaced()
+            await self._in_thread(lambda: _remove(new))
 
     async def rebuild(
         self,
@@ -228,7 +271,8 @@ class Machine:
             return done.result(IN_LOOP_S)
 
         # In the thread that flushes: meanwhile no entry that the new state needs leaves the log.
-        return await loop.run_in_executor(self._executor, self._rebuild, in_loop, peer, catch_up, on_adopted)
+        async with self._replacing:
+            return await self._in_thread(lambda: self._rebuild(in_loop, peer, catch_up, on_adopted))
 
     def _rebuild(
         self,
@@ -240,20 +284,12 @@ class Machine:
         store = self.store
         cursor, head = in_loop(lambda: (store.cursor(), store.head))
         self.require_room()
-        building = self._folder.with_suffix(BUILDING)
+        building, beside = self._folder.with_suffix(BUILDING), self._beside()
         shutil.rmtree(building, ignore_errors=True)
         try:
             taken = self._build(building, cursor, head, peer(head.applied.counter))
-            number = int(store.folder.suffix[1:]) if store.folder != self._folder else 0
-            final = self._folder.with_suffix(f".{number + 1}")
-            building.rename(final)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
-        finally:
-            cursor.close()
-        try:
-            new = self._make(final)
+            _rename(building, beside)
+            new = self._make(beside)
             try:
                 while not in_loop(lambda: catch_up(new)):
                     time.sleep(CATCH_UP_PAUSE_S)
@@ -261,16 +297,19 @@ class Machine:
                 new.close()
                 raise
         except BaseException:
-            # The next start would take it for the newer one, when the log after it has been trimmed.
-            shutil.rmtree(final, ignore_errors=True)
+            if beside.exists():  # the next start would take it, or what is left of it, for the newer one
+                _rename(beside, building)
+            shutil.rmtree(building, ignore_errors=True)
             raise
+        finally:
+            cursor.close()
 
-        def adopt() -> Path:
-            given_up = store.adopt(new)
+        def adopt() -> None:
+            store.adopt(new)
             on_adopted()
-            return given_up
 
-        shutil.rmtree(in_loop(adopt), ignore_errors=True)  # here, beside the event loop: it may be large
+        in_loop(adopt)
+        _remove(new)  # here, beside the event loop: it may be large
         return taken
 
     def _build(self, folder: Path, cursor: Cursor, head: Head, peer: Callable[[bytes], Iterator[Row]]) -> int:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
-from cluster.replication.label import make_directory, sync_directory
+from cluster.replication.label import make_directory
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from xiu import block as blocks
 from xiu.block import Block
@@ -29,6 +28,7 @@ from xiu.manifest import cut_torn_tail
 from xiu.readers import Held, of_row
 from xiu.state import Blocked, Decision, Head
 
+T = TypeVar("T")
 BLOOM_BITS: Final = 10
 MEMTABLES: Final = 4
 FULL: Final = ("no space left", "disk quota exceeded", "space limit")
@@ -83,7 +83,7 @@ class Store:
         self.folder = folder
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
         make_directory(folder)
-        self._swapping = threading.Lock()
+        self._swapping = threading.RLock()
         """Held while the database, its head and its flushed position are replaced."""
         self.notice = ""
         """A problem that was mended when the store was opened."""
@@ -145,11 +145,19 @@ class Store:
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
         """Return the values of keys. Raises StoreDamaged, DiskFailed."""
-        try:
-            found: Any = self._db.get(keys)  # type: ignore[arg-type]  # a list of any keys
-        except Exception as problem:
-            raise self._error("read", problem) from problem
+        found: Any = self._read(lambda db: db.get(keys))  # type: ignore[arg-type]  # a list of any keys
         return list(found)
+
+    def _read(self, read: Callable[[Rdict], T]) -> T:
+        """Read; once more if another database took this one's place, which another thread may see closed."""
+        while True:
+            db = self._db
+            try:
+                return read(db)
+            except Exception as problem:
+                with self._swapping:
+                    if self._db is db:
+                        raise self._error("read", problem) from problem
 
     def write(self, decisions: Iterable[Decision]) -> None:
         """Write decisions, in order, in one batch with the last head. Raises Blocked, DiskFailed: then nothing was written."""
@@ -212,15 +220,16 @@ class Store:
 
     def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
         """Return the last row at or before a key; None: there is none. Raises StoreDamaged, DiskFailed."""
-        try:
-            rows = self._db.iter()
+
+        def read(db: Rdict) -> tuple[bytes, bytes] | None:
+            rows = db.iter()
             rows.seek_for_prev(key)
             if rows.valid():
                 return rows.key(), rows.value()
             rows.status()
-        except Exception as problem:
-            raise self._error("read", problem) from problem
-        return None
+            return None
+
+        return self._read(read)
 
     def _value_of(self, sequence: int) -> tuple[int, bytes] | None:
         found = self.row_before(KEY.pack(BLOCKS, sequence))
@@ -273,8 +282,8 @@ class Store:
             yield sequence, at_us, stored
 
     def _rows(self, space: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
+        rows = self._read(lambda db: db.iter())
         try:
-            rows = self._db.iter()
             rows.seek(KEY.pack(space, begin))
             while rows.valid():
                 key = rows.key()
@@ -290,10 +299,7 @@ class Store:
 
     def cursor(self) -> Cursor:
         """Return a cursor over all rows as of now, for one thread at a time. Raises DiskFailed, StoreDamaged."""
-        try:
-            return Cursor(self._db.iter(), self._error)
-        except Exception as problem:
-            raise self._error("read", problem) from problem
+        return Cursor(self._read(lambda db: db.iter()), self._error)
 
     def put_rows(self, rows: Iterable[tuple[bytes, bytes]], head: Head | None = None) -> None:
         """Write rows as they are, then the head. Raises Blocked, DiskFailed: then nothing was written."""
@@ -305,34 +311,19 @@ class Store:
         self._write(batch)
         self.head = head or self.head
 
-    def adopt(self, other: Store) -> Path:
-        """Take over another store's database, which is open and durable. Readers of the old one end undisturbed. Returns the folder
-        of the old one, to be removed."""
-        old, folder = self._db, self.folder
+    def adopt(self, other: Store) -> None:
+        """Take over another store's database, which is open and durable, and give it this one's, to be closed and removed. Readers
+        of the old database end undisturbed."""
         with self._swapping:
-            self._db, self.folder = other._db, other.folder
+            self._db, other._db = other._db, self._db
+            self.folder, other.folder = other.folder, self.folder
             self.head, self.flushed = other.head, other.flushed
-        with contextlib.suppress(Exception):  # it is given up because it is damaged
-            old.close()
-        return folder
-
-    def replace(self, other: Path) -> None:
-        """Move another store's folder here and open it. Blocking. Raises StorageError."""
-        with contextlib.suppress(Exception):  # its former content is given up
-            self._db.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        other.rename(self.folder)
-        sync_directory(self.folder.parent)
-        with self._swapping:
-            self._db = self._open()
-            self.head = self._read_head()
-            self.flushed = self.head.applied.counter
 
     def reopen(self) -> None:
-        """Open again after a failed write: changes that were not flushed come again from the log."""
-        with contextlib.suppress(Exception):  # it failed before: the log has everything that could be lost
-            self._db.close()
+        """Open again after a failed write: changes that were not flushed come again from the log. Reads of other threads wait."""
         with self._swapping:
+            with contextlib.suppress(Exception):  # it failed before: the log has everything that could be lost
+                self._db.close()
             self._db = self._open()
             self.head = self._read_head()
             self.flushed = self.head.applied.counter

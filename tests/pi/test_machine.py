@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,10 +16,11 @@ import lmdb
 import pytest
 
 from cluster.replication.model import Entry
+from pi.events import NO_DEVICE
 from pi.inbox import Head
 from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
 from pi.machine import Machine
-from pi.store import FILE_NAME
+from pi.store import FILE_NAME, LOCK_NAME, StateStore, install
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
 from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, Clock, Limits, OpenSessions, Operation, encode
 from tests.pi.memory import START_S, at_us
@@ -123,6 +125,101 @@ async def test_a_snapshot_is_a_whole_state_and_can_be_put_in_the_place_of_anothe
         assert list(leader.store.scan(b"", b"\xff")) == list(follower.store.scan(b"", b"\xff"))
         assert leader.read(UIN, 0, 1, 1, None, 100) == follower.read(UIN, 0, 1, 1, None, 100)
         assert len(follower.read(UIN, 0, 1, 1, None, 100).entries) == 60
+
+
+@contextmanager
+def slow_install(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """A snapshot that is installed meanwhile sets the first event, and waits for the second."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(file: Path, folder: Path) -> None:
+        install(file, folder)
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pi.machine.install", slow)
+        try:
+            yield begun, go_on
+        finally:
+            go_on.set()
+
+
+async def test_the_old_store_is_read_until_a_snapshot_has_taken_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "snapshot").mkdir()
+    async with machine(tmp_path / "a") as leader, machine(tmp_path / "b") as follower:
+        leader.apply(entries(1, 5))
+        await leader.snapshot(tmp_path / "snapshot")
+        follower.apply(entries(1, 2))
+        await follower.flush()
+        with slow_install(monkeypatch) as (begun, go_on):
+            loading = asyncio.create_task(follower.load(tmp_path / "snapshot"))
+            await until(begun.is_set)
+            assert follower.applied == 2
+            assert follower.store.bytes_used > follower.store.bytes_live > 0
+            assert len(follower.read(UIN, NO_DEVICE, 1, 0, None, 100).entries) == 20
+            go_on.set()
+            while not loading.done():
+                assert follower.store.bytes_used
+                await asyncio.sleep(0)
+        await loading
+        assert (follower.applied, follower.flushed) == (5, 5)
+        follower.apply(entries(6, 6))
+        await follower.flush()
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [FILE_NAME, LOCK_NAME]
+    async with machine(tmp_path / "b") as again:
+        assert again.applied == 6
+
+
+async def test_a_snapshot_that_is_being_loaded_takes_its_place_before_a_process_that_ends_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "snapshot").mkdir()
+    async with machine(tmp_path / "a") as leader, machine(tmp_path / "b") as follower:
+        leader.apply(entries(1, 5))
+        await leader.snapshot(tmp_path / "snapshot")
+        with slow_install(monkeypatch) as (begun, go_on):
+            loading = asyncio.create_task(follower.load(tmp_path / "snapshot"))
+            await until(begun.is_set)
+            loading.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+        assert follower.applied == 5
+    async with machine(tmp_path / "b") as again:
+        assert again.applied == 5
+
+
+@pytest.mark.parametrize("how", ["a snapshot takes its place", "the process ends"])
+async def test_a_store_that_is_being_copied_is_closed_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    begun, go_on, copy = threading.Event(), threading.Event(), StateStore.copy
+
+    def slow(self: StateStore, path: Path) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        assert self.bytes_used, "it is open"
+        copy(self, path)
+
+    for name in ("received", "snapshot"):
+        (tmp_path / name).mkdir()
+    async with machine(tmp_path / "a") as one, machine(tmp_path / "b") as other:
+        other.apply(entries(1, 5))
+        await other.snapshot(tmp_path / "received")
+        one.apply(entries(1, 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(StateStore, "copy", slow)
+            copying = asyncio.create_task(one.snapshot(tmp_path / "snapshot"))
+            await until(begun.is_set)
+            if how == "the process ends":
+                copying.cancel()
+            ending = asyncio.create_task(one.close() if how == "the process ends" else one.load(tmp_path / "received"))
+            await asyncio.wait({ending}, timeout=0.1)
+            assert one.store.bytes_used
+            go_on.set()
+            await asyncio.wait({copying})
+        await ending
+        assert copying.cancelled() or copying.result() == 2
+        assert one.opened is (how != "the process ends"), "a store that is closed is not read for metrics"
 
 
 async def test_a_broken_snapshot_is_not_taken(tmp_path: Path) -> None:

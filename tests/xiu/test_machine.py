@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pixiu.errors import DiskFull, StoreDamaged
+from tests.support.waiting import until
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable, mail, store
 from xiu.core import Core, Settings
 from xiu.events import EntriesCommitted
-from xiu.machine import Machine
+from xiu.machine import Machine, settle
 from xiu.repair import Row
 from xiu.state import Head, State
 from xiu.store import Store
+
+WAIT_S = 60.0
 
 
 def nobody(begin: bytes) -> Iterator[Row]:
@@ -148,4 +153,146 @@ async def test_a_new_store_that_cannot_be_brought_forward_is_forgotten(tmp_path:
     again = await opened(tmp_path)
     assert again.applied == 2, "the old store, which went on"
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    await again.close()
+
+
+async def with_entries(folder: Path, last: int) -> Machine:
+    """An open machine whose state ends at an entry."""
+    machine = await opened(folder)
+    state = State(0, machine.store, machine.store.head)
+    for counter in range(1, last + 1):
+        machine.store.write([state.decide(store(counter, mail(counter)))])
+    return machine
+
+
+async def snapshot(folder: Path, last: int) -> Path:
+    """A snapshot of a state that ends at an entry."""
+    leader = await with_entries(folder / "leader", last)
+    made = folder / "received"
+    made.mkdir()
+    assert await leader.snapshot(made) == last
+    await leader.close()
+    return made
+
+
+@contextlib.contextmanager
+def slow_opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """A store that is opened meanwhile sets the first event, and waits for the second."""
+    begun, go_on = threading.Event(), threading.Event()
+    real: Callable[[Store], object] = Store._open
+
+    def slow(self: Store) -> object:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_open", slow)
+        try:
+            yield begun, go_on
+        finally:
+            go_on.set()
+
+
+async def test_the_old_store_is_read_until_a_snapshot_has_taken_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = await snapshot(tmp_path, 5)
+    machine = await with_entries(tmp_path / "follower", 2)
+    with slow_opening(monkeypatch) as (begun, go_on):
+        loading = asyncio.create_task(machine.load(received))
+        await until(begun.is_set)
+        assert machine.applied == 2
+        assert machine.store.readers() == {}
+        assert machine.store.next_first(0) is not None
+        go_on.set()
+        while not loading.done():
+            assert machine.store.readers() == {}
+            await asyncio.sleep(0)
+    await loading
+    assert (machine.applied, machine.flushed) == (5, 5)
+    assert [path.name for path in (tmp_path / "follower").iterdir()] == ["store.1"], "the old one is removed"
+    await machine.flush()
+    await machine.close()
+    again = await opened(tmp_path / "follower")
+    assert again.applied == 5
+    assert [path.name for path in (tmp_path / "follower").iterdir()] == ["store"]
+    await again.close()
+
+
+async def test_a_snapshot_that_is_being_loaded_takes_its_place_before_a_process_that_ends_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = await snapshot(tmp_path, 5)
+    machine = await with_entries(tmp_path / "follower", 2)
+    with slow_opening(monkeypatch) as (begun, go_on):
+        loading = asyncio.create_task(machine.load(received))
+        await until(begun.is_set)
+        loading.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+    assert machine.applied == 5
+    await machine.close()
+    again = await opened(tmp_path / "follower")
+    assert again.applied == 5
+    await again.close()
+
+
+@pytest.mark.parametrize(("step", "left"), [("rename", 2), ("open", 5), ("adopt", 5), ("remove", 5)])
+async def test_a_process_that_ends_while_a_snapshot_takes_its_place_leaves_one_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, left: int
+) -> None:
+    class Ended(Exception):
+        """The process, before this step."""
+
+    def end(*_: object, **__: object) -> None:
+        raise Ended
+
+    def end_in_it(given_up: Store) -> None:
+        given_up.close()
+        (given_up.folder / "CURRENT").unlink()
+        end()
+
+    received = await snapshot(tmp_path, 5)
+    machine = await with_entries(tmp_path / "follower", 2)
+    await machine.flush()
+    with monkeypatch.context() as patch:
+        match step:
+            case "rename":
+                patch.setattr("xiu.machine._rename", end)
+            case "open" | "adopt":
+                patch.setattr(Store, f"_{step}" if step == "open" else step, end)
+            case "remove":
+                patch.setattr("xiu.machine._remove", end_in_it)
+        with pytest.raises(Ended):
+            await machine.load(received)
+    await machine.close()
+    gc.collect()  # a store that was open when the process ended
+    again = await opened(tmp_path / "follower")
+    assert again.warning == ""
+    assert again.applied == left
+    assert [path.name for path in (tmp_path / "follower").iterdir()] == ["store"]
+    await again.close()
+
+
+async def test_what_is_left_of_a_store_that_was_given_up_is_not_taken_for_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = await with_entries(tmp_path, 1)
+
+    def full(new: Store) -> bool:
+        raise DiskFull("full")
+
+    def ended(folder: Path, ignore_errors: bool = False) -> None:
+        """The process ends while it removes this."""
+        (folder / "CURRENT").unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("xiu.machine.shutil.rmtree", ended)
+        with pytest.raises(DiskFull):
+            await machine.rebuild(lambda _: nobody, full, lambda: None)
+    await machine.flush()
+    await machine.close()
+    settle(tmp_path / "store")
+    again = await opened(tmp_path)
+    assert again.applied == 1
     await again.close()

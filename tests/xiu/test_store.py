@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
+from rocksdict import Rdict
 
 from cluster.replication.model import Entry, MemberID, Position
 from pixiu.errors import DiskFailed, StorageError, StoreDamaged
@@ -231,6 +233,25 @@ def test_a_flush_during_which_the_store_was_opened_again_claims_nothing(
     monkeypatch.setattr(xiu.store, "_db", Slow())
     assert xiu.store.flush() == 1
     assert xiu.store.flushed == 1
+    xiu.store.close()
+
+
+def test_another_thread_reads_while_the_store_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1)
+    read: list[Future[int | None]] = []
+
+    def slow(self: Store) -> Rdict:
+        """A read begins while it is closed."""
+        read.append(threads.submit(self.next_first, 0))
+        wait(read, timeout=0.1)
+        return real(self)
+
+    real = Store._open
+    with ThreadPoolExecutor(1) as threads, monkeypatch.context() as patch:
+        patch.setattr(Store, "_open", slow)
+        xiu.store.reopen()
+        assert [each.result() for each in read] == [1 << 32 | 1]
     xiu.store.close()
 
 

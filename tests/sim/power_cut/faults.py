@@ -22,6 +22,7 @@ import cluster.replication.segment
 import pi.machine
 import pi.service
 import pi.store
+import xiu.machine
 import xiu.service
 import xiu.store
 
@@ -126,13 +127,17 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.replica.Replica, "_tick", ((_FLUSHED, _FLUSHED.replace("flushed)", "applied)")),), 3
     ),
     "Pi: an opening takes the page cache for the disk": Fault(
-        pi.machine.Machine, "_open", (("self.store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
+        pi.machine.Machine, "_opened", (("store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
     ),
     "Pi: pages are not synced before their root": Fault(
         pi.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 2
     ),
     "Xiu: the name of a loaded store is not synced": Fault(
-        xiu.store.Store, "replace", (("    sync_directory(self.folder.parent)\n", ""),), 7
+        xiu.machine, "_rename", (("    sync_directory(name.parent)\n", ""),), 7
+    ),
+    "Xiu: a store is closed before the one that takes its place is open": Fault(
+        xiu.machine.Machine, "_load",
+        (("        new = await", "        await self._in_thread(self.store.close)\n        new = await"),), 57,
     ),
     "a received snapshot's files are not synced": Fault(
         _Folder, "accept_incoming", ((_FILE_SYNCED, _FILE_SYNCED.replace("os.fsync(fd)", "pass")),), 7

@@ -21,6 +21,7 @@ from tests.sim.power_cut.disk import Disk, Left
 from tests.sim.power_cut.recorder import Kind, Operation
 from tests.sim.power_cut.threads import DELAY_S
 from tests.sim.power_cut.world import WATCH_S, Noted
+from xiu.machine import settle
 from xiu.store import Store
 
 LATE_S: Final = SEAL_LAG_S + 20 * max(DELAY_S) + 2 * WATCH_S
@@ -165,6 +166,7 @@ class Claims:
                     return State(store, max_heads=2).applied.counter
                 finally:
                     store.close()
+            settle(where / "store")
             opened = Store(where / "store", memtable_bytes=1 << 20, cache_bytes=1 << 20)
             try:
                 return opened.flushed
