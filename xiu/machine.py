@@ -235,7 +235,7 @@ class Machine:
             _rename(received, beside)
             try:
                 return self._make(beside)
-            except BaseException:
+            except StorageError:
                 _rename(beside, received)  # the next start would take it for the newest
                 raise
 
