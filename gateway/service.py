@@ -61,7 +61,7 @@ CLIENT_WAIT: Final = (
     "Time that the oldest message had waited when a client took what was written; of MQTT clients only when they lag."
 )
 TICKET_KEYS_READABLE: Final = "ticket_keys_readable"
-"""Whoever breaks into this gateway can sign login tickets; on one machine, as by `pixiu up`, that cannot be helped."""
+"""Warns that a break-in here gives the keys of login tickets away. On one machine, as by `pixiu up`, that cannot be helped."""
 SIGNAL_TABLE_IN_MEMORY: Final = "signal_table_in_memory"
 
 

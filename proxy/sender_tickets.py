@@ -20,6 +20,8 @@ from proxy.permits import KIND_AT, NOT_SHOWN
 
 MAX_SENDERS: Final = 2_000_000
 """Shown tickets that count, of all gateways. Policy: a further one does not."""
+GONE_S: Final = 60.0
+"""Time for which a gateway's tickets are kept that is not in the registry, seconds: it may only have a new session there."""
 SIZE_AND_SENDER: Final = struct.Struct("<I28xQ")
 """Source: docs/protocol.md, "Record"."""
 NOBODY: Final[Mapping[int, object]] = {}
@@ -30,6 +32,8 @@ class _Gateway:
     """Senders of one run of a gateway."""
 
     run: int
+    seen_at: float
+    """Time at which the registry showed it last, Unix seconds."""
     senders: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     """UIN → the time at which the ticket ends, Unix seconds, and its key."""
 
@@ -46,7 +50,7 @@ class SenderTickets:
         self._keys, self._unix_s = keys, unix_s
         self._gateways: dict[EndpointID, _Gateway] = {}
         self._senders: dict[EndpointID, dict[int, tuple[int, bytes]]] = {}
-        """What the data path reads."""
+        """Senders of each, for the data path."""
         self._ends: list[tuple[int, EndpointID, int]] = []
         """A heap of (time at which a ticket ends, gateway, UIN); a newer ticket of the user may end later."""
         self._checked_by: frozenset[bytes] = frozenset()
@@ -65,7 +69,7 @@ class SenderTickets:
         keys, now, void = self._keys(), self._unix_s(), []
         there = self._gateways.get(gateway)
         if there is None or there.run != run:
-            there = self._gateways[gateway] = _Gateway(run)
+            there = self._gateways[gateway] = _Gateway(run, now)
             self._senders[gateway] = there.senders
         self._checked_by |= frozenset(keys)
         room = MAX_SENDERS - len(self)
@@ -82,10 +86,16 @@ class SenderTickets:
         self.void += len(void)
         return void
 
-    def keep(self, runs: Mapping[EndpointID, int]) -> None:
-        """Forget gateways that are gone, or were started again: `runs` has those that are there."""
-        for gateway in [gateway for gateway, there in self._gateways.items() if runs.get(gateway) != there.run]:
+    def forget_gone(self, run_of: Callable[[EndpointID], int | None]) -> list[EndpointID]:
+        """Forget gateways that the registry has not shown for `GONE_S`; returns them. `run_of`: the run that it shows."""
+        now = self._unix_s()
+        for gateway, there in self._gateways.items():
+            if run_of(gateway) == there.run:
+                there.seen_at = now
+        gone = [gateway for gateway, there in self._gateways.items() if there.seen_at + GONE_S < now]
+        for gateway in gone:
             del self._gateways[gateway], self._senders[gateway]
+        return gone
 
     def look(self) -> dict[EndpointID, list[int]]:
         """Forget tickets that have ended, and those whose key was removed. Returns users of the latter, by gateway."""

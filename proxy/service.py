@@ -199,8 +199,6 @@ class Service(RoleShell):
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         self._replicas_changed()
         self._exempt_gateways(view)
-        if self.senders is not None:
-            self.senders.keep({node.endpoint: run_of(node) for node in view.of_role("gateway")})
         self.mail.on_view(view)
 
     # What the links call.

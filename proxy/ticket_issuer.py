@@ -70,6 +70,13 @@ class _Stream:
         """Next reply to write."""
         return self.replies.popleft() if self.replies else None
 
+    def checked(self, task: asyncio.Task[None]) -> None:
+        """Note that a login's check is over; after a bug the stream ends, and the gateway asks elsewhere."""
+        self.logins.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler({"message": "a login could not be checked", "exception": error})
+            self.cut("a login could not be checked")
+
     def reads_on(self) -> bool:
         """True while there is space for more answers."""
         return len(self.replies) < MAX_UNREAD
@@ -131,14 +138,12 @@ class TicketIssuer:
         except PixiuError as error:
             await handler.refuse(error)
 
-    async def watch(self) -> None:
-        """Look for tickets that have ended, or whose key was removed, and report the latter to their gateways; never returns."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-
     def look(self) -> None:
-        """See `watch`; once."""
+        """Look for tickets that have ended, and those whose key was removed; report the latter to their gateways. Called every
+        `LOOK_S`."""
+        for gateway in self._senders.forget_gone(self._run_of):
+            if gateway in self._streams:
+                self._streams[gateway].cut("the registry does not show the gateway")  # back again it shows everything anew
         for gateway, void in self._senders.look().items():
             stream = self._streams.get(gateway)
             if stream is not None:
@@ -166,7 +171,7 @@ class TicketIssuer:
                 await asyncio.wait(stream.logins, return_when=asyncio.FIRST_COMPLETED)
             task = asyncio.get_running_loop().create_task(self._log_in(stream, request))
             stream.logins.add(task)
-            task.add_done_callback(stream.logins.discard)
+            task.add_done_callback(stream.checked)
             return
         void: list[int] = []
         while part := list(islice(shown, SLICE)):

@@ -18,7 +18,8 @@ ONE, TWO = EndpointID(30), EndpointID(31)
 
 class Bench:
     def __init__(self) -> None:
-        self.now, self.keys = float(NOW), (KEY,)
+        self.now = float(NOW)
+        self.keys: tuple[bytes, ...] = (KEY,)
         self.table = SenderTickets(lambda: self.keys, lambda: self.now)
 
     def show(self, *uins: int, gateway: EndpointID = ONE, run: int = RUN, lasts_s: int = 600, key: bytes = KEY) -> list[int]:
@@ -70,10 +71,20 @@ def test_a_gateway_that_was_started_again_shows_its_tickets_anew() -> None:
     bench.show(7)
     bench.show(8, run=RUN + 1)
     assert bench.passed(7, 8) == [False, True]
-    bench.table.keep({ONE: RUN + 1})
-    assert bench.passed(8) == [True]
-    bench.table.keep({ONE: RUN + 2})
-    assert bench.passed(8) == [False]
+    assert len(bench.table) == 1
+
+
+def test_a_gateway_that_is_gone_for_long_is_forgotten() -> None:
+    bench = Bench()
+    bench.show(7)
+    bench.now += 300
+    assert bench.table.forget_gone({ONE: RUN}.get) == []
+    bench.now += sender_tickets.GONE_S
+    assert bench.table.forget_gone({ONE: RUN + 1}.get) == [], "it may be back in a moment"
+    assert bench.passed(7) == [True]
+    bench.now += 1
+    assert bench.table.forget_gone({}.get) == [ONE]
+    assert bench.passed(7) == [False]
     assert len(bench.table) == 0
 
 

@@ -27,7 +27,7 @@ from pixiu.errors import NotAuthenticated
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import tickets_pb2
-from proxy import ticket_issuer
+from proxy import sender_tickets, ticket_issuer
 from proxy.sender_tickets import SenderTickets
 from proxy.ticket_issuer import SPREAD, TicketIssuer
 from registry.pki import issue, make_authority
@@ -181,6 +181,16 @@ async def test_only_a_registered_gateway_is_served_and_its_newest_stream(tmp_pat
             await ask(second, tickets_pb2.TicketRequest(number=1))
             assert await first.read() is None
             assert (await ask(second, tickets_pb2.TicketRequest(number=2))).number == 2
+
+
+async def test_a_gateway_that_left_the_registry_must_show_everything_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_tickets, "GONE_S", -1.0)
+    async with running(tmp_path) as bench, bench.stream() as call:
+        await ask(call, bench.login(secret=bench.logins.token("alice", 7)))
+        monkeypatch.setattr(bench.issuer, "_run_of", {}.get)
+        bench.issuer.look()
+        assert await call.read() is None
+        assert len(bench.senders) == 0
 
 
 async def test_without_keys_nothing_is_signed(tmp_path: Path) -> None:
