@@ -57,7 +57,7 @@ def logged_in(users: int, waiting: int = 0) -> tuple[Deliveries, float]:
 def acknowledged(table: Deliveries, users: range, up_to: int, now: float) -> None:
     """Acknowledge everything for these users, and have Pi confirm it."""
     items = [ev.Acknowledgement(uin, 0, 1, LANE, up_to, 0) for uin in users]
-    table.step(ev.Acknowledged(items), now)
+    table.step(ev.Acknowledged(9, items), now)
     for effect in table.step(TICK, now + 0.03):
         if isinstance(effect, ev.SaveCursors):
             table.step(ev.Saved(effect.number, [None] * len(effect.items)), now + 0.03)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cluster.access.guard import Guard
+from cluster.access.identity import Credentials, Identity
 from cluster.runtime.pacing import pacer_of
 from cluster.runtime.role import totals
 from cluster.runtime.turn import Newcomers, PacedLine, Turn
@@ -48,6 +49,13 @@ MOVES_WITHIN_S: Final = 10.0
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
+
+
+class TicketSource(Protocol):
+    """Gets login tickets; see `gateway.ticket_client.TicketClient`."""
+
+    async def admit(self, credentials: Credentials, identity: Identity) -> Identity:
+        """Get a ticket for a login; returns its identity, which ends before the ticket does. Raises `PixiuError`."""
 
 
 class Connection(Protocol):
@@ -156,6 +164,7 @@ class Clients:
         roles: those of the cluster's layout.
         through_relays: room messages come through relays, which are informed of every connection.
         guard: authenticates clients; None: nobody has to log in.
+        tickets: gets login tickets; None: none are needed.
         turn: of the process; None: one of its own.
     """
 
@@ -174,9 +183,10 @@ class Clients:
         through_relays: bool,
         topics: TopicRooms = BY_FIRST_LEVEL,
         guard: Guard | None = None,
+        tickets: TicketSource | None = None,
         turn: Turn | None = None,
     ) -> None:
-        self.options, self.guard = options, guard
+        self.options, self.guard, self.tickets = options, guard, tickets
         self.now, self.step = now, step
         self.next_snowflake, self.publishers = next_snowflake, publishers
         self.endpoint, self.max_record_bytes, self.vrooms, self.topics = endpoint, max_record_bytes, vrooms, topics

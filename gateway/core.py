@@ -17,7 +17,7 @@ from typing import Final
 
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.lww_map import VALUED_MESSAGES_A_CONTROL, Update
+from cluster.membership.lww_map import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
 from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from gateway import events as ev
 from gateway.dedupe import Dedupe
@@ -100,6 +100,7 @@ class Core:
         tracer: stamps traced records.
         jitter, is_crowd: see `MembershipReporter`.
         unix_ms: clock for lifetimes, Unix milliseconds; it agrees only roughly with that of the senders' IDs.
+        ticket_of: user → login ticket for reports to relays; None: there are none.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Core:
         jitter: Callable[[], float] = lambda: 0.0,
         is_crowd: Callable[[], bool] = lambda: False,
         unix_ms: Callable[[], int] = lambda: 0,
+        ticket_of: Callable[[int], bytes] | None = None,
     ) -> None:
         self._unix_ms = unix_ms
         self.index = RoomIndex(vrooms)
@@ -136,7 +138,8 @@ class Core:
         """Token of a parcel to a proxy → the connections that it came from, with the bytes of each."""
         reporter = partial(MembershipReporter, instance, self._as_of, self._next_token, jitter=jitter, is_crowd=is_crowd)
         self.rooms = reporter()
-        self.users = reporter(few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
+        parcel = VALUED_MESSAGES_A_CONTROL if ticket_of is None else PROVEN_MESSAGES_A_CONTROL
+        self.users = reporter(few_members=0, parcel=parcel, ticket_of=ticket_of)
         self.devices = DeviceIndex(self._next_id)
         devices = self.devices
         self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt, unix_ms)

@@ -134,6 +134,7 @@ class MembershipReporter:
         parcel: most messages in a parcel, so that it fits a datagram.
         jitter: gives a number from 0 to 1, so that gateways that lost the same replica do not retry together.
         is_crowd: True while many clients connect at once.
+        ticket_of: user → the login ticket that goes with reports of the user's devices; None: there are none.
     """
 
     def __init__(
@@ -146,7 +147,9 @@ class MembershipReporter:
         parcel: int = MESSAGES_A_CONTROL,
         jitter: Callable[[], float] = lambda: 0.0,
         is_crowd: Callable[[], bool] = lambda: False,
+        ticket_of: Callable[[int], bytes] | None = None,
     ) -> None:
+        self._ticket_of = ticket_of
         self._as_of = as_of
         self._next_token = next_token
         self._few_members = few_members
@@ -170,7 +173,7 @@ class MembershipReporter:
         """(time, partition, message), in order."""
         self.own = LwwMap(max_entries=MAX_PRESENCES, tombstone_s=0.0)
         self.feedback = Feedback()
-        self.source = Source(self.own, lambda asked, _: as_of() if asked == instance else 0)
+        self.source = Source(self.own, lambda asked, _: as_of() if asked == instance else 0, ticket_of)
         self.resent = 0
         self.refusals = 0
         """Logins for which a replica had no capacity."""
@@ -296,7 +299,7 @@ class MembershipReporter:
                 part = found[start : start + self._parcel]
                 token = self._next_token()
                 self._sent[token] = (part[0][0], [change.message.id for _, change in part])
-                effects.append(ev.SendMembership(peer, [change.message for _, change in part], token))
+                effects.append(ev.SendMembership(peer, self._proven([change.message for _, change in part]), token))
         return effects
 
     def _told_next(self, window: _Window) -> float:
@@ -347,6 +350,12 @@ class MembershipReporter:
                 change.twice.discard(partition)
                 if len(self._repeats) < MAX_REPEATS:
                     self._repeats.append((now + REPEAT_S, partition, change.message))
+
+    def _proven(self, messages: list[Update]) -> list[Update]:
+        """Messages with the present tickets of the users whose devices are here."""
+        if self._ticket_of is None:
+            return messages
+        return [m._replace(ticket=self._ticket_of(m.group)) if m.login else m for m in messages]
 
     def settled(self, token: int, handled: bool, now: float) -> bool:
         """Note the outcome of a parcel. Returns True if it was one of these."""
@@ -477,7 +486,7 @@ class MembershipReporter:
                 parcels.setdefault(replica, []).append(message)
                 self.sent_twice += 1
         return [
-            ev.SendMembership(peer, messages[start : start + self._parcel], 0)
+            ev.SendMembership(peer, self._proven(messages[start : start + self._parcel]), 0)
             for peer, messages in parcels.items()
             for start in range(0, len(messages), self._parcel)
         ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cluster.access.guard import MAX_HOLD_S, Guard, Session
-from cluster.access.identity import Credentials
+from cluster.access.identity import Credentials, Identity
 from cluster.runtime.doors import host_of
 from cluster.runtime.turn import SMALL_READ_BYTES
 from gateway import events as ev
@@ -419,8 +419,8 @@ class MQTTConnection(asyncio.Protocol):
         credentials = credentials_of(connect, address, shown or b"")
         try:
             identity = guard.check_now(credentials)
-            if identity is None:
-                task = self._loop.create_task(self._log_in_later(guard, credentials))
+            if identity is None or self._clients.tickets is not None:
+                task = self._loop.create_task(self._log_in_later(guard, credentials, identity))
                 self._logging_in = task
                 return None
             self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
@@ -428,10 +428,13 @@ class MQTTConnection(asyncio.Protocol):
             return code_of(error)
         return ConnackCode.ACCEPTED
 
-    async def _log_in_later(self, guard: Guard, credentials: Credentials) -> None:
+    async def _log_in_later(self, guard: Guard, credentials: Credentials, identity: Identity | None) -> None:
         code = ConnackCode.ACCEPTED
         try:
-            identity = await guard.check(credentials)
+            if identity is None:
+                identity = await guard.check(credentials)
+            if self._clients.tickets is not None:
+                identity = await self._clients.tickets.admit(credentials, identity)
             if self._session is None:
                 return  # gone meanwhile
             self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)

@@ -6,6 +6,7 @@ Source: PiXiu §2.5, §5.1.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from dataclasses import replace
@@ -41,6 +42,8 @@ from gateway.publishing import ConfirmedPublishers
 from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.subscriber import SubscriberService
+from gateway.ticket_client import TicketClient
+from gateway.tickets import Tickets
 from gateway.tls_handshake import TlsHandshake
 from gateway.trace_files import TraceWriter, open_traces
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
@@ -57,6 +60,8 @@ DRAIN_POLL_S: Final = 0.05
 CLIENT_WAIT: Final = (
     "Time that the oldest message had waited when a client took what was written; of MQTT clients only when they lag."
 )
+TICKET_KEYS_READABLE: Final = "ticket_keys_readable"
+"""Warns that a break-in here gives the keys of login tickets away. On one machine, as by `pixiu up`, that cannot be helped."""
 SIGNAL_TABLE_IN_MEMORY: Final = "signal_table_in_memory"
 
 
@@ -73,6 +78,14 @@ class Service(RoleShell):
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
         self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log)
+        self._held_tickets = Tickets()
+        self._tickets: TicketClient | None = None
+        if context.cluster.ticket_key_dir and self._guard is not None and context.framed is not None:
+            self._tickets = TicketClient(
+                self._held_tickets, context.framed, self._guard, self._proxies_changed, context.crash
+            )  # fmt: skip
+            if os.access(context.cluster.ticket_key_dir, os.R_OK):
+                context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         name = gateway_publisher(context.endpoint_id)
         self._publishers = ConfirmedPublishers(name, self._vrooms, self._proof, lambda: context.view, context.framed)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
@@ -91,6 +104,7 @@ class Service(RoleShell):
             through_relays=self._through_relays,
             topics=TopicRooms(context.cluster.topic_rooms),
             guard=self._guard,
+            tickets=self._tickets,
             turn=context.turn,
         )
         self._listeners = self._doors(context.options, context.client_tls)
@@ -154,6 +168,7 @@ class Service(RoleShell):
             jitter=random.random,
             is_crowd=self._clients.newcomers.is_crowd,
             unix_ms=lambda: time.time_ns() // 1_000_000,
+            ticket_of=self._held_tickets.of if self._tickets is not None else None,
         )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)
 
@@ -188,6 +203,8 @@ class Service(RoleShell):
         if self._guard is not None:
             await self._kicks.stop()
             await self._guard.close()
+        if self._tickets is not None:
+            await self._tickets.close()
         await self._publishers.close()
         self.stop_runners()
         if self._traces is not None:
@@ -215,8 +232,9 @@ class Service(RoleShell):
         """Heartbeat every router, relay and proxy; send to those that are Running."""
         nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
-        self._publishers.set_proxies(tuple(node.address for node in view.running("proxy")))
-        self._peers_changed()
+        if self._tickets is not None:
+            self._tickets.set_proxies(node for node in view.of_role("proxy") if node.state is not NodeState.INIT)
+        self._proxies_changed()
         self._look_at_digest_keys()
 
     # What the links call.
@@ -327,6 +345,15 @@ class Service(RoleShell):
         node = self._context.view.by_endpoint(peer)
         return node.role == "relay" if node is not None else None
 
+    def _may_send(self, proxy: Node) -> bool:
+        """True if a proxy passes on what the clients publish: it has their tickets, or needs none."""
+        return self._tickets is None or self._tickets.is_ready(proxy.endpoint)
+
+    def _proxies_changed(self) -> None:
+        running = [node for node in self._context.view.running("proxy") if self._may_send(node)]
+        self._publishers.set_proxies(tuple(node.address for node in running))
+        self._peers_changed()
+
     def _peers_changed(self) -> None:
         view, step = self._context.view, self._runner.step
         step(ev.RoutersChanged(view.layout.partitions("router"), self._replicas(view, "router")))
@@ -339,7 +366,7 @@ class Service(RoleShell):
         found: list[ev.Replica] = []
         for node in view.of_role(role):
             state = self._context.links.state(node.endpoint)
-            if node.state is not NodeState.INIT and state is not PeerState.DEAD:
+            if node.state is not NodeState.INIT and state is not PeerState.DEAD and (role != "proxy" or self._may_send(node)):
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
                 found.append(ev.Replica(node.endpoint, node.partition, usable))
         return tuple(found)
@@ -354,6 +381,7 @@ class Service(RoleShell):
         samples |= self._clients.samples()
         samples["connections_without_descriptor_total"] = sum(listener.refused for listener in self._listeners)
         samples |= self._guard.samples() if self._guard is not None else {}
+        samples |= self._tickets.samples() if self._tickets is not None else {}
         samples |= self._mail.samples()
         if core is not None:
             samples |= totals(core.counters)

@@ -22,7 +22,7 @@ from cluster.runtime.turn import SMALL_READ_BYTES
 from gateway import events as ev
 from gateway.access import check_stream, foresee_stream, open_user
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
-from gateway.clients import Clients
+from gateway.clients import Clients, TicketSource
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
 from gateway.mail_run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
@@ -289,7 +289,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             uin = _uin(first, anonymous=guard is None)
             self._clients.admit(stream)
             if guard is not None:
-                stream.access = await _log_in(guard, context, stream, first)
+                stream.access = await _log_in(guard, self._clients.tickets, context, stream, first)
                 uin = stream.access.identity.uin
             stream.uin = uin
             # A stream that neither names a device nor takes messages is no login.
@@ -500,12 +500,16 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             raise InvalidArgument(f"{text}; open another connection for more")
 
 
-async def _log_in(guard: Guard, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest) -> Session:
+async def _log_in(
+    guard: Guard, tickets: TicketSource | None, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest
+) -> Session:
     client = first.hello.client
     credentials = brought(guard, context, client)
     identity = await guard.check(credentials)
     with guard.refusing(credentials.address, client):
         identity.check_uin(first.hello.uin)
+    if tickets is not None:
+        identity = await tickets.admit(credentials, identity)
     access = open_user(guard, identity, credentials.address, client, stream.login_over)
     access.rules_changed = stream.rules_changed
     return access

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from cluster.access.doors import LOANS, ProofKeys
+from cluster.access.doors import LOANS
 from cluster.access.guard import Session
 from cluster.access.loans import WORKER_MASK, Lent, Loan, owner_of, prove
+from cluster.runtime.followed_keys import ProofKeys
 from cluster.runtime.options import ClusterOptions
 from pixiu.errors import NotAllowed
 from proxy.permits import permitted
@@ -30,7 +31,7 @@ class MessageIDs:
     """
 
     def __init__(self, cluster: ClusterOptions, saw: Callable[[int], None] = lambda _id: None) -> None:
-        self._keys, self._saw = ProofKeys(cluster, LOANS), saw
+        self._keys, self._saw = ProofKeys(cluster.key_ring, LOANS), saw
         self._last: tuple[bytes, ...] = ()
         self.proofs_refused = 0
 

@@ -35,7 +35,10 @@ NOT_LENT_TEXT: Final = (
     "its SnowflakeID is not of a worker number that this login was lent and has proved, or is a derived one, which "
     'only services and logins that may `impersonate` may use (docs/security.md, "IDs of messages")'
 )
-REFUSALS: Final = {NOT_ALLOWED: NOT_ALLOWED_TEXT, NOT_LENT: NOT_LENT_TEXT}
+NOT_SHOWN: Final = 254
+"""Kind of a gateway's record for a sender of whom it has shown no login ticket; no real kind."""
+NOT_SHOWN_TEXT: Final = 'its gateway has shown no login ticket of its sender (docs/security.md, "Login tickets")'
+REFUSALS: Final = {NOT_ALLOWED: NOT_ALLOWED_TEXT, NOT_LENT: NOT_LENT_TEXT, NOT_SHOWN: NOT_SHOWN_TEXT}
 NO_REFUSAL: Final = -1
 DERIVED_ID: Final = int(Flag.DERIVED_ID)
 

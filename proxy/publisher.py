@@ -21,7 +21,8 @@ from cluster.access.loans import Lent, Loan
 from cluster.rpc.framed import FramedHandler
 from cluster.runtime.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.runtime.turn import Turn
-from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, NotAllowed, PixiuError, Unavailable
+from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
@@ -30,6 +31,7 @@ from proxy import events as ev
 from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.permits import Foreseeing, permitted
+from proxy.sender_tickets import SenderTickets
 from proxy.worker_leases import NO_WORKER, Lender
 
 MAX_CLIENT_BYTES = 128
@@ -41,6 +43,7 @@ CLUSTER_BYTES = 1_000
 """Bytes that `Cluster` counts in a login's quota, besides one message."""
 RENEW_S = 1.0
 """Least time between two answered renewals, seconds."""
+FRAMED_ONLY = "where there are login tickets, gateways publish by framed streams (docs/security.md)"
 FINISH_TIMEOUT_S = 10.0
 """Time for which a publisher that has ended its side is still answered, seconds."""
 
@@ -55,6 +58,8 @@ class PublisherHost(Protocol):
     options: Options
     lender: Lender
     ids: MessageIDs
+    senders: SenderTickets | None
+    """Senders for whom gateways have shown login tickets; None: their word counts."""
     turn: Turn
 
     @property
@@ -115,6 +120,8 @@ class PublisherStream:
         self.greeted = self.gateway = False
         self.renewed_s = 0.0
         """Time of the last answered renewal."""
+        self.endpoint: EndpointID | None = None
+        """Of a gateway that publishes for its clients."""
         self.access: Session | None = None
         """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
         self.lent: Lent | None = None
@@ -233,17 +240,27 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """Serve one publisher's stream."""
-        await self._publish(GrpcHandler(context), self._host.proven(context), lambda end: self._host.enter(context, end))
+        handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
+        gateway = self._host.proven(context)
+        if gateway and self._host.senders is not None:
+            await handler.refuse(NotAllowed(FRAMED_ONLY))
+        await self._publish(handler, gateway, lambda end: self._host.enter(context, end))
 
     async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
         """Serve one gateway's stream, over frames: its hello has proved its role, if there are keys to prove it."""
-        await self._publish(handler, self._host.proofs, None)
+        await self._publish(handler, self._host.proofs, None, EndpointID(handler.endpoint))
 
     async def _publish(
-        self, handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest], gateway: bool, enter: Enter | None
+        self,
+        handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest],
+        gateway: bool,
+        enter: Enter | None,
+        endpoint: EndpointID | None = None,
     ) -> None:
-        """`enter`: logs in a caller that is not proven to be a gateway; None: nobody has to log in."""
+        """`enter`: logs in a caller that is not proven to be a gateway; None: nobody has to log in. `endpoint`: of a gateway, as
+        it says."""
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
+        publisher.endpoint = endpoint
         publisher.gateway = gateway
         try:
             publisher.access = None if gateway or enter is None else await enter(publisher.login_over)
@@ -344,6 +361,9 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         access = publisher.access
         if access is not None and publisher.lent is not None:
             batch = replace(batch, data=self._host.ids.permitted(batch.data, batch.count, access, publisher.lent))
+        elif publisher.endpoint is not None and (senders := self._host.senders) is not None:
+            changed = senders.permitted(publisher.endpoint, batch.data, 0, len(batch.data), batch.count)
+            batch = batch if changed is None else replace(batch, data=changed)
         self._host.publish(batch)
 
 

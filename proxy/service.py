@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from cluster.access.authorities import Authorities
 from cluster.access.doors import ProcessProofs, enter, guard_of, proof_keys
-from cluster.access.guard import Session
+from cluster.access.guard import Guard, Session
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.rpc import methods
+from cluster.runtime import tickets
 from cluster.runtime.context import Context
 from cluster.runtime.contract import TICK, RecordsReceived, Settled
+from cluster.runtime.followed_keys import ProofKeys
 from cluster.runtime.histogram import SIZES, OneAtATime
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.tracing import tracer_of
-from pixiu.discovery.node import NodeState, gateway_publisher
+from pixiu.discovery.node import NodeState, gateway_publisher, run_of
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
@@ -31,7 +35,7 @@ from pixiu.placement.link_quality import Quality
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
-from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import control_pb2, tickets_pb2, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
@@ -41,6 +45,8 @@ from proxy.options import Options
 from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
 from proxy.rates import Rates
+from proxy.sender_tickets import SenderTickets
+from proxy.ticket_issuer import LOOK_S, TicketIssuer
 from proxy.worker_leases import Lender
 from registry.kicks import KickRequests
 from registry.leases import WORKERS_TO_LEND, WorkerLeases
@@ -109,6 +115,11 @@ class Service(RoleShell):
         self._draining = False
         self._weights = Weights()
         self._presence = PresenceService(lambda: context.view, self._guard)
+        self.senders: SenderTickets | None = None
+        self._issuer: TicketIssuer | None = None
+        self._ticket_keys = ProofKeys(cluster.ticket_ring, tickets.PURPOSE, keep=True)
+        if cluster.ticket_key_dir and self._guard is not None:
+            self._serve_tickets(self._guard)
         self.mail = MailService(context, self.ids, self._guard)
         self.run(self.mail.runner)
         self.run(self.mail.notices.runner)
@@ -124,6 +135,14 @@ class Service(RoleShell):
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
         self._resolving = OneAtATime(histogram("pixiu_publish_seconds", PUBLISH))
 
+    def _serve_tickets(self, guard: Guard) -> None:
+        context = self._context
+        context.cluster.ticket_ring()  # a process that cannot read the keys does not start
+        self.senders = SenderTickets(self._ticket_keys.newest, time.time)
+        authorities = Authorities(context.options.client_ca)
+        self._issuer = TicketIssuer(guard, self.senders, self._ticket_keys.newest, self._run_of, authorities, self.turn)
+        context.streams.serve(methods.TICKETS, tickets_pb2.TicketRequest.FromString, self._issuer.exchange)
+
     # What the runtime calls.
 
     def on_settings(self, cluster: ClusterOptions, options: Options) -> None:
@@ -138,6 +157,8 @@ class Service(RoleShell):
         if self._guard is not None:
             self._guard.start()
             self._kicks.start()
+        if self._issuer is not None:
+            self.every(LOOK_S, self._issuer.look)
         if self._context.cluster.weighted_routing:
             self.every(self._context.cluster.heartbeat_interval_ms / 1000, self._measure)
 
@@ -164,8 +185,13 @@ class Service(RoleShell):
             await self._leases.release(worker, free_from_ms - 1)
 
     def health(self) -> dict[str, object]:
-        """Numbers of publishers, parcels in flight and lent worker numbers."""
-        return {"publishers": len(self._publishers), "under_way": self._core.under_way, "lent_workers": self.lender.lent}
+        """Numbers of publishers, parcels in flight and lent worker numbers. `degraded` is a text while an operator is needed."""
+        return {
+            "publishers": len(self._publishers),
+            "under_way": self._core.under_way,
+            "lent_workers": self.lender.lent,
+            "degraded": self._ticket_keys.problem or None,
+        }
 
     def on_view(self, view: View) -> None:
         """Heartbeat every broker and relay; route to those that are Running."""
@@ -179,6 +205,8 @@ class Service(RoleShell):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Take a batch that a gateway's clients published."""
+        if self.senders is not None and (changed := self.senders.permitted(peer, data, start, end, count)) is not None:
+            data, start, end = changed, 0, len(changed)
         return self._records.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
@@ -283,6 +311,10 @@ class Service(RoleShell):
 
     # Inside.
 
+    def _run_of(self, gateway: EndpointID) -> int | None:
+        node = self._context.view.by_endpoint(gateway)
+        return run_of(node) if node is not None and node.role == "gateway" else None
+
     def _kick(self, request: str) -> None:
         if self._guard is not None:
             self._guard.kick(request)
@@ -359,6 +391,7 @@ class Service(RoleShell):
         }
         samples |= self.mail.samples()
         samples |= self._guard.samples() if self._guard is not None else {}
+        samples |= self._issuer.samples() if self._issuer is not None else {}
         if self._context.cluster.weighted_routing:
             brokers = self._context.view.running("broker")[:MAX_BROKERS_SHOWN]
             samples["broker_weight{peer}"] = {f"broker:{node.address}": self._weights.weight(node.endpoint) for node in brokers}

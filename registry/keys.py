@@ -1,6 +1,6 @@
-"""Keys of datagrams in a folder: add one that is accepted, use it, drop the ones before it (`cluster.links.key_ring`).
+"""Keys of datagrams, or of login tickets, in a folder: add one that is accepted, use it, drop the ones before it.
 
-Source: docs/security.md, "Keys of datagrams".
+Source: docs/security.md, "Keys of datagrams", "Login tickets".
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cluster.links.key_ring import FILE, MAX_KEY_ID
 from pixiu.cli.output import console, guarded
 from pixiu.errors import ConfigurationError
 
-keys = typer.Typer(help="The keys that sign datagrams between processes.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Option("--dir", help="Their folder: what [cluster] key_dir names.", metavar="DIR")]
+keys = typer.Typer(help="The keys that sign datagrams between processes, or login tickets.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Option("--dir", help="Their folder: what [cluster] key_dir or ticket_key_dir names.", metavar="DIR")]
 FOLDER = Path("keys")
 
 

@@ -65,6 +65,7 @@ MAX_PROCESSES: Final = 256
 PKI: Final = "pki"
 TLS: Final = "tls"
 KEYS: Final = "keys"
+TICKET_KEYS: Final = "ticket_keys"
 """Folders of the authority, of certificates and of keys of datagrams, below the data folder."""
 CLIENT_ROLES: Final = ("gateway", "proxy")
 """Roles that have listeners for clients."""
@@ -488,6 +489,7 @@ class LocalCluster:
         if options.secure:
             values["cluster.tls_dir"] = (options.data / TLS).resolve()
             values["cluster.key_dir"] = (options.data / KEYS).resolve()
+            values["cluster.ticket_key_dir"] = (options.data / TICKET_KEYS).resolve()
             if spec.role in CLIENT_ROLES:
                 values.setdefault("tls_certificate", (options.data / DOORS / f"{spec.role}.pem").resolve())
         config = ["--config", str(options.config.resolve())] if options.config is not None else []
@@ -528,10 +530,11 @@ def make_secure(data: Path) -> None:
             issue(authority, role, data / DOORS, hosts=("127.0.0.1", "localhost"))
     for made in (folder, data / DOORS):
         renew(authority, made, before_days=RENEW_DAYS)
-    if not any((data / KEYS).glob("*.key")):
-        if not any((data / KEYS).glob("*.next")):  # else a start was stopped here
-            add_key(data / KEYS)
-        use_key(data / KEYS)
+    for keys in (data / KEYS, data / TICKET_KEYS):
+        if not any(keys.glob("*.key")):
+            if not any(keys.glob("*.next")):  # else a start was stopped here
+                add_key(keys)
+            use_key(keys)
 
 
 def _signal(child: Child, number: int) -> None:

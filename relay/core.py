@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from cluster.membership.devices import Connection, Devices, connection_of
-from cluster.membership.events import Effect
+from cluster.membership.events import Effect, UnprovenLogins
 from cluster.membership.forwards import Group, Outcome
-from cluster.membership.lww_map import Applied, Update
+from cluster.membership.lww_map import ENTRY_BYTES, Applied, Update
 from cluster.membership.replica_core import ReplicaCore
 from cluster.membership.replica_state import State
 from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, Tick
@@ -29,6 +29,7 @@ from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 from relay.chat import ChatFanout
 from relay.login_conflicts import Contests
+from relay.login_proofs import LoginProofs
 
 MAX_NEWER: Final = 100_000
 """Limit of unconfirmed connects below a newer connection. Policy: the oldest is confirmed without mentioning that."""
@@ -48,7 +49,10 @@ class UserPresence:
 
 class Core(ReplicaCore):
     """Decides; arguments as in `ReplicaCore`, the devices empty, and a tracer that stamps traced records. `step` never raises on
-    input from the network."""
+    input from the network.
+
+    proofs: checks login tickets of gateways; None: their word counts.
+    """
 
     ROLE: ClassVar[str] = "relay"
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("relay",)
@@ -67,7 +71,11 @@ class Core(ReplicaCore):
         devices: Devices | None = None,
         tracer: Tracer = UNTRACED,
         guests: bool = False,
+        proofs: LoginProofs | None = None,
     ) -> None:
+        self._proofs = proofs
+        self.unproven = 0
+        """Reports of gateways that were refused for want of a login ticket."""
         self.devices = devices if devices is not None else Devices()
         super().__init__(
             endpoint=endpoint,
@@ -150,6 +158,28 @@ class Core(ReplicaCore):
 
     # --- messages of gateways
 
+    def _proven(self, gateway: EndpointID, run: int, messages: list[Update], out: list[Effect]) -> list[Update]:
+        """Neither confirm nor handle unproven connections: an honest gateway repeats them with a newer ticket, or ends them."""
+        if self._proofs is None:
+            return messages
+        proven = self._proofs.proven(run, messages)
+        self._refuse_unproven(gateway, len(messages) - len(proven), out)
+        return proven
+
+    def _proven_page(self, gateway: EndpointID, run: int, control: control_pb2.Control, out: list[Effect]) -> control_pb2.Control:
+        if self._proofs is None or not control.HasField("listing_page"):
+            return control
+        page = self._proofs.proven_page(run, control.listing_page)
+        if page is None:
+            return control
+        self._refuse_unproven(gateway, (len(control.listing_page.entries) - len(page.entries)) // ENTRY_BYTES, out)
+        return control_pb2.Control(listing_page=page)
+
+    def _refuse_unproven(self, gateway: EndpointID, count: int, out: list[Effect]) -> None:
+        if count:
+            self.unproven += count
+            out.append(UnprovenLogins(gateway, count))
+
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
         """Note newer connects for confirmations, and notify the gateways of connections that are replaced.
 
@@ -187,6 +217,8 @@ class Core(ReplicaCore):
 
     def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
         super()._on_tick(event, now, out)
+        if self._proofs is not None and (oldest := self._proofs.oldest(now)) is not None:
+            self.devices.set_oldest(oldest)
         self.contests.note(self.devices.take_together(), now)
         if self.state is State.RUNNING:
             for uin, loser, winner in self.contests.due(now):

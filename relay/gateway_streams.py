@@ -49,8 +49,8 @@ class Owner(Protocol):
     def stream_broken(self, gateway: int) -> None:
         """Called when deliveries on the way may be lost."""
 
-    def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
-        """Called with acknowledgements of clients."""
+    def acknowledged(self, gateway: int, reply: delivery_pb2.DeliveryReply) -> None:
+        """Called with acknowledgements of a gateway's clients."""
 
     def place(self, uin: int, number: int) -> Place | None:
         """Return a device's place, by Pi's number."""
@@ -193,7 +193,7 @@ class _Stream:
 
     def _take(self, reply: delivery_pb2.DeliveryReply) -> None:
         if self.ready:
-            self._streams.owner.acknowledged(reply)
+            self._streams.owner.acknowledged(self.gateway, reply)
 
     def _give(self) -> delivery_pb2.DeliveryBatch | None:
         """Return the next batch. The one before has left."""

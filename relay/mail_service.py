@@ -190,9 +190,9 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         """Pass on that deliveries on the way may be lost."""
         self.runner.step(dv.StreamBroken(gateway))
 
-    def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
-        """Pass on acknowledgements of clients."""
-        self.runner.step(dv.Acknowledged(acknowledgements_of(reply)))
+    def acknowledged(self, gateway: int, reply: delivery_pb2.DeliveryReply) -> None:
+        """Pass on acknowledgements of a gateway's clients."""
+        self.runner.step(dv.Acknowledged(gateway, acknowledgements_of(reply)))
 
     def place(self, uin: int, number: int) -> Place | None:
         """Return a device's place, by Pi's number."""

@@ -5,24 +5,29 @@ Source: PiXiu §7.3.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import grpc.aio
 
 from cluster.links.api import Outcome, PeerState
 from cluster.membership.devices import LoginPolicy
+from cluster.membership.events import UnprovenLogins
 from cluster.membership.replica_service import ReplicaService
 from cluster.membership.replica_state import State
+from cluster.runtime import tickets
 from cluster.runtime.context import Context
 from cluster.runtime.contract import RecordsReceived
+from cluster.runtime.followed_keys import ProofKeys
 from cluster.runtime.role import totals
 from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, hex_id
 from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from relay.core import MAX_QUERY, Core
+from relay.login_proofs import LoginProofs
 from relay.mail_devices import TrackedDevices
 from relay.mail_service import MailService
 from relay.options import Options
@@ -33,6 +38,8 @@ class Service(ReplicaService):
 
     def __init__(self, context: Context[Options]) -> None:
         options, cluster = context.options, context.cluster
+        cluster.ticket_ring()  # a process that cannot read the keys does not start
+        self._ticket_keys = ProofKeys(cluster.ticket_ring, tickets.PURPOSE, keep=True)
         devices = TrackedDevices(self._takers_changed, policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries)
         self._relay = Core(
             endpoint=context.endpoint_id,
@@ -44,8 +51,10 @@ class Service(ReplicaService):
             devices=devices,
             tracer=tracer_of(context, Hop.RELAY, options.partition),
             guests=cluster.guests,
+            proofs=LoginProofs(self._ticket_keys.newest, time.time) if cluster.ticket_key_dir else None,
         )
         super().__init__(context, self._relay, options.store_mb, others=("proxy", "broker"))
+        self._runner.effects.on(UnprovenLogins, self._unproven)
         self.mail = MailService(context, self._relay, devices)
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)
 
@@ -61,7 +70,9 @@ class Service(ReplicaService):
 
     def health(self) -> dict[str, object]:
         """Report the number of users with a device, and the delivery of mail, too."""
-        return {**super().health(), "users": self._relay.devices.users, "mail": self.mail.health()}
+        found = super().health()
+        degraded = found["degraded"] or self._ticket_keys.problem or None
+        return {**found, "degraded": degraded, "users": self._relay.devices.users, "mail": self.mail.health()}
 
     def on_view(self, view: View) -> None:
         """Take a view, as `ReplicaService.on_view`; the owners of users' mail may have changed."""
@@ -81,11 +92,16 @@ class Service(ReplicaService):
         super()._become(state)
         self.mail.look_around()
 
+    def _unproven(self, effect: UnprovenLogins) -> None:
+        endpoint = hex_id(effect.gateway)
+        self._context.audit.write_limited("login_without_ticket", endpoint, gateway=endpoint, logins=effect.count)
+
     def _takers_changed(self) -> None:
         self.mail.changed()
 
     def _samples(self) -> dict[str, object]:
         own = {"users": self._relay.devices.users, "devices_replaced_total": self._relay.replaced}
+        own["logins_without_ticket_total"] = self._relay.unproven
         return {**super()._samples(), **totals(self._relay.chat.counters), **own, **self.mail.samples()}
 
 

@@ -23,11 +23,9 @@ from cluster.access.identity import Credentials
 from cluster.access.process_login import SCHEME, VALID_S, proven
 from cluster.runtime.audit import Audit
 from cluster.runtime.doors import ClientRoleOptions
+from cluster.runtime.followed_keys import ProofKeys, Purpose, keys_of
 from cluster.runtime.options import ClusterOptions
 from pixiu.errors import ConfigurationError, NotAuthenticated
-
-KEYS_S: Final = 1.0
-"""Time for which the keys of processes' proofs are cached, seconds."""
 
 
 def guard_of(
@@ -42,6 +40,8 @@ def guard_of(
     called: called with each gRPC call's peer.
     """
     if not options.access_file:
+        if cluster.ticket_key_dir:
+            raise ConfigurationError("[cluster] ticket_key_dir: needs an access_file here, by which logins are checked")
         return None
     if not proof_keys(cluster):
         raise ConfigurationError(
@@ -82,39 +82,16 @@ LOANS: Final = ("proxy", "proxy, loans")
 """Keys with which proxies prove to proxies that they lent a worker number."""
 
 
-def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tuple[bytes, ...]:
+def proof_keys(cluster: ClusterOptions, purpose: Purpose = CALLS) -> tuple[bytes, ...]:
     """Keys of a purpose, the one that signs first; none without a key ring. Raises `ConfigurationError`."""
-    ring = cluster.key_ring()
-    if ring is None:
-        return ()
-    numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
-    return tuple(ring.derive(number, *purpose) for number in numbers)
-
-
-class ProofKeys:
-    """Current keys of a purpose. They are read again every `KEYS_S` at most, however often strangers cause a check."""
-
-    def __init__(self, cluster: ClusterOptions, purpose: tuple[str, str], now: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._purpose, self._now = cluster, purpose, now
-        self._keys: tuple[bytes, ...] = ()
-        self._until = 0.0
-
-    def newest(self) -> tuple[bytes, ...]:
-        """The keys, the one that signs first; none while they cannot be read: /health reports problems with a key folder."""
-        if self._now() >= self._until:
-            try:
-                self._keys = proof_keys(self._cluster, self._purpose)
-            except ConfigurationError:
-                self._keys = ()
-            self._until = self._now() + KEYS_S
-        return self._keys
+    return keys_of(cluster.key_ring(), purpose)
 
 
 class ProcessProofs:
     """Recognizes calls of the cluster's processes by their proofs."""
 
     def __init__(self, cluster: ClusterOptions, now: Callable[[], float] = time.monotonic) -> None:
-        self._keys = ProofKeys(cluster, CALLS, now)
+        self._keys = ProofKeys(cluster.key_ring, CALLS, now)
 
     def is_process(self, context: Any, role: str) -> bool:
         """True if a call comes from a process with this role. False for every call while the keys cannot be read."""

@@ -18,7 +18,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -242,9 +242,9 @@ class Guard:
 
     def check_now(self, credentials: Credentials) -> Identity | None:
         """Identify a client if that is possible without waiting; None: use `check`. Raises `NotAuthenticated` or `Overloaded`."""
-        with self.refusing(credentials.address, credentials.client_id):
+        with self.refusing(credentials.charged, credentials.client_id):
             credentials.check()
-            self._check_failures(credentials.address)
+            self._check_failures(credentials.charged)
             if credentials.certificate and self.settings.certificate is not None:
                 shown = certificates.read(credentials.certificate, self._files.revoked, time.time())
                 if not credentials.secret:
@@ -271,7 +271,7 @@ class Guard:
         found = self.check_now(credentials)
         if found is not None:
             return found
-        with self.refusing(credentials.address, credentials.client_id):
+        with self.refusing(credentials.charged, credentials.client_id):
             if credentials.user in self._files.users or self._callback is None:
                 return self._accepted(await self._check_password(credentials), credentials)
             return self._accepted(await self._callback.log_in(credentials), credentials)
@@ -462,6 +462,14 @@ class Guard:
                 self._audit.write("kicked", user=session.identity.user, address=session.address)
         elif kick is not None:
             self._audit.write("kicked", by=kick.by, signed_by=kick.signed_by, sessions=len(found))
+        self._ending.add(found)
+        return len(found)
+
+    def end_users(self, uins: Container[int], why: str) -> int:
+        """End all sessions of these users, for a reason in words. Returns their number."""
+        found = [session for session in self.sessions if session.identity.uin in uins]
+        for session in found:
+            session.lose(why)
         self._ending.add(found)
         return len(found)
 

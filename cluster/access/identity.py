@@ -31,7 +31,8 @@ class Credentials:
     """Credentials of a client. The secret is never shown.
 
     user: as given by the client; may be empty if a token contains it. secret: a token or a password. client_id: MQTT's, or the
-    client's name. address: of the client's machine. certificate: verified by TLS, DER; empty: none was shown.
+    client's name. address: of the client's machine. certificate: verified by TLS, DER; empty: none was shown. payer: charged for a
+    failed login; empty: the address.
     """
 
     user: str
@@ -39,6 +40,12 @@ class Credentials:
     client_id: str = ""
     address: str = ""
     certificate: bytes = field(default=b"", repr=False)
+    payer: str = ""
+
+    @property
+    def charged(self) -> str:
+        """Address, or payer, that a failed login is charged to."""
+        return self.payer or self.address
 
     def check(self) -> None:
         """Raise `NotAuthenticated` if something is missing or too long."""

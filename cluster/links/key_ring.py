@@ -62,15 +62,15 @@ class KeyRing:
         return f"signs with {self.signing}, accepts {', '.join(map(str, sorted(self.keys)))}"
 
 
-def read_key_ring(folder: Path) -> KeyRing:
-    """Read the ring in a folder. Raises ConfigurationError that names the file at fault."""
+def read_key_ring(folder: Path, option: str = "key_dir") -> KeyRing:
+    """Read the ring in the folder that an option names. Raises ConfigurationError that names the file at fault."""
     keys: dict[int, bytes] = {}
     signing = 0
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigurationError(
-            f"[cluster] key_dir = {folder}: cannot be read: {error.strerror}; `pixiu keys add` makes it"
+            f"[cluster] {option} = {folder}: cannot be read: {error.strerror}; `pixiu keys add` makes it"
         ) from None
     for path in paths:
         found = FILE.fullmatch(path.name)
@@ -80,16 +80,16 @@ def read_key_ring(folder: Path) -> KeyRing:
         try:
             key = path.read_bytes()[: MAX_BYTES + 64].rstrip()
         except OSError as error:
-            raise ConfigurationError(f"[cluster] key_dir: {path} cannot be read: {error.strerror}") from None
+            raise ConfigurationError(f"[cluster] {option}: {path} cannot be read: {error.strerror}") from None
         if not MIN_BYTES <= len(key) <= MAX_BYTES:
-            raise ConfigurationError(f"[cluster] key_dir: {path} has {len(key)} bytes: must be {MIN_BYTES} to {MAX_BYTES}")
+            raise ConfigurationError(f"[cluster] {option}: {path} has {len(key)} bytes: must be {MIN_BYTES} to {MAX_BYTES}")
         if number in keys and found[2] == "next":
             continue
         keys[number] = key
         if found[2] == "key":
             signing = max(signing, number)
     if not signing:
-        raise ConfigurationError(f"[cluster] key_dir = {folder}: has no key in use, such as 1.key; `pixiu keys add` makes one")
+        raise ConfigurationError(f"[cluster] {option} = {folder}: has no key in use, such as 1.key; `pixiu keys add` makes one")
     return KeyRing(keys, signing)
 
 

@@ -37,6 +37,8 @@ from pixiu.wire.v1 import control_pb2
 
 PAGE_ENTRIES: Final = 30
 """Entries of a page, each 24 bytes and a value of 8, so that it fits one datagram."""
+PROVEN_PAGE_ENTRIES: Final = 18
+"""The same with a login ticket of 20 bytes for each."""
 PAGES_AN_ANSWER: Final = 64
 """Pages that answer one request. Policy: the last one reports that there is more, and the puller asks for the rest."""
 ROOT: Final = struct.Struct("<HQI")
@@ -102,11 +104,16 @@ class Source:
     Args:
         membership: the map.
         as_of: (instance, bucket) → the GatewayMsgID as of which the map is complete, 0 if unknown.
+        ticket_of: user → the login ticket to list with the user's entries; None: there are none.
     """
 
-    def __init__(self, membership: LwwMap, as_of: Callable[[int, int], int]) -> None:
+    def __init__(
+        self, membership: LwwMap, as_of: Callable[[int, int], int], ticket_of: Callable[[int], bytes] | None = None
+    ) -> None:
         self._membership = membership
         self._as_of = as_of
+        self._ticket_of = ticket_of
+        self._page_entries = PAGE_ENTRIES if ticket_of is None else PROVEN_PAGE_ENTRIES
         self.pages_sent = 0
 
     def digest(self, rule: Rule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
@@ -182,27 +189,30 @@ class Source:
         pages: list[bytes] = []
         entries: list[bytes] = []
         values: list[int] = []
+        tickets: list[bytes] = []
 
         def close(end: tuple[int, int] | None, more: bool) -> None:
-            nonlocal first, entries, values
+            nonlocal first, entries, values, tickets
             page = control_pb2.ListingPage(
                 partition=rule.partition, partitions=rule.partitions, instance=instance, bucket=number, as_of=as_of,
                 first_room=first[0], first_uin=first[1], last=end is None, more=more, entries=b"".join(entries),
-                values=b"".join(map(VALUE.pack, values)) if any(values) else b"",
+                values=b"".join(map(VALUE.pack, values)) if any(values) else b"", tickets=b"".join(tickets),
             )  # fmt: skip
             if end is not None:
                 page.end_room, page.end_uin = first = end
             pages.append(control_pb2.Control(listing_page=page).SerializeToString())
-            entries, values = [], []
+            entries, values, tickets = [], [], []
 
         for room, uin, id_ in self._membership.bucket_entries(rule, instance, number, first):
-            if len(entries) == PAGE_ENTRIES:
+            if len(entries) == self._page_entries:
                 more = len(pages) + 1 == limit
                 close((room, uin), more)
                 if more:
                     return pages
             entries.append(ENTRY.pack(room, uin, id_))
             values.append(self._membership.value(room, uin, instance))
+            if self._ticket_of is not None:
+                tickets.append(self._ticket_of(room))
         close(None, False)
         return pages
 

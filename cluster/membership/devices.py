@@ -97,7 +97,7 @@ class Devices(LwwMap):
         policy: which devices may be online together.
     """
 
-    __slots__ = ("_all", "_chat", "_policy", "_reachable", "_together")
+    __slots__ = ("_all", "_chat", "_oldest", "_policy", "_reachable", "_together")
 
     def __init__(
         self, *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES, tombstone_s: float = TOMBSTONE_S
@@ -107,6 +107,7 @@ class Devices(LwwMap):
         self._chat = UserCache(MAX_CACHED_USERS)
         self._all = UserCache(MAX_CACHED_USERS)
         self._reachable: frozenset[int] | None = None
+        self._oldest = 0
         self._together: dict[int, None] = {}
 
     @property
@@ -124,6 +125,13 @@ class Devices(LwwMap):
             self._chat.forget_all()
             self._all.forget_all()
 
+    def set_oldest(self, connect_time: int) -> None:
+        """Count only connections since this time as online: older ones have outlived the login tickets that they came with."""
+        if connect_time != self._oldest:
+            self._oldest = connect_time
+            self._chat.forget_all()
+            self._all.forget_all()
+
     def is_reachable(self, instance: int) -> bool:
         """True if a gateway instance is reachable."""
         return self._reachable is None or instance in self._reachable
@@ -133,7 +141,9 @@ class Devices(LwwMap):
         found: list[Connection] = []
         for key in self.live_keys(uin):
             if self.is_reachable(key.instance):
-                found.append(_connection(key.member, key.instance, self.value(*key)))
+                entry = _connection(key.member, key.instance, self.value(*key))
+                if entry.connect_time >= self._oldest:
+                    found.append(entry)
         return found
 
     def connections(self, uin: int) -> list[Connection]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.access.doors import ProofKeys
 from cluster.membership.digest import UNKEYED, DigestKey, digest_key
+from cluster.runtime.followed_keys import ProofKeys
 from cluster.runtime.options import ClusterOptions
 
 DIGESTS: Final = ("member", "member, digests")
@@ -23,7 +23,7 @@ class DigestKeys:
     """The digest keys of one process."""
 
     def __init__(self, cluster: ClusterOptions) -> None:
-        self._ring = ProofKeys(cluster, DIGESTS)
+        self._ring = ProofKeys(cluster.key_ring, DIGESTS)
         self._guests = cluster.guests
         self._before: tuple[DigestKey, ...] = ()
 

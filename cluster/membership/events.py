@@ -268,6 +268,14 @@ class SenderRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class UnprovenLogins:
+    """A gateway reported connections of users to a relay without a valid login ticket."""
+
+    gateway: EndpointID
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeInit:
     """The membership may lack entries that nobody remembers: register as Init until `BecomeRunning`."""
 
@@ -297,6 +305,7 @@ Effect = (
     | ServeSnapshot
     | RefuseSnapshot
     | SenderRefused
+    | UnprovenLogins
     | BecomeInit
     | BecomeRunning
     | WaitingForRouters

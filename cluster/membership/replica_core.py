@@ -347,6 +347,7 @@ class ReplicaCore(MemberCore):
             if len(own) < len(event.messages):
                 self._refuse_others(event.peer, len(event.messages) - len(own), out)
                 event = replace(event, messages=own)
+            event = replace(event, messages=self._proven(event.peer, run, event.messages, out))
         if self.state is not State.RUNNING:
             if self._queued + len(event.messages) <= MAX_QUEUED_MESSAGES:
                 self._queue.append((event, sender))
@@ -356,6 +357,14 @@ class ReplicaCore(MemberCore):
             # Last-writer-wins: taking them before the snapshot is merged gives the same membership.
             self.counters.queue_overflows += 1
         self._take(event, sender, now, out)
+
+    def _proven(self, gateway: EndpointID, run: int, messages: list[Update], out: list[Effect]) -> list[Update]:
+        """Messages of a gateway that are proven, where a role asks for proof."""
+        return messages
+
+    def _proven_page(self, gateway: EndpointID, run: int, control: control_pb2.Control, out: list[Effect]) -> control_pb2.Control:
+        """An answer of a gateway with the entries that are proven, where a role asks for proof."""
+        return control
 
     def _refuse_others(self, gateway: EndpointID, count: int, out: list[Effect]) -> None:
         """Refuse the messages of a gateway that reported for another one: it was broken into, or is not what its number claims."""
@@ -504,7 +513,8 @@ class ReplicaCore(MemberCore):
             if run is not None and not speaks_for(run, event.control):
                 self._refuse_others(event.peer, 1, out)
                 return
-            self._repair(event.peer, self.anti_entropy.take(event.peer, event.control, self._view, now), out)
+            control = event.control if run is None else self._proven_page(event.peer, run, event.control, out)
+            self._repair(event.peer, self.anti_entropy.take(event.peer, control, self._view, now), out)
 
     def _learned(self, source: EndpointID, applied: Applied, out: list[Effect]) -> None:
         self._persist(applied, out)

@@ -100,7 +100,7 @@ class ReplicaStore:
             with self._db.begin(write=True) as transaction:
                 put, pack_key, pack_value = transaction.put, KEY.pack, VALUE.pack
                 for puts, deletes in operations:
-                    for id_, room, uin, login, _, held, _ in puts:
+                    for id_, room, uin, login, _, held, _, _ in puts:
                         written = VALUED.pack(id_, login, held) if held else pack_value(id_, login)
                         put(pack_key(room, uin, id_ >> INSTANCE_SHIFT), written)
                     for key in deletes:

@@ -410,14 +410,22 @@ class FramedHandler(Generic[Out, In]):
         peer: address of the caller, for logs.
         role, name: of the caller, as far as it has proved them.
         about: the hello's text for the method.
+        endpoint: of the caller, as it says: its key proves its role only.
     """
 
     serves = True
 
     def __init__(
-        self, connection: Connection, parse: Callable[[bytes], Any], peer: str, role: str, name: str, about: str = ""
+        self,
+        connection: Connection,
+        parse: Callable[[bytes], Any],
+        peer: str,
+        role: str,
+        name: str,
+        about: str = "",
+        endpoint: int = 0,
     ) -> None:
-        self._connection, self._parse = connection, parse
+        self._connection, self._parse, self.endpoint = connection, parse, endpoint
         self.peer, self.role, self.name, self.about = peer, role, name, about
 
     async def opened(self, timeout_s: float = 0.0) -> None:

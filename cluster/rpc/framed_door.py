@@ -225,7 +225,7 @@ class FramedDoor:
         self.served += 1
         try:
             connection.put(Kind.WELCOME)
-            await method.serve(FramedHandler(connection, method.parse, peer, role, name, hello.about))
+            await method.serve(FramedHandler(connection, method.parse, peer, role, name, hello.about, hello.endpoint))
             connection.put(Kind.LAST)
         except (Refused, StreamEnded):
             pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 PUBLISH: Final = "/pixiu.v1.Publisher/Publish"
+TICKETS: Final = "/pixiu.v1.Tickets/Exchange"
 STORE: Final = "/pixiu.v1.Xiu/Store"
 EXCHANGE: Final = "/pixiu.v1.Pi/Exchange"
 NOTIFY: Final = "/pixiu.v1.MailNotices/Notify"

@@ -37,6 +37,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.MailNotices/Notify": ("proxy",),
     "/pixiu.v1.Publisher/Publish": ("gateway",),
     "/pixiu.v1.Publisher/Cluster": ("gateway",),
+    "/pixiu.v1.Tickets/Exchange": ("gateway",),
     "/pixiu.v1.Presence/Query": ("proxy",),
     # At the clients' listeners; nobody calls them at the cluster's.
     "/pixiu.v1.Subscriber/Subscribe": (),

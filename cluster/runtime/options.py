@@ -127,6 +127,9 @@ class ClusterOptions(Options):
     key_dir: str = ""
     """Folder of the keys that sign every datagram, `1.key` and so on (`pixiu keys`), exchanged while everything runs. Empty:
     datagrams are not signed; all processes of a cluster have keys, or none."""
+    ticket_key_dir: str = ""
+    """Folder of the keys by which proxies sign login tickets, and relays and proxies check them (`pixiu keys --dir`). Gateways do
+    not read it, and must not be able to. Empty: gateways' word about their users counts; all processes have it, or none."""
     registry_credentials_file: str = ""
     """File with the login of each role in the registry (`pixiu registry credentials`), which nobody else may read; looked at again
     while everything runs. Empty: the one of an embedded ZooKeeper of the same user on this machine, or none."""
@@ -152,6 +155,10 @@ class ClusterOptions(Options):
             TopicRooms(self.topic_rooms)
         except InvalidArgument as error:
             yield "topic_rooms", f"empty, or rules such as devices=2: {error}"
+        if self.ticket_key_dir and (not self.key_dir or Path(self.key_dir) == Path(self.ticket_key_dir)):
+            yield "ticket_key_dir", "given with a key_dir, which must be another folder, because gateways have its keys"
+        if self.ticket_key_dir and self.streams != "framed":
+            yield "ticket_key_dir", 'empty, or given with streams = "framed", by which gateways ask for tickets'
         if "router_root" not in wrong and self.router_root:
             try:
                 check_root(self.router_root)
@@ -170,15 +177,22 @@ class ClusterOptions(Options):
         """Return the keys of datagrams; None without a key_dir. Raises ConfigurationError."""
         return read_key_ring(Path(self.key_dir)) if self.key_dir else None
 
+    def ticket_ring(self) -> KeyRing | None:
+        """Return the keys of login tickets, which gateways cannot read; None without a ticket_key_dir. Raises
+        ConfigurationError."""
+        return read_key_ring(Path(self.ticket_key_dir), "ticket_key_dir") if self.ticket_key_dir else None
+
     def files_with_keys(self, role: str) -> list[Path]:
         """Return the files that only the cluster's processes should be able to read."""
-        found = sorted(path for path in Path(self.key_dir).glob("*") if FILE.fullmatch(path.name)) if self.key_dir else []
+        folders = [folder for folder in (self.key_dir, self.ticket_key_dir) if folder]
+        found = sorted(path for folder in folders for path in Path(folder).glob("*") if FILE.fullmatch(path.name))
         return [*found, own_file(Path(self.tls_dir), role)] if self.tls_dir else found
 
     def wire_settings(self) -> dict[str, Any]:
         """Return the settings that must agree with other processes and differ from those of a process without the key."""
         found = {key: value for key, known in WIRE_DEFAULTS.items() if (value := getattr(self, key)) != known}
-        return found | {"signed": True} if self.key_dir else found
+        found |= {"signed": True} if self.key_dir else {}
+        return found | {"tickets": True} if self.ticket_key_dir else found
 
     def wire_hash(self) -> str:
         """16 hex digits over `wire_settings`. Source: docs/registry.md, "Who may join"."""

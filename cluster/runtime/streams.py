@@ -12,6 +12,7 @@ from cluster.links.key_ring import KeyRing
 from cluster.rpc.framed import Framed
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.frames import Hello
+from cluster.runtime.followed_keys import keys_of
 from cluster.runtime.guard import Guard, may_call
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import message_bytes
@@ -25,10 +26,7 @@ FRAMED = "framed"
 def stream_keys(ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes, ...] | None:
     """Return the keys by which a sender of one role proves it to a receiver of another, the signing key first; None if there are
     none."""
-    if ring is None:
-        return None
-    numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
-    return tuple(ring.derive(number, f"{sender}, streams", receiver) for number in numbers)
+    return None if ring is None else keys_of(ring, (f"{sender}, streams", receiver))
 
 
 def framed_door(

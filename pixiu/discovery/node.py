@@ -22,7 +22,7 @@ from typing import Final
 
 from pixiu.discovery import paths
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID, hex_id
+from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID, gateway_msg_id, gateway_run, hex_id
 from pixiu.placement.partition import MAX_PARTITIONS
 
 MAX_NODE_BYTES: Final = 16_384
@@ -40,6 +40,11 @@ class NodeState(StrEnum):
     INIT = "Init"
     RUNNING = "Running"
     DRAINING = "Draining"
+
+
+def run_of(gateway: Node) -> int:
+    """The run of a gateway: its instance and generation, as `pixiu.ids.gateway_run` has it of a GatewayMsgID."""
+    return gateway_run(gateway_msg_id(max(gateway.instance, 0), max(gateway.generation, 0), 0))
 
 
 def gateway_publisher(endpoint: int) -> str:

@@ -187,8 +187,10 @@ class Notified:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Gateways report what devices acknowledged."""
+    """A gateway reports what devices acknowledged. It is believed for sessions at it only."""
 
+    gateway: int
+    """The gateway's endpoint."""
     acknowledgements: Sequence[Acknowledgement]
 
 

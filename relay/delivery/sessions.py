@@ -48,6 +48,8 @@ class DeliveryCounters:
     """Calls without an answer in time, or refused for now."""
     acknowledgements_old: int = 0
     """Acknowledgements of a session that is no longer the device's."""
+    acknowledgements_of_others: int = 0
+    """Acknowledgements of a session at another gateway, whose number their gateway guessed."""
     answers_late: int = 0
     """Answers to a question that was no longer open."""
 
@@ -383,6 +385,8 @@ class Deliveries:
             session = self.sessions.get(device) or self._leaving.get(device)
             if session is None or item.session != session.number or not 0 <= item.lane < INBOX_LANES:
                 self.counters.acknowledgements_old += 1
+            elif session.gateway != event.gateway:
+                self.counters.acknowledgements_of_others += 1
             elif session.state is State.OFFLINE:
                 session.acknowledge_after_logout(item, now)
             else:

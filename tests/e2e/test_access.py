@@ -26,16 +26,23 @@ import pixiu
 import pixiu.testing
 from cluster.access.doors import proof_keys
 from cluster.access.process_login import SCHEME, prove
+from cluster.rpc.framed import Framed, FramedCall
+from cluster.rpc.methods import PUBLISH, TICKETS
 from cluster.runtime.guard import METHODS
 from cluster.runtime.options import ClusterOptions
+from cluster.runtime.streams import stream_keys
+from pixiu.discovery.target import parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import snowflake, snowflake_worker
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from pixiu.mqtt.codec import encode as encode_packet
 from pixiu.mqtt.packets import Connect, PacketType, Publish
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.record import Flag, Kind, encode
-from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, tickets_pb2, wire_pb2, wire_pb2_grpc
+from registry.session import read_view
 from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
@@ -102,7 +109,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "bob": logins.token("bob", 8, "guests"),
         "service": logins.token("billing", None, "services"),
     }
-    with pixiu.testing.cluster(settings=logins.settings()) as cluster:
+    settings = logins.settings() | {"cluster.ticket_key_dir": str(logins.ticket_keys)}
+    with pixiu.testing.cluster(settings=settings) as cluster:
         yield World(cluster, logins, tokens)
         said = b"".join(path.read_bytes() for path in cluster.logs.rglob("*") if path.is_file())
         said += b"".join(path.read_bytes() for path in cluster.logs.parent.rglob("audit/*.log") if path.is_file())
@@ -115,6 +123,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         b"carols-password",
         b"carols-passwort",
         (logins.keys / "1.key").read_bytes(),
+        (logins.ticket_keys / "1.key").read_bytes(),
         PAYLOAD,
     ):
         assert secret not in said
@@ -295,7 +304,7 @@ async def mail(world: World, token: str, uin: int, worker: int = -1, message_id:
     async def asked() -> str:
         async with channel(world.cluster.proxies[0]) as to:
             lending: Any = wire_pb2_grpc.PublisherStub(to).Publish(metadata=metadata(token))
-            loan = await lent_to(lending)
+            loan = wire_pb2.PublishReply() if token.startswith(SCHEME) else await lent_to(lending)
             call: Any = mail_pb2_grpc.MailerStub(to).Send(metadata=metadata(token))
             hello = mail_pb2.MailHello(
                 client="door", worker=loan.worker if worker < 0 else worker, generation=next_generation(0, time.time())
@@ -387,6 +396,43 @@ async def test_nobody_uses_a_message_id_of_somebody_else(world: World) -> None:
         await alice.user(9).mail(PAYLOAD)
         await alice.room(42).send(PAYLOAD)
         await alice.room(42).signal(PAYLOAD)
+
+
+async def test_a_gateways_stream_publishes_for_nobody_whose_ticket_it_has_not_shown(world: World) -> None:
+    """Streams that are signed with the cluster's keys, as a gateway's are. Alice is logged in at the real gateway."""
+    zookeeper = ZooKeeper(parse_address(world.cluster.target))
+    await zookeeper.connect()
+    try:
+        view = await read_view(zookeeper, parse_address(world.cluster.target).root)
+    finally:
+        await zookeeper.close()
+    (proxy,), (gateway,) = view.running("proxy"), view.running("gateway")
+    keys = stream_keys(ClusterOptions(key_dir=str(world.logins.keys)).key_ring(), "gateway", "proxy")
+    assert keys is not None
+
+    def stream(endpoint: int, method: str, parse: Callable[[bytes], Any]) -> FramedCall[Any, Any]:
+        return Framed("gateway", endpoint, lambda _role: keys[0], 1 << 20).call(proxy, method, parse)
+
+    async def published(endpoint: int, sender: int) -> str:
+        async with stream(endpoint, PUBLISH, wire_pb2.PublishReply.FromString) as call:
+            message_id = time.time_ns() & (1 << 62) - 1
+            record = encode(Kind.ROOM, 42, PAYLOAD, message_id, sender=sender, flags=Flag.TO_ROOM)
+            await call.write(wire_pb2.PublishRequest(batch=record, count=1, position=1))
+            while (reply := await call.read()) is not None:
+                if reply.up_to:
+                    return str(reply.failures[0].code) if reply.failures else "yes"
+            raise AssertionError("no answer")
+
+    async def while_there(_client: MQTTClient) -> str:
+        tries = ((1, 7), (1, 9), (0, 9), (0, 7))
+        return " ".join([await published(gateway.endpoint + other, sender) for other, sender in tries])
+
+    assert await mqtt(world, world.tokens["alice"], while_there) == "NOT_ALLOWED NOT_ALLOWED NOT_ALLOWED yes"
+    assert await asyncio.to_thread(world.counted, "proxy", "records_without_ticket_total") >= 3
+    with pytest.raises(StreamEnded, match="no gateway with this endpoint"):
+        async with stream(gateway.endpoint + 1, TICKETS, tickets_pb2.TicketReply.FromString) as call:
+            await call.write(tickets_pb2.TicketRequest(number=1))
+            await call.read()
 
 
 def documented() -> dict[str, list[str]]:

@@ -60,7 +60,7 @@ def test_a_device_that_connects_is_told_with_its_connect_time() -> None:
     core = gateway()
     (change,) = said(turn(core, opened(1)))
     assert (gateway_instance(change.id), gateway_generation(change.id)) == (3, 5)
-    assert change[1:] == (7, KEY, True, 0, WALL_MS << COUNT_BITS << 3 | 1, "")
+    assert change[1:] == (7, KEY, True, 0, WALL_MS << COUNT_BITS << 3 | 1, "", b"")
     assert core.unconfirmed == 1
     assert confirmed(core, [change]) == []
     assert core.unconfirmed == 0

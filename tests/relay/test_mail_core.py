@@ -149,7 +149,7 @@ def acknowledged_by_two_partitions() -> tuple[Relay, list[ev.AskPi]]:
     relay.step(dv.Notified(1, 1, [mail(2, 1), mail(3, 1)]))
     (sent,) = relay.take(dv.Deliver)
     assert sent.chunks == [dv.Chunk(uin, 1, 1, deliver(1, 1, uin, 5, 1, 1, 0, mail(uin, 1).records[0])) for uin in (2, 3)]
-    relay.step(dv.Acknowledged([dv.Acknowledgement(uin, 1, 5, 1, 1, 0) for uin in (2, 3)]))
+    relay.step(dv.Acknowledged(GATEWAY, [dv.Acknowledgement(uin, 1, 5, 1, 1, 0) for uin in (2, 3)]))
     relay.tick()
     asked = relay.take(ev.AskPi)
     assert [(each.partition, each.operations) for each in asked] == [(0, saves(2)), (1, saves(3))]
@@ -311,7 +311,7 @@ def test_a_relay_that_stops_serves_nobody_and_still_saves() -> None:
     relay.login(2)
     relay.serve()
     relay.step(dv.Notified(1, 1, [mail(2, 1)]))
-    relay.step(dv.Acknowledged([dv.Acknowledgement(2, 1, 5, 1, 1, 0)]))
+    relay.step(dv.Acknowledged(GATEWAY, [dv.Acknowledgement(2, 1, 5, 1, 1, 0)]))
     relay.step(dv.Stopping())
     assert relay.sessions == set()
     assert relay.take(ev.ConnectPis)[-1].partitions == 1
@@ -352,7 +352,7 @@ def test_a_request_for_users_who_moved_and_others_goes_to_both_and_is_one_answer
     relay.login(2, 3)
     relay.serve()
     relay.step(dv.Notified(1, 1, [mail(2, 1), mail(3, 1)]))
-    relay.step(dv.Acknowledged([dv.Acknowledgement(uin, 1, 5, 1, 1, 0) for uin in (2, 3)]))
+    relay.step(dv.Acknowledged(GATEWAY, [dv.Acknowledgement(uin, 1, 5, 1, 1, 0) for uin in (2, 3)]))
     relay.tick()
     (asked,) = relay.take(ev.AskPi)
     relay.step(ev.PiAnswered(asked.number, None, partitions=2))

@@ -143,7 +143,8 @@ class Bench:
     def do_ack(self, lane: str, up_to: str, bits: str = "0", session: str = "1") -> Iterator[str]:
         done = int(up_to)
         self.inbox[int(lane)] = [seq for seq in self.inbox[int(lane)] if seq > done]
-        yield from self.tell(ev.Acknowledged([ev.Acknowledgement(UIN, DEVICE, int(session), int(lane), done, int(bits, 2))]))
+        item = ev.Acknowledgement(UIN, DEVICE, int(session), int(lane), done, int(bits, 2))
+        yield from self.tell(ev.Acknowledged(GATEWAY, [item]))
 
     def do_broken(self) -> Iterator[str]:
         yield from self.tell(ev.StreamBroken(GATEWAY))

@@ -43,8 +43,10 @@ class Logins:
         self.folder, self.file, self.keys = folder, folder / "access.toml", folder / "keys"
         self.key = ed25519.Ed25519PrivateKey.generate()
         self.other = ed25519.Ed25519PrivateKey.generate()
-        add_key(self.keys)
-        use_key(self.keys)
+        self.ticket_keys = folder / "ticket_keys"
+        for keys in (self.keys, self.ticket_keys):
+            add_key(keys)
+            use_key(keys)
         self.write_keys()
         (folder / "users").write_text(line_of("carol", "carols-password", 9, ("players",)) + "\n")
         self.write_rules(RULES)

@@ -76,6 +76,7 @@ class GatewayMessage(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """GatewayMsgID: instance, generation, counter"""
     room: _builtins.int
@@ -88,6 +89,8 @@ class GatewayMessage(_message.Message):
     """of a device: connect time (63 bits) and whether it takes the user's messages (1 bit); else 0"""
     name: _builtins.str
     """of a device that takes mail: what its user calls it, at most 122 bytes"""
+    ticket: _builtins.bytes
+    """of a device that connects, from its gateway where there are login tickets: until u32, tag of 16 bytes"""
     def __init__(
         self,
         *,
@@ -98,10 +101,11 @@ class GatewayMessage(_message.Message):
         reason: Global___Reason.ValueType = ...,
         value: _builtins.int = ...,
         name: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "id", b"id", "name", b"name", "reason", b"reason", "room", b"room", "uin", b"uin", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "id", b"id", "name", b"name", "reason", b"reason", "room", b"room", "ticket", b"ticket", "uin", b"uin", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,6 +563,7 @@ class ListingPage(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    TICKETS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     partitions: _builtins.int
     instance: _builtins.int
@@ -577,6 +582,8 @@ class ListingPage(_message.Message):
     """24 bytes each, as in SnapshotChunk"""
     values: _builtins.bytes
     """likewise"""
+    tickets: _builtins.bytes
+    """one of 20 bytes for each entry, from a gateway to a relay where there are login tickets"""
     def __init__(
         self,
         *,
@@ -593,10 +600,11 @@ class ListingPage(_message.Message):
         more: _builtins.bool = ...,
         entries: _builtins.bytes = ...,
         values: _builtins.bytes = ...,
+        tickets: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "bucket", b"bucket", "end_room", b"end_room", "end_uin", b"end_uin", "entries", b"entries", "first_room", b"first_room", "first_uin", b"first_uin", "instance", b"instance", "last", b"last", "more", b"more", "partition", b"partition", "partitions", b"partitions", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "bucket", b"bucket", "end_room", b"end_room", "end_uin", b"end_uin", "entries", b"entries", "first_room", b"first_room", "first_uin", b"first_uin", "instance", b"instance", "last", b"last", "more", b"more", "partition", b"partition", "partitions", b"partitions", "tickets", b"tickets", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

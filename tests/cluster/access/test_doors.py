@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from cluster.access.doors import KEYS_S, ProcessProofs, address_of, credentials_of, enter, proof_keys
+from cluster.access.doors import ProcessProofs, address_of, credentials_of, enter, proof_keys
 from cluster.access.guard import Guard
 from cluster.access.process_login import prove
 from cluster.links.key_ring import KeyRing
 from cluster.runtime import log
 from cluster.runtime.audit import Audit
+from cluster.runtime.followed_keys import KEYS_S
 from cluster.runtime.options import ClusterOptions
 from pixiu.errors import NotAuthenticated
 from tests.support.logins import Logins
@@ -29,7 +30,6 @@ def test_a_strangers_calls_read_no_files_and_are_told_nothing(tmp_path: Path, mo
     key, read, now = tmp_path / "1.key", [0], [100.0]
     key.write_bytes(b"of-the-cluster-1")
     cluster = ClusterOptions(key_dir=str(tmp_path))
-    proofs = ProcessProofs(cluster, lambda: now[0])
     good = call(prove(proof_keys(cluster)[0], "gateway", 7, time.time()))
     ring_of = ClusterOptions.key_ring
 
@@ -38,6 +38,7 @@ def test_a_strangers_calls_read_no_files_and_are_told_nothing(tmp_path: Path, mo
         return ring_of(options)
 
     monkeypatch.setattr(ClusterOptions, "key_ring", counted)
+    proofs = ProcessProofs(cluster, lambda: now[0])
     for _ in range(100):
         assert not proofs.is_process(call("PixiuProcess x.y.z"), "gateway")
         assert not proofs.is_process(call("Bearer x"), "gateway")

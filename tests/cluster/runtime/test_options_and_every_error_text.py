@@ -211,7 +211,7 @@ OTHER_CLUSTERS = (
 
 def test_the_wire_hash_covers_what_must_agree_and_nothing_else() -> None:
     base = ClusterOptions()
-    files = {"tls_dir", "key_dir", "registry_credentials_file"}
+    files = {"tls_dir", "key_dir", "ticket_key_dir", "registry_credentials_file"}
     others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2"), ("streams", "grpc")]
     assert {key for key, _ in others} | files | {"guests"} == set(specs(ClusterOptions))
     changing = {key for key, value in others if replace(base, **{key: value}).wire_hash() != base.wire_hash()}

@@ -39,6 +39,7 @@ from proxy.mail_service import MailService
 from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.publisher import MAX_UNREAD, PublisherService, PublisherStream
+from proxy.sender_tickets import SenderTickets
 from proxy.worker_leases import Lender
 from tests.gateway.world import World
 from tests.support.waiting import until
@@ -84,6 +85,7 @@ class Host:
         self.options, self.turn, self.proofs = Options(), clock.turn, False
         self.lender = Lender(self._acquire, lambda _worker: 1 << 60, 10)
         self.ids = MessageIDs(ClusterOptions())
+        self.senders: SenderTickets | None = None
         self.streams: dict[int, PublisherStream] = {}
         self._clock = clock
 

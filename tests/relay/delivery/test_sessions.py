@@ -115,8 +115,10 @@ class Bench:
         self.tell(ev.Notified(5, seq, [notice]))
         assert self.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, seq, ())
 
-    def acknowledge(self, up_to: int, bits: int = 0, session: int = 1, lane: int = 1, written: int = -1) -> None:
-        self.tell(ev.Acknowledged([ev.Acknowledgement(UIN, 0, session, lane, up_to, bits, written)]))
+    def acknowledge(
+        self, up_to: int, bits: int = 0, session: int = 1, lane: int = 1, written: int = -1, gateway: int = GATEWAY
+    ) -> None:
+        self.tell(ev.Acknowledged(gateway, [ev.Acknowledgement(UIN, 0, session, lane, up_to, bits, written)]))
 
     def seqs(self) -> list[int]:
         return [delivery.seq for delivery in self.delivered]
@@ -328,6 +330,21 @@ def test_an_acknowledgement_of_another_session_or_lane_is_refused() -> None:
     bench.acknowledge(1, lane=9)
     assert bench.table.counters.acknowledgements_old == 2
     assert bench.table.unsaved == 0
+
+
+@pytest.mark.parametrize("logged_out", [False, True])
+def test_a_gateway_acknowledges_nothing_for_a_device_at_another_one_though_it_guesses_the_session(logged_out: bool) -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    if logged_out:
+        bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))
+    bench.acknowledge(3, gateway=GATEWAY + 1, written=3)
+    bench.tick()
+    assert bench.none(ev.SaveCursors)
+    assert (bench.table.unsaved, bench.table.counters.acknowledgements_of_others) == (0, 1)
+    bench.acknowledge(1)
+    bench.tick()
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 1, 0)]
 
 
 def test_a_logout_saves_what_was_acknowledged_and_not_what_was_sent() -> None:

@@ -345,7 +345,7 @@ class World(Simulation):
 
     def acknowledge(self, relay: Relay, gateway: int, item: ev.Acknowledgement) -> None:
         """From a gateway, on the stream that the delivery came on."""
-        self.on_stream(relay, gateway, "up", self.send, relay, ev.Acknowledged([item]))
+        self.on_stream(relay, gateway, "up", self.send, relay, ev.Acknowledged(gateway, [item]))
 
     # --- logins
 

@@ -149,7 +149,7 @@ class _GatewayStream:
             self.ready, self._failures = True, 0
             self._relay.mail_step(dv.StreamReady(self.gateway))
         else:
-            self._relay.acknowledged(reply)
+            self._relay.acknowledged(self.gateway, reply)
 
     def _lost(self) -> None:
         served, self.ready, self._stream = self.ready, False, None
@@ -253,9 +253,9 @@ class SystemRelay(Served, RelayProcess):
         """Where a device is."""
         return self.mail_devices.place(uin, number)
 
-    def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
+    def acknowledged(self, gateway: int, reply: delivery_pb2.DeliveryReply) -> None:
         """Clients have got something."""
-        self.mail_step(dv.Acknowledged(acknowledgements_of(reply)))
+        self.mail_step(dv.Acknowledged(gateway, acknowledgements_of(reply)))
 
     # --- proxies
 
