@@ -57,15 +57,8 @@ class PublisherHost(Protocol):
     ids: MessageIDs
     turn: Turn
 
-    @property
-    def proofs(self) -> bool:
-        """True if gateways prove their role; otherwise they are known by their names."""
-
     def admit(self, publisher: PublisherStream) -> int:
         """Number a new publisher. Raises `Overloaded` or `Draining`."""
-
-    def named(self, stream: int, client: str) -> None:
-        """Note a publisher's name."""
 
     def begins(self, stream: int, count: int, position: int) -> None:
         """Note that a request with `count` records has come on a publisher's stream."""
@@ -81,9 +74,6 @@ class PublisherHost(Protocol):
 
     async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
-
-    def proven(self, context: Any) -> bool:
-        """True if the caller has proven that it is a gateway of this cluster."""
 
     def exempt(self, stream: int) -> None:
         """Note that a stream belongs to a gateway, which limits its clients' rates."""
@@ -206,19 +196,17 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """The gRPC service `pixiu.v1.Publisher`, on one of a proxy's ports."""
+    """The gRPC service `pixiu.v1.Publisher` for clients, and gateways' streams of messages."""
 
-    def __init__(self, host: PublisherHost, *, of_cluster: bool) -> None:
+    def __init__(self, host: PublisherHost) -> None:
         self._host = host
-        self._of_cluster = of_cluster
-        """True on the cluster's port: on that of clients nobody counts as a gateway by name."""
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
     ) -> wire_pb2.ClusterReply:
         """Answer with the addresses of the cluster's proxies and gateways."""
         try:
-            access = None if self._host.proven(context) else await self._host.enter(context, lambda _: None)
+            access = await self._host.enter(context, lambda _: None)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
         if access is not None:
@@ -233,20 +221,18 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """Serve one publisher's stream."""
-        await self._publish(GrpcHandler(context), self._host.proven(context), lambda end: self._host.enter(context, end))
+        await self._publish(GrpcHandler(context), lambda end: self._host.enter(context, end))
 
     async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
-        """Serve one gateway's stream, over frames: its hello has proved its role, if there are keys to prove it."""
-        await self._publish(handler, self._host.proofs, None)
+        """Serve one gateway's stream: its hello has proved its role, if there are keys to prove it."""
+        await self._publish(handler, None)
 
-    async def _publish(
-        self, handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest], gateway: bool, enter: Enter | None
-    ) -> None:
-        """`enter`: logs in a caller that is not proven to be a gateway; None: nobody has to log in."""
+    async def _publish(self, handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest], enter: Enter | None) -> None:
+        """`enter`: logs a client in; None: the caller is a gateway."""
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
-        publisher.gateway = gateway
+        publisher.gateway = gateway = enter is None
         try:
-            publisher.access = None if gateway or enter is None else await enter(publisher.login_over)
+            publisher.access = None if enter is None else await enter(publisher.login_over)
             if publisher.access is not None:
                 publisher.lent = self._host.ids.of(publisher.access)
             number = self._host.admit(publisher)
@@ -319,8 +305,6 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         publisher.greeted = True
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        if self._of_cluster:
-            self._host.named(number, hello.client)
         reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
         if not publisher.gateway:
             reply.max_batch_bytes, reply.max_batch_records = MAX_BATCH_BYTES, MAX_BATCH_RECORDS

@@ -20,7 +20,6 @@ from structlog.typing import FilteringBoundLogger
 
 from cluster.access.guard import Guard, Session
 from cluster.access.identity import Credentials
-from cluster.access.process_login import SCHEME, VALID_S, proven
 from cluster.runtime.audit import Audit
 from cluster.runtime.doors import ClientRoleOptions
 from cluster.runtime.options import ClusterOptions
@@ -43,7 +42,7 @@ def guard_of(
     """
     if not options.access_file:
         return None
-    if not proof_keys(cluster):
+    if not cluster.key_dir:
         raise ConfigurationError(
             f"access_file = {options.access_file}: needs [cluster] key_dir, with whose keys gateways prove their role"
         )
@@ -76,13 +75,11 @@ def brought(guard: Guard, context: Any, client: str) -> Credentials:
         return credentials_of(header_of(context), client, address, certificate_of(context))
 
 
-CALLS: Final = ("gateway", "proxy, calls")
-"""Keys with which gateways prove their role to proxies."""
 LOANS: Final = ("proxy", "proxy, loans")
 """Keys with which proxies prove to proxies that they lent a worker number."""
 
 
-def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tuple[bytes, ...]:
+def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str]) -> tuple[bytes, ...]:
     """Keys of a purpose, the one that signs first; none without a key ring. Raises `ConfigurationError`."""
     ring = cluster.key_ring()
     if ring is None:
@@ -108,20 +105,6 @@ class ProofKeys:
                 self._keys = ()
             self._until = self._now() + KEYS_S
         return self._keys
-
-
-class ProcessProofs:
-    """Recognizes calls of the cluster's processes by their proofs."""
-
-    def __init__(self, cluster: ClusterOptions, now: Callable[[], float] = time.monotonic) -> None:
-        self._keys = ProofKeys(cluster, CALLS, now)
-
-    def is_process(self, context: Any, role: str) -> bool:
-        """True if a call comes from a process with this role. False for every call while the keys cannot be read."""
-        header = header_of(context)
-        if not header.startswith(SCHEME):
-            return False
-        return any(proven(key, header, time.time()) == role for key in self._keys.newest())
 
 
 def header_of(context: Any) -> str:
@@ -153,10 +136,6 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
             raise NotAuthenticated("the authorization is malformed") from None
         if colon:
             return Credentials(user, password, client, address, certificate)
-    if scheme == SCHEME:
-        raise NotAuthenticated(
-            f"the process's proof is refused: its clock is more than {VALID_S:.0f} s off this one's, or it has other keys"
-        )
     raise NotAuthenticated("this port requires a login: send metadata `authorization: Bearer TOKEN`")
 
 
