@@ -40,6 +40,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import grpc.aio
 from rich.console import Console
@@ -48,11 +49,12 @@ from rich.table import Table
 from benchmarks import peers
 from benchmarks.stores import PiCaller, Stores, XiuWriter, stores
 from comparison.processes import cpu_seconds, session_pids
+from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.wire.record import TYPE_NORMAL, Kind
 from pixiu.wire.record import encode as encode_record
-from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
 
 WINDOWS = (1, 100, 1000)
 SIZES = (100, 1000)
@@ -132,7 +134,7 @@ async def measure_xiu(running: Stores, name: str, args: argparse.Namespace, resu
     """Measure every level, size and window."""
     node = await running.leader()
     for (level, number), size, window in itertools.product(LEVELS.items(), SIZES, WINDOWS):
-        writers = [XiuWriter(node.address) for _ in range(args.writers)]
+        writers = [XiuWriter(node) for _ in range(args.writers)]
         count = int((args.seconds + 0.2) * TAKEN_AT_MOST[window] / (1 if size < 500 else 3))
 
         def step(writer: XiuWriter, made: Iterator[tuple[bytes, int]], number: int = number) -> Step:
@@ -294,9 +296,9 @@ def table(results: Results) -> Table:
     return shown
 
 
-async def fill_xiu(address: str, messages: int) -> int:
+async def fill_xiu(node: Node, messages: int) -> int:
     """Store messages of 100 bytes. Returns the sequence of one in the middle."""
-    writers = [XiuWriter(address) for _ in range(2)]
+    writers = [XiuWriter(node) for _ in range(2)]
     middle = 0
 
     async def fill(writer: XiuWriter) -> None:
@@ -326,15 +328,15 @@ async def fill_pi(address: str, entries: int, users: int) -> int:
     return users // 2
 
 
-async def read_one(role: str, address: str, what: int) -> bool:
+async def read_one(role: str, node: Node, what: int) -> bool:
     """Return True if a message from the middle of the store, or an inbox, can be read now."""
     try:
         if role == "xiu":
-            writer = XiuWriter(address)
-            reply = await writer.stub.Fetch(xiu_pb2.FetchRequest(msg_ids=[msg_id(0, TYPE_NORMAL, what)]))
-            await writer.close()
+            async with grpc.aio.insecure_channel(node.address) as channel:
+                stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+                reply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=[msg_id(0, TYPE_NORMAL, what)]))
             return not reply.codes[0]
-        caller = PiCaller(address)
+        caller = PiCaller(node.address)
         found = (await caller.ask(reads=[pi_pb2.PiRead(uin=what, lane=LANE, session=1, start=0, num=READ_ENTRIES)])).reads[0]
         await caller.close()
         return not found.code and bool(found.seqs)
@@ -353,8 +355,8 @@ async def restarts(role: str, args: argparse.Namespace) -> AsyncGenerator[list[s
     messages, users = (100_000, 10_000) if args.quick else (FILL_MESSAGES, FILL_USERS)
     async with stores(role, 1, data=args.data) as running:
         name, began = f"{role}-0", time.perf_counter()
-        address = (await running.leader()).address
-        what = await (fill_xiu(address, messages) if role == "xiu" else fill_pi(address, messages, users))
+        leader = await running.leader()
+        what = await (fill_xiu(leader, messages) if role == "xiu" else fill_pi(leader.address, messages, users))
         filled = time.perf_counter() - began
         for how, number in (("kill -9", signal.SIGKILL), ("SIGTERM", signal.SIGTERM)):
             resident, _ = memory_mib(running.processes[name].pid)
@@ -364,7 +366,7 @@ async def restarts(role: str, args: argparse.Namespace) -> AsyncGenerator[list[s
             running.start(name)
             node = await running.running(name)
             ready = time.perf_counter() - began
-            while not await read_one(role, node.address, what):
+            while not await read_one(role, node, what):
                 if time.perf_counter() - began > 120:
                     raise RuntimeError(
                         f"{name} is Running and cannot be read: {(running.folder / f'{name}.log').read_text()[-2000:]}"

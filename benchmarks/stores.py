@@ -19,13 +19,17 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.rpc.framed import Framed, FramedCall
+from cluster.rpc.methods import STORE
+from cluster.runtime.options import ClusterOptions
+from cluster.runtime.server import message_bytes
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.errors import Overloaded
 from pixiu.wire.inbox_operations import Operation, encode
-from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2
 from registry.children import child_environment
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
@@ -141,10 +145,10 @@ async def stores(role: str, replicas: int, data: Path | None = None) -> AsyncIte
 class XiuWriter:
     """The stream of one writer."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
-        self.stub = xiu_pb2_grpc.XiuStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
-        self._call = self.stub.Store()
+    def __init__(self, node: Node) -> None:
+        framed = Framed("proxy", 1, lambda _role: None, message_bytes(ClusterOptions()))
+        self._call: FramedCall[xiu_pb2.StoreRequest, xiu_pb2.StoreReply]
+        self._call = framed.call(node, STORE, xiu_pb2.StoreReply.FromString)
         self._position = 1
 
     async def store(self, batch: bytes, count: int, level: int) -> int:
@@ -158,7 +162,7 @@ class XiuWriter:
             answered = last = refused = 0
             while answered < count:
                 reply = await self._call.read()
-                if not isinstance(reply, xiu_pb2.StoreReply):
+                if reply is None:
                     raise RuntimeError("the stream ended before every answer had come")
                 for result in reply.results:
                     if result.code == Overloaded.code:
@@ -174,8 +178,7 @@ class XiuWriter:
 
     async def close(self) -> None:
         """End the stream."""
-        await self._call.done_writing()
-        await self._channel.close()
+        await self._call.close()
 
 
 class PiCaller:

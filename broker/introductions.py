@@ -48,7 +48,7 @@ class Introductions:
             if endpoint in self._known or view.by_endpoint(endpoint) is not None or len(self._known) >= MAX_INTRODUCED:
                 continue
             if _valid(one) and not _is_older(one.instance, one.generation, view):
-                peer = Peer(endpoint, "gateway", one.host, one.port)
+                peer = Peer(endpoint, "gateway", one.host, one.port, one.stream_port)
                 self._known[endpoint] = Gateway(endpoint, one.instance, one.generation), peer
         return len(self._known) > before
 
@@ -64,7 +64,7 @@ class Introductions:
 
 
 def _valid(one: control_pb2.GatewayAddress) -> bool:
-    where = 0 < len(one.host) <= MAX_HOST and one.host.isprintable() and 0 < one.port <= MAX_PORT
+    where = 0 < len(one.host) <= MAX_HOST and one.host.isprintable() and 0 < one.port <= MAX_PORT and one.stream_port <= MAX_PORT
     return where and 0 < one.endpoint <= MAX_ID and one.instance < INSTANCES and one.generation <= LAST_GENERATION
 
 

@@ -105,7 +105,7 @@ class Service(MemberService):
         relays = view.running("relay") if self._context.cluster.fanout == "relay" else ()
         others = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
         self._introductions.view_changed(view)
-        peers = [Peer(node.endpoint, node.role, node.host, node.port) for node in (*others, *relays)]
+        peers = [Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in (*others, *relays)]
         self._context.links.set_peers([*peers, *self._introductions.peers])
         layout, routers, brokers = view.layout, view.running("router"), view.running("broker")
         coming = layout.roles.get("router")

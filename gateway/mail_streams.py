@@ -1,4 +1,4 @@
-"""The `MailDelivery` service: relays' streams of mail, and the acknowledgements returned on them.
+"""Relays' streams of mail, and the acknowledgements returned on them.
 
 Source: docs/delivery.md; docs/delivery.md.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
-import grpc.aio
 from structlog.typing import FilteringBoundLogger
 
 from cluster.runtime.log import once_per
@@ -20,8 +19,7 @@ from gateway.mail import Acknowledgement, read_batch
 from pixiu.errors import Draining, InvalidArgument, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Duplex, Served
-from pixiu.rpc.grpc_streams import GrpcHandler
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from pixiu.wire.v1 import delivery_pb2
 
 MAX_STREAMS: Final = 1024
 """Relays connected at one time; a further one is refused."""
@@ -32,8 +30,6 @@ HELLO_TIMEOUT_S: Final = 30.0
 WARN_S: Final = 60.0
 """Interval between two logs of one relay's faults, seconds."""
 MAIL_STREAM_REFUSED: Final = "mail_stream_refused"
-
-Call = grpc.aio.ServicerContext[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
 
 Handler = Served[delivery_pb2.DeliveryReply, delivery_pb2.DeliveryBatch]
 
@@ -106,8 +102,8 @@ class _Stream:
         return delivery_pb2.DeliveryReply(acknowledgements=found)
 
 
-class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
-    """The gRPC service `pixiu.v1.MailDelivery`.
+class MailDeliveryService:
+    """Serves relays' streams of mail.
 
     Args:
         core: of the gateway, once there is one.
@@ -145,14 +141,8 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         """Samples for metrics."""
         return {"mail_streams": len(self._streams), "mail_streams_refused_total": self.refused}
 
-    async def Deliver(  # type: ignore[override]  # the generated base has the synchronous signature as well
-        self, request_iterator: AsyncIterator[delivery_pb2.DeliveryBatch], context: Call
-    ) -> None:
-        """Serve one relay's stream."""
-        await self.deliver(GrpcHandler(context))
-
     async def deliver(self, handler: Handler) -> None:
-        """Serve one relay's stream, over any carrier."""
+        """Serve one relay's stream."""
         if self._core() is None or self._stopped:
             await handler.refuse(Unavailable("this gateway does not accept mail now; try again soon"))
         if len(self._streams) >= MAX_STREAMS:

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 
-from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import PUBLISH
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
-from pixiu.client.streams import PublishCarrier, PublisherShell, Receipt, publish_call
+from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.discovery.view import View
 from pixiu.errors import PixiuError
 from pixiu.ids import SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.record import LANE_FIRST
 from pixiu.wire.v1 import wire_pb2
 
@@ -73,11 +73,11 @@ class _Awaited(Receipt):
 class _Publisher:
     """One stream of messages to each proxy. Clients that meet no capacity wait and get it in turn."""
 
-    def __init__(self, name: str, proof: Callable[[], str], view: Callable[[], View], framed: Framed | None) -> None:
+    def __init__(self, name: str, view: Callable[[], View], framed: Framed) -> None:
         self._name = name
         self._view, self._framed = view, framed
         self._options = ClientOptions()
-        self._channels = Channels("proxy", proof)
+        self._channels = Channels("proxy")
         self._shell: PublisherShell | None = None
         self._waiting: dict[Callable[[], None], None] = {}
         """Callbacks for when there is capacity, in that order; at most one for each client."""
@@ -92,10 +92,11 @@ class _Publisher:
             self._shell = PublisherShell(core, self._name, self._channels, lambda: None, opens=self._opens)
         self._room()
 
-    def _opens(self, address: str) -> AbstractAsyncContextManager[PublishCarrier]:
+    def _opens(self, address: str) -> FramedCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]:
         proxy = next((node for node in self._view().of_role("proxy") if node.address == address), None)
-        parse = wire_pb2.PublishReply.FromString
-        return framed_or_grpc(self._framed, proxy, PUBLISH, parse, lambda: publish_call(self._channels, address))
+        if proxy is None:
+            raise StreamEnded(f"{address}: the registry does not have it any more")
+        return self._framed.call(proxy, PUBLISH, wire_pb2.PublishReply.FromString)
 
     def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
         """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
@@ -138,16 +139,13 @@ class ConfirmedPublishers:
     Acceptance in a big room takes long, and a stream's answers keep their order: big rooms have a stream of their own.
 
     Args:
-        proof: makes the proof for proxies that this is a gateway.
         view: gives the newest view of the cluster.
-        framed: opens framed streams to proxies that offer them; None: gRPC carries all.
+        framed: opens streams.
     """
 
-    def __init__(
-        self, name: str, vrooms: VRooms, proof: Callable[[], str], view: Callable[[], View], framed: Framed | None
-    ) -> None:
+    def __init__(self, name: str, vrooms: VRooms, view: Callable[[], View], framed: Framed) -> None:
         self._vrooms = vrooms
-        self._ordinary, self._big = _Publisher(name, proof, view, framed), _Publisher(name, proof, view, framed)
+        self._ordinary, self._big = _Publisher(name, view, framed), _Publisher(name, view, framed)
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
         """Set the Running proxies, in the order of their registration."""

@@ -15,8 +15,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from cluster.access.doors import guard_of, proof_keys
-from cluster.access.process_login import prove
+from cluster.access.doors import guard_of
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.digest import Digest, Rule
 from cluster.membership.digest_keys import KEYS_S, DigestKeys
@@ -53,7 +52,7 @@ from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.trace import Hop
-from pixiu.wire.v1 import control_pb2, delivery_pb2, delivery_pb2_grpc, wire_pb2_grpc
+from pixiu.wire.v1 import control_pb2, delivery_pb2, wire_pb2_grpc
 from registry.kicks import KickRequests
 
 DRAIN_POLL_S: Final = 0.05
@@ -87,7 +86,7 @@ class Service(RoleShell):
             if os.access(context.cluster.ticket_key_dir, os.R_OK):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         name = gateway_publisher(context.endpoint_id)
-        self._publishers = ConfirmedPublishers(name, self._vrooms, self._proof, lambda: context.view, context.framed)
+        self._publishers = ConfirmedPublishers(name, self._vrooms, lambda: context.view, context.framed)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
             Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN, performed=self._flush)
         )
@@ -115,7 +114,6 @@ class Service(RoleShell):
         self._enter_effects()
         for server in context.servers_of_clients:
             wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), server)
-        delivery_pb2_grpc.add_MailDeliveryServicer_to_server(self._mail, context.server)
         context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
@@ -231,7 +229,7 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
         nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
         if self._tickets is not None:
             self._tickets.set_proxies(node for node in view.of_role("proxy") if node.state is not NodeState.INIT)
         self._proxies_changed()
@@ -307,11 +305,6 @@ class Service(RoleShell):
     def _kick(self, request: str) -> None:
         if self._guard is not None:
             self._guard.kick(request)
-
-    def _proof(self) -> str:
-        """Proof for proxies that this is a gateway."""
-        keys = proof_keys(self._context.cluster)
-        return prove(keys[0], "gateway", self._context.endpoint_id, time.time()) if keys else ""
 
     def _look_at_digest_keys(self) -> None:
         if self._core is not None:

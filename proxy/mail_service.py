@@ -25,7 +25,6 @@ from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.ids import WORKERS
-from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
@@ -169,7 +168,6 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._streams: dict[int, WriterStream] = {}
         self._numbers = itertools.count(1)
         self._links: dict[ev.Store, StoreLink] = {}
-        self._channels = Channels()
         self._draining = False
         for server in context.servers_of_clients:
             mail_pb2_grpc.add_MailerServicer_to_server(self, server)
@@ -197,7 +195,6 @@ class MailService(mail_pb2_grpc.MailerServicer):
         for stream in self._streams.values():
             stream.end()
         await asyncio.gather(*(link.close() for link in self._links.values()), self.notices.stop())
-        await self._channels.close()
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
@@ -350,11 +347,10 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._links[effect.store] = StoreLink(
             effect.store,
             lambda: self._context.view,
-            self._channels,
+            self._context.framed,
             lambda: next(self._numbers),
             self.runner.step,
             self._context.crash,
-            self._context.framed,
         )
 
 

@@ -10,17 +10,15 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import NOTIFY
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.role import Runner, totals
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
-from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
-from pixiu.rpc.grpc_streams import GrpcCall
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from pixiu.wire.v1 import delivery_pb2
 from proxy import mail_events as ev
 from proxy.mail_notices import Notices
 
@@ -62,19 +60,15 @@ class _Stream:
         return self._task
 
     async def _run(self) -> None:
-        parse = delivery_pb2.NoticesTaken.FromString
+        call: FramedCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken]
+        call = self._owner.framed.call(self._node, NOTIFY, delivery_pb2.NoticesTaken.FromString)
         try:
             with contextlib.suppress(StreamEnded):  # it was not opened
-                async with framed_or_grpc(self._owner.framed, self._node, NOTIFY, parse, self._by_grpc) as call:
+                async with call:
                     # Unanswered notices are reported again at the end, by `broken`.
                     await Duplex(call, self._taken, self._outbox.give, work=self._outbox.work, over=self._over).run()
         finally:
             self._over()
-
-    def _by_grpc(self) -> GrpcCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken]:
-        return GrpcCall.over(
-            self._owner.channels, self._node.address, lambda channel: delivery_pb2_grpc.MailNoticesStub(channel).Notify()
-        )
 
     def _taken(self, reply: delivery_pb2.NoticesTaken) -> None:
         self._owner.taken(self.relay, reply)
@@ -91,7 +85,7 @@ class NoticeLinks:
         view: gives the newest view of the cluster.
         now: monotonic seconds.
         crash: called with an error that is a bug here.
-        framed: opens framed streams to relays that offer them; None: gRPC carries all.
+        framed: opens streams.
     """
 
     def __init__(
@@ -100,14 +94,13 @@ class NoticeLinks:
         view: Callable[[], View],
         now: Callable[[], float],
         crash: Callable[[BaseException], None],
-        framed: Framed | None = None,
+        framed: Framed,
     ) -> None:
         self._endpoint, self._view, self._crash, self.framed = endpoint, view, crash, framed
         self.core = Notices()
         self.runner: Runner[ev.NoticesEvent, ev.NoticesEffect] = Runner(self.core, now, tick=TICK, end_of_turn=END_OF_TURN)
         self.runner.effects.on(ev.SendNotices, self._send)
         self.runner.effects.on(ev.LeaveRelay, self._leave)
-        self.channels = Channels("relay")
         self._streams: dict[int, _Stream] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -131,7 +124,6 @@ class NoticeLinks:
         self.runner.stop()
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
         await asyncio.gather(*self._leaving, return_exceptions=True)
-        await self.channels.close()
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

@@ -21,7 +21,7 @@ from cluster.access.loans import Lent, Loan
 from cluster.rpc.framed import FramedHandler
 from cluster.runtime.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.runtime.turn import Turn
-from pixiu.errors import InvalidArgument, NotAllowed, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
@@ -43,7 +43,6 @@ CLUSTER_BYTES = 1_000
 """Bytes that `Cluster` counts in a login's quota, besides one message."""
 RENEW_S = 1.0
 """Least time between two answered renewals, seconds."""
-FRAMED_ONLY = "where there are login tickets, gateways publish by framed streams (docs/security.md)"
 FINISH_TIMEOUT_S = 10.0
 """Time for which a publisher that has ended its side is still answered, seconds."""
 
@@ -62,15 +61,8 @@ class PublisherHost(Protocol):
     """Senders for whom gateways have shown login tickets; None: their word counts."""
     turn: Turn
 
-    @property
-    def proofs(self) -> bool:
-        """True if gateways prove their role; otherwise they are known by their names."""
-
     def admit(self, publisher: PublisherStream) -> int:
         """Number a new publisher. Raises `Overloaded` or `Draining`."""
-
-    def named(self, stream: int, client: str) -> None:
-        """Note a publisher's name."""
 
     def begins(self, stream: int, count: int, position: int) -> None:
         """Note that a request with `count` records has come on a publisher's stream."""
@@ -86,9 +78,6 @@ class PublisherHost(Protocol):
 
     async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
-
-    def proven(self, context: Any) -> bool:
-        """True if the caller has proven that it is a gateway of this cluster."""
 
     def exempt(self, stream: int) -> None:
         """Note that a stream belongs to a gateway, which limits its clients' rates."""
@@ -213,19 +202,17 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """The gRPC service `pixiu.v1.Publisher`, on one of a proxy's ports."""
+    """The gRPC service `pixiu.v1.Publisher` for clients, and gateways' streams of messages."""
 
-    def __init__(self, host: PublisherHost, *, of_cluster: bool) -> None:
+    def __init__(self, host: PublisherHost) -> None:
         self._host = host
-        self._of_cluster = of_cluster
-        """True on the cluster's port: on that of clients nobody counts as a gateway by name."""
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
     ) -> wire_pb2.ClusterReply:
         """Answer with the addresses of the cluster's proxies and gateways."""
         try:
-            access = None if self._host.proven(context) else await self._host.enter(context, lambda _: None)
+            access = await self._host.enter(context, lambda _: None)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
         if access is not None:
@@ -240,30 +227,24 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """Serve one publisher's stream."""
-        handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
-        gateway = self._host.proven(context)
-        if gateway and self._host.senders is not None:
-            await handler.refuse(NotAllowed(FRAMED_ONLY))
-        await self._publish(handler, gateway, lambda end: self._host.enter(context, end))
+        await self._publish(GrpcHandler(context), lambda end: self._host.enter(context, end))
 
     async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
-        """Serve one gateway's stream, over frames: its hello has proved its role, if there are keys to prove it."""
-        await self._publish(handler, self._host.proofs, None, EndpointID(handler.endpoint))
+        """Serve one gateway's stream: its hello has proved its role, if there are keys to prove it."""
+        await self._publish(handler, None, EndpointID(handler.endpoint))
 
     async def _publish(
         self,
         handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest],
-        gateway: bool,
         enter: Enter | None,
         endpoint: EndpointID | None = None,
     ) -> None:
-        """`enter`: logs in a caller that is not proven to be a gateway; None: nobody has to log in. `endpoint`: of a gateway, as
-        it says."""
+        """`enter`: logs a client in; None: the caller is the gateway `endpoint`, as it says."""
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
         publisher.endpoint = endpoint
-        publisher.gateway = gateway
+        publisher.gateway = gateway = enter is None
         try:
-            publisher.access = None if gateway or enter is None else await enter(publisher.login_over)
+            publisher.access = None if enter is None else await enter(publisher.login_over)
             if publisher.access is not None:
                 publisher.lent = self._host.ids.of(publisher.access)
             number = self._host.admit(publisher)
@@ -336,8 +317,6 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         publisher.greeted = True
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        if self._of_cluster:
-            self._host.named(number, hello.client)
         reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
         if not publisher.gateway:
             reply.max_batch_bytes, reply.max_batch_records = MAX_BATCH_BYTES, MAX_BATCH_RECORDS

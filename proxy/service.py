@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from cluster.access.authorities import Authorities
-from cluster.access.doors import ProcessProofs, enter, guard_of, proof_keys
+from cluster.access.doors import enter, guard_of
 from cluster.access.guard import Guard, Session
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.rpc import methods
@@ -26,7 +26,7 @@ from cluster.runtime.histogram import SIZES, OneAtATime
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.tracing import tracer_of
-from pixiu.discovery.node import NodeState, gateway_publisher, run_of
+from pixiu.discovery.node import NodeState, run_of
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
@@ -80,8 +80,6 @@ class Service(RoleShell):
         self._context, self.turn = context, context.turn
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
-        self.proofs = bool(proof_keys(context.cluster))
-        self._process_proofs = ProcessProofs(context.cluster)
         options, cluster = context.options, context.cluster
         self._sampler = _sampler(cluster)
         self._traced_before = 0
@@ -108,8 +106,6 @@ class Service(RoleShell):
         self.lender = Lender(self._acquire_worker, self._held_until_ms, options.max_lent_workers, options.login_lent_workers)
         self.ids = MessageIDs(cluster, self.lender.saw)
         self._publishers: dict[int, PublisherStream] = {}
-        self._names: dict[int, str] = {}
-        """Stream → name that its publisher claims, until the registry shows that it is a gateway."""
         self._numbers = itertools.count(1)
         self._members: tuple[View, wire_pb2.ClusterReply] | None = None
         self._draining = False
@@ -123,12 +119,10 @@ class Service(RoleShell):
         self.mail = MailService(context, self.ids, self._guard)
         self.run(self.mail.runner)
         self.run(self.mail.notices.runner)
+        publishers = PublisherService(self)
+        context.streams.serve(methods.PUBLISH, wire_pb2.PublishRequest.FromString, publishers.publish_framed)
         for server in context.servers_of_clients:
-            of_cluster = server is context.server
-            publishers = PublisherService(self, of_cluster=of_cluster)
             wire_pb2_grpc.add_PublisherServicer_to_server(publishers, server)
-            if of_cluster:
-                context.streams.serve(methods.PUBLISH, wire_pb2.PublishRequest.FromString, publishers.publish_framed)
             wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
@@ -196,9 +190,8 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every broker and relay; route to those that are Running."""
         nodes = (*view.of_role("broker"), *view.of_role("relay"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
         self._replicas_changed()
-        self._exempt_gateways(view)
         self.mail.on_view(view)
 
     # What the links call.
@@ -251,20 +244,9 @@ class Service(RoleShell):
         self._records.step(ev.PublisherOpened(number))
         return number
 
-    def named(self, stream: int, client: str) -> None:
-        """Note a publisher's name. It identifies a gateway of the cluster, which limits its clients itself."""
-        if self.proofs:
-            return  # gateways have a proof, and a name is none
-        self._names[stream] = client
-        self._exempt_gateways(self._context.view)
-
     async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
         return await enter(self._guard, context, "", end)
-
-    def proven(self, context: Any) -> bool:
-        """True if the caller has proven, by a key of the cluster, that it is a gateway of this cluster."""
-        return self._process_proofs.is_process(context, "gateway")
 
     def exempt(self, stream: int) -> None:
         """Note that a stream belongs to a gateway, which limits its clients' rates."""
@@ -282,7 +264,6 @@ class Service(RoleShell):
     def left(self, stream: int) -> None:
         """Forget a publisher that is gone."""
         self._publishers.pop(stream, None)
-        self._names.pop(stream, None)
         if self._resolving.mark is not None and self._resolving.mark[0] == stream:
             self._resolving.drop()
         self._records.step(ev.PublisherClosed(stream))
@@ -325,12 +306,6 @@ class Service(RoleShell):
 
     def _held_until_ms(self, worker: int) -> int:
         return next((lease.until_ms for lease in self._leases.leases if lease.worker == worker), 0)
-
-    def _exempt_gateways(self, view: View) -> None:
-        gateways = {gateway_publisher(node.endpoint) for node in view.of_role("gateway")}
-        for stream in [stream for stream, name in self._names.items() if name in gateways]:
-            del self._names[stream]
-            self._records.step(ev.PublisherExempted(stream))
 
     def _replicas_changed(self) -> None:
         view = self._context.view

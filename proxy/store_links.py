@@ -11,7 +11,6 @@ from cluster.rpc.framed import Framed
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.errors import WrongPartition
-from pixiu.rpc.channels import Channels
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from proxy import mail_events as ev
@@ -23,30 +22,28 @@ class StoreLink:
     Args:
         store: the partition.
         view: gives the newest view of the cluster.
-        channels: gRPC channels by address.
+        framed: opens streams.
         numbers: gives a new number for each stream.
         take: called with each event.
         crash: called with an error that is a bug here: without its link a partition would get no mail, and nobody would know why.
-        framed: opens framed streams; None: gRPC carries all.
     """
 
     def __init__(
         self,
         store: ev.Store,
         view: Callable[[], View],
-        channels: Channels,
+        framed: Framed,
         numbers: Callable[[], int],
         take: Callable[[ev.Event], None],
         crash: Callable[[BaseException], None],
-        framed: Framed | None = None,
     ) -> None:
         self.store = store
         self._numbers = numbers
         self._take = take
         self._number = 0
         self._stream = LeaderStream(
-            store.role, store.partition, view, channels,
-            up=self._up, reply=self._replied, down=self._down, crash=crash, framed=framed,
+            store.role, store.partition, view, framed,
+            up=self._up, reply=self._replied, down=self._down, crash=crash,
         )  # fmt: skip
 
     def send(self, effect: ev.SendStore | ev.SendAppend) -> None:

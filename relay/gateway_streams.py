@@ -14,16 +14,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import DELIVER
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex, StreamEnded, ask
-from pixiu.rpc.grpc_streams import GrpcCall
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from pixiu.wire.v1 import delivery_pb2
 from relay.delivery.events import Chunk, DeviceLane
 from relay.mail_devices import Place
 
@@ -171,15 +169,10 @@ class _Stream:
 
     async def _serve(self, node: Node) -> bool:
         """Run one stream to its end. Returns True if it was ready."""
-
-        def by_grpc() -> GrpcCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]:
-            return GrpcCall.over(
-                self._streams.channels, node.address, lambda channel: delivery_pb2_grpc.MailDeliveryStub(channel).Deliver()
-            )
-
-        parse = delivery_pb2.DeliveryReply.FromString
+        call: FramedCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
+        call = self._streams.framed.call(node, DELIVER, delivery_pb2.DeliveryReply.FromString)
         try:
-            async with framed_or_grpc(self._streams.framed, node, DELIVER, parse, by_grpc) as call:
+            async with call:
                 reply = await ask(call, delivery_pb2.DeliveryBatch(relay=self._streams.endpoint), READY_S)
                 if not reply.ready:
                     return False
@@ -229,7 +222,7 @@ class GatewayStreams:
         max_bytes: limit of deliveries that wait for one gateway. Policy: its stream is broken, and unacknowledged mail is sent
             again.
         crash: called with an error that is a bug here.
-        framed: opens framed streams to gateways that offer them; None: gRPC carries all.
+        framed: opens streams.
     """
 
     def __init__(
@@ -239,10 +232,9 @@ class GatewayStreams:
         view: Callable[[], View],
         max_bytes: int,
         crash: Callable[[BaseException], None],
-        framed: Framed | None = None,
+        framed: Framed,
     ) -> None:
         self.owner, self.endpoint, self.view, self.framed = owner, endpoint, view, framed
-        self.channels = Channels("gateway")
         self.broken = 0
         """Streams that broke."""
         self._max_bytes, self._crash = max_bytes, crash
@@ -294,7 +286,6 @@ class GatewayStreams:
         """End all streams."""
         self.keep(())
         await asyncio.gather(*self._ending, return_exceptions=True)
-        await self.channels.close()
 
     def broke(self, gateway: int) -> None:
         """Report that a stream that delivered has broken."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-import grpc.aio
 
 from cluster.rpc.methods import NOTIFY
 from cluster.rpc.xiu_fetcher import Fetcher
@@ -24,8 +22,7 @@ from cluster.runtime.role import RoleShell, Runner, totals
 from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Served, StreamEnded
-from pixiu.rpc.grpc_streams import GrpcHandler
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, pi_pb2
+from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay import mail_events as ev
 from relay.core import Core
 from relay.delivery import events as dv
@@ -45,12 +42,11 @@ SAVE_S: Final = 3.0
 SAVE_POLL_S: Final = 0.02
 MALFORMED: Final = "a batch of notices has lists of the same length, at most 4096, and records of the sizes that it says"
 
-NoticeCall = grpc.aio.ServicerContext[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken]
 NoticeHandler = Served[delivery_pb2.NoticesTaken, delivery_pb2.NoticeBatch]
 
 
-class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
-    """Serves `pixiu.v1.MailNotices`, and runs one `relay.mail_core.MailCore`.
+class MailService(RoleShell):
+    """Serves proxies' streams of notices, and runs one `relay.mail_core.MailCore`.
 
     Args:
         context: of the process.
@@ -66,7 +62,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         limits = Limits(opening=options.mail_opening, fetching=options.mail_fetching)
         self.core = MailCore(self.devices, Deliveries(self.devices.owns, limits))
         self._channels = Channels()
-        self._pi = PiLinks(lambda: context.view, self._channels, context.crash, context.framed)
+        self._pi = PiLinks(lambda: context.view, context.crash, context.framed)
         self._fetcher = Fetcher(lambda: context.view, self._channels)
         max_bytes = options.mail_waiting_mb << 20
         self._gateways = GatewayStreams(
@@ -78,7 +74,6 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         self._enter_effects()
         self._peers = itertools.count(1)
         self._malformed = 0
-        delivery_pb2_grpc.add_MailNoticesServicer_to_server(self, context.server)
         context.streams.serve(NOTIFY, delivery_pb2.NoticeBatch.FromString, self.notify)
 
     def _enter_effects(self) -> None:
@@ -151,14 +146,8 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
 
     # --- proxies
 
-    async def Notify(  # type: ignore[override]  # the generated base has the synchronous signature as well
-        self, request_iterator: AsyncIterator[delivery_pb2.NoticeBatch], context: NoticeCall
-    ) -> None:
-        """Serve one proxy's stream."""
-        await self.notify(GrpcHandler(context))
-
     async def notify(self, handler: NoticeHandler) -> None:
-        """Serve one proxy's stream over any carrier: each batch is answered at once."""
+        """Serve one proxy's stream: each batch is answered at once."""
         peer = next(self._peers)
         try:
             while (batch := await handler.read()) is not None:

@@ -13,7 +13,6 @@ from cluster.rpc.framed import Framed
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.errors import NotLeader, WrongPartition
-from pixiu.rpc.channels import Channels
 from pixiu.wire.v1 import pi_pb2
 
 MAX_UNANSWERED: Final = 1000
@@ -34,16 +33,13 @@ class _Partition:
         self,
         number: int,
         view: Callable[[], View],
-        channels: Channels,
         crash: Callable[[BaseException], None],
-        framed: Framed | None,
+        framed: Framed,
     ) -> None:
         self._unanswered: dict[int, tuple[float, Answered]] = {}
         self._request = 0
         self._closed = False
-        self.stream = LeaderStream(
-            "pi", number, view, channels, up=self._up, reply=self._replied, down=self._down, crash=crash, framed=framed
-        )
+        self.stream = LeaderStream("pi", number, view, framed, up=self._up, reply=self._replied, down=self._down, crash=crash)
 
     def ask(self, operations: bytes, reads: Sequence[pi_pb2.PiRead], answered: Answered) -> None:
         if self._closed or not self.stream.open or len(self._unanswered) >= MAX_UNANSWERED:
@@ -85,19 +81,17 @@ class PiLinks:
 
     Args:
         view: returns the newest view of the cluster.
-        channels: gRPC channels by address.
         crash: called with an error that is a bug here.
-        framed: opens framed streams; None: gRPC carries all.
+        framed: opens streams.
     """
 
     def __init__(
         self,
         view: Callable[[], View],
-        channels: Channels,
         crash: Callable[[BaseException], None],
-        framed: Framed | None = None,
+        framed: Framed,
     ) -> None:
-        self._view, self._channels, self._crash, self._framed = view, channels, crash, framed
+        self._view, self._crash, self._framed = view, crash, framed
         self._partitions: list[_Partition] = []
         self._closing: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +113,7 @@ class PiLinks:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         while len(self._partitions) < count:
-            self._partitions.append(_Partition(len(self._partitions), self._view, self._channels, self._crash, self._framed))
+            self._partitions.append(_Partition(len(self._partitions), self._view, self._crash, self._framed))
         if self._timer is None and count:
             self._check()
 

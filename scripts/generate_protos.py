@@ -23,7 +23,7 @@ def main() -> int:
     result = subprocess.run(command, cwd=ROOT, check=False).returncode
     for package in (ROOT / "pixiu/wire", ROOT / "pixiu/wire/v1"):
         (package / "__init__.py").touch()
-    for name in ("control",):  # it has no service
+    for name in ("control", "delivery", "tickets"):  # they have no service
         for empty in (ROOT / "pixiu/wire/v1").glob(f"{name}_pb2_grpc.py*"):
             empty.unlink()
     return result

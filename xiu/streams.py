@@ -21,7 +21,6 @@ import grpc.aio
 from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Carrier, Duplex, Served
-from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
@@ -203,14 +202,8 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._partition = options.partition
         self._verifying = asyncio.Lock()
 
-    async def Store(  # type: ignore[override]  # the generated base has the synchronous signature as well
-        self, requests: AsyncIterator[xiu_pb2.StoreRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        """Serve one writer's stream."""
-        await self.store(GrpcHandler(context))
-
     async def store(self, handler: StoreHandler) -> None:
-        """Serve one writer's stream over any carrier."""
+        """Serve one writer's stream."""
         if self._shell.reading is None or self._shell.core is None:
             await handler.refuse(Unavailable(NOT_OPEN))
         stream = self._shell.streams.open(WINDOW_BYTES, handler, self)

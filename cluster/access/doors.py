@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import ssl
-import time
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote
@@ -20,10 +19,8 @@ from structlog.typing import FilteringBoundLogger
 
 from cluster.access.guard import Guard, Session
 from cluster.access.identity import Credentials
-from cluster.access.process_login import SCHEME, VALID_S, proven
 from cluster.runtime.audit import Audit
 from cluster.runtime.doors import ClientRoleOptions
-from cluster.runtime.followed_keys import ProofKeys, Purpose, keys_of
 from cluster.runtime.options import ClusterOptions
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
@@ -43,7 +40,7 @@ def guard_of(
         if cluster.ticket_key_dir:
             raise ConfigurationError("[cluster] ticket_key_dir: needs an access_file here, by which logins are checked")
         return None
-    if not proof_keys(cluster):
+    if not cluster.key_dir:
         raise ConfigurationError(
             f"access_file = {options.access_file}: needs [cluster] key_dir, with whose keys gateways prove their role"
         )
@@ -76,29 +73,8 @@ def brought(guard: Guard, context: Any, client: str) -> Credentials:
         return credentials_of(header_of(context), client, address, certificate_of(context))
 
 
-CALLS: Final = ("gateway", "proxy, calls")
-"""Keys with which gateways prove their role to proxies."""
 LOANS: Final = ("proxy", "proxy, loans")
 """Keys with which proxies prove to proxies that they lent a worker number."""
-
-
-def proof_keys(cluster: ClusterOptions, purpose: Purpose = CALLS) -> tuple[bytes, ...]:
-    """Keys of a purpose, the one that signs first; none without a key ring. Raises `ConfigurationError`."""
-    return keys_of(cluster.key_ring(), purpose)
-
-
-class ProcessProofs:
-    """Recognizes calls of the cluster's processes by their proofs."""
-
-    def __init__(self, cluster: ClusterOptions, now: Callable[[], float] = time.monotonic) -> None:
-        self._keys = ProofKeys(cluster.key_ring, CALLS, now)
-
-    def is_process(self, context: Any, role: str) -> bool:
-        """True if a call comes from a process with this role. False for every call while the keys cannot be read."""
-        header = header_of(context)
-        if not header.startswith(SCHEME):
-            return False
-        return any(proven(key, header, time.time()) == role for key in self._keys.newest())
 
 
 def header_of(context: Any) -> str:
@@ -130,10 +106,6 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
             raise NotAuthenticated("the authorization is malformed") from None
         if colon:
             return Credentials(user, password, client, address, certificate)
-    if scheme == SCHEME:
-        raise NotAuthenticated(
-            f"the process's proof is refused: its clock is more than {VALID_S:.0f} s off this one's, or it has other keys"
-        )
     raise NotAuthenticated("this port requires a login: send metadata `authorization: Bearer TOKEN`")
 
 

@@ -33,6 +33,8 @@ class Peer:
     role: str
     host: str
     port: int
+    stream_port: int = 0
+    """Port of framed streams; 0: none is known, so nothing too large for datagrams can be sent to it."""
 
 
 class Outcome(Enum):

@@ -24,21 +24,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import grpc.aio
-
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
 from cluster.links.key_ring import KeyRing
 from cluster.links.link import LinkCore
-from cluster.links.options import STREAM, LinkOptions
+from cluster.links.options import LinkOptions
 from cluster.links.refusals import no_warning
 from cluster.links.sender import Address
 from cluster.links.stats import LinkStats, PeerStats
-from cluster.links.stream import IncomingStream, LinkService, OutgoingStream
+from cluster.links.stream import IncomingStream, LinkStreams, OutgoingStream
+from cluster.rpc.framed import Framed, FramedCall
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.methods import LINK
 from pixiu.errors import ConfigurationError, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import Quality
 from pixiu.rpc.backoff import Backoff
-from pixiu.wire.v1.wire_pb2_grpc import add_LinkServicer_to_server
 
 DRAIN_DATAGRAMS: Final = 64
 """Datagrams received in one wake-up, so that a flood does not starve the rest of the loop."""
@@ -69,12 +69,13 @@ class Endpoint(Links):
         knows: Callable[[EndpointID], bool] = lambda _id: True,
         ring: KeyRing | None = None,
         role: str = "",
+        framed: Framed | None = None,
     ) -> None:
         """Create the links of a process.
 
         `on_warning(event, **fields)` logs. `knows`: returns True if a sender that is not a peer belongs to the cluster. `ring`:
         keys of datagrams, for a process of the role `role`; None: datagrams are not authenticated. `udp_address_of`: returns the
-        address of a peer for datagrams; None: the host and port that it has for streams.
+        address of a peer for datagrams; None: its host and port. `framed`: opens streams to peers; None: only they open some.
 
         Raises `ConfigurationError` and `InvalidArgument`.
         """
@@ -91,7 +92,7 @@ class Endpoint(Links):
             role=role,
         )
         self._on_warning = on_warning
-        self._udp_address_of = udp_address_of
+        self._udp_address_of, self._framed = udp_address_of, framed
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._buffer = bytearray(self._core.max_datagram_bytes + 1)
@@ -161,9 +162,9 @@ class Endpoint(Links):
         """Replace the keys that sign and check datagrams."""
         self._core.codec.set_ring(ring)
 
-    def attach(self, server: grpc.aio.Server) -> None:
-        """Add the `Link` service, the receiving side of streams, to a server that listens on the same port number."""
-        add_LinkServicer_to_server(LinkService(self), server)
+    def attach(self, door: FramedDoor) -> None:
+        """Serve the streams that peers open."""
+        door.serve(LINK, bytes, LinkStreams(self).serve)
 
     async def start(self) -> None:
         """Start receiving and heartbeating. Raises `NotConnected` before `bind`."""
@@ -227,9 +228,6 @@ class Endpoint(Links):
             self._close_stream(id_)
         if any(address is None for _, address in located.values()) and (self._resolver is None or self._resolver.done()):
             self._resolver = loop.create_task(self._resolve())
-        if self._options.transport == STREAM:
-            for id_ in self._peers:
-                self._open_stream(id_)
         self._schedule_flush()
 
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
@@ -553,15 +551,14 @@ class Endpoint(Links):
     def _open_stream(self, id_: EndpointID) -> None:
         stream = self._outgoing.get(id_)
         if stream is None:
-            peer = self._peers.get(id_)
-            address = (peer.host, peer.port) if peer is not None else self._core.address_of(id_)
-            if address is None:
+            peer, framed = self._peers.get(id_), self._framed
+            if peer is None or framed is None or not peer.stream_port:
                 return
-            host = f"[{address[0]}]" if ":" in address[0] else address[0]
-            target = f"{host}:{address[1]}"
-            stream = OutgoingStream(
-                id_, peer.role if peer is not None else "", target, self._on_answer, self._on_stream_state, self._core.stream_wanted
-            )
+
+            def opens() -> FramedCall[bytes, bytes]:
+                return framed.call(peer, LINK, bytes)
+
+            stream = OutgoingStream(id_, opens, self._on_answer, self._on_stream_state, self._core.stream_wanted)
             self._outgoing[id_] = stream
         stream.need()
 

@@ -34,7 +34,7 @@ from cluster.links.head import (
 )
 from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing
 from cluster.links.liveness import Event, Liveness
-from cluster.links.options import STREAM, LinkOptions
+from cluster.links.options import LinkOptions
 from cluster.links.outbox import INFINITY
 from cluster.links.peer_link import Link
 from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
@@ -221,11 +221,6 @@ class LinkCore:
         """The layout version in the last datagram of a peer; 0 before the first."""
         link = self._links.get(id_)
         return link.layout_version if link is not None else 0
-
-    def address_of(self, id_: EndpointID) -> Address | None:
-        """Address of a peer (or of a sender that was heard from)."""
-        link = self._links.get(id_)
-        return link.sender.address if link is not None else None
 
     def set_attachment(self, id_: EndpointID, attachment: bytes, now: float) -> None:
         """Set the attachment of heartbeats to a peer. Raises `InvalidArgument` above 512 bytes."""
@@ -665,12 +660,9 @@ class LinkCore:
             self._settled(link)
 
     def stream_wanted(self, id_: EndpointID) -> bool:
-        """True if a stream to this peer is still needed: the peer can be sent to and has data queued or in flight, or streams carry
-        everything."""
+        """True if a stream to this peer is still needed: the peer can be sent to and has data queued or in flight."""
         link = self._links.get(id_)
-        if link is None or link.liveness.state is PeerState.DEAD:
-            return False
-        return link.sender.busy or (self._options.transport == STREAM and link.peer is not None)
+        return link is not None and link.liveness.state is not PeerState.DEAD and link.sender.busy
 
     def _settled(self, link: Link) -> None:
         if link.sender.settled:

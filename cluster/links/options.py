@@ -8,8 +8,6 @@ from pixiu.errors import ConfigurationError
 from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES
 from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
-DATAGRAM = "datagram"
-STREAM = "stream"
 MIN_MTU_BYTES = 1200
 """An acknowledgement with all its missing ranges and a heartbeat with a full attachment fit into this."""
 MAX_MTU_BYTES = 65_000
@@ -47,9 +45,6 @@ class LinkOptions:
     max_queue_bytes: int = 16 << 20
     """Limit of what waits for one peer, for records and for control each; above it the oldest records are dropped."""
 
-    transport: str = DATAGRAM
-    """Carrier of records: "datagram", or "stream" (gRPC). Heartbeats are always datagrams."""
-
     max_record_bytes: int = MAX_RECORD_BYTES
     """The largest record or control message; above a datagram's size it goes by stream."""
 
@@ -76,5 +71,3 @@ class LinkOptions:
                 raise ConfigurationError(f"links.{key} = {value!r}: use a whole number from {least} to {most}")
         if self.dead_after <= self.suspect_after:
             raise ConfigurationError(f"links.dead_after = {self.dead_after}: use more than suspect_after ({self.suspect_after})")
-        if self.transport not in (DATAGRAM, STREAM):
-            raise ConfigurationError(f'links.transport = {self.transport!r}: use "{DATAGRAM}" or "{STREAM}"')

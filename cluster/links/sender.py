@@ -1,7 +1,7 @@
 """The sending half of a link to one peer: selects the carrier of each item, and controls the rate.
 
     records, control ──► outbox ──► datagrams (window, sequence) ──► UDP      alone, joined, or in up to 16 fragments
-                    └──► outbox ──► frames    (window, sequence) ──► gRPC stream        larger items
+                    └──► outbox ──► frames    (window, sequence) ──► framed stream      larger items
 
 A larger item takes its *order* with it (records of the same key; all control messages): other items of that order go by stream too,
 so that they stay in order. Everything else continues by datagrams, and waits for nothing.
@@ -27,7 +27,7 @@ from cluster.links.head import (
     Codec,
     join_control,
 )
-from cluster.links.options import STREAM, LinkOptions
+from cluster.links.options import LinkOptions
 from cluster.links.outbox import INFINITY, Outbox, Run, Settlement, close
 from cluster.links.stats import Counts
 from cluster.links.switch import Switch, order_of
@@ -91,7 +91,6 @@ class Sender:
     __slots__ = (
         "_around",
         "_boxes",
-        "_by_stream",
         "_codec",
         "_count_drop",
         "_counts",
@@ -151,7 +150,6 @@ class Sender:
         self._stream_since = 0.0
         self._stream_missed = False
         """True if the stream was waited for in vain and has not been connected since."""
-        self._by_stream = options.transport == STREAM
 
     def locate(self, address: Address | None) -> None:
         """Set the address of the peer, which determines the size of its datagrams."""
@@ -192,15 +190,12 @@ class Sender:
             return
         settlement = Settlement(token, urgent) if token else None
         box, streamed, switch = self._boxes[kind], self._streamed[kind], self._switches[kind]
-        if self._by_stream and kind == KIND_RECORDS:
-            streamed.put(Run(items, size, settlement, now), lane)
+        if switch.orders and not streamed.bytes and not self.stream.in_flight(kind):
+            switch.leave(now)
+        if largest <= self._payload and not switch.orders:
+            box.put(Run(items, size, settlement, now), lane)
         else:
-            if switch.orders and not streamed.bytes and not self.stream.in_flight(kind):
-                switch.leave(now)
-            if largest <= self._payload and not switch.orders:
-                box.put(Run(items, size, settlement, now), lane)
-            else:
-                self._sort(kind, items, lane, settlement, now)
+            self._sort(kind, items, lane, settlement, now)
         if box.bytes + streamed.bytes > self._max_bytes:
             first, second = (box, streamed) if box.oldest() <= streamed.oldest() else (streamed, box)
             dropped = first.overflow(self._max_bytes - second.bytes)
@@ -351,7 +346,7 @@ class Sender:
     def _drop_late_streamed(self, kind: int, box: Outbox, now: float) -> None:
         while box.bytes and now >= self._drop_streamed_at(kind, box):
             self._drop(Drop.PUSH_BACK, box.drop_older(box.oldest()))
-            if not self.stream_up and not (self._by_stream and kind == KIND_RECORDS):
+            if not self.stream_up:
                 # Small items shall not wait any longer for a stream that does not come up.
                 self._stream_missed = True
                 self._drop(Drop.PUSH_BACK, box.clear())

@@ -1,4 +1,4 @@
-"""The stream carrier: the same frames as on UDP, larger, over the bidirectional gRPC call `Link.Exchange`.
+"""The stream carrier of links: the same frames as on UDP, larger.
 
     this process ── frames with records or control ──►  peer      the stream that this process opened
     this process ◄── acknowledgements of them ────────  peer      its other direction
@@ -12,28 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
-import grpc
-import grpc.aio
-
+from cluster.rpc.framed import FramedCall, FramedHandler
+from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
-from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
-from pixiu.wire.v1.wire_pb2 import LinkFrame
-from pixiu.wire.v1.wire_pb2_grpc import LinkServicer, LinkStub
 
 CONNECT_WAIT_S: Final = 5.0
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 2.0
-MAX_INCOMING: Final = 4096
-"""Streams that other processes may have open to this one."""
 MAX_SILENT: Final = 1024
-"""Open streams without a good frame so far. Policy: the oldest is closed for a new one. A peer that sends all records by stream
-opens it before it has any, and must not be cut off for that."""
+"""Open streams without a good frame so far. Policy: the oldest is closed for a new one."""
 MAX_FRAMES: Final = 1 << 20
 """Frames that may wait on one stream; the link's window keeps them far below. Policy: a further one is lost, and sent again."""
 
@@ -44,24 +36,22 @@ class OutgoingStream:
     def __init__(
         self,
         peer: EndpointID,
-        role: str,
-        target: str,
+        opens: Callable[[], FramedCall[bytes, bytes]],
         on_frame: Callable[[EndpointID, bytes], None],
         on_state: Callable[[EndpointID, bool], None],
         wanted: Callable[[EndpointID], bool],
     ) -> None:
         """Create the stream; it connects when needed.
 
-        `role` is the peer's, `target` "host:port". `on_frame` gets the peer's answers, `on_state` True when the stream is connected
-        and False when it breaks."""
-        self._peer = peer
-        self._role, self._target = role, target
+        `opens` makes the call. `on_frame` gets the peer's answers, `on_state` True when the stream is connected and False when it
+        breaks."""
+        self._peer, self._opens = peer, opens
         self._on_frame = on_frame
         self._on_state = on_state
         self._wanted = wanted
         self._need = asyncio.Event()
-        self._frames = Outbox[LinkFrame](MAX_FRAMES)
-        self._call: GrpcCall[LinkFrame, LinkFrame] | None = None
+        self._frames = Outbox[bytes](MAX_FRAMES)
+        self._call: FramedCall[bytes, bytes] | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def need(self) -> None:
@@ -70,7 +60,7 @@ class OutgoingStream:
 
     def send(self, frame: bytes) -> None:
         """Queue a frame on the stream that `on_state` reported."""
-        self._frames.put(LinkFrame(datagram=frame))
+        self._frames.put(frame)
 
     def reset(self) -> None:
         """Break the stream: data that it still holds must not arrive late."""
@@ -95,10 +85,7 @@ class OutgoingStream:
 
     async def _connection(self) -> bool:
         """Run one connection from beginning to end. Returns True if it was established."""
-        call: GrpcCall[LinkFrame, LinkFrame] = GrpcCall.to(
-            self._target, self._role, PEER_CHANNEL, lambda channel: LinkStub(channel).Exchange()
-        )
-        async with call:
+        async with self._opens() as call:
             try:
                 await call.opened(CONNECT_WAIT_S)
             except StreamEnded:
@@ -109,8 +96,8 @@ class OutgoingStream:
             await Duplex(call, self._take, self._frames.give, work=self._frames.work, over=self._down).run()
             return True
 
-    def _take(self, frame: LinkFrame) -> None:
-        self._on_frame(self._peer, frame.datagram)
+    def _take(self, frame: bytes) -> None:
+        self._on_frame(self._peer, frame)
 
     def _down(self) -> None:
         self._call = None
@@ -120,9 +107,7 @@ class OutgoingStream:
 class IncomingStream:
     """A stream that a peer opened to this process."""
 
-    def __init__(
-        self, handler: GrpcHandler[LinkFrame, LinkFrame], host: StreamHost, heard: Callable[[IncomingStream], None]
-    ) -> None:
+    def __init__(self, handler: FramedHandler[bytes, bytes], host: StreamHost, heard: Callable[[IncomingStream], None]) -> None:
         """`heard` is called with each good frame."""
         self.source: EndpointID | None = None
         """Sender on this stream, known from its first good frame."""
@@ -130,12 +115,12 @@ class IncomingStream:
         self.refused = False
         """True if it sent data that is not for this process."""
         self._host, self._heard = host, heard
-        self._reply: LinkFrame | None = None
+        self._reply: bytes | None = None
         self._stream = Duplex(handler, self._take, self._give, over=self._over)
 
     def send(self, frame: bytes) -> None:
         """Send an acknowledgement. One that still waits is replaced, because the newer one contains everything in it."""
-        self._reply = LinkFrame(datagram=frame)
+        self._reply = frame
         self._stream.wake()
 
     def cancel(self) -> None:
@@ -146,14 +131,14 @@ class IncomingStream:
         """Run the stream until it ends."""
         await self._stream.run()
 
-    def _take(self, frame: LinkFrame) -> None:
-        if not self._host.stream_frame(frame.datagram, self):
+    def _take(self, frame: bytes) -> None:
+        if not self._host.stream_frame(frame, self):
             self.refused = True
             self._stream.end("not a frame for this process")
         elif self.source is not None:
             self._heard(self)
 
-    def _give(self) -> LinkFrame | None:
+    def _give(self) -> bytes | None:
         reply, self._reply = self._reply, None
         return reply
 
@@ -171,23 +156,16 @@ class StreamHost(Protocol):
         """Handle the end of the stream; called once."""
 
 
-class LinkService(LinkServicer):
-    """The server side of `Link.Exchange`."""
+class LinkStreams:
+    """Serves the streams that peers open."""
 
     def __init__(self, host: StreamHost) -> None:
         self._host = host
-        self._open = 0
         self._silent: dict[IncomingStream, None] = {}
         """Streams without a good frame so far, oldest first."""
 
-    async def Exchange(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[LinkFrame], context: grpc.aio.ServicerContext[LinkFrame, LinkFrame]
-    ) -> None:
+    async def serve(self, handler: FramedHandler[bytes, bytes]) -> None:
         """Serve one stream of one peer."""
-        if self._open >= MAX_INCOMING:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"this process has {MAX_INCOMING} streams open")
-        self._open += 1
-        handler: GrpcHandler[LinkFrame, LinkFrame] = GrpcHandler(context)
         stream = IncomingStream(handler, self._host, self._spoke)
         if len(self._silent) >= MAX_SILENT:
             oldest = next(iter(self._silent))
@@ -195,13 +173,11 @@ class LinkService(LinkServicer):
             oldest.cancel()
         self._silent[stream] = None
         try:
-            await handler.opened()
             await stream.run()
         finally:
-            self._open -= 1
             self._spoke(stream)
         if stream.refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not a frame for this process")
+            await handler.refuse(MalformedData("not a frame for this process"))
 
     def _spoke(self, stream: IncomingStream) -> None:
         self._silent.pop(stream, None)

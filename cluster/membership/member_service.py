@@ -201,5 +201,6 @@ def introduction(node: Node) -> bytes:
         endpoint=node.endpoint,
         host=node.host,
         port=node.port,
+        stream_port=node.stream_port,
     )
     return control_pb2.Control(gateway_messages=control_pb2.GatewayMessages(gateways=[address])).SerializeToString()

@@ -114,7 +114,7 @@ class ReplicaService(MemberService):
         """Set the peers to heartbeat and send to: the other replicas, subscribers, and gateways."""
         me = self._context.endpoint_id
         nodes = [node for role in self._roles for node in view.of_role(role) if node.endpoint != me]
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
         own = [node for node in nodes if node.role == self._role]
         replicas = tuple(ev.Replica(node.endpoint, node.partition, node.state is NodeState.RUNNING) for node in own)
         brokers = ev.NO_OTHER

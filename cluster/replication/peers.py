@@ -28,15 +28,14 @@ from cluster.replication.model import MemberID
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.registry import LiveReplica
 from cluster.replication.wire import decode_message
-from cluster.rpc.framed import Framed, FramedHandler, framed_or_grpc
+from cluster.rpc.framed import Framed, FramedCall, FramedHandler
 from cluster.rpc.methods import REPLICATE
 from cluster.runtime.context import Context
 from pixiu.errors import ConfigurationError, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.duplex import Duplex, Outbox, Served, StreamEnded
-from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
+from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import replication_pb2 as pb
@@ -86,10 +85,10 @@ def new_outbox() -> Messages:
 class _Outgoing:
     """The stream that this replica opens to a peer when there is something to send; opened again with backoff."""
 
-    def __init__(self, peer: LiveReplica, metadata: tuple[tuple[str, str], ...], on_data: Received, framed: Framed | None) -> None:
+    def __init__(self, peer: LiveReplica, about: str, on_data: Received, framed: Framed) -> None:
         self._peer, self._framed = peer, framed
         self.outbox = new_outbox()
-        self._metadata, self._on_data = metadata, on_data
+        self._about, self._on_data = about, on_data
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -107,22 +106,14 @@ class _Outgoing:
 
     async def _connection(self) -> bool:
         """Run one connection from beginning to end. Returns whether it was established."""
-        about = " ".join(f"{key}={value}" for key, value in self._metadata)
+        call: FramedCall[bytes, bytes] = self._framed.call(self._peer.node, REPLICATE, bytes, self._about)
         try:
-            async with framed_or_grpc(self._framed, self._peer.node, REPLICATE, bytes, self._by_grpc, about) as call:
+            async with call:
                 await call.opened(CONNECT_WAIT_S)
                 await Duplex(call, self._take, self.outbox.give, work=self.outbox.work).run()
         except StreamEnded:
             return False
         return True
-
-    def _by_grpc(self) -> GrpcCall[bytes, bytes]:
-        return GrpcCall.to(
-            self._peer.address,
-            dict(self._metadata)["pixiu-role"],
-            CHANNEL_OPTIONS,
-            lambda channel: channel.stream_stream(REPLICATE)(metadata=self._metadata),
-        )
 
     def _take(self, data: bytes) -> None:
         self._on_data(self._peer.presence.member, data, self.outbox)
@@ -169,17 +160,16 @@ class Peers:
         }
 
     def serve(self, receive_snapshot: SnapshotCall, held: HeldCall, promote: OperatorCall, set_clock: OperatorCall) -> None:
-        """Add the service to the process's server."""
+        """Add the service to the process's server, and the peers' streams to its listener of these."""
         self._receive_snapshot, self._held = receive_snapshot, held
         handlers: dict[str, Any] = {
-            "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Snapshot": grpc.stream_unary_rpc_method_handler(self._snapshot),
             "ResumeSnapshot": grpc.unary_unary_rpc_method_handler(self._resume_snapshot),
             "Promote": grpc.unary_unary_rpc_method_handler(self._by_operator(promote)),
             "SetClock": grpc.unary_unary_rpc_method_handler(self._by_operator(set_clock)),
         }
         self._context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self._context.streams.serve(REPLICATE, bytes, self._exchange_framed)
+        self._context.streams.serve(REPLICATE, bytes, self._exchange)
 
     def set_live(self, live: dict[MemberID, LiveReplica]) -> None:
         """Set the addresses of the live replicas; streams to a new incarnation are opened anew."""
@@ -204,7 +194,7 @@ class Peers:
             stream = self._outgoing.get(to)
             peer = self._live.get(to)
             if stream is None and peer is not None:
-                stream = self._outgoing[to] = _Outgoing(peer, self.metadata(to), self._take, self._context.framed)
+                stream = self._outgoing[to] = _Outgoing(peer, self.about(to), self._take, self._context.framed)
             outbox = stream.outbox if stream is not None else None
         if outbox is not None and outbox.put(data, len(data)):
             self.counts["messages_sent_total"] += 1
@@ -219,6 +209,10 @@ class Peers:
             ("pixiu-from", hex_id(self._own())),
             ("pixiu-to", hex_id(to)),
         )
+
+    def about(self, to: MemberID) -> str:
+        """The same, for the hello of a stream."""
+        return " ".join(f"{key}={value}" for key, value in self.metadata(to))
 
     def _address(self, to: MemberID) -> str:
         peer = self._live.get(to)
@@ -316,15 +310,9 @@ class Peers:
             raise ConfigurationError(problem)
         return member
 
-    async def _exchange(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await self._serve(await self._caller(context), GrpcHandler(context))
-
-    async def _exchange_framed(self, handler: FramedHandler[bytes, bytes]) -> None:
-        said = dict(word.partition("=")[::2] for word in handler.about.split())
-        await self._serve(self._member(said), handler)
-
-    async def _serve(self, member: MemberID, handler: Served[bytes, bytes]) -> None:
-        """Serve a peer's stream over any carrier."""
+    async def _exchange(self, handler: FramedHandler[bytes, bytes]) -> None:
+        """Serve a peer's stream."""
+        member = self._member(dict(word.partition("=")[::2] for word in handler.about.split()))
         if self._closed:
             await handler.refuse(Unavailable("this replica is draining"))
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:

@@ -13,9 +13,9 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Self
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self
 
 from google.protobuf.message import DecodeError, Message
 
@@ -31,12 +31,11 @@ from cluster.rpc.frames import (
     read_refusal,
     refusal_payload,
 )
-from pixiu.discovery.node import Node
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Overloaded, PixiuError
 from pixiu.rpc import tls
 from pixiu.rpc.channels import REFUSED
-from pixiu.rpc.duplex import Carrier, In, Out, StreamEnded
-from pixiu.rpc.grpc_streams import GARBAGE, GrpcCall
+from pixiu.rpc.duplex import In, Out, StreamEnded
+from pixiu.rpc.grpc_streams import GARBAGE
 from pixiu.rpc.status import GRPC_STATUS
 
 OPEN_S: Final = 3.0
@@ -291,8 +290,6 @@ class FramedCall(Generic[Out, In]):
         self._hello, self._key, self._parse, self._max_bytes = hello, key, parse, max_bytes
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
-        self.reached = False
-        """True if a connection was established."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -361,6 +358,8 @@ class FramedCall(Generic[Out, In]):
             raise StreamEnded("the call was cancelled") from None
 
     async def _connect(self) -> Connection:
+        if not self._port:
+            raise StreamEnded(f"the {self._role} at {self._host} has no stream_port in the registry")
         own = tls.own()
         try:
             async with asyncio.timeout(OPEN_S):
@@ -369,7 +368,6 @@ class FramedCall(Generic[Out, In]):
                     ssl=own.client_context() if own is not None else None,
                     server_hostname=tls.host_name(self._role) if own is not None else None,
                 )  # fmt: skip
-                self.reached = True
                 await self._introduce(connection)
         except TimeoutError:
             raise StreamEnded("no connection in time") from None
@@ -470,8 +468,21 @@ def packed(message: object) -> bytes:
     return message.SerializeToString() if isinstance(message, Message) else message  # type: ignore[return-value]
 
 
+class Reachable(Protocol):
+    """A process that serves framed streams: a node of the registry, or a link's peer."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def stream_port(self) -> int: ...
+
+
 class Framed:
-    """Opens framed streams to the processes that offer them.
+    """Opens framed streams to other processes.
 
     Args:
         role, endpoint: of this process.
@@ -482,42 +493,7 @@ class Framed:
     def __init__(self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int) -> None:
         self._role, self._endpoint, self._key, self._max_bytes = role, endpoint, key, max_bytes
 
-    def call(self, node: Node, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
-        """Make a stream of a method (`cluster.rpc.methods`) to a process with a `stream_port`. about: see `Hello`."""
+    def call(self, node: Reachable, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
+        """Make a stream of a method (`cluster.rpc.methods`) to a process. about: see `Hello`."""
         hello = Hello(method, self._role, self._endpoint, about)
         return FramedCall(node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes)
-
-
-@contextlib.asynccontextmanager
-async def framed_or_grpc(
-    framed: Framed | None,
-    node: Node | None,
-    method: str,
-    parse: Callable[[bytes], In],
-    by_grpc: Callable[[], GrpcCall[Out, In]],
-    about: str = "",
-) -> AsyncIterator[Carrier[Out, In]]:
-    """Open a stream of a method to a process: framed if the process offers that, its port is reached and it accepts the hello,
-    otherwise over gRPC.
-
-    Args:
-        framed: opens framed streams; None: gRPC carries all.
-        node: the process; None: it is no longer in the registry.
-        by_grpc: makes the gRPC call.
-        about: the framed stream's hello text for the method.
-
-    Raises `StreamEnded` if the connection breaks before the hello is answered.
-    """
-    if framed is not None and node is not None and node.stream_port:
-        async with framed.call(node, method, parse, about) as call:
-            try:
-                await call.opened(2 * OPEN_S)  # it gives up by itself before that
-            except StreamEnded as ended:
-                # A process that refuses the hello may be of a release that does not serve this method so.
-                if call.reached and not ended.refused:
-                    raise
-            else:
-                yield call
-                return
-    async with by_grpc() as carrier:
-        yield carrier

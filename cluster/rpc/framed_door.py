@@ -54,7 +54,7 @@ def anybody(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
 
 
 class FramedDoor:
-    """Listens on a port if any method is served.
+    """Listens on a port.
 
     Args:
         admits: see `Admits`.
@@ -86,11 +86,6 @@ class FramedDoor:
     def serve(self, method: str, parse: Callable[[bytes], Any], serve: Serve) -> None:
         """Serve streams of a method (`/pixiu.v1.Xiu/Store`): each gets a `FramedHandler`, and ends when `serve` returns."""
         self._methods[method] = _Method(parse, serve)
-
-    @property
-    def wanted(self) -> bool:
-        """True if any method is served."""
-        return bool(self._methods)
 
     async def bind(self, host: str, port: int, *, fallback: bool, reuse: bool = False) -> int:
         """Bind the port, or with `fallback` any other one if it is taken; returns it. Raises ConfigurationError.

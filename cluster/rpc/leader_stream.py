@@ -14,15 +14,13 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from cluster.rpc.framed import Framed, framed_or_grpc
+from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import EXCHANGE, STORE
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.channels import Channels
-from pixiu.rpc.duplex import Carrier, Duplex, Outbox, StreamEnded, ask
-from pixiu.rpc.grpc_streams import GrpcCall
-from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
+from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded, ask
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
 
 ASK_TIMEOUT_S: Final = 3.0
 """Time-out of the answer to the empty request, seconds."""
@@ -47,12 +45,11 @@ class LeaderStream:
         role: "pi" or "xiu".
         partition: the partition of that role.
         view: gives the newest view of the cluster.
-        channels: gRPC channels by address.
+        framed: opens streams.
         up: called with the leader's epoch when a stream is open.
         reply: called with each reply.
         down: called with the reason when the stream is gone, or could not be opened.
         crash: called with an error that is a bug here, because otherwise nobody would know why a partition does nothing.
-        framed: opens framed streams to replicas that offer them; None: gRPC carries all.
     """
 
     def __init__(
@@ -60,17 +57,15 @@ class LeaderStream:
         role: str,
         partition: int,
         view: Callable[[], View],
-        channels: Channels,
+        framed: Framed,
         *,
         up: Callable[[int], None],
         reply: Callable[[Reply], None],
         down: Callable[[str], None],
         crash: Callable[[BaseException], None],
-        framed: Framed | None = None,
     ) -> None:
         self.role, self.partition = role, partition
-        self._framed = framed
-        self._view, self._channels = view, channels
+        self._view, self._framed = view, framed
         self._up, self._reply, self._down, self._crash = up, reply, down, crash
         self.open = False
         self._outbox = Outbox[Request](MAX_WAITING)
@@ -109,10 +104,9 @@ class LeaderStream:
             self._crash(error)
 
     async def _run(self) -> None:
-        backoff, hint = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random), ""
+        backoff, hint, named = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random), "", False
         while True:
-            address = hint or self._candidate()
-            reason: str = f"no {self.role} of it is running; `pixiu status` shows which are missing"
+            address, reason = hint or self._candidate(), f"no {self.role} of it is running; `pixiu status` shows which are missing"
             hint, served = "", False
             if address:
                 try:
@@ -122,11 +116,14 @@ class LeaderStream:
                 reason = f"{address}: {reason}"
             self.open = False
             self._down(reason)
+            # A leader that a replica names is asked at once. If it names another one there is a pause, as after any failure: two
+            # replicas that name each other would be asked without end.
+            named = bool(hint) and not named
             if self._again:
                 hint, self._again = address, False
             if served:
                 backoff.reset()
-            elif not hint or backoff.failures:
+            elif not named:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next_s() if address else NOBODY_S):
                         await self._hurry.wait()
@@ -142,13 +139,14 @@ class LeaderStream:
     async def _serve(self, address: str) -> tuple[str, str, bool]:
         """Run one stream to its end. Returns the leader's address if this replica named one, the reason of the end, and True if the
         replica led."""
-        nodes = self._view().replicas(self.role, self.partition, STATES)
-        node = next((node for node in nodes if node.address == address), None)
-        method = EXCHANGE if self.role == "pi" else STORE
-        async with framed_or_grpc(self._framed, node, method, PARSE[self.role], lambda: self._grpc_call(address)) as call:
+        node = next((node for node in self._view().of_role(self.role) if node.address == address), None)
+        if node is None:
+            raise StreamEnded("the registry does not have it")
+        call: FramedCall[Request, Reply] = self._framed.call(node, EXCHANGE if self.role == "pi" else STORE, PARSE[self.role])
+        async with call:
             return await self._serve_over(call)
 
-    async def _serve_over(self, call: Carrier[Request, Reply]) -> tuple[str, str, bool]:
+    async def _serve_over(self, call: FramedCall[Request, Reply]) -> tuple[str, str, bool]:
         empty: Request = pi_pb2.PiRequest() if self.role == "pi" else xiu_pb2.StoreRequest()
         reply: Reply = await ask(call, empty, ASK_TIMEOUT_S)
         if not reply.epoch:
@@ -159,11 +157,6 @@ class LeaderStream:
         self._up(reply.epoch)
         end = await self._stream.run()
         return "", end.text, True
-
-    def _grpc_call(self, address: str) -> GrpcCall[Request, Reply]:
-        if self.role == "pi":
-            return GrpcCall.over(self._channels, address, lambda channel: pi_pb2_grpc.PiStub(channel).Exchange(), "pi")
-        return GrpcCall.over(self._channels, address, lambda channel: xiu_pb2_grpc.XiuStub(channel).Store(), "xiu")
 
     def _take(self, reply: Reply) -> None:
         if self.open:

@@ -1,4 +1,4 @@
-"""Streams that frames may carry, by the names of their methods. Pure.
+"""Streams between processes, by the names of their methods. Pure.
 
 Callers that may open each: `cluster.runtime.guard.METHODS`.
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+LINK: Final = "/pixiu.v1.Link/Exchange"
 PUBLISH: Final = "/pixiu.v1.Publisher/Publish"
 TICKETS: Final = "/pixiu.v1.Tickets/Exchange"
 STORE: Final = "/pixiu.v1.Xiu/Store"

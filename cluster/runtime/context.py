@@ -89,6 +89,8 @@ class Context(Generic[OptionsT_co]):
     links: Links
     server: grpc.aio.Server
     """The cluster's gRPC server."""
+    framed: Framed
+    """Opens streams to other processes."""
     membership: Membership
     zookeeper: ZooKeeper
     root: str
@@ -116,9 +118,7 @@ class Context(Generic[OptionsT_co]):
     client_server: grpc.aio.Server | None = None
     """The clients' gRPC server, of a role that has `ClientDoorOptions`."""
     streams: FramedDoor = field(default_factory=FramedDoor)
-    """Listener of framed streams, in addition to those of gRPC."""
-    framed: Framed | None = None
-    """Opens framed streams to processes that offer them; None: gRPC carries all."""
+    """Listener of the streams that other processes open."""
     client_tls: DoorTls | None = None
     """TLS of the clients' listeners; None: they do not use TLS."""
     client_called: Callable[[str], None] = lambda _peer: None

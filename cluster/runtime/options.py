@@ -95,11 +95,6 @@ class ClusterOptions(Options):
     """Bytes of the largest datagram between processes of one machine."""
     push_back_ms: int = bounded(200, 1, 60_000)
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
-    transport: str = choice("datagram", "datagram", "stream")
-    """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
-    streams: str = choice("framed", "framed", "grpc")
-    """What carries streams between processes (mail, QoS 1, replication): frames over TCP at a port of their own (stream_port)
-    towards processes that use them too, or gRPC alone."""
     fanout: str = choice("gateway", "gateway", "relay")
     """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
     login_policy: str = choice("all", "all", "newest", "newest_of_class")
@@ -157,8 +152,6 @@ class ClusterOptions(Options):
             yield "topic_rooms", f"empty, or rules such as devices=2: {error}"
         if self.ticket_key_dir and (not self.key_dir or Path(self.key_dir) == Path(self.ticket_key_dir)):
             yield "ticket_key_dir", "given with a key_dir, which must be another folder, because gateways have its keys"
-        if self.ticket_key_dir and self.streams != "framed":
-            yield "ticket_key_dir", 'empty, or given with streams = "framed", by which gateways ask for tickets'
         if "router_root" not in wrong and self.router_root:
             try:
                 check_root(self.router_root)
@@ -213,7 +206,7 @@ class RoleOptions(Options):
     advertised_host: str = ""
     """Address announced to other processes. Empty: host."""
     port: int = bounded(0, 0, 65_535)
-    """Port of the cluster: gRPC between processes (TCP) and links (UDP). 0: any that is free for both."""
+    """Port of the cluster: gRPC calls (TCP) and datagrams of links (UDP). 0: any that is free for both."""
     advertised_udp_host: str = ""
     """Address announced for the datagrams of links, where it differs from the one for gRPC: behind an address translator or in a
     container. Empty: advertised_host."""
@@ -222,8 +215,8 @@ class RoleOptions(Options):
     http_port: int = bounded(0, 0, 65_535)
     """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
     stream_port: int = bounded(0, 0, 65_535)
-    """Port of framed streams, of a role that serves some where [cluster] streams is framed. 0: port + 3, or any where that one
-    is taken."""
+    """Port of framed streams, by which processes send each other what is no datagram and no single call. 0: port + 3, or any
+    where that one is taken."""
     cluster_insecure: bool = False
     """Whether callers from other machines may use the cluster's port without proving a role, where there is no tls_dir."""
     reflection: bool = False
@@ -375,7 +368,6 @@ def link_options(cluster: ClusterOptions, options: RoleOptions) -> LinkOptions:
         suspect_after=cluster.suspect_after,
         dead_after=cluster.dead_after,
         max_queue_bytes=options.link_queue_bytes,
-        transport=cluster.transport,
         max_record_bytes=cluster.max_record_bytes + ADDRESSED_OVERHEAD,
     )
 

@@ -60,7 +60,7 @@ from cluster.runtime.pacing import new_loop, pacer_of
 from cluster.runtime.received_batches import ReceivedBatches
 from cluster.runtime.request_limits import ParseInTurn
 from cluster.runtime.server import Server, bind_both, bind_clients
-from cluster.runtime.streams import FRAMED, framed_calls, framed_door
+from cluster.runtime.streams import framed_calls, framed_door
 from cluster.runtime.turn import Turn
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery import login as logins
@@ -136,6 +136,7 @@ class Process(Generic[OptionsT]):
                 self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
             )
         self._streams = framed_door(role, cluster, self._tls, self._guard, lambda: self._ring, self._stream_failed)
+        self._framed = framed_calls(role, self._endpoint_id, cluster)
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
         self._handler = Handler(received.note, self._refuses)
@@ -325,6 +326,7 @@ class Process(Generic[OptionsT]):
                 knows=self._knows,
                 ring=self._ring,
                 role=self._role,
+                framed=self._framed,
             )
 
         self._endpoint, port = await bind_both(options, self._server, new_endpoint)
@@ -333,7 +335,7 @@ class Process(Generic[OptionsT]):
             self._closers.append(("keys", lambda: _cancelled(follows)))
         self._closers.append(("links", self._endpoint.close))
         self._closers.append(("grpc", lambda: self._server.grpc.stop(1.0)))
-        self._endpoint.attach(self._server.grpc)
+        self._endpoint.attach(self._streams)
         self._closers.append(("http", self._http.close))
         # If the given port is the last one, validate() has required http_port.
         wanted = options.http_port or min(port + 1, 65_535)
@@ -355,14 +357,11 @@ class Process(Generic[OptionsT]):
         return port, http_port
 
     async def _bind_streams(self, port: int) -> None:
-        if self._cluster.streams == FRAMED and self._streams.wanted:
-            options = self._options
-            wanted = options.stream_port or min(port + 3, 65_535)
-            chosen = bool(options.stream_port)
-            self._stream_port = await self._streams.bind(
-                options.host, wanted, fallback=not chosen, reuse=chosen or bool(options.port)
-            )
-            self._metrics.collect_from(self._streams.samples)
+        options = self._options
+        wanted = options.stream_port or min(port + 3, 65_535)
+        chosen = bool(options.stream_port)
+        self._stream_port = await self._streams.bind(options.host, wanted, fallback=not chosen, reuse=chosen or bool(options.port))
+        self._metrics.collect_from(self._streams.samples)
 
     def _context(self, endpoint: Endpoint, membership: Membership) -> Context[OptionsT]:
         return Context(
@@ -385,7 +384,7 @@ class Process(Generic[OptionsT]):
             audit=self._audit,
             client_server=self._client_server.grpc if self._client_server is not None else None,
             streams=self._streams,
-            framed=framed_calls(self._role, self._endpoint_id, self._cluster),
+            framed=self._framed,
             client_tls=self._door_tls,
             client_called=self._handshakes["clients"].called,
             hot_users=self._received.users,
@@ -737,7 +736,7 @@ class Process(Generic[OptionsT]):
             "peers": peers,
             "registry_login": self._zookeeper.says_of_login(),
             "certificates": self._certificate_problem() or ("used" if self._tls is not None else "none"),
-            "streams": {"carrier": self._cluster.streams, "port": self._stream_port, "open": self._streams.open},
+            "streams": {"port": self._stream_port, "open": self._streams.open},
             "client_tls": "used" if self._door_tls is not None else "none",
             "insecure_doors": self._options.insecure_doors(),
             "service": self._service.health() if self._service is not None else {},

@@ -1,10 +1,9 @@
 """The gRPC servers of a process: the cluster's, at one port number with the links' UDP socket, and the clients', at its own.
 
-    port          Link, Membership, MailDelivery, MailNotices, Xiu, Pi, Replication, …    processes and tools of the cluster
-    client_port   Publisher, Mailer, Presence of a proxy; Subscriber of a gateway         clients
+    port          Membership, Xiu, Pi, Replication, …: single calls    processes and tools of the cluster
+    client_port   Publisher, Mailer, Presence of a proxy; Subscriber    clients
 
-The clients' services are at the cluster's port too: gateways publish for their clients there, and processes and clients of older
-versions, which know one port only, look for them there.
+The clients' services are at the cluster's port too, for clients that know one port only.
 
 Source: docs/operations.md.
 """

@@ -19,9 +19,6 @@ from cluster.runtime.server import message_bytes
 from pixiu.errors import NotAllowed
 from pixiu.rpc.tls import Tls
 
-FRAMED = "framed"
-"""Value of `[cluster] streams`."""
-
 
 def stream_keys(ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes, ...] | None:
     """Return the keys by which a sender of one role proves it to a receiver of another, the signing key first; None if there are
@@ -51,10 +48,8 @@ def framed_door(
     )  # fmt: skip
 
 
-def framed_calls(role: str, endpoint: int, cluster: ClusterOptions) -> Framed | None:
-    """Return the opener of framed streams for a process of this role; None if it opens none."""
-    if cluster.streams != FRAMED:
-        return None
+def framed_calls(role: str, endpoint: int, cluster: ClusterOptions) -> Framed:
+    """Return the opener of framed streams for a process of this role."""
 
     def key(receiver: str) -> bytes | None:
         keys = stream_keys(cluster.key_ring(), role, receiver)

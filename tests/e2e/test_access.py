@@ -24,8 +24,6 @@ import pytest
 
 import pixiu
 import pixiu.testing
-from cluster.access.doors import proof_keys
-from cluster.access.process_login import SCHEME, prove
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import PUBLISH, TICKETS
 from cluster.runtime.guard import METHODS
@@ -50,8 +48,7 @@ from tests.support.waiting import until
 WAIT_S = 60.0
 PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
 TRIES = 20
-CALLERS = ("nobody", "expired", "wrong key", "alice", "bob", "service", "gateway")
-"""The last one is a process: it has the cluster's keys."""
+CALLERS = ("nobody", "expired", "wrong key", "alice", "bob", "service")
 ACCESS = (
     """
 [quota]
@@ -80,14 +77,6 @@ class World:
     def mqtt(self) -> tuple[str, int]:
         host, _, port = self.cluster.mqtt[0].rpartition(":")
         return host, int(port)
-
-    def token_of(self, caller: str) -> str:
-        """With what a caller comes; a process's proof is of now."""
-        return prove(self.proof_key(), "gateway", 1, time.time()) if caller == "gateway" else self.tokens[caller]
-
-    def proof_key(self) -> bytes:
-        """With which gateways prove what they are."""
-        return proof_keys(ClusterOptions(key_dir=str(self.logins.keys)))[0]
 
     def counted(self, role: str, name: str) -> float:
         """A metric of the one process of a role."""
@@ -131,8 +120,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def metadata(token: str) -> tuple[tuple[str, str], ...]:
-    if token.startswith(SCHEME):
-        return (("authorization", token),)
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 
@@ -304,7 +291,7 @@ async def mail(world: World, token: str, uin: int, worker: int = -1, message_id:
     async def asked() -> str:
         async with channel(world.cluster.proxies[0]) as to:
             lending: Any = wire_pb2_grpc.PublisherStub(to).Publish(metadata=metadata(token))
-            loan = wire_pb2.PublishReply() if token.startswith(SCHEME) else await lent_to(lending)
+            loan = await lent_to(lending)
             call: Any = mail_pb2_grpc.MailerStub(to).Send(metadata=metadata(token))
             hello = mail_pb2.MailHello(
                 client="door", worker=loan.worker if worker < 0 else worker, generation=next_generation(0, time.time())
@@ -448,7 +435,7 @@ def documented() -> dict[str, list[str]]:
 
 
 async def test_every_door_says_to_everybody_what_the_page_says(world: World) -> None:
-    found = {what: [await tried(world, world.token_of(caller)) for caller in CALLERS] for what, tried in TRIED.items()}
+    found = {what: [await tried(world, world.tokens[caller]) for caller in CALLERS] for what, tried in TRIED.items()}
     assert found == documented()
 
 
@@ -485,17 +472,17 @@ async def test_nothing_is_said_to_who_has_not_connected(world: World) -> None:
 
 @pytest.mark.parametrize("role", ["gateway", "proxy"])
 async def test_a_door_of_clients_has_their_methods_and_no_others(world: World, role: str) -> None:
-    """Whoever comes there, a process's proof in hand or not: what the cluster calls is at another port."""
+    """What the cluster calls is at another port."""
     served = {"gateway": ("Subscriber",), "proxy": ("Publisher", "Mailer", "Presence")}[role]
     address = (world.cluster.gateways if role == "gateway" else world.cluster.proxies)[0]
     for_all = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
     others = [method for method in METHODS if method.split("/")[1].removeprefix("pixiu.v1.") not in (*served, *for_all)]
     assert len(others) >= 30
     async with channel(address) as to:
-        for caller in ("nobody", "alice", "service", "gateway"):
+        for caller in ("nobody", "alice", "service"):
 
             async def code(method: str, caller: str = caller) -> grpc.StatusCode:
-                call: Any = to.stream_stream(method)(iter(()), timeout=WAIT_S, metadata=metadata(world.token_of(caller)))
+                call: Any = to.stream_stream(method)(iter(()), timeout=WAIT_S, metadata=metadata(world.tokens[caller]))
                 return await call.code()  # type: ignore[no-any-return]
 
             found = dict(zip(others, await asyncio.gather(*map(code, others)), strict=True))

@@ -38,7 +38,7 @@ def delivering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluste
     """One gateway, two relays for the same users, one Xiu, two replicas of one Pi."""
     folder = tmp_path_factory.mktemp("delivering")
     stores = ["--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=2", "--relays=1", "--relay-replicas=2"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "cluster.streams=grpc"]
+    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
     with running_cluster(folder, *SMALL, *stores) as cluster:
         cluster.wait_healthy()
         yield cluster

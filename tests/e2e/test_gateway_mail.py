@@ -15,13 +15,17 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from cluster.membership.devices import device_key
+from cluster.rpc.framed import FramedCall
+from cluster.rpc.methods import DELIVER
 from pixiu.discovery.node import Node
 from pixiu.ids import device_class_of_name, device_of_name
 from pixiu.mqtt.mail import packet_id_of
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import delivery_pb2, wire_pb2, wire_pb2_grpc
+from tests.support.framed import framed_of
 from tests.support.roles import WAIT_S, Roles, at_least
 from tests.support.waiting import until
 
@@ -39,8 +43,9 @@ def mail(uin: int, seq: int, *, session: int = 1, lane: int = 1, flags: int = 0,
 class Relay:
     """One stream of deliveries."""
 
-    def __init__(self, channel: grpc.aio.Channel, endpoint: int = RELAY) -> None:
-        self._call: Any = delivery_pb2_grpc.MailDeliveryStub(channel).Deliver()
+    def __init__(self, gateway: Node, endpoint: int = RELAY) -> None:
+        self._call: FramedCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
+        self._call = framed_of("relay", endpoint).call(gateway, DELIVER, delivery_pb2.DeliveryReply.FromString)
         self._endpoint = endpoint
         self.got: list[tuple[int, int, int, int, int, int]] = []
 
@@ -48,7 +53,9 @@ class Relay:
         """Until the gateway takes deliveries."""
         await self._call.write(delivery_pb2.DeliveryBatch(relay=self._endpoint))
         async with asyncio.timeout(WAIT_S):
-            assert (await self._call.read()).ready
+            reply = await self._call.read()
+            assert reply is not None
+            assert reply.ready
 
     async def send(self, *deliveries: bytes, devices: Sequence[delivery_pb2.MailDevice] = ()) -> None:
         """One batch."""
@@ -60,15 +67,18 @@ class Relay:
         async with asyncio.timeout(WAIT_S):
             while not set(wanted) <= {item[2:] for item in self.got}:
                 reply = await self._call.read()
-                assert reply is not grpc.aio.EOF, await self.status()
+                assert reply is not None
                 self.got += [
                     (item.uin, item.device, item.session, item.lane, item.up_to, item.bits) for item in reply.acknowledgements
                 ]
 
-    async def status(self) -> tuple[grpc.StatusCode, str]:
+    async def status(self) -> str:
         """How the gateway ended the stream."""
         async with asyncio.timeout(WAIT_S):
-            return await self._call.code(), await self._call.details()
+            with pytest.raises(StreamEnded) as ended:
+                while await self._call.read() is not None:
+                    pass
+        return str(ended.value)
 
 
 class Subscriber:
@@ -143,7 +153,7 @@ async def stage(roles: Roles) -> AsyncIterator[Stage]:
 
 async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach_the_relay(stage: Stage) -> None:
     uin, key = 77, device_key(7, device_class_of_name("desk"))
-    client, relay = Subscriber(stage.channel), Relay(stage.channel)
+    client, relay = Subscriber(stage.channel), Relay(stage.gateway)
     assert (await client.open(uin)).uin == uin
     assert (await client.read()).request == 1
     device = await stage.device(uin, key)
@@ -161,7 +171,7 @@ async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach
     assert await stage.metric("mail_acknowledgements_unknown_total") == 1
 
     # Another relay took over: a higher session begins anew, what comes again is marked, the older session is refused.
-    other = Relay(stage.channel, RELAY + 1)
+    other = Relay(stage.gateway, RELAY + 1)
     await other.open()
     await other.send(mail(uin, 5, session=2), mail(uin, 65, session=2), devices=[device])
     again = await client.take(2)
@@ -176,7 +186,7 @@ async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach
 
     # A gateway that ends in good order ends the streams.
     await stage.roles.end("gateway-0")
-    assert [(await each.status())[0] for each in (relay, other)] == [grpc.StatusCode.UNAVAILABLE] * 2
+    assert [(await each.status()).partition(":")[0] for each in (relay, other)] == ["UNAVAILABLE"] * 2
 
 
 async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: Stage) -> None:
@@ -190,16 +200,16 @@ async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: St
         (delivery_pb2.DeliveryBatch(relay=RELAY, deliveries=mail(5, 1, lane=4), count=1), "lane 4"),
         (delivery_pb2.DeliveryBatch(deliveries=mail(5, 1), count=1), "names the relay"),
     ):
-        relay = Relay(stage.channel)
+        relay = Relay(stage.gateway)
         await relay._call.write(batch)
-        code, details = await relay.status()
-        assert (code, text in details) == (grpc.StatusCode.INVALID_ARGUMENT, True), details
+        status = await relay.status()
+        assert (status.startswith("INVALID_ARGUMENT: "), text in status) == (True, True), status
     assert await stage.metric("mail_streams_refused_total") == 3
     assert stage.roles.log("gateway-0").count("mail_stream_refused") == 2, "once for each relay"
-    older, newer = Relay(stage.channel), Relay(stage.channel)
+    older, newer = Relay(stage.gateway), Relay(stage.gateway)
     await older.open()
     await newer.open()
-    assert (await older.status())[0] is grpc.StatusCode.UNAVAILABLE
+    assert (await older.status()).startswith("UNAVAILABLE: ")
     await newer.send(mail(5, 1))
     await until(lambda: at_least(stage.metric("mail_without_connection_total"), 1), "it is dropped")
 
@@ -252,7 +262,7 @@ def packet(uin: int, seq: int, *, lane: int = 1, dup: bool = False) -> tuple[str
 async def test_a_stock_mqtt_client_gets_mail_with_qos_1_and_acknowledges_it_in_any_order(stage: Stage) -> None:
     uin, name = 88, "phone:one"
     key = device_key(device_of_name(name), device_class_of_name("phone"))
-    stock, relay = Stock(name, uin, clean=False), Relay(stage.channel)
+    stock, relay = Stock(name, uin, clean=False), Relay(stage.gateway)
     await relay.open()
     try:
         await asyncio.to_thread(stock.connect, stage.gateway)

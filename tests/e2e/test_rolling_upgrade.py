@@ -1,7 +1,7 @@
 """Every process of a cluster is replaced while rooms and mail flow, by this tree's with other settings.
 
     before     processes of the newest tag `v*`, with its code; of this tree while there is no tag
-    upgraded   this tree, machine by machine: another trace fraction, streams by gRPC, and a second key signs
+    upgraded   this tree, machine by machine: another trace fraction, and a second key signs
     back       with a tag: the first machine's of the tag once more, and then this tree's again
 
 A process is told to end (SIGTERM), and its successor starts in its place. A "machine" has one replica of each role; they end
@@ -185,7 +185,7 @@ async def test_every_process_is_upgraded_while_rooms_and_mail_flow(roles: Roles,
         async with rooms.running(), Traffic(roles.target(), history, seed=1, users=4, senders=2, pace_s=0.05) as traffic:
             await traffic.more(50)
             add_key(tmp_path / "keys")
-            rolling.settings |= {"cluster_trace_fraction": 0.5, "cluster_streams": "grpc"}
+            rolling.settings["cluster_trace_fraction"] = 0.5
             for fork_of, number in ((fork, 0), (fork, 1), *(((old.fork, 0), (fork, 0)) if old is not None else ())):
                 roles.fork = fork_of
                 await rolling.replace(*machine(number), history=history, rooms=rooms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import subprocess
 
 import pytest
@@ -44,6 +45,8 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
                 for name, sender in (("first", first), ("second", second)):
                     sent.append((room, f"{name} {number}".encode()))
                     sender.room(room).send_soon(sent[-1][1])
+        sent.append((1, secrets.token_bytes(300 << 10)))  # by stream, to a gateway that is registered below another root
+        second.room(1).send_soon(sent[-1][1])
         await second.room(1).signal(b"go")
         sent.append((1, b"go"))
         await asyncio.gather(first.flush(), second.flush())

@@ -19,6 +19,7 @@ from pixiu.mqtt.packets import Puback, Publish
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Kind, encode
 from tests.gateway.world import Wire, World, mqtt_client, of, turn
+from tests.support.framed import framed_of
 from tests.support.waiting import until
 
 
@@ -167,7 +168,7 @@ def confirmable(number: int, size: int = 100) -> Confirmable:
 
 
 async def test_without_a_proxy_clients_wait_in_turn() -> None:
-    publishers = ConfirmedPublishers("gateway", VRooms(), str, lambda: View(Layout(1, {}), ()), None)
+    publishers = ConfirmedPublishers("gateway", VRooms(), lambda: View(Layout(1, {}), ()), framed_of("gateway"))
     told: list[int] = []
     waiting = [lambda number=number: told.append(number) for number in range(3)]
     assert [publishers.publish(confirmable(number), when_room) for number, when_room in enumerate(waiting)] == [False] * 3
@@ -178,7 +179,7 @@ async def test_without_a_proxy_clients_wait_in_turn() -> None:
 
 
 async def test_a_full_queue_lets_nobody_in_before_there_is_room() -> None:
-    publishers = ConfirmedPublishers("gateway", VRooms(), str, lambda: View(Layout(1, {}), ()), None)
+    publishers = ConfirmedPublishers("gateway", VRooms(), lambda: View(Layout(1, {}), ()), framed_of("gateway"))
     publishers.set_proxies(("127.0.0.1:9",))
     number = 0
     while publishers.publish(confirmable(number, 1 << 20), lambda: None):

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -27,6 +26,7 @@ from pipeline.commands import pipeline
 from pipeline.replicas import Replicas, Rows
 from pipeline.report import Bars, Report, Section
 from pipeline.skew import Load, SkewOptions, partitions_of, verdict
+from pixiu.cli.status import read_status
 from pixiu.client.stores import Stores
 from pixiu.errors import InvalidArgument
 from pixiu.ids import msg_id, snowflake
@@ -34,9 +34,10 @@ from pixiu.mqtt.client_io import MQTTClient
 from pixiu.wire.export_tables import columns_of
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
 from pixiu.wire.record import Kind, encode
-from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from tests.pipeline.conftest import Store
 from tests.support.cluster import is_healthy, wait_for
+from tests.support.framed import store_call
 from tests.support.waiting import until
 
 DATA = Path(__file__).resolve().parents[2] / "pixiu" / "tools" / "replay" / "data"
@@ -73,18 +74,23 @@ def stored_alone(store: Store, uin: int, bodies: list[bytes]) -> list[int]:
     """Store mail as a proxy does that dies before it tells Pi; its MsgIDs."""
     now_ms = time.time_ns() // 1_000_000
     records = [encode(Kind.MAIL, uin, body, snowflake(now_ms, 4001, place)) for place, body in enumerate(bodies)]
-    for process in store.cluster.processes("xiu"):
-        with grpc.insecure_channel(process["address"]) as channel:
-            stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-            request = xiu_pb2.StoreRequest(batch=b"".join(records), count=len(records), position=1)
+    request = xiu_pb2.StoreRequest(batch=b"".join(records), count=len(records), position=1)
+
+    async def stored() -> list[int]:
+        for node in (await read_status(store.target)).view.of_role("xiu"):
             found: list[int] = []
-            for reply in stub.Store(iter([request]), timeout=60):
-                for result in reply.results:
-                    if not result.code:
-                        found += [msg_id(reply.partition, 64, result.sequence + place) for place in range(result.count)]
+            async with asyncio.timeout(60), store_call(node) as call:
+                await call.write(request)
+                await call.done_writing()
+                while (reply := await call.read()) is not None:
+                    for result in reply.results:
+                        if not result.code:
+                            found += [msg_id(reply.partition, 64, result.sequence + place) for place in range(result.count)]
             if len(found) == len(records):
                 return found
-    raise AssertionError("nobody took it")
+        raise AssertionError("nobody took it")
+
+    return asyncio.run(stored())
 
 
 async def listed_alone(store: Store, uin: int, msg_ids: Sequence[int], worker: int) -> None:

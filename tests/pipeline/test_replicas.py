@@ -6,18 +6,19 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import grpc.aio
 import pytest
 
 from pipeline.replicas import Replicas, Rows
+from pixiu.discovery.node import Node
 from pixiu.errors import Gone, InvalidArgument, NotServed, PixiuError, Unavailable
 from pixiu.ids import snowflake
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.record import STAMP, Flag, Kind, decode, encode
-from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import xiu_pb2
+from tests.support.framed import store_call
 from tests.support.roles import Roles
 from tests.support.stores import Mailer, equal_scans, wait_in_sync
 
@@ -59,15 +60,12 @@ def odd_records() -> list[bytes]:
     ]
 
 
-async def put(address: str, records: list[bytes]) -> None:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-
-        async def requests() -> AsyncIterator[xiu_pb2.StoreRequest]:
-            yield xiu_pb2.StoreRequest(batch=b"".join(records), count=len(records), position=1)
-
+async def put(node: Node, records: list[bytes]) -> None:
+    async with store_call(node) as call:
+        await call.write(xiu_pb2.StoreRequest(batch=b"".join(records), count=len(records), position=1))
+        await call.done_writing()
         done = 0
-        async for reply in stub.Store(requests()):
+        while (reply := await call.read()) is not None:
             assert [result.code for result in reply.results] == [""] * len(reply.results)
             done += sum(result.count for result in reply.results)
         assert done == len(records)
@@ -81,7 +79,7 @@ async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_di
     follower = next(name for name in NAMES if name != leader)
     nodes = {name: (await roles.running(name))[0] for name in NAMES}
     records = odd_records()
-    await put(nodes[leader].address, records)
+    await put(nodes[leader], records)
     alive = set(NAMES)
     mailer = Mailer(roles, alive, body_bytes=2000)
     await mailer.more(4000)
@@ -135,7 +133,7 @@ async def test_what_cannot_be_read_is_one_sentence(roles: Roles) -> None:
     now_ms = time.time_ns() // 1_000_000
     for begin in range(4):
         records = [encode(Kind.MAIL, 4, b"x" * 600_000, snowflake(now_ms, 9, begin * 2 + place)) for place in range(2)]
-        await put(node.address, records)
+        await put(node, records)
 
     def ask(work: Callable[[Replicas], Any], target: str = "", role: str = "xiu") -> Any:
         with Replicas(target or roles.target(), role, retry_s=1) as replicas:
@@ -162,7 +160,7 @@ async def test_what_cannot_be_read_is_one_sentence(roles: Roles) -> None:
 
     await aside(lambda: ask(lambda replicas: replicas.hold(0, "archive", bounds.first)))
     for place in range(4):
-        await put(node.address, [encode(Kind.MAIL, 4, b"y" * 900_000, snowflake(now_ms, 10, place))])
+        await put(node, [encode(Kind.MAIL, 4, b"y" * 900_000, snowflake(now_ms, 10, place))])
     await asyncio.sleep(1.5)
     held = await aside(lambda: ask(lambda replicas: replicas.bounds(0)))
     assert held.first == bounds.first, "a reader still needs it"

@@ -6,12 +6,9 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
-import grpc.aio
 import pytest
 
-from cluster.rpc.framed import Framed
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import NOTIFY
 from pixiu.discovery.node import Node, NodeState
@@ -19,16 +16,16 @@ from pixiu.discovery.view import Layout, View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Served, StreamEnded
-from pixiu.rpc.grpc_streams import GrpcHandler
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from pixiu.wire.v1 import delivery_pb2
 from proxy import mail_events as ev
 from proxy.notice_links import NoticeLinks
+from tests.support.framed import framed_of
 from tests.support.waiting import until
 
 PROXY, RELAY = EndpointID(300), EndpointID(900)
 
 
-class Relay(delivery_pb2_grpc.MailNoticesServicer):
+class Relay:
     """Answers as the test says."""
 
     def __init__(self) -> None:
@@ -37,14 +34,8 @@ class Relay(delivery_pb2_grpc.MailNoticesServicer):
         self.refusals = 0
         """Batches on which the stream ends."""
 
-    async def Notify(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[delivery_pb2.NoticeBatch], context: Any
-    ) -> None:
-        """One proxy."""
-        await self.notify(GrpcHandler(context))
-
     async def notify(self, handler: Served[delivery_pb2.NoticesTaken, delivery_pb2.NoticeBatch]) -> None:
-        """The same, whatever carries it."""
+        """One proxy."""
         with contextlib.suppress(StreamEnded):
             while (batch := await handler.read()) is not None:
                 if self.refusals:
@@ -60,23 +51,18 @@ class Relay(delivery_pb2_grpc.MailNoticesServicer):
 
 
 class Proxy:
-    """Links to one relay, which offers framed streams as well."""
+    """Links to one relay."""
 
-    def __init__(self, relay: Relay, carrier: str) -> None:
-        self.door, self.framed = FramedDoor(), carrier == "framed"
+    def __init__(self, relay: Relay) -> None:
+        self.door = FramedDoor()
         self.door.serve(NOTIFY, delivery_pb2.NoticeBatch.FromString, relay.notify)
-        self._server = grpc.aio.server()
-        delivery_pb2_grpc.add_MailNoticesServicer_to_server(relay, self._server)
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
-        node = Node("relay", 0, 0, NodeState.RUNNING, "127.0.0.1", self._port, 0, RELAY, 1, "", "", 0)
+        node = Node("relay", 0, 0, NodeState.RUNNING, "127.0.0.1", 1, 0, RELAY, 1, "", "", 0)
         self._view = View(Layout(1, {}), (node,))
         self.crashes: list[BaseException] = []
-        framed = Framed("proxy", PROXY, lambda _role: None, 1 << 20) if self.framed else None
-        self.links = NoticeLinks(PROXY, lambda: self._view, time.monotonic, self.crashes.append, framed)
+        self.links = NoticeLinks(PROXY, lambda: self._view, time.monotonic, self.crashes.append, framed_of("proxy", PROXY))
 
     async def start(self) -> None:
         """Serve."""
-        await self._server.start()
         port = await self.door.bind("127.0.0.1", 0, fallback=True)
         await self.door.start()
         (node,) = self._view.nodes
@@ -87,7 +73,6 @@ class Proxy:
         """End."""
         await self.links.stop()
         await self.door.close()
-        await self._server.stop(None)
         assert self.crashes == []
 
     def mail(self, *uins: int) -> None:
@@ -102,9 +87,9 @@ async def relay() -> Relay:
 
 
 @pytest.fixture
-async def proxy(relay: Relay, request: pytest.FixtureRequest) -> AsyncIterator[Proxy]:
-    """Its proxy; over gRPC, unless a test wants to know what frames carry."""
-    found = Proxy(relay, getattr(request, "param", "grpc"))
+async def proxy(relay: Relay) -> AsyncIterator[Proxy]:
+    """Its proxy."""
+    found = Proxy(relay)
     await found.start()
     yield found
     await found.stop()
@@ -128,7 +113,6 @@ async def forgotten(proxy: Proxy) -> None:
     await until(nothing, "nothing waits")
 
 
-@pytest.mark.parametrize("proxy", ["grpc", "framed"], indirect=True)
 async def test_one_turn_is_one_batch_with_its_records(proxy: Proxy, relay: Relay) -> None:
     proxy.mail(7, 8)
     proxy.mail(9)
@@ -138,11 +122,10 @@ async def test_one_turn_is_one_batch_with_its_records(proxy: Proxy, relay: Relay
     proxy.mail(10)
     await told(relay, 10)
     assert relay.batches[-1].proxy == 0  # the same stream
-    assert proxy.door.served == proxy.framed
+    assert proxy.door.served == 1
     await forgotten(proxy)
 
 
-@pytest.mark.parametrize("proxy", ["grpc", "framed"], indirect=True)
 @pytest.mark.slow
 async def test_a_stream_that_ends_costs_nothing_but_time(proxy: Proxy, relay: Relay) -> None:
     relay.refusals = 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,23 +13,23 @@ import grpc.aio
 
 from cluster.membership.devices import connected, device_key
 from cluster.membership.lww_map import Update
-from cluster.rpc.framed import Framed
+from cluster.rpc.framed import FramedCall, FramedHandler
 from cluster.rpc.framed_door import FramedDoor
-from cluster.rpc.methods import DELIVER
+from cluster.rpc.methods import DELIVER, EXCHANGE, NOTIFY
 from pi.state import Refusal
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID, gateway_msg_id, msg_id
 from pixiu.rpc.duplex import Served, StreamEnded
-from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.envelope import Delivery, split
 from pixiu.wire.inbox_operations import decode
 from pixiu.wire.record import Kind, encode
-from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2, xiu_pb2_grpc
 from relay.mail_devices import TrackedDevices
 from relay.mail_service import MailService
 from relay.options import Options
 from tests.pi.memory import Replica
+from tests.support.framed import framed_of
 from tests.support.pi import appends
 
 RELAY, GATEWAY, INSTANCE = EndpointID(900), EndpointID(101), 1
@@ -38,7 +37,7 @@ UIN, LANE = 7, 1
 _CODES = {3: "UNKNOWN_DEVICE", 4: "OLD_SESSION"}
 
 
-class Pi(pi_pb2_grpc.PiServicer):
+class Pi:
     """Leads as long as `leads` says so."""
 
     def __init__(self) -> None:
@@ -47,10 +46,10 @@ class Pi(pi_pb2_grpc.PiServicer):
         self.mute = False
         self.streams = 0
 
-    async def Exchange(self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Any) -> AsyncIterator[pi_pb2.PiReply]:
+    async def exchange(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
         """Answers at once."""
         self.streams += 1
-        async for request in request_iterator:
+        while (request := await handler.read()) is not None:
             if self.mute:
                 continue
             reply = pi_pb2.PiReply(request=request.request, epoch=1 if self.leads else 0, code="" if self.leads else "NOT_LEADER")
@@ -67,7 +66,7 @@ class Pi(pi_pb2_grpc.PiServicer):
                     seqs=[seq for seq, _ in found.entries], msg_ids=[each for _, each in found.entries], floor=found.floor,
                     gap=found.gap, last=found.last, up_to=found.up_to,
                 )  # fmt: skip
-            yield reply
+            await handler.write(reply)
 
 
 class Xiu(xiu_pb2_grpc.XiuServicer):
@@ -93,7 +92,7 @@ class Xiu(xiu_pb2_grpc.XiuServicer):
         )
 
 
-class Gateway(delivery_pb2_grpc.MailDeliveryServicer):
+class Gateway:
     """Keeps what it gets, and acknowledges it while `acknowledges`."""
 
     def __init__(self) -> None:
@@ -110,14 +109,8 @@ class Gateway(delivery_pb2_grpc.MailDeliveryServicer):
         self._end.set()
         self._end = asyncio.Event()
 
-    async def Deliver(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[delivery_pb2.DeliveryBatch], context: Any
-    ) -> None:
-        """One relay's stream."""
-        await self.deliver(GrpcHandler(context))
-
     async def deliver(self, handler: Served[delivery_pb2.DeliveryReply, delivery_pb2.DeliveryBatch]) -> None:
-        """The same, whatever carries it."""
+        """One relay's stream."""
         end = asyncio.create_task(self._end.wait())
         with contextlib.suppress(StreamEnded):
             await handler.write(delivery_pb2.DeliveryReply(ready=True))
@@ -155,19 +148,17 @@ class Gateway(delivery_pb2_grpc.MailDeliveryServicer):
 
 
 class World:
-    """Everything around one `MailService`. Both it and the gateway are behind the door of framed streams as well; `framed`: it
-    uses that."""
+    """Everything around one `MailService`, at one port of gRPC and one of streams."""
 
-    def __init__(self, framed: bool = False, **options: Any) -> None:
-        new_pi: Any = Pi  # what this relay does not call they do not serve
-        new_xiu: Any = Xiu
-        self.pi: Pi = new_pi()
+    def __init__(self, **options: Any) -> None:
+        new_xiu: Any = Xiu  # what this relay does not call it does not serve
+        self.pi = Pi()
         self.xiu: Xiu = new_xiu()
         self.gateway = Gateway()
         self.server = grpc.aio.server()
         self.door, self.stream_port = FramedDoor(), 0
+        self.door.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.pi.exchange)
         self.door.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self.gateway.deliver)
-        self.framed = framed
         self.options = Options(partition=0, **options)
         self.crashes: list[BaseException] = []
         self.owners: tuple[int, ...] = (RELAY,)
@@ -175,9 +166,7 @@ class World:
 
     async def start(self) -> World:
         """Serve."""
-        pi_pb2_grpc.add_PiServicer_to_server(self.pi, self.server)
         xiu_pb2_grpc.add_XiuServicer_to_server(self.xiu, self.server)
-        delivery_pb2_grpc.add_MailDeliveryServicer_to_server(self.gateway, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.view = self.view_of(port)
         self.port = port
@@ -196,7 +185,7 @@ class World:
             now=time.monotonic,
             crash=self.crashes.append,
             server=self.server,
-            framed=Framed("relay", RELAY, lambda _role: None, 1 << 20) if self.framed else None,
+            framed=framed_of("relay", RELAY),
             streams=self.door,
         )
         self.devices = TrackedDevices(self._changed)
@@ -220,7 +209,7 @@ class World:
             Node(role, partition, 0, NodeState.RUNNING, "127.0.0.1", port, 0, EndpointID(endpoint), 1, "", "", 0, instance=INSTANCE)
             for role, partition, endpoint in places
         ]
-        return View(layout, tuple(replace(node, stream_port=self.stream_port * (node.role == "gateway")) for node in nodes))
+        return View(layout, tuple(replace(node, stream_port=self.stream_port) for node in nodes))
 
     async def stop(self) -> None:
         """End; nothing failed."""
@@ -255,7 +244,6 @@ class World:
         devices = state.inboxes.user(UIN).devices
         return max((state.inboxes.cursor(UIN, number, devices[number], LANE).up_to for number in devices), default=0)
 
-    def notices(self) -> Any:
+    def notices(self) -> FramedCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken]:
         """A stream of a proxy."""
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
-        return delivery_pb2_grpc.MailNoticesStub(self.channel).Notify()  # type: ignore[no-untyped-call, unused-ignore]
+        return framed_of("proxy").call(self.view.of_role("relay")[0], NOTIFY, delivery_pb2.NoticesTaken.FromString)

@@ -69,7 +69,7 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
 FOUND_AT = {
     "relay data by GatewayMsgID": 5,
     "logins out of reach forgotten": 10,
-    "logins judged at once by clocks": 9,
+    "logins judged at once by clocks": 10,
     "GatewayMsgIDs compared by gateway": 5,
     "lists of a room's users kept": 12,
     "feedback removes what is newer": 5,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from cluster.access.guard import Guard
-from cluster.links.stream import LinkService
+from cluster.links.stream import LinkStreams
 from cluster.rpc.framed_door import FramedDoor
 from gateway.clients import Clients
 from proxy.presence import PresenceService
@@ -22,8 +22,8 @@ def _framed(door: FramedDoor) -> dict[str, int]:
     return {"strangers": door._strangers.total(), "open": door.open, "tasks": len(door._tasks)}
 
 
-def _links(service: LinkService) -> dict[str, int]:
-    return {"open": service._open, "silent": len(service._silent)}
+def _links(streams: LinkStreams) -> dict[str, int]:
+    return {"silent": len(streams._silent)}
 
 
 def _guard(guard: Guard) -> dict[str, int]:
@@ -46,7 +46,7 @@ def _presence(service: PresenceService) -> dict[str, int]:
 
 
 COUNTS: Final[dict[type[Any], Callable[[Any], dict[str, int]]]] = {
-    FramedDoor: _framed, LinkService: _links, Guard: _guard, Clients: _clients, PresenceService: _presence,
+    FramedDoor: _framed, LinkStreams: _links, Guard: _guard, Clients: _clients, PresenceService: _presence,
 }  # fmt: skip
 """What is looked at, and what of it is to be zero."""
 

@@ -1,6 +1,7 @@
 """A network that is cut between two processes, both ways or one way: a `LossyNetwork` for streams, too, and those to ZooKeeper.
 
-    A ──▶ 127.0.0.2:7005 ── the network ── 127.0.0.1:7005, B          datagrams and streams, B's port number for both
+    A ──▶ 127.0.0.2:7005 ── the network ── 127.0.0.1:7005, B          datagrams and calls, B's port number for both
+    A ──▶ 127.0.0.2:7008 ── the network ── 127.0.0.1:7008, B          streams, at B's stream_port
     A ──▶ 127.0.0.1:N ───── the network ── ZooKeeper
 
 Each process is told `advertised_host=127.0.0.2`. A cut lets no datagram pass. What a stream holds waits until the cut is healed, as
@@ -38,7 +39,9 @@ class _Stream:
     source: int
     """The TCP port of who opened it."""
     server: int
-    """The port of who took it."""
+    """The process port of who took it; 0: it cannot be cut off."""
+    framed: bool
+    """Whether it is a framed stream."""
     client: int = 0
     """The process port of who opened it; 0: not known yet, or no process of the cluster."""
     look_at: float = 0.0
@@ -66,8 +69,9 @@ class CutNetwork(LossyNetwork):
         self._serving: set[asyncio.Task[None]] = set()
         self.registry_port = 0
         """At which processes reach ZooKeeper."""
-        self.stopped: dict[str, int] = {"datagrams": 0, "chunks": 0}
-        """What cuts have stopped: datagrams for ever, chunks of streams for as long as they lasted."""
+        self.stopped = {"datagrams": 0, "chunks": 0, "chunks of streams": 0}
+        """What cuts have stopped: datagrams for ever; chunks of connections, and those of streams of them, for as long as they
+        lasted."""
 
     @staticmethod
     def settings() -> list[str]:
@@ -79,7 +83,7 @@ class CutNetwork(LossyNetwork):
     def start(self) -> None:
         """Returns when it watches the registry and passes its connections on."""
         super().start()
-        listening = asyncio.run_coroutine_threadsafe(self._listen(INSIDE, 0, self._zookeeper, known=True), self._loop)
+        listening = asyncio.run_coroutine_threadsafe(self._listen(INSIDE, 0, self._zookeeper, self._zookeeper), self._loop)
         self.registry_port = listening.result(START_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -100,21 +104,21 @@ class CutNetwork(LossyNetwork):
         super()._on_view(view)
         for node in view.nodes:
             self._process_ports[node.pid] = node.port
-            for port, known in ((node.port, True), (node.http_port, False)):
+            for port, peer in ((node.port, node.port), (node.stream_port, node.port), (node.http_port, 0)):
                 if port and port not in self._listening:
-                    self._start(self._listen(OUTSIDE, port, port, known=known))
+                    self._start(self._listen(OUTSIDE, port, port, peer))
 
     def _start(self, coroutine: object) -> None:
         task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _listen(self, host: str, port: int, target: int, *, known: bool) -> int:
-        """`known`: a peer that can be cut off."""
+    async def _listen(self, host: str, port: int, target: int, peer: int) -> int:
+        """`peer`: the port by which who listens there can be cut off; 0: it cannot."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(asyncio.CancelledError):  # by `stop`; asyncio would log it
-                await self._serve(reader, writer, target, known=known)
+                await self._serve(reader, writer, target, peer)
 
         server = await asyncio.start_server(serve, host, port)
         self._listening[port or target] = server
@@ -134,7 +138,7 @@ class CutNetwork(LossyNetwork):
         else:
             super()._pass_on(data, sender, receiver)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int, *, known: bool) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int, peer: int) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
@@ -144,7 +148,8 @@ class CutNetwork(LossyNetwork):
         except OSError:
             writer.transport.abort()
             return
-        stream = _Stream(writer.get_extra_info("peername")[1], target if known else 0)
+        framed = peer not in (0, target)
+        stream = _Stream(writer.get_extra_info("peername")[1], peer, framed)
         try:
             await asyncio.gather(
                 self._pump(reader, far_writer, stream, there=True), self._pump(far_reader, writer, stream, there=False)
@@ -177,6 +182,7 @@ class CutNetwork(LossyNetwork):
     async def _passable(self, stream: _Stream, *, there: bool) -> None:
         if self._cuts and self._is_cut(stream, there=there):
             self.stopped["chunks"] += 1
+            self.stopped["chunks of streams"] += stream.framed
             while self._is_cut(stream, there=there):
                 await self._moved.wait()
 

@@ -63,8 +63,6 @@ REFUSED_BYTES = 16 << 10
 REFUSED = 0.02
 NOT_STORED = (pixiu.NotSent, pixiu.DiskFull)
 """Of a mail that failed so nothing is stored."""
-KEPT = 3
-"""So many last mails of a device are never acknowledged, where its last run still gets them: more would hold back what follows."""
 SLEEPER = 8500
 ALSO_TO_THE_SLEEPER = 0.2
 EXPIRING = 0.2
@@ -387,9 +385,10 @@ class Traffic:
                 asyncio.get_running_loop().call_later(self._random.uniform(0.05, 1.0), self._acknowledge, process, device, mail)
 
     def _is_kept(self, device: Device, msg_id: int) -> bool:
-        """One of the very last, of which the device never acknowledged any."""
-        left = self._wanted[device.uin] - device.acknowledged
-        return msg_id in left and len(left) <= KEPT
+        """The very last one, which the device never acknowledges: an earlier one would hold back what comes 64 after it in its
+        lane."""
+        wanted = self._wanted[device.uin]
+        return msg_id in wanted and not wanted - device.acknowledged - device.unacknowledged.keys()
 
     def _acknowledge(self, process: str, device: Device, mail: pixiu.Mail) -> None:
         msg_id = int(mail.msg_id)

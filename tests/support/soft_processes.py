@@ -88,7 +88,7 @@ class Cluster:
         self.view = view
         nodes = [node for role in ROLES for node in view.of_role(role)]
         for played in (self.gateway, self.proxy):
-            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
 
     async def start(self, name: str, **more: str) -> None:
         """Start a process: role-number, with more settings."""

@@ -8,15 +8,17 @@ import itertools
 import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 
+from cluster.rpc.framed import FramedCall
 from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.record import Kind, decode, encode, split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
+from tests.support.framed import store_call
 from tests.support.roles import Roles
 from tests.support.waiting import until
 
@@ -112,9 +114,9 @@ class Mailer:
                 except AssertionError:  # it was killed just now
                     continue
                 if node is not None:
-                    async with grpc.aio.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-                        with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-                            await self._send(writer, records, xiu_pb2_grpc.XiuStub(channel))  # type: ignore[no-untyped-call, unused-ignore]
+                    with contextlib.suppress(StreamEnded, TimeoutError):
+                        async with store_call(node) as call:
+                            await self._send(writer, records, call)
             await asyncio.sleep(0.05)
 
     def _fresh(self, writer: int) -> list[tuple[int, bytes]]:
@@ -125,45 +127,37 @@ class Mailer:
             found.append((number, encode(Kind.MAIL, 4, b"%d %d %s" % (writer, number, self._padding), identity)))
         return found
 
-    async def _send(self, writer: int, records: list[tuple[int, bytes]], stub: Any) -> None:
+    async def _send(
+        self, writer: int, records: list[tuple[int, bytes]], call: FramedCall[xiu_pb2.StoreRequest, xiu_pb2.StoreReply]
+    ) -> None:
         """What is unconfirmed, then more, until an answer is no acknowledgement. `records`: what is unconfirmed."""
-        requests: asyncio.Queue[xiu_pb2.StoreRequest | None] = asyncio.Queue()
-
-        async def sent() -> AsyncIterator[xiu_pb2.StoreRequest]:
-            while (request := await requests.get()) is not None:
-                yield request
-
-        call = stub.Store(sent())
-        try:
-            while not self._stopping:
-                if self.paused:
-                    await asyncio.sleep(0.05)
-                    continue
-                if not records:
-                    records += self._fresh(writer)
-                batch = b"".join(record for _, record in records)
-                requests.put_nowait(xiu_pb2.StoreRequest(batch=batch, count=len(records), position=1))
-                fates: dict[int, tuple[str, int]] = {}
-                while len(fates) < len(records):
-                    reply: Any = await asyncio.wait_for(call.read(), ANSWER_S)
-                    if reply is grpc.aio.EOF:
-                        return
-                    for result in reply.results:
-                        for index in range(result.count):
-                            made = result.msg_id or msg_id(reply.partition, records[0][1][6], result.sequence + index)
-                            fates[result.position + index] = result.code, made
-                refused = {code for code, _ in fates.values() if code}
-                for code in refused:
-                    self.refusals[code] = self.refusals.get(code, 0) + 1
-                if refused:
+        while not self._stopping:
+            if self.paused:
+                await asyncio.sleep(0.05)
+                continue
+            if not records:
+                records += self._fresh(writer)
+            batch = b"".join(record for _, record in records)
+            await call.write(xiu_pb2.StoreRequest(batch=batch, count=len(records), position=1))
+            fates: dict[int, tuple[str, int]] = {}
+            while len(fates) < len(records):
+                reply = await asyncio.wait_for(call.read(), ANSWER_S)
+                if reply is None:
                     return
-                for index, (number, _) in enumerate(records):
-                    self.known[writer][number] = fates[1 + index][1]
-                records.clear()
-                self.epoch = reply.epoch
-        finally:
-            requests.put_nowait(None)
-            call.cancel()
+                for result in reply.results:
+                    for index in range(result.count):
+                        made = result.msg_id or msg_id(reply.partition, records[0][1][6], result.sequence + index)
+                        fates[result.position + index] = result.code, made
+                epoch = reply.epoch
+            refused = {code for code, _ in fates.values() if code}
+            for code in refused:
+                self.refusals[code] = self.refusals.get(code, 0) + 1
+            if refused:
+                return
+            for index, (number, _) in enumerate(records):
+                self.known[writer][number] = fates[1 + index][1]
+            records.clear()
+            self.epoch = epoch
 
     async def more(self, count: int, epoch: int = 0) -> float:
         """Wait for so many more acknowledgements, the last of a later epoch; seconds."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import grpc.aio
 
 from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.record import Kind, encode, split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
+from tests.support.framed import store_call
 
 Level = xiu_pb2.StoreLevel
 
@@ -30,6 +32,7 @@ class Writer:
     """One stream to one Xiu. `fates[position]`: (code, MsgID)."""
 
     def __init__(self, node: Node) -> None:
+        self._node = node
         self.channel = grpc.aio.insecure_channel(node.address)
         self.stub = xiu_pb2_grpc.XiuStub(self.channel)  # type: ignore[no-untyped-call, unused-ignore]
         self.fates: dict[int, tuple[str, int]] = {}
@@ -54,18 +57,24 @@ class Writer:
         finally:
             await self.channel.close()
 
-    async def _requests(self) -> AsyncIterator[xiu_pb2.StoreRequest]:
-        while (request := await self._queue.get()) is not None:
-            yield request
-
     async def _run(self) -> None:
-        try:
-            async for reply in self.stub.Store(self._requests()):
-                self._note(reply)
-        except grpc.aio.AioRpcError as error:
-            self.problem = f"{error.code().name}: {error.details()}"
-        finally:
-            self._changed.set()
+        async with store_call(self._node) as call:
+
+            async def write() -> None:
+                while (request := await self._queue.get()) is not None:
+                    await call.write(request)
+                await call.done_writing()
+
+            writing = asyncio.create_task(write())
+            try:
+                while (reply := await call.read()) is not None:
+                    self._note(reply)
+            except StreamEnded as ended:
+                self.problem = str(ended)
+            finally:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                self._changed.set()
 
     def _note(self, reply: xiu_pb2.StoreReply) -> None:
         self.replies.append(reply)

@@ -150,12 +150,14 @@ class GatewayAddress(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    STREAM_PORT_FIELD_NUMBER: _builtins.int
     instance: _builtins.int
     generation: _builtins.int
     endpoint: _builtins.int
     host: _builtins.str
     port: _builtins.int
-    """streams, and datagrams"""
+    """datagrams"""
+    stream_port: _builtins.int
     def __init__(
         self,
         *,
@@ -164,10 +166,11 @@ class GatewayAddress(_message.Message):
         endpoint: _builtins.int = ...,
         host: _builtins.str = ...,
         port: _builtins.int = ...,
+        stream_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "generation", b"generation", "host", b"host", "instance", b"instance", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "generation", b"generation", "host", b"host", "instance", b"instance", "port", b"port", "stream_port", b"stream_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

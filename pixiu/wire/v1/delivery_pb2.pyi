@@ -20,6 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class NoticeBatch(_message.Message):
+    """The stream MailNotices/Notify of a proxy to a relay: inboxes have new entries. What is not answered is sent again."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
@@ -94,6 +96,8 @@ Global___NoticesTaken: _TypeAlias = NoticesTaken  # noqa: Y015
 
 @_typing.final
 class DeliveryBatch(_message.Message):
+    """The stream MailDelivery/Deliver of a relay to a gateway."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RELAY_FIELD_NUMBER: _builtins.int

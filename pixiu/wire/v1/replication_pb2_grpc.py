@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReplicationStub(object):
-    """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
+    """Between the replicas of a partition. The call's metadata say whose it is, as the hello of a stream does (ReplicaMessage): pixiu-role, pixiu-partition,
     pixiu-from and pixiu-to (MemberIDs in hex).
     """
 
@@ -36,11 +36,6 @@ class ReplicationStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Exchange = channel.stream_stream(
-                '/pixiu.v1.Replication/Exchange',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.ReplicaMessage.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.ReplicaMessage.FromString,
-                _registered_method=True)
         self.Snapshot = channel.stream_unary(
                 '/pixiu.v1.Replication/Snapshot',
                 request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
@@ -64,15 +59,9 @@ class ReplicationStub(object):
 
 
 class ReplicationServicer(object):
-    """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
+    """Between the replicas of a partition. The call's metadata say whose it is, as the hello of a stream does (ReplicaMessage): pixiu-role, pixiu-partition,
     pixiu-from and pixiu-to (MemberIDs in hex).
     """
-
-    def Exchange(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
@@ -103,11 +92,6 @@ class ReplicationServicer(object):
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Exchange': grpc.stream_stream_rpc_method_handler(
-                    servicer.Exchange,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.ReplicaMessage.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.ReplicaMessage.SerializeToString,
-            ),
             'Snapshot': grpc.stream_unary_rpc_method_handler(
                     servicer.Snapshot,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.FromString,
@@ -137,36 +121,9 @@ def add_ReplicationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Replication(object):
-    """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
+    """Between the replicas of a partition. The call's metadata say whose it is, as the hello of a stream does (ReplicaMessage): pixiu-role, pixiu-partition,
     pixiu-from and pixiu-to (MemberIDs in hex).
     """
-
-    @staticmethod
-    def Exchange(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/pixiu.v1.Replication/Exchange',
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.ReplicaMessage.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.ReplicaMessage.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Snapshot(request_iterator,

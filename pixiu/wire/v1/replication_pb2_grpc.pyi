@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReplicationStub:
-    """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
+    """Between the replicas of a partition. The call's metadata say whose it is, as the hello of a stream does (ReplicaMessage): pixiu-role, pixiu-partition,
     pixiu-from and pixiu-to (MemberIDs in hex).
     """
 
@@ -35,7 +35,6 @@ class ReplicationStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReplicationAsyncStub: ...
-    Exchange: _grpc.StreamStreamMultiCallable[_replication_pb2.ReplicaMessage, _replication_pb2.ReplicaMessage]
     Snapshot: _grpc.StreamUnaryMultiCallable[_replication_pb2.SnapshotPart, _replication_pb2.SnapshotReceipt]
     ResumeSnapshot: _grpc.UnaryUnaryMultiCallable[_replication_pb2.SnapshotPart.Begin, _replication_pb2.SnapshotHeld]
     Promote: _grpc.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]
@@ -45,12 +44,11 @@ class ReplicationStub:
 
 @_typing.type_check_only
 class ReplicationAsyncStub(ReplicationStub):
-    """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
+    """Between the replicas of a partition. The call's metadata say whose it is, as the hello of a stream does (ReplicaMessage): pixiu-role, pixiu-partition,
     pixiu-from and pixiu-to (MemberIDs in hex).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Exchange: _aio.StreamStreamMultiCallable[_replication_pb2.ReplicaMessage, _replication_pb2.ReplicaMessage]  # type: ignore[assignment]
     Snapshot: _aio.StreamUnaryMultiCallable[_replication_pb2.SnapshotPart, _replication_pb2.SnapshotReceipt]  # type: ignore[assignment]
     ResumeSnapshot: _aio.UnaryUnaryMultiCallable[_replication_pb2.SnapshotPart.Begin, _replication_pb2.SnapshotHeld]  # type: ignore[assignment]
     Promote: _aio.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]  # type: ignore[assignment]
@@ -59,16 +57,9 @@ class ReplicationAsyncStub(ReplicationStub):
     """An operator's word, to a leader: the time of the state goes back to the time that the partition agrees on."""
 
 class ReplicationServicer(metaclass=_abc_1.ABCMeta):
-    """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
+    """Between the replicas of a partition. The call's metadata say whose it is, as the hello of a stream does (ReplicaMessage): pixiu-role, pixiu-partition,
     pixiu-from and pixiu-to (MemberIDs in hex).
     """
-
-    @_abc_1.abstractmethod
-    def Exchange(
-        self,
-        request_iterator: _MaybeAsyncIterator[_replication_pb2.ReplicaMessage],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_replication_pb2.ReplicaMessage], _abc.AsyncIterator[_replication_pb2.ReplicaMessage]]: ...
 
     @_abc_1.abstractmethod
     def Snapshot(

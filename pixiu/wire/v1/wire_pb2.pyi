@@ -19,26 +19,6 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class LinkFrame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATAGRAM_FIELD_NUMBER: _builtins.int
-    datagram: _builtins.bytes
-    """a 32-byte head, items, and the tag where the cluster has a secret"""
-    def __init__(
-        self,
-        *,
-        datagram: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datagram", b"datagram"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LinkFrame: _TypeAlias = LinkFrame  # noqa: Y015
-
-@_typing.final
 class SnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

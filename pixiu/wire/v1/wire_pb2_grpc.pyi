@@ -26,34 +26,6 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class LinkStub:
-    """The stream transport of a link: the same frames as on UDP, larger."""
-
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> LinkAsyncStub: ...
-    Exchange: _grpc.StreamStreamMultiCallable[_wire_pb2.LinkFrame, _wire_pb2.LinkFrame]
-
-@_typing.type_check_only
-class LinkAsyncStub(LinkStub):
-    """The stream transport of a link: the same frames as on UDP, larger."""
-
-    def __init__(self, channel: _aio.Channel) -> None: ...
-    Exchange: _aio.StreamStreamMultiCallable[_wire_pb2.LinkFrame, _wire_pb2.LinkFrame]  # type: ignore[assignment]
-
-class LinkServicer(metaclass=_abc_1.ABCMeta):
-    """The stream transport of a link: the same frames as on UDP, larger."""
-
-    @_abc_1.abstractmethod
-    def Exchange(
-        self,
-        request_iterator: _MaybeAsyncIterator[_wire_pb2.LinkFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_wire_pb2.LinkFrame], _abc.AsyncIterator[_wire_pb2.LinkFrame]]: ...
-
-def add_LinkServicer_to_server(servicer: LinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
-
 class MembershipStub:
     """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
 

@@ -34,11 +34,6 @@ class XiuStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Store = channel.stream_stream(
-                '/pixiu.v1.Xiu/Store',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.StoreRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.StoreReply.FromString,
-                _registered_method=True)
         self.Fetch = channel.unary_unary(
                 '/pixiu.v1.Xiu/Fetch',
                 request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.FetchRequest.SerializeToString,
@@ -78,13 +73,6 @@ class XiuStub(object):
 
 class XiuServicer(object):
     """Missing associated documentation comment in .proto file."""
-
-    def Store(self, request_iterator, context):
-        """One stream a writer. Every request is a batch; answers come when their level is reached, each once, as ranges of positions.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
         """Messages by MsgID.
@@ -139,11 +127,6 @@ class XiuServicer(object):
 
 def add_XiuServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Store': grpc.stream_stream_rpc_method_handler(
-                    servicer.Store,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.StoreRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.StoreReply.SerializeToString,
-            ),
             'Fetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.FetchRequest.FromString,
@@ -189,33 +172,6 @@ def add_XiuServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Xiu(object):
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Store(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/pixiu.v1.Xiu/Store',
-            pixiu_dot_wire_dot_v1_dot_xiu__pb2.StoreRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_xiu__pb2.StoreReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Fetch(request,

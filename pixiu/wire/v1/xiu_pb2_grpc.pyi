@@ -31,8 +31,6 @@ class XiuStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> XiuAsyncStub: ...
-    Store: _grpc.StreamStreamMultiCallable[_xiu_pb2.StoreRequest, _xiu_pb2.StoreReply]
-    """One stream a writer. Every request is a batch; answers come when their level is reached, each once, as ranges of positions."""
     Fetch: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.FetchRequest, _xiu_pb2.FetchReply]
     """Messages by MsgID."""
     Scan: _grpc.UnaryStreamMultiCallable[_xiu_pb2.ScanRequest, _xiu_pb2.ScanReply]
@@ -53,8 +51,6 @@ class XiuStub:
 @_typing.type_check_only
 class XiuAsyncStub(XiuStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Store: _aio.StreamStreamMultiCallable[_xiu_pb2.StoreRequest, _xiu_pb2.StoreReply]  # type: ignore[assignment]
-    """One stream a writer. Every request is a batch; answers come when their level is reached, each once, as ranges of positions."""
     Fetch: _aio.UnaryUnaryMultiCallable[_xiu_pb2.FetchRequest, _xiu_pb2.FetchReply]  # type: ignore[assignment]
     """Messages by MsgID."""
     Scan: _aio.UnaryStreamMultiCallable[_xiu_pb2.ScanRequest, _xiu_pb2.ScanReply]  # type: ignore[assignment]
@@ -73,14 +69,6 @@ class XiuAsyncStub(XiuStub):
     """An operator's word, to a leader: what was stored before a position and is archived may go. Audited, replicated."""
 
 class XiuServicer(metaclass=_abc_1.ABCMeta):
-    @_abc_1.abstractmethod
-    def Store(
-        self,
-        request_iterator: _MaybeAsyncIterator[_xiu_pb2.StoreRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_xiu_pb2.StoreReply], _abc.AsyncIterator[_xiu_pb2.StoreReply]]:
-        """One stream a writer. Every request is a batch; answers come when their level is reached, each once, as ranges of positions."""
-
     @_abc_1.abstractmethod
     def Fetch(
         self,

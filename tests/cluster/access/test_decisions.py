@@ -8,7 +8,6 @@ import pytest
 
 from cluster.access import passwords
 from cluster.access.decisions import WINDOW, Breaker, Remembered
-from cluster.access.process_login import VALID_S, prove, proven
 from pixiu.errors import ConfigurationError, InvalidArgument, NotAuthenticated
 
 
@@ -98,21 +97,3 @@ def test_a_wrong_line_is_named_without_what_is_in_it(line: str) -> None:
 def test_what_cannot_be_a_user_is_refused(user: str, password: str) -> None:
     with pytest.raises(InvalidArgument):
         passwords.line_of(user, password, 7)
-
-
-def test_a_process_proves_its_role_by_the_secret_and_for_a_while() -> None:
-    secret, other = b"s" * 16, b"t" * 16
-    proof = prove(secret, "gateway", 5, 1000.0)
-    assert proven(secret, proof, 1000.0 + VALID_S) == "gateway"
-    for key, header, now in (
-        (secret, proof, 1001.0 + VALID_S),
-        (secret, proof, 998.0 - VALID_S),
-        (other, proof, 1000.0),
-        (None, proof, 1000.0),
-        (secret, proof.replace("gateway", "relay"), 1000.0),
-        (secret, "Bearer x", 1000.0),
-        (secret, "PixiuProcess gateway.x", 1000.0),
-        (secret, "", 1000.0),
-        (secret, "PixiuProcess ü.ü.ü.ü", 1000.0),
-    ):
-        assert proven(key, header, now) is None

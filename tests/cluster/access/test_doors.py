@@ -1,36 +1,27 @@
-"""Who calls: a process of the cluster, by its proof; a client, by its login; nobody."""
+"""Who calls: a client, by its login; nobody."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from cluster.access.doors import ProcessProofs, address_of, credentials_of, enter, proof_keys
+from cluster.access.doors import LOANS, address_of, credentials_of, enter
 from cluster.access.guard import Guard
-from cluster.access.process_login import prove
 from cluster.links.key_ring import KeyRing
 from cluster.runtime import log
 from cluster.runtime.audit import Audit
-from cluster.runtime.followed_keys import KEYS_S
+from cluster.runtime.followed_keys import KEYS_S, ProofKeys
 from cluster.runtime.options import ClusterOptions
 from pixiu.errors import NotAuthenticated
 from tests.support.logins import Logins
 
 
-def call(proof: str) -> Any:
-    return SimpleNamespace(invocation_metadata=lambda: (("authorization", proof),))
-
-
-def test_a_strangers_calls_read_no_files_and_are_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_strangers_show_does_not_make_keys_be_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, read, now = tmp_path / "1.key", [0], [100.0]
     key.write_bytes(b"of-the-cluster-1")
     cluster = ClusterOptions(key_dir=str(tmp_path))
-    good = call(prove(proof_keys(cluster)[0], "gateway", 7, time.time()))
     ring_of = ClusterOptions.key_ring
 
     def counted(options: ClusterOptions) -> KeyRing | None:
@@ -38,19 +29,15 @@ def test_a_strangers_calls_read_no_files_and_are_told_nothing(tmp_path: Path, mo
         return ring_of(options)
 
     monkeypatch.setattr(ClusterOptions, "key_ring", counted)
-    proofs = ProcessProofs(cluster, lambda: now[0])
-    for _ in range(100):
-        assert not proofs.is_process(call("PixiuProcess x.y.z"), "gateway")
-        assert not proofs.is_process(call("Bearer x"), "gateway")
-    assert read == [1]
-    assert proofs.is_process(good, "gateway")
-    assert not proofs.is_process(good, "proxy")
+    keys = ProofKeys(cluster.key_ring, LOANS, lambda: now[0])
+    found = [keys.newest() for _ in range(100)]
+    assert (read, len(found[0])) == ([1], 1)
     key.write_bytes(b"short")
     now[0] += KEYS_S
-    assert not proofs.is_process(good, "gateway")  # and no error with a path in it
+    assert keys.newest() == ()  # and no error with a path in it
     key.write_bytes(b"of-the-cluster-1")
     now[0] += KEYS_S
-    assert proofs.is_process(good, "gateway")
+    assert keys.newest() == found[0]
     assert read == [3]
 
 
@@ -74,7 +61,7 @@ class Caller:
     "headers",
     [
         (), ("",), ("Bearer",), ("Bearer ",), ("Basic !",), ("Basic 4pyT",), ("Basic /w==",), ("Digest x",), ("nonsense",),
-        ("Bearer a", "Bearer b"), ("PixiuProcess gateway.0.0.0",),
+        ("Bearer a", "Bearer b"),
     ],
 )  # fmt: skip
 async def test_a_call_with_no_login_or_half_a_one_is_refused_counted_and_audited(tmp_path: Path, headers: tuple[str, ...]) -> None:
@@ -98,8 +85,6 @@ def test_an_address_is_as_other_doors_name_it(peer: str, address: str) -> None:
     assert address_of(peer) == address
 
 
-def test_a_proof_that_is_not_good_says_why_and_asks_for_no_token() -> None:
-    with pytest.raises(NotAuthenticated, match="its clock is more than 60 s off"):
-        credentials_of("PixiuProcess gateway.0000000000000001.5.00", "gateway", "10.0.0.1")
+def test_an_authorization_that_is_none_is_told_what_to_send() -> None:
     with pytest.raises(NotAuthenticated, match="Bearer TOKEN"):
         credentials_of("Digest x", "phone", "10.0.0.1")

@@ -7,9 +7,9 @@ import itertools
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from cluster.links import stream
@@ -18,10 +18,13 @@ from cluster.links.endpoint import Endpoint
 from cluster.links.head import Refusal
 from cluster.links.key_ring import KeyRing
 from cluster.links.options import LinkOptions
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.methods import LINK
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
-from pixiu.wire.v1.wire_pb2_grpc import LinkStub
+from pixiu.rpc.duplex import StreamEnded
 from tests.cluster.links.world import Recorder, make_record
+from tests.support.framed import framed_of
 from tests.support.waiting import until
 
 KEY, NEXT = b"a key of the cluster", b"the next key of the cluster"
@@ -30,43 +33,38 @@ WAIT_S = 30.0
 
 
 class Process:
-    """An endpoint with a gRPC server on the same port number, as a role's process has it."""
+    """An endpoint with a listener of streams, as a role's process has it."""
 
     def __init__(self, options: LinkOptions | None = None, ring: KeyRing | None = RING) -> None:
         self.id = EndpointID(secrets.randbits(62) | 1)
         self.handler = Recorder()
-        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, ring=ring, role="router")
-        self.server: grpc.aio.Server | None = None
-        self.port = 0
+        self.framed = framed_of("router", self.id)
+        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, ring=ring, role="router", framed=self.framed)
+        self.door = FramedDoor()
+        self.port = self.stream_port = 0
 
-    async def start(self, port: int = 0) -> Process:
-        for _ in range(20):
-            self.port = self.endpoint.bind("127.0.0.1", port)
-            self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-            self.endpoint.attach(self.server)
-            try:
-                if self.server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port:
-                    break
-            except RuntimeError:
-                pass
-            # The UDP port was free, the TCP port of the same number was not.
-            await self.endpoint.close()
-        else:
-            raise AssertionError("no port is free for both")
-        await self.server.start()
+    async def start(self) -> Process:
+        self.port = self.endpoint.bind("127.0.0.1", 0)
+        await self.listen()
         await self.endpoint.start()
         return self
 
+    async def listen(self) -> None:
+        """Take streams, at the same port as before."""
+        self.door = FramedDoor()
+        self.endpoint.attach(self.door)
+        self.stream_port = await self.door.bind("127.0.0.1", self.stream_port, fallback=False, reuse=True)
+        await self.door.start()
+
     @property
     def peer(self) -> Peer:
-        return Peer(self.id, "test", "127.0.0.1", self.port)
+        return Peer(self.id, "router", "127.0.0.1", self.port, self.stream_port)
 
     async def stop(self) -> None:
         try:
             await self.endpoint.close()
         finally:
-            if self.server is not None:
-                await self.server.stop(None)
+            await self.door.close()
 
 
 @pytest.fixture
@@ -142,7 +140,9 @@ async def test_a_peer_behind_an_address_translator_gets_datagrams_where_it_wants
     """Streams go to its own address. It does not know us, and answers to where the datagrams come from."""
     where: dict[EndpointID, tuple[str, int]] = {}
     inside, outside = Process(), Process()
-    outside.endpoint = Endpoint(outside.id, LinkOptions(), outside.handler, ring=RING, role="router", udp_address_of=where.get)
+    outside.endpoint = Endpoint(
+        outside.id, LinkOptions(), outside.handler, ring=RING, role="router", udp_address_of=where.get, framed=outside.framed
+    )  # fmt: skip
     for process in (inside, outside):
         processes.append(await process.start())
     translator = Translator(inside)
@@ -181,21 +181,9 @@ async def test_a_large_record_goes_by_stream_and_order_survives(processes: list[
     assert bob.handler.records == records * 2
 
 
-async def test_transport_stream_carries_records_in_order(processes: list[Process]) -> None:
-    alice, bob = await two(processes, LinkOptions(transport="stream", push_back_ms=20_000))
-    records = [make_record(number) for number in range(20_000)]
-    for start in range(0, len(records), 500):
-        alice.endpoint.send_records(bob.id, records[start : start + 500], token=start + 1)
-        bob.endpoint.send_records(alice.id, records[start : start + 500])
-    await until(lambda: len(alice.handler.settled) == 40 and len(alice.handler.records) == len(records))
-    assert all(handled for _, handled in alice.handler.settled)
-    assert bob.handler.records == records
-    assert alice.handler.records == records
-
-
 async def test_processes_differ_in_what_need_not_agree_and_in_the_key_that_signs(processes: list[Process]) -> None:
     both = {1: KEY, 2: NEXT}
-    processes.append(await Process(LinkOptions(transport="stream", suspect_after=3), KeyRing(both, 1)).start())
+    processes.append(await Process(LinkOptions(suspect_after=3), KeyRing(both, 1)).start())
     processes.append(await Process(LinkOptions(), KeyRing(both, 2)).start())
     alice, bob = processes
     for one, other in ((alice, bob), (bob, alice)):
@@ -249,15 +237,11 @@ async def test_a_stream_connects_again_after_the_peers_server_was_away(processes
     alice, bob = await two(processes)
     alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)
     await until(lambda: alice.handler.settled)
-    assert bob.server is not None
-    await bob.server.stop(None)
+    await bob.door.close()
     alice.endpoint.send_records(bob.id, [make_record(2, 200_000)], token=2)
     await until(lambda: len(alice.handler.settled) == 2)
     assert alice.handler.settled[1] == (2, False)
-    bob.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    bob.endpoint.attach(bob.server)
-    bob.server.add_insecure_port(f"127.0.0.1:{bob.port}")
-    await bob.server.start()
+    await bob.listen()
     tokens = itertools.count(3)
 
     def again() -> bool:
@@ -278,10 +262,9 @@ async def test_a_sender_outside_the_view_is_answered(processes: list[Process]) -
     alice.endpoint.send_control(bob.id, [b"hello"], token=1)
     await until(lambda: alice.handler.settled)
     bob.endpoint.send_control(alice.id, [b"answer"], token=2)
-    bob.endpoint.send_records(alice.id, [make_record(1, 200_000)], token=3)
-    await until(lambda: len(bob.handler.settled) == 2)
+    await until(lambda: bob.handler.settled)
     assert alice.handler.control == [b"answer"]
-    assert sorted(bob.handler.settled) == [(2, True), (3, True)]
+    assert bob.handler.settled == [(2, True)]
 
 
 async def test_a_new_process_waits_until_a_peer_that_answers_takes_what_it_sends(
@@ -308,7 +291,7 @@ async def test_a_host_name_is_looked_up_without_blocking(processes: list[Process
     for _ in range(2):
         processes.append(await Process(LinkOptions(push_back_ms=20_000)).start())
     alice, bob = processes
-    alice.endpoint.set_peers([Peer(bob.id, "test", "localhost", bob.port)])
+    alice.endpoint.set_peers([Peer(bob.id, "router", "localhost", bob.port)])
     alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
     await until(lambda: alice.handler.settled)
     assert alice.handler.settled == [(1, True)]
@@ -470,20 +453,29 @@ async def test_who_paces_the_loop_is_told_when_somebody_waits() -> None:
 
 async def test_streams_that_say_nothing_shut_nobody_out(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest makes room; one on which a peer has spoken stays."""
-    monkeypatch.setattr(stream, "MAX_INCOMING", 8)
     monkeypatch.setattr(stream, "MAX_SILENT", 4)
-    alice, bob = await two(processes, LinkOptions(transport="stream", push_back_ms=20_000))
-    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    alice, bob = await two(processes, LinkOptions(push_back_ms=20_000))
+    alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)
     await until(lambda: alice.handler.settled)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{bob.port}") as channel:
-        calls: list[Any] = []
-        for _ in range(12):
-            calls.append(LinkStub(channel).Exchange())
-            await calls[-1].wait_for_connection()
-        await until(lambda: sum(call.done() for call in calls) == 8)
-        assert [call.done() for call in calls] == [True] * 8 + [False] * 4
-        alice.endpoint.send_records(bob.id, [make_record(2)], token=2)
-        await until(lambda: len(alice.handler.settled) == 2)
-        assert bob.handler.keys() == [1, 2]
-        for call in calls:
-            call.cancel()
+    silent = [framed_of("router").call(bob.peer, LINK, bytes) for _ in range(12)]
+    ends = [asyncio.ensure_future(call.read()) for call in silent]
+    await until(lambda: sum(end.done() for end in ends) == 8)
+    assert bob.door.open == 1 + 4
+    alice.endpoint.send_records(bob.id, [make_record(2, 200_000)], token=2)
+    await until(lambda: len(alice.handler.settled) == 2)
+    assert bob.handler.keys() == [1, 2]
+    for call in silent:
+        await call.close()
+    await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def test_frames_that_are_not_for_this_process_end_their_stream(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    async with framed_of("router").call(bob.peer, LINK, bytes) as call:
+        await call.write(b"x" * 100)
+        with pytest.raises(StreamEnded, match="not a frame for this process"):
+            await call.read()
+    alice.endpoint.set_peers([replace(bob.peer, stream_port=0)])
+    alice.endpoint.send_records(bob.id, [make_record(1, 200_000), make_record(2)], token=1)
+    await until(lambda: alice.handler.settled)
+    assert (alice.handler.settled, bob.handler.keys()) == ([(1, False)], []), "no port is known"

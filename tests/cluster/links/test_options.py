@@ -28,7 +28,6 @@ def test_defaults_are_valid() -> None:
         ("max_queue_bytes", 1),
         ("max_record_bytes", 39),
         ("stream_frame_bytes", 2.5),
-        ("transport", "pigeon"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key(key: str, value: Any) -> None:

@@ -179,21 +179,6 @@ def test_a_large_control_message_goes_by_stream_too(world: World) -> None:
     assert alice.handler.settled == [(1, True)]
 
 
-def test_transport_stream_carries_all_records_and_leaves_control_and_heartbeats_on_datagrams(world: World) -> None:
-    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
-    alice.core.stream_connected(bob.id, True, world.now)
-    alice.send(bob, [make_record(number) for number in range(5000)], token=1)
-    alice.control(bob, [b"control"])
-    sent = alice.turn()
-    assert {data[3] for data in sent} == {2}
-    while streams.carry(alice):
-        alice.turn()
-    world.settle()
-    assert bob.handler.keys() == list(range(5000))
-    assert bob.handler.control == [b"control"]
-    assert max(bob.handler.batches) > 1000, "frames are larger than datagrams"
-
-
 def test_a_stream_that_breaks_settles_what_was_in_flight_on_it(world: World) -> None:
     alice, bob, streams = pair(world)
     alice.core.stream_connected(bob.id, True, world.now)
@@ -225,9 +210,9 @@ def test_without_a_stream_a_large_record_is_dropped_after_a_bounded_wait(world: 
 
 
 def test_what_waited_for_the_stream_is_not_dropped_when_it_comes(world: World) -> None:
-    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
+    alice, bob, streams = pair(world)
     for number in range(1, 301):
-        alice.send(bob, [make_record(number, 1000)], token=number)
+        alice.send(bob, [make_record(number, 200_000 if number == 1 else 1000)], token=number)
     world.advance(1.5)
     alice.core.stream_connected(bob.id, True, world.now)
     for _ in range(15):
@@ -274,18 +259,18 @@ def test_the_core_never_asks_to_be_woken_at_once_for_ever(world: World) -> None:
 
 def test_what_waits_for_a_suspect_peer_does_not_arrive_when_it_is_back(world: World) -> None:
     """Senders have gone to another one meanwhile: it would arrive behind later records."""
-    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
+    alice, bob, streams = pair(world)
     alice.core.stream_connected(bob.id, True, world.now)
     world.advance(1.8, keep=lambda data: False)
     alice.core.stream_connected(bob.id, False, world.now)
-    alice.send(bob, [make_record(3)], token=3)
+    alice.send(bob, [make_record(3, 200_000)], token=3)
     while alice.core.state(bob.id) is not PeerState.SUSPECT:
         world.advance(0.1, keep=lambda data: False)
     assert alice.handler.settled == [(3, False)]
     assert alice.core.stats().dropped == {"peer_suspect": 1}
     alice.core.stream_connected(bob.id, True, world.now)
     world.advance(1.5)
-    alice.send(bob, [make_record(5)], token=5)
+    alice.send(bob, [make_record(5, 200_000)], token=5)
     alice.turn()
     streams.carry(alice)
     world.settle()
@@ -293,10 +278,10 @@ def test_what_waits_for_a_suspect_peer_does_not_arrive_when_it_is_back(world: Wo
 
 
 def test_a_stream_that_holds_records_of_a_suspect_peer_is_reset(world: World) -> None:
-    alice, bob, _ = pair(world, LinkOptions(transport="stream"))
+    alice, bob, _ = pair(world)
     alice.core.stream_connected(bob.id, True, world.now)
     world.advance(1.8, keep=lambda data: False)
-    alice.send(bob, [make_record(1)], token=1)
+    alice.send(bob, [make_record(1, 200_000)], token=1)
     while alice.core.state(bob.id) is not PeerState.SUSPECT:
         world.advance(0.1, keep=lambda data: False)
     assert alice.core.outputs.resets == [bob.id]

@@ -1,4 +1,4 @@
-"""Replicas' ends of streams and snapshots over real gRPC, with a state of some files, and what they send each other."""
+"""Replicas' ends of streams and snapshots, real ones, with a state of some files, and what they send each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from cluster.replication.options import ReplicationOptions
 from cluster.replication.peers import Peers
 from cluster.replication.registry import LiveReplica
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
-from cluster.rpc.framed import Framed
 from cluster.rpc.framed_door import FramedDoor
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
@@ -26,6 +25,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotLeader, StateDamaged
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import replication_pb2 as pb
+from tests.support.framed import framed_of
 
 A, B = MemberID(0xA), MemberID(0xB)
 OPTIONS = ReplicationOptions()
@@ -67,9 +67,9 @@ class Machine:
 
 
 class Side:
-    """One replica: its streams, its snapshots, and what it heard. `framed`: it opens framed streams where they are offered."""
+    """One replica: its streams, its snapshots, and what it heard."""
 
-    def __init__(self, member: MemberID, folder: Path, framed: Framed | None = None) -> None:
+    def __init__(self, member: MemberID, folder: Path) -> None:
         self.member = member
         self.heard: list[Message] = []
         self.snapshots: list[SnapshotReceived] = []
@@ -82,14 +82,29 @@ class Side:
         self.server = grpc.aio.server(options=server_options(ClusterOptions()))
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.door, self.stream_port = FramedDoor(), 0
-        context: Any = SimpleNamespace(
-            role="xiu", options=SimpleNamespace(partition=3), server=self.server, streams=self.door, framed=framed
-        )
-        self.peers = Peers(context, OPTIONS, self.heard.append, lambda: member)
+        self.peers = Peers(self.context(), OPTIONS, self.heard.append, lambda: member)
         self.machine = Machine()
         self.receiver = SnapshotReceiver(self.machine, self.folder, lambda: self.installing, self._received)
         self.sender = SnapshotSender(self.machine, self.folder, self.peers, self._pin, self.sent.append)
         self.peers.serve(self.receiver.receive, self.receiver.held, self._promoted, self._clock_set)
+
+    def context(self) -> Any:
+        """Of its process."""
+        options = SimpleNamespace(partition=3)
+        return SimpleNamespace(role="xiu", options=options, server=self.server, streams=self.door, framed=framed_of("xiu"))
+
+    async def start(self) -> None:
+        """Serve calls and streams."""
+        await self.server.start()
+        self.stream_port = await self.door.bind("127.0.0.1", self.stream_port, fallback=False, reuse=True)
+        await self.door.start()
+
+    async def stop(self) -> None:
+        """End everything."""
+        await self.sender.close()
+        await self.peers.close()
+        await self.door.close()
+        await self.server.stop(None)
 
     def _pin(self, name: str, counter: int | None) -> None:
         if counter is None:
@@ -111,10 +126,10 @@ class Side:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def registered(self, port: int | None = None) -> LiveReplica:
-        """As the registry has it, at another port if that is given."""
-        port = self.port if port is None else port
-        node = Node("xiu", 3, 0, NodeState.RUNNING, "127.0.0.1", port, 0, EndpointID(1), 1, "", "", 0, stream_port=self.stream_port)
+    def registered(self, port: int = 0, stream_port: int = 0) -> LiveReplica:
+        """As the registry has it, with other ports if they are given."""
+        port, stream_port = port or self.port, stream_port or self.stream_port
+        node = Node("xiu", 3, 0, NodeState.RUNNING, "127.0.0.1", port, 0, EndpointID(1), 1, "", "", 0, stream_port=stream_port)
         return LiveReplica(Presence(0, self.member, 1), node)
 
 

@@ -1,4 +1,4 @@
-"""Streams and snapshots between two replicas over real gRPC; what is wrong with them is refused."""
+"""Streams and snapshots between two replicas; what is wrong with them is refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from cluster.replication.messages import Append, Appended, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, Position
 from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, new_outbox
 from cluster.replication.wire import encode_message
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.methods import REPLICATE
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
 from pixiu.errors import Unavailable
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import replication_pb2 as pb
 from tests.cluster.replication.sides import OPTIONS, A, B, Side, begin, data, end, log_of, parts_of
+from tests.support.framed import framed_of
 from tests.support.waiting import until
 
 Pair = tuple[Side, Side]
@@ -31,14 +35,13 @@ Pair = tuple[Side, Side]
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     """Two replicas that know each other."""
     one, two = Side(A, tmp_path / "a"), Side(B, tmp_path / "b")
+    for side in (one, two):
+        await side.start()
     for side, other, member in ((one, two, B), (two, one, A)):
-        await side.server.start()
         side.peers.set_live({member: other.registered()})
     yield one, two
     for side in (one, two):
-        await side.sender.close()
-        await side.peers.close()
-        await side.server.stop(None)
+        await side.stop()
 
 
 def append(sender: MemberID, counter: int) -> Append:
@@ -51,11 +54,12 @@ async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(p
         one.peers.send(B, encode_message(append(A, counter)))
     await until(lambda: len(two.heard) == 49)
     assert two.heard == [append(A, counter) for counter in range(1, 50)]
-    two.peers.set_live({A: one.registered(1)})  # it cannot reach the leader by itself
+    two.peers.set_live({A: one.registered(stream_port=1)})  # it cannot reach the leader by itself
     two.peers._heard[A] = (two.peers._incoming[A].outbox, float("inf"))
     two.peers.send(A, encode_message(Appended(2, B, 1, 49, 1.5)))
     await until(lambda: one.heard)
     assert one.heard == [Appended(2, B, 1, 49, 1.5)]
+    assert (two.door.open, two.door.served, list(two.peers._outgoing)) == (1, 1, [])
 
 
 async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
@@ -63,15 +67,14 @@ async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
     one.peers.send(B, encode_message(append(A, 1)))
     await until(lambda: two.heard)
     await two.server.stop(None)
+    await two.door.close()
     with pytest.raises(Unavailable):
         await one.peers.send_snapshot(B, parts_of(b""))
-    again = grpc.aio.server(options=server_options(ClusterOptions()))
-    two.server = again
-    assert again.add_insecure_port(two.address) == two.port
-    context: Any = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=again, streams=two.door, framed=None)
-    two.peers._context = context
+    two.server, two.door = grpc.aio.server(options=server_options(ClusterOptions())), FramedDoor()
+    assert two.server.add_insecure_port(two.address) == two.port
+    two.peers._context = two.context()
     two.peers.serve(two.receiver.receive, two.receiver.held, two._promoted, two._clock_set)
-    await again.start()
+    await two.start()
 
     def heard() -> bool:
         one.peers.send(B, encode_message(append(A, 2)))
@@ -108,18 +111,39 @@ async def test_who_is_not_reachable_or_hangs_costs_a_bounded_queue(pair: Pair) -
         ({"pixiu-to": f"{0xC:016x}"}, "this is the replica"),
         ({"pixiu-from": f"{B:016x}"}, "not another replica"),
         ({"pixiu-from": "x"}, "not a MemberID"),
+        (None, "this is xiu, partition 3"),
     ],
 )
-async def test_a_stream_that_is_meant_for_another_replica_is_refused(pair: Pair, changes: dict[str, str], said: str) -> None:
+async def test_what_is_meant_for_another_replica_is_refused(pair: Pair, changes: dict[str, str] | None, said: str) -> None:
     one, two = pair
-    metadata = tuple((dict(one.peers.metadata(B)) | changes).items())
+    words = dict(one.peers.metadata(B)) | changes if changes is not None else {}
+    assert said in await refused(two, words)
     async with grpc.aio.insecure_channel(two.address) as channel:
-        call: Any = channel.stream_stream("/pixiu.v1.Replication/Exchange")(metadata=metadata)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert said in str(refused.value.details())
+        with pytest.raises(grpc.aio.AioRpcError, match=said) as call:
+            resume: Any = channel.unary_unary("/pixiu.v1.Replication/ResumeSnapshot")
+            await resume(b"", metadata=tuple(words.items()))
+    assert call.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert two.heard == []
+
+
+async def refused(side: Side, words: dict[str, str]) -> str:
+    """Why a stream that begins with these words is not served."""
+    about = " ".join(f"{key}={value}" for key, value in words.items())
+    async with framed_of("xiu").call(side.registered().node, REPLICATE, bytes, about) as call:
+        with pytest.raises(StreamEnded) as ended:
+            await call.read()
+    return str(ended.value)
+
+
+async def test_a_full_house_and_a_replica_that_drains_take_no_more(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = pair
+    monkeypatch.setattr("cluster.replication.peers.MAX_STREAMS", 1)
+    one.peers.send(B, encode_message(append(A, 1)))
+    await until(lambda: two.heard)
+    words = dict(one.peers.metadata(B))
+    assert "more than 1 streams" in await refused(two, words | {"pixiu-from": f"{0xC:016x}"})
+    await two.peers.close()
+    assert "draining" in await refused(two, words)
 
 
 async def test_bytes_that_are_no_message_are_counted_and_the_stream_goes_on(pair: Pair) -> None:

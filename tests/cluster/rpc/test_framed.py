@@ -117,7 +117,6 @@ async def test_a_port_at_which_nobody_listens() -> None:
         async with call_to(1) as carrier:
             with pytest.raises(StreamEnded, match="connection refused"):
                 await ask(carrier, b"hello", 30.0)
-            assert not carrier.reached
 
 
 async def test_what_listens_there_speaks_something_else() -> None:

@@ -72,7 +72,6 @@ async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[Guar
 async def said(node: Node, cluster: ClusterOptions, role: str = "proxy", method: str = STORE) -> str:
     """What a caller gets for "hello"; with "refused" before it where trying again changes nothing."""
     calls = framed_calls(role, 3, cluster)
-    assert calls is not None
     async with calls.call(node, method, bytes) as call:
         try:
             return (await ask(call, b"hello", 60.0)).decode()
@@ -82,7 +81,7 @@ async def said(node: Node, cluster: ClusterOptions, role: str = "proxy", method:
 
 @pytest.mark.slow
 async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, tmp_path: Path) -> None:
-    cluster = ClusterOptions(streams="framed")
+    cluster = ClusterOptions()
     folder = tmp_path / "tls"
     shutil.copytree(folders / "tls", folder)
     async with xiu(folder, cluster) as (guard, node):
@@ -115,7 +114,7 @@ async def _revoked(node: Node, cluster: ClusterOptions) -> bool:
 
 
 async def test_new_certificates_are_shown_to_new_connections(folders: Path, tmp_path: Path) -> None:
-    cluster = ClusterOptions(streams="framed")
+    cluster = ClusterOptions()
     folder = tmp_path / "tls"
     shutil.copytree(folders / "tls", folder)
     async with xiu(folder, cluster) as (_, node):
@@ -134,8 +133,8 @@ async def test_a_ring_proves_roles_of_the_cluster(folders: Path, tmp_path: Path)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "1.key").write_bytes(b"1" * 32)
     (tmp_path / "both/2.key").write_bytes(b"2" * 32)
-    one = ClusterOptions(streams="framed", key_dir=str(tmp_path / "one"))
-    both = ClusterOptions(streams="framed", key_dir=str(tmp_path / "both"))
+    one = ClusterOptions(key_dir=str(tmp_path / "one"))
+    both = ClusterOptions(key_dir=str(tmp_path / "both"))
     with being(Tls(folders / "tls", "proxy")):
         for door, caller, taken in (
             (both, one, True),
@@ -147,4 +146,3 @@ async def test_a_ring_proves_roles_of_the_cluster(folders: Path, tmp_path: Path)
     keys = one.key_ring()
     assert stream_keys(keys, "proxy", "xiu") != stream_keys(keys, "relay", "xiu")
     assert stream_keys(None, "proxy", "xiu") is None
-    assert framed_calls("proxy", 3, ClusterOptions(streams="grpc")) is None

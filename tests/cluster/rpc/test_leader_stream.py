@@ -1,179 +1,162 @@
-"""Streams to a partition's leader: which replica is asked when one was left, and by which carrier."""
+"""Streams to a partition's leader: which replica is asked, and when."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
-import grpc.aio
 import pytest
 
-from cluster.rpc.framed import Framed, FramedHandler
+from cluster.rpc.framed import FramedHandler
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from cluster.rpc.methods import EXCHANGE
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
-from pixiu.rpc.channels import Channels
-from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
+from pixiu.wire.v1 import pi_pb2
+from tests.support.framed import framed_of
 from tests.support.waiting import until
 
 
-class Replica(pi_pb2_grpc.PiServicer):
+class Replica:
     """Says whether it leads, and how often it was asked."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch, self.leader, self.streams = epoch, "", 0
-        self.server = grpc.aio.server()
-        pi_pb2_grpc.add_PiServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.door, self.port = FramedDoor(), 0
+        self.door.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.exchange)
 
-    async def Exchange(self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Any) -> AsyncIterator[pi_pb2.PiReply]:
+    async def start(self) -> None:
+        self.port = await self.door.bind("127.0.0.1", self.port, fallback=False, reuse=True)
+        await self.door.start()
+
+    @property
+    def address(self) -> str:
+        """As the registry has it; nothing listens there."""
+        return f"127.0.0.1:{self.port - 3}"
+
+    async def exchange(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
         self.streams += 1
-        async for request in request_iterator:
-            yield pi_pb2.PiReply(request=request.request, epoch=self.epoch, server=pi_pb2.PiServer(address=self.leader))
+        while (request := await handler.read()) is not None:
+            server = pi_pb2.PiServer(address=self.leader)
+            await handler.write(pi_pb2.PiReply(request=request.request, epoch=self.epoch, server=server))
 
-    def node(self, number: int) -> Node:
-        return Node("pi", 0, number, NodeState.RUNNING, "127.0.0.1", self.port, 0, EndpointID(200 + number), 1, "", "", 0)
+    def node(self, number: int, state: NodeState = NodeState.RUNNING) -> Node:
+        port = self.port - 3
+        return Node("pi", 0, number, state, "127.0.0.1", port, 0, EndpointID(200 + number), 1, "", "", 0, stream_port=self.port)
+
+
+@asynccontextmanager
+async def running(*epochs: int) -> AsyncIterator[list[Replica]]:
+    """Replicas; epoch 0: it does not lead."""
+    replicas = [Replica(epoch) for epoch in epochs]
+    try:
+        for replica in replicas:
+            await replica.start()
+        yield replicas
+    finally:
+        for replica in replicas:
+            await replica.door.close()
+
+
+def view_of(*nodes: Node) -> View:
+    return View(Layout(1, {"pi": RoleLayout(1)}), nodes)
+
+
+class Caller:
+    """What a stream to a leader reported."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.ups: list[int] = []
+        self.downs: list[str] = []
+        self.replies: list[Reply] = []
+        self.crashes: list[BaseException] = []
+        self.stream = LeaderStream(
+            "pi", 0, lambda: self.view, framed_of("proxy"), up=self.ups.append, reply=self.replies.append, down=self.downs.append,
+            crash=self.crashes.append,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        await self.stream.close()
+        assert not self.crashes
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure there is a pause that does not end in a test."""
+    for name in ("FIRST_BACKOFF_S", "MAX_BACKOFF_S"):
+        monkeypatch.setattr(f"cluster.rpc.leader_stream.{name}", 3600.0)
 
 
 @pytest.mark.slow
-async def test_that_nobody_was_running_delays_no_stream_when_somebody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("patient")
+async def test_that_nobody_was_running_delays_no_stream_when_somebody_is() -> None:
     """The layout names the partitions that a doubling adds before their replicas run; their links are to be open at the cut."""
-    for name in ("FIRST_BACKOFF_S", "MAX_BACKOFF_S"):
-        monkeypatch.setattr(f"cluster.rpc.leader_stream.{name}", 3600.0)
-    make: Any = Replica
-    leader, follower = make(1), make(0)
-    follower.leader = f"127.0.0.1:{leader.port}"
-    view = View(Layout(1, {"pi": RoleLayout(1)}), ())
-    ups: list[int] = []
-    downs: list[str] = []
-    for replica in (leader, follower):
-        await replica.server.start()
-    stream = LeaderStream(
-        "pi", 0, lambda: view, Channels(), up=ups.append, reply=lambda _reply: None, down=downs.append, crash=lambda _error: None
-    )
-    try:
-        await until(lambda: len(downs) >= 2, "two looks in vain", limit_s=30)
-        view = View(view.layout, (follower.node(0),))
-        await until(lambda: ups, "a stream to the leader whom the follower names")
+    async with running(1, 0) as (leader, follower):
+        follower.leader = leader.address
+        caller = Caller(view_of())
+        await until(lambda: len(caller.downs) >= 2, "two looks in vain", limit_s=30)
+        caller.view = view_of(follower.node(0), leader.node(1, NodeState.INIT))
+        await until(lambda: caller.ups, "a stream to the leader whom the follower names")
         assert (follower.streams, leader.streams) == (1, 1)
-    finally:
-        await stream.close()
-        await asyncio.gather(*(replica.server.stop(None) for replica in (leader, follower)))
+        await caller.close()
 
 
 @pytest.mark.parametrize("place", [0, 1])
 async def test_who_leaves_a_leader_to_send_again_asks_nobody_else(place: int) -> None:
     """With two replicas every second stream would be opened at the one that does not lead first."""
-    make: Any = Replica  # which does not serve what is not called here
-    replicas: list[Replica] = [make(int(number == place)) for number in range(2)]
-    leader, follower = replicas[place], replicas[1 - place]
-    follower.leader = f"127.0.0.1:{leader.port}"
-    view = View(Layout(1, {"pi": RoleLayout(1)}), tuple(replica.node(number) for number, replica in enumerate(replicas)))
-    ups: list[int] = []
-    replies: list[Reply] = []
-    crashes: list[BaseException] = []
-    for replica in replicas:
-        await replica.server.start()
-    stream = LeaderStream(
-        "pi", 0, lambda: view, Channels(), up=ups.append, reply=replies.append, down=lambda _why: None, crash=crashes.append
-    )
-    try:
-        await until(lambda: len(ups) == 1, "a stream")
+    async with running(int(place == 0), int(place == 1)) as replicas:
+        leader, follower = replicas[place], replicas[1 - place]
+        follower.leader = leader.address
+        caller = Caller(view_of(*(replica.node(number) for number, replica in enumerate(replicas))))
+        await until(lambda: len(caller.ups) == 1, "a stream")
         asked = follower.streams
         for count in range(2, 5):
-            stream.leave(again=True)
-            await until(lambda count=count: len(ups) == count, "the next stream")  # type: ignore[misc]
+            caller.stream.leave(again=True)
+            await until(lambda count=count: len(caller.ups) == count, "the next stream")  # type: ignore[misc]
         assert follower.streams == asked
-        stream.send(pi_pb2.PiRequest(request=7))
-        await until(lambda: bool(replies), "an answer on the last one")
+        caller.stream.send(pi_pb2.PiRequest(request=7))
+        await until(lambda: bool(caller.replies), "an answer on the last one")
         leader.epoch, follower.epoch = 0, 2
-        leader.leader = f"127.0.0.1:{follower.port}"
-        stream.leave(again=True)
-        await until(lambda: len(ups) == 5, "a stream to the next leader, whom the former one names")
-        assert ups[-1] == 2
-        assert not crashes
-    finally:
-        await stream.close()
-        await asyncio.gather(*(replica.server.stop(None) for replica in replicas))
+        leader.leader = follower.address
+        caller.stream.leave(again=True)
+        await until(lambda: len(caller.ups) == 5, "a stream to the next leader, whom the former one names")
+        assert caller.ups[-1] == 2
+        await caller.close()
 
 
-class FramedReplica(Replica):
-    """Offers framed streams as well."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__(epoch)
-        self.framed, self.stream_port = 0, 0
-        self.door = FramedDoor()
-        self.door.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.exchange)
-
-    async def exchange(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
-        self.framed += 1
-        while (request := await handler.read()) is not None:
-            server = pi_pb2.PiServer(address=self.leader)
-            await handler.write(pi_pb2.PiReply(request=request.request, epoch=self.epoch, server=server))
-
-    def node(self, number: int) -> Node:
-        return replace(super().node(number), stream_port=self.stream_port)
+async def test_a_leader_that_is_named_is_asked_at_once_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.rpc.leader_stream.Backoff.after_s", lambda _self, failures: 0.01 if failures == 1 else 3600.0)
+    async with running(0, 1, 0) as (follower, leader, gone):
+        follower.leader = leader.address
+        await gone.door.close()
+        caller = Caller(view_of(follower.node(0), gone.node(1), leader.node(2, NodeState.INIT)))
+        await until(lambda: caller.ups, "a stream to the leader", limit_s=30)
+        assert [down.partition(": ")[0] for down in caller.downs] == [gone.address, follower.address]
+        await caller.close()
 
 
-@pytest.mark.slow
-async def test_a_framed_stream_is_opened_where_it_is_offered_and_grpc_where_its_port_is_closed() -> None:
-    make: Any = FramedReplica
-    replica: FramedReplica = make(1)
-    await replica.server.start()
-    view = View(Layout(1, {"pi": RoleLayout(1)}), (replica.node(0),))
-    ups: list[int] = []
-    downs: list[str] = []
-    replies: list[Reply] = []
-    stream = LeaderStream(
-        "pi", 0, lambda: view, Channels(), up=ups.append, reply=replies.append, down=downs.append, crash=lambda _error: None,
-        framed=Framed("proxy", 1, lambda _role: None, 1 << 20),
-    )  # fmt: skip
-    try:
-        await until(lambda: len(ups) == 1, "a stream to a replica that offers none")
-        assert (replica.streams, replica.framed) == (1, 0)
-        replica.stream_port = await replica.door.bind("127.0.0.1", 0, fallback=True)
-        await replica.door.start()
-        view = View(view.layout, (replica.node(0),))
-        stream.leave(again=True)
-        await until(lambda: len(ups) == 2, "a framed stream")
-        stream.send(pi_pb2.PiRequest(request=7))
-        await until(lambda: len(replies) == 1, "an answer on it")
-        assert (replica.streams, replica.framed) == (1, 1)
-        await replica.door.close()
-        await until(lambda: len(ups) == 3, "a stream although the port is closed")
-        assert (replica.streams, replica.framed) == (2, 1)
-        assert len(downs) == 2, "the two streams that ended: a port that is closed is no failure"
-    finally:
-        await stream.close()
-        await replica.door.close()
-        await replica.server.stop(None)
+@pytest.mark.usefixtures("patient")
+async def test_two_replicas_that_name_each_other_are_not_asked_without_a_pause() -> None:
+    async with running(0, 0) as (one, other):
+        one.leader, other.leader = other.address, one.address
+        caller = Caller(view_of(one.node(0), other.node(1)))
+        await until(lambda: len(caller.downs) >= 2, "both were asked")
+        await asyncio.sleep(0.2)
+        assert (one.streams, other.streams) == (1, 1)
+        one.epoch = 1
+        caller.stream.hurry()
+        await until(lambda: caller.ups, "a stream to the one that leads")
+        await caller.close()
 
 
-@pytest.mark.parametrize("leads", [0, 1])
-async def test_a_leader_is_found_where_no_framed_port_is_reached(leads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both replicas offer framed streams at ports that are closed on the way, and the first one asked may be either."""
-    for name in ("FIRST_BACKOFF_S", "MAX_BACKOFF_S"):
-        monkeypatch.setattr(f"cluster.rpc.leader_stream.{name}", 3600.0)
-    make: Any = FramedReplica
-    replicas: list[FramedReplica] = [make(int(number == leads)) for number in range(2)]
-    replicas[1 - leads].leader = f"127.0.0.1:{replicas[leads].port}"
-    for replica in replicas:
-        replica.stream_port = 1
-        await replica.server.start()
-    view = View(Layout(1, {"pi": RoleLayout(1)}), tuple(replica.node(number) for number, replica in enumerate(replicas)))
-    ups: list[int] = []
-    stream = LeaderStream(
-        "pi", 0, lambda: view, Channels(), up=ups.append, reply=lambda _reply: None, down=lambda _why: None,
-        crash=lambda _error: None, framed=Framed("proxy", 1, lambda _role: None, 1 << 20),
-    )  # fmt: skip
-    try:
-        await until(lambda: ups, "a stream to the leader")
-    finally:
-        await stream.close()
-        await asyncio.gather(*(replica.server.stop(None) for replica in replicas))
+async def test_a_replica_without_a_port_of_streams_is_a_clear_reason() -> None:
+    async with running(1) as (leader,):
+        caller = Caller(view_of(replace(leader.node(0), stream_port=0)))
+        await until(lambda: caller.downs, "it is not reached")
+        assert caller.downs[0] == f"{leader.address}: the pi at 127.0.0.1 has no stream_port in the registry"
+        await caller.close()

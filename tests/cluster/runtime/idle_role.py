@@ -50,7 +50,7 @@ class Idle:
         if self._context.options.fail == "view":
             raise ValueError("a bug in on_view")
         nodes = (node for node in view.nodes if node.endpoint != self._context.endpoint_id)
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
 
     async def start(self) -> None:
         say("start")

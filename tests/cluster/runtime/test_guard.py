@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
+from cluster.rpc import methods
 from cluster.runtime.audit import Audit, verify
 from cluster.runtime.guard import EVERYBODY, METHODS, NOBODY, PROCESSES, SAME, Guard, may_call, read_certificate
 from pixiu.errors import ConfigurationError
@@ -126,7 +127,8 @@ async def tried(address: str, role: str, method: str) -> grpc.StatusCode:
 
 
 def test_every_method_is_in_the_table() -> None:
-    assert set(SERVED) == {method for method in METHODS if method.startswith("/pixiu")}
+    streams = {method for name, method in vars(methods).items() if name.isupper()}
+    assert {*SERVED, *streams} == {method for method in METHODS if method.startswith("/pixiu")}
 
 
 def test_replicas_take_each_others_word_and_no_other_roles() -> None:

@@ -60,13 +60,12 @@ def test_without_a_file_the_defaults_are_right() -> None:
 def test_values_of_each_type_come_out_of_a_file(tmp_path: Path) -> None:
     cluster, options = load(
         tmp_path,
-        '[cluster]\nbig_rooms = [100, 200]\ntransport = "stream"\n'
+        "[cluster]\nbig_rooms = [100, 200]\n"
         '[router]\npartition = 3\nkinds = ["mail"]\n'
         'ratio = 1\nstrict = true\nlevel = "b"\nfolder = "y"\nnames = ["n"]\nports = []\n'
         '[proxy]\nkinds = "another role\'s table is not looked into"\n',
     )
     assert cluster.big_rooms == (100, 200)
-    assert cluster.transport == "stream"
     assert options == SampleOptions(
         partition=3, kinds=("mail",), ratio=1.0, strict=True, level="b", folder=Path("y"), names=("n",), ports=()
     )
@@ -203,7 +202,7 @@ def test_a_key_of_a_wrong_size_is_refused_and_never_shown(tmp_path: Path, size: 
 
 OTHER_CLUSTERS = (
     ("heartbeat_interval_ms", 500), ("suspect_after", 1), ("dead_after", 5), ("max_record_bytes", 2048), ("mtu_bytes", 1300),
-    ("loopback_mtu_bytes", 9000), ("push_back_ms", 100), ("transport", "stream"), ("fanout", "relay"), ("login_policy", "newest"),
+    ("loopback_mtu_bytes", 9000), ("push_back_ms", 100), ("fanout", "relay"), ("login_policy", "newest"),
     ("big_rooms", (10, 20)), ("weighted_routing", True), ("router_root", "/pubsub"), ("trace_fraction", 0.5),
 )  # fmt: skip
 """Every cluster setting but files, with another value than its default."""
@@ -212,7 +211,7 @@ OTHER_CLUSTERS = (
 def test_the_wire_hash_covers_what_must_agree_and_nothing_else() -> None:
     base = ClusterOptions()
     files = {"tls_dir", "key_dir", "ticket_key_dir", "registry_credentials_file"}
-    others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2"), ("streams", "grpc")]
+    others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2")]
     assert {key for key, _ in others} | files | {"guests"} == set(specs(ClusterOptions))
     changing = {key for key, value in others if replace(base, **{key: value}).wire_hash() != base.wire_hash()}
     assert changing == set(WIRE_DEFAULTS)
@@ -267,6 +266,6 @@ def test_a_registry_that_is_read_more_often_than_it_notices_anything_is_doubtful
 
 
 def test_links_get_the_clusters_and_the_roles_values() -> None:
-    options = link_options(ClusterOptions(mtu_bytes=1300, transport="stream"), RoleOptions(link_queue_bytes=2 << 20))
+    options = link_options(ClusterOptions(mtu_bytes=1300), RoleOptions(link_queue_bytes=2 << 20))
     options.validate()
-    assert (options.mtu_bytes, options.transport, options.max_queue_bytes) == (1300, "stream", 2 << 20)
+    assert (options.mtu_bytes, options.max_queue_bytes) == (1300, 2 << 20)

@@ -82,7 +82,7 @@ class Host:
     """A proxy, as publishers see it."""
 
     def __init__(self, clock: Clock) -> None:
-        self.options, self.turn, self.proofs = Options(), clock.turn, False
+        self.options, self.turn = Options(), clock.turn
         self.lender = Lender(self._acquire, lambda _worker: 1 << 60, 10)
         self.ids = MessageIDs(ClusterOptions())
         self.senders: SenderTickets | None = None
@@ -108,11 +108,7 @@ class Host:
     async def enter(self, _context: Any, _end: Callable[[str], None]) -> None:
         return None
 
-    def proven(self, _context: Any) -> bool:
-        return False
-
     def begins(self, *_: int) -> None: ...
-    def named(self, *_: Any) -> None: ...
     def left(self, _stream: int) -> None: ...
     def exempt(self, _stream: int) -> None: ...
 
@@ -171,7 +167,7 @@ def records(kind: Kind, count: int) -> bytes:
 async def test_the_largest_batches_of_fifty_publishers_are_worked_off_over_many_turns() -> None:
     clock = Clock()
     host = Host(clock)
-    publishers: Any = PublisherService(host, of_cluster=False)
+    publishers: Any = PublisherService(host)
     batch = records(Kind.ROOM, MAX_BATCH_RECORDS)
     largest = wire_pb2.PublishRequest(batch=batch, count=MAX_BATCH_RECORDS, position=1)
     async with serving(clock, lambda server: wire_pb2_grpc.add_PublisherServicer_to_server(publishers, server)) as channel:
@@ -257,7 +253,7 @@ class Counted:
 async def test_whatever_a_publisher_says_of_its_batch_it_is_bounded_first(seed: int) -> None:
     """Counts and sizes at random around the bounds: those above end the stream before a record is looked at."""
     chance, clock = random.Random(seed), Clock()
-    publishers: Any = PublisherService(Host(clock), of_cluster=False)
+    publishers: Any = PublisherService(Host(clock))
     async with serving(clock, lambda server: wire_pb2_grpc.add_PublisherServicer_to_server(publishers, server)) as channel:
         for _ in range(5):
             count, data = chance.choice(

@@ -48,7 +48,7 @@ def shape_of(seed: int) -> Shape:
         relays=1 + seed // 5 % 2,
         doubles=("", "broker", "relay", "router")[seed // 4 % 4],
         reorder=seed % 3 != 0,
-        stream=seed % 9 == 0,
+        lossless=seed % 9 == 0,
         through_relays=seed % 7 in (2, 5),
         policy=POLICIES[seed % 11 // 4],
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, TypeVar
 
 from cluster.links.head import HEAD
-from cluster.links.options import DATAGRAM, STREAM, LinkOptions
+from cluster.links.options import LinkOptions
 from cluster.membership.devices import LoginPolicy
 from cluster.membership.lww_map import Key
 from pixiu.ids import EndpointID, gateway_instance
@@ -59,8 +59,8 @@ class Shape:
     doubles: str = ""
     """The role that doubles meanwhile."""
     reorder: bool = True
-    stream: bool = False
-    """Whether records go by stream."""
+    lossless: bool = False
+    """Whether only faults lose datagrams. Else no message to a big room, whose copies go to all its VRooms, would be accepted."""
     through_relays: bool = False
     """Whether rooms' messages go through relays."""
     policy: LoginPolicy = LoginPolicy.ALL
@@ -80,10 +80,10 @@ class World:
 
     def __init__(self, seed: int, shape: Shape, variant: Variant) -> None:
         self.seed, self.shape, self.variant = seed, shape, variant
-        self.wire = Wire(seed, 0.06, 0.04, shape.reorder)
+        self.wire = Wire(seed, 0.0 if shape.lossless else 0.06, 0.04, shape.reorder)
         self.rng: random.Random = self.wire.rng
         self.heartbeat_s, self.recovery_s = HEARTBEAT_S, RECOVERY_S
-        self.link_options = LinkOptions(transport=STREAM if shape.stream else DATAGRAM)
+        self.link_options = LinkOptions()
         self.vrooms = VRooms(BIG_ROOM, BIG_ROOM + 1)
         self.counts: Counter[str] = Counter()
         self.raised: list[Exception] = []

@@ -288,7 +288,7 @@ class Machine:
             )
         context: Context[Any] = Context(
             role=role, options=options, cluster=ClusterOptions(), endpoint_id=EndpointID(self.number + 1), log=self.log,  # type: ignore[arg-type]
-            links=self, server=Anything(), membership=self.membership, zookeeper=Anything(), root="/pixiu",  # type: ignore[arg-type]
+            links=self, server=Anything(), framed=Anything(), membership=self.membership, zookeeper=Anything(), root="/pixiu",  # type: ignore[arg-type]
             metrics=Metrics(role, 0), current_view=lambda: world.view, crash=self._crash,
         )  # fmt: skip
         made = pi.service.Service(context) if role == "pi" else xiu.service.Service(context)

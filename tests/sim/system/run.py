@@ -53,7 +53,7 @@ def shape_of(seed: int) -> SystemShape:
         relays=1 + seed // 3 % 2,
         doubles=("", "relay", "router", "broker")[seed // 2 % 4],
         reorder=seed % 5 != 0,
-        stream=seed % 11 == 0,
+        lossless=seed % 11 == 0,
         through_relays=seed % 7 == 3,
         xius=1 + seed % 2,
         pis=1 + seed // 5 % 2,
