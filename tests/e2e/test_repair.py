@@ -18,10 +18,8 @@ from pixiu.wire.v1 import xiu_pb2
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, flip, repair
 from tests.support.roles import Roles
-from tests.support.roles import roles as roles
 from tests.support.stores import leader_of, wait_in_sync
 from tests.support.waiting import until
-from tests.support.zookeeper import own_server as own_server
 from tests.xiu.writer import Writer, mails
 
 NAMES = ("xiu-a", "xiu-b")
