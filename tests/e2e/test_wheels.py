@@ -46,6 +46,11 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+def pip(python: Path) -> tuple[str | Path, ...]:
+    """For an environment that has none of its own."""
+    return sys.executable, "-m", "pip", "--python", python
+
+
 def tops(wheel: Path) -> set[str]:
     """The top-level names that a wheel installs, without its own metadata."""
     return {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -73,9 +78,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, folder / part)
     sdk, servers = sorted(wheels.glob("pixiu_sdk-*.whl"))[0], sorted(wheels.glob("pixiu_cluster-*.whl"))[0]
     environment = folder / "empty"
-    run(sys.executable, "-m", "venv", environment)
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", sdk)
+    run(*pip(python), "install", "-q", "-c", ROOT / "constraints.txt", sdk)
     return Installed(sdk, servers, python)
 
 
@@ -86,7 +91,7 @@ def test_each_wheel_has_its_own_names(installed: Installed) -> None:
 
 
 def test_the_sdk_installs_alone_and_sends_a_message(installed: Installed, tmp_path: Path) -> None:
-    listed = run(installed.python, "-m", "pip", "list", "--format", "freeze").lower()
+    listed = run(*pip(installed.python), "list", "--format", "freeze").lower()
     assert not [name for name in ("typer", "rich", "structlog", "lmdb", "pyspark", "aiohttp") if f"{name}==" in listed]
     (tmp_path / "folder").mkdir()
     with running_cluster(tmp_path / "folder", "--proxies", "1", "--brokers", "1", "--routers", "1", "--relays", "0") as cluster:
