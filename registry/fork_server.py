@@ -168,15 +168,18 @@ class ForkServer:
     def _connected(self) -> socket.socket:
         if self._socket is not None:
             return self._socket
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            # The module's name is not this module's: it runs as __main__ there.
-            command = [sys.executable, "-m", "registry.fork_server", *self._modules]
-            self._server = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True, env=self._environment)
+        ours, self._server = self._launch()
         self._socket = ours
         self._reader = threading.Thread(target=self._read, args=(ours, self._server), name="fork-server", daemon=True)
         self._reader.start()
         return ours
+
+    def _launch(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # The module's name is not this module's: it runs as __main__ there.
+            command = [sys.executable, "-m", "registry.fork_server", *self._modules]
+            return ours, subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True, env=self._environment)
 
     def _read(self, connection: socket.socket, server: subprocess.Popen[bytes]) -> None:
         while True:

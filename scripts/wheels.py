@@ -77,9 +77,10 @@ def build(tree: Path, folder: Path) -> Wheels:
 
 def install(environment: Path, *requirements: str | Path) -> Path:
     """Make an environment that has nothing but `requirements` and what they need; returns its Python."""
-    run(sys.executable, "-m", "venv", environment)
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", ROOT / "constraints.txt", *requirements)
+    pip = sys.executable, "-m", "pip", "--python", python, "install", "-q", "--disable-pip-version-check"
+    run(*pip, "-c", ROOT / "constraints.txt", *requirements)
     return python
 
 

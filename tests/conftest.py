@@ -24,6 +24,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 from cluster.runtime.compiled import BUILD  # before all that may be compiled
 from tests.support.builds import derives_from_compiled, skip_what_changes_compiled_modules
 from tests.support.effort import CI
+from tests.support.shared_zookeeper import end_shared_server
 
 TESTS = Path(__file__).parent
 FOLDERS = ("e2e", "sim", "fuzz")
@@ -100,6 +101,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
     # What takes long comes first, so that no worker is left with it, and of that what all waits for one Spark.
     items.sort(key=lambda item: next((number for number, mark in enumerate(LONG) if item.get_closest_marker(mark)), len(LONG)))
+
+
+def pytest_sessionfinish() -> None:
+    """Also of each worker."""
+    end_shared_server()
 
 
 def group_of(nodeid: str) -> str:

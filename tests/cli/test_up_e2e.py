@@ -19,19 +19,11 @@ from tests.support.cluster import is_healthy
 pytestmark = pytest.mark.e2e
 LIMIT_S = 120.0
 SMALL = [
-    "--proxies",
-    "1",
-    "--gateways",
-    "1",
-    "--brokers",
-    "1",
-    "--routers",
-    "1",
-    "--mqtt-port",
-    "0",
-    "--zookeeper-port",
-    "0",
+    *(f"--{name}=1" for name in ("proxies", "gateways", "brokers", "routers", "relays", "xius", "pis")),
+    *(f"--{name}-replicas=1" for name in ("router", "relay", "xiu", "pi")),
+    *("--mqtt-port=0", "--zookeeper-port=0"),
 ]
+"""Every role once, and two brokers."""
 
 
 def command(*arguments: str) -> list[str]:

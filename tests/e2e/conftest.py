@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.roles import roles
-from tests.support.zookeeper import own_server
+from tests.support.zookeeper import own_server, zookeeper_server
 
-__all__ = ["own_server", "roles"]
+__all__ = ["own_server", "roles", "zookeeper_server"]
 
 
 @pytest.fixture(scope="module")

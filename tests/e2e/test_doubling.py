@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -16,8 +15,9 @@ import pixiu
 from registry.double_command import STOP_VARIABLE
 from registry.doubling import Phase
 from tests.e2e.test_clients_chat import paho_client
-from tests.support.cluster import PIXIU, LocalCluster, running_cluster
+from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.effort import portion
+from tests.support.forks import fork_pixiu
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -32,14 +32,10 @@ ONE_EACH = [f"--{role}-replicas=1" for role in ("broker", "router", "relay")]
 
 async def tool(cluster: LocalCluster, *arguments: str, killed_after: Phase | None = None) -> tuple[int, list[dict[str, object]]]:
     """One run of `pixiu double`: its exit code, and what it said."""
-    environment = {**os.environ, STOP_VARIABLE: killed_after.value if killed_after is not None else ""}
-    process = await asyncio.create_subprocess_exec(
-        PIXIU, "double", *arguments, "--target", cluster.target, "--json", stdout=asyncio.subprocess.PIPE, env=environment
-    )
-    async with asyncio.timeout(WAIT_S):
-        said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, [json.loads(line) for line in said.splitlines()]
+    environment = {STOP_VARIABLE: killed_after.value if killed_after is not None else ""}
+    command = ("double", *arguments, "--target", cluster.target, "--json")
+    done = await asyncio.to_thread(fork_pixiu, *command, environment=environment)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Traffic:

@@ -23,7 +23,8 @@ from tests.support.stores import figures, health, leader_of, wait_in_sync
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
-ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "2"))
+"""After two rounds each replica has led and was killed."""
 NAMES = ("pi-a", "pi-b")
 
 

@@ -18,10 +18,8 @@ from pixiu.wire.v1 import xiu_pb2
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, flip, repair
 from tests.support.roles import Roles
-from tests.support.roles import roles as roles
 from tests.support.stores import leader_of, wait_in_sync
 from tests.support.waiting import until
-from tests.support.zookeeper import own_server as own_server
 from tests.xiu.writer import Writer, mails
 
 NAMES = ("xiu-a", "xiu-b")
@@ -86,10 +84,17 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     nodes[leader] = await started(roles, leader)
     await until(lambda: leads(nodes[leader]), "it leads again")
     async with Writer(nodes[leader]) as writer:
-        codes = {code for code, _ in await writer.fetch(ids)}
-        assert codes == {"", "STORE_DAMAGED"}, "nobody is there to ask"
+        read = await writer.fetch(ids)
+        assert {code for code, _ in read} == {"", "STORE_DAMAGED"}, "nobody is there to ask"
+        assert [found or record for record, (code, found) in zip(records, read, strict=True)] == records
         with pytest.raises(grpc.aio.AioRpcError, match="STORE_DAMAGED"):
             await writer.scan()
+        meanwhile = mails(800, 3)
+        stored = await writer.store(meanwhile)
+        assert [code for code, _ in stored] == ["", "", ""]
+        assert await roles.metric(nodes[leader], "reads_damaged_total") > 0
+        records += meanwhile
+        ids += [identity for _, identity in stored]
     exit_code, found = await repair(roles)
     assert exit_code == 1
     assert "no other replica" in str(found)

@@ -6,7 +6,6 @@ The times from a kill to the next acknowledgement are printed; the aim is the se
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.support.replicas import Replicas, Writers
 from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
-ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
 Make = Callable[..., Awaitable[Replicas]]
 
 

@@ -24,6 +24,7 @@ from registry.keys import add_key, drop_keys, use_key
 from registry.pki import issue, make_authority, renew
 from tests.support.cluster import PIXIU, LocalCluster, running_cluster
 from tests.support.door_fuzz import Attack, Door
+from tests.support.forks import fork_pixiu
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -70,9 +71,8 @@ def authority(cluster: LocalCluster) -> str:
 
 def run(cluster: LocalCluster, folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A `pixiu` command with the certificate of this name in a folder, and the token."""
-    environment = os.environ | {TLS_DIR: str(folder), TLS_NAME: name, "PIXIU_TOKEN": token(cluster), "PIXIU_CA": authority(cluster)}
-    command = [PIXIU, *arguments, "--target", cluster.target]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    environment = {TLS_DIR: str(folder), TLS_NAME: name, "PIXIU_TOKEN": token(cluster), "PIXIU_CA": authority(cluster)}
+    return fork_pixiu(*arguments, "--target", cluster.target, environment=environment)
 
 
 def health(process: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 import pixiu
 from gateway.signal_table import folder_name
+from pixiu.discovery.target import parse_address
 from pixiu.ids import snowflake
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
@@ -154,7 +155,7 @@ async def test_a_gateway_that_was_killed_delivers_nothing_twice(cluster: LocalCl
     room = 8045
     victim = cluster.processes("gateway")[0]
     host, _, port = victim["mqtt"].rpartition(":")
-    table = Path("/dev/shm") / folder_name("/pubsub", host, int(port))
+    table = Path("/dev/shm") / folder_name(parse_address(cluster.target).root, host, int(port))
     inode = table.stat().st_ino
     now_ms = time.time_ns() // 1_000_000
     old = encode(Kind.SIGNAL, room, b"old", snowflake(now_ms, NOBODYS_WORKER, 1), flags=Flag.TO_ROOM)

@@ -73,7 +73,7 @@ def test_every_module_of_the_sdk_imports_without_the_servers(installed: Installe
 
 
 def test_the_sdk_installs_alone_and_sends_a_message(installed: Installed, tmp_path: Path) -> None:
-    listed = run(installed.python, "-m", "pip", "list", "--format", "freeze").lower()
+    listed = run(sys.executable, "-m", "pip", "--python", installed.python, "list", "--format", "freeze").lower()
     assert not [name for name in ("typer", "rich", "structlog", "lmdb", "pyspark", "aiohttp") if f"{name}==" in listed]
     (tmp_path / "folder").mkdir()
     with running_cluster(tmp_path / "folder", "--proxies", "1", "--brokers", "1", "--routers", "1", "--relays", "0") as cluster:

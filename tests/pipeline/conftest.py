@@ -17,9 +17,9 @@ import pixiu
 from pixiu.wire.record import Record, decode
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.roles import roles
-from tests.support.zookeeper import own_server
+from tests.support.zookeeper import zookeeper_server
 
-__all__ = ["own_server", "roles"]
+__all__ = ["roles", "zookeeper_server"]
 SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "gateways", "relays")]
 STORES = ["--relay-replicas=1", "--xius=2", "--xiu-replicas=2", "--pis=2", "--pi-replicas=1"]
 

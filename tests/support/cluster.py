@@ -1,4 +1,5 @@
-"""A whole cluster for a test: `pixiu up` as a user starts it, on free ports, in a folder of the test."""
+"""A whole cluster for a test: `pixiu up` as a user starts it, on free ports, in a folder of the test, beside the ZooKeeper that
+tests share."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ from typing import Any, TypeVar
 from pixiu.cli.status import ClusterStatus, read_status, status_json
 from pixiu.errors import PixiuError
 from pixiu.testing import running_event
+from registry.fork_server import Forked
+from tests.support.forks import FORKED_PIXIU, fork, fork_pixiu
+from tests.support.shared_zookeeper import shared_server
 from tests.support.waiting import pause_after
 
 PIXIU = str(Path(sys.executable).parent / "pixiu")
@@ -66,24 +70,19 @@ class LocalCluster:
     def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self._arguments = arguments
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = environment
         self._log = folder / "up.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self.target = ""
 
     def start(self) -> None:
         """Start it and wait until every process is Running."""
         free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0"]
-        command = [PIXIU, "up", "--data", str(self.folder / "run"), *free, *stores, "--json"]
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                [*command, *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=self._environment,
-            )
+        if not {"--registry", "--secure"} & set(self._arguments):
+            free += ["--registry", f"zk://{shared_server().address}/{self.folder.parent.name}-{self.folder.name}"]
+        command = ["up", "--data", str(self.folder / "run"), *free, *stores, "--json", *self._arguments]
+        self._log.write_bytes(b"")
+        self._process = fork(FORKED_PIXIU, ["", *command], self._log, self._environment)
         self.target = wait_for(self._running, "the cluster")
 
     def _running(self) -> str:
@@ -104,14 +103,15 @@ class LocalCluster:
 
     def pixiu(self, command: str, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
         """Run a `pixiu` command, such as "status" or "inbox list", against the cluster."""
-        return subprocess.run(self._command(command, *arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
+        return fork_pixiu(*self._command(command, *arguments), limit_s=timeout_s)
 
     def start_pixiu(self, command: str, *arguments: str) -> subprocess.Popen[str]:
         """The same in the background."""
-        return subprocess.Popen(self._command(command, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        words = [PIXIU, *self._command(command, *arguments)]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def _command(self, command: str, *arguments: str) -> list[str]:
-        return [PIXIU, *command.split(), "--target", self.target, *arguments]
+        return [*command.split(), "--target", self.target, *arguments]
 
     def status(self) -> dict[str, Any]:
         """`pixiu status --json`. Raises PixiuError."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from registry.fork_server import PRELOADED, Forked, ForkServer
+from tests.support.waiting import WAIT_S
 
 PROJECT = Path(__file__).resolve().parents[2]
-OURS = ("tests.support.replicated_role", "tests.support.deaf_role")
+FORKED_PIXIU = "tests.support.forked_pixiu"
+OURS = ("tests.support.replicated_role", "tests.support.deaf_role", "tests.support.imported_pixiu")
 
 
 @cache
@@ -29,3 +33,18 @@ def fork(module: str, arguments: Sequence[str], log: Path, environment: Mapping[
     """`python -m MODULE ARGUMENTS…`, its output appended to a log."""
     with open(log, "ab") as output:
         return _server().start(module, arguments, output, _environment() | dict(environment or {}))
+
+
+def fork_pixiu(
+    *arguments: str, environment: Mapping[str, str] | None = None, limit_s: float = WAIT_S
+) -> subprocess.CompletedProcess[str]:
+    """`pixiu ARGUMENTS…`, until it ends. Of the environment variables can only be more, and none less."""
+    with tempfile.TemporaryDirectory(prefix="pixiu-command-") as folder:
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        process = fork(FORKED_PIXIU, [str(errors), *arguments], output, environment)
+        try:
+            code = process.wait(limit_s)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(["pixiu", *arguments], code, output.read_text(), errors.read_text())

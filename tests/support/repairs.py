@@ -12,7 +12,7 @@ import lmdb
 from pi.chunk import ENTRY, ENTRY_BYTES, Chunk
 from pi.keys import CRC_BYTES, chunk_key
 from pixiu.errors import StoreDamaged
-from tests.support.cluster import PIXIU
+from tests.support.forks import fork_pixiu
 from tests.support.roles import Roles
 from xiu.dedupe import Dedupe
 from xiu.store import Store
@@ -79,6 +79,5 @@ def damage_dedupe_window(folder: Path, records: list[bytes]) -> list[bytes]:
 async def repair(roles: Roles, *more: str) -> tuple[int, dict[str, Any]]:
     """`pixiu repair --json`."""
     arguments = ["repair", "--target", roles.target(), "--json", *more]
-    process = await asyncio.create_subprocess_exec(PIXIU, *arguments, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
-    return process.returncode or 0, json.loads(said) if said else {}
+    done = await asyncio.to_thread(fork_pixiu, *arguments)
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}

@@ -22,7 +22,7 @@ from registry.fork_server import Forked
 from registry.layout import ensure_layout
 from tests.support.forks import fork
 from tests.support.waiting import until
-from tests.support.zookeeper import connected
+from tests.support.zookeeper import connected, remove
 
 WAIT_S = 120.0
 """For what must come; generous, because machines are loaded."""
@@ -39,6 +39,7 @@ class Roles:
         self._processes: dict[str, Forked] = {}
         self._places: dict[str, tuple[str, str, int]] = {}
         self._refused: set[str] = set()
+        self._roots: set[str] = {DEFAULT_ROOT}
 
     def target(self, root: str = DEFAULT_ROOT) -> str:
         """What a client connects to."""
@@ -46,6 +47,7 @@ class Roles:
 
     async def layout(self, root: str = DEFAULT_ROOT, **partitions: int) -> None:
         """Write a cluster's first layout."""
+        self._roots.add(root)
         await ensure_layout(self.zookeeper, root, {role: RoleLayout(n, n, 1) for role, n in partitions.items()})
 
     def start(self, name: str, root: str = DEFAULT_ROOT, *, deaf: bool = False, partition: int = -1, **settings: object) -> None:
@@ -55,6 +57,7 @@ class Roles:
         busy machine, because who connects anew reads the registry.
         """
         role = name.partition("-")[0]
+        self._roots.add(root)
         wanted = SETTINGS | {"registry": self.target(root), "data_dir": str(self.folder / name)}
         wanted |= {"partition": str(partition)} if partition >= 0 else {}
         wanted |= {"poll_interval_s": "3600", "session_timeout_ms": "120000"} if deaf else {}
@@ -139,6 +142,11 @@ class Roles:
             assert process.returncode == (2 if name in self._refused else 0), (name, process.returncode, self.log(name))
             assert "Traceback" not in self.log(name), self.log(name)
 
+    async def leave_nothing(self) -> None:
+        """Remove what the test wrote, for the next one."""
+        for root in self._roots:
+            await remove(self.zookeeper, root)
+
     async def running(self, *names: str) -> list[Node]:
         """Their nodes, once all are Running."""
         found: dict[str, Node] = {}
@@ -159,14 +167,15 @@ class Roles:
 
 
 @pytest.fixture
-async def roles(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Roles]:
-    """Processes and their ZooKeeper, ended with the test."""
-    zookeeper = await connected(own_server)
-    found = Roles(tmp_path, own_server, zookeeper)
+async def roles(zookeeper_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Roles]:
+    """Processes beside the ZooKeeper that tests share, ended with the test."""
+    zookeeper = await connected(zookeeper_server)
+    found = Roles(tmp_path, zookeeper_server, zookeeper)
     try:
         yield found
     finally:
         await asyncio.to_thread(found.stop)
+        await found.leave_nothing()
         await zookeeper.close()
 
 

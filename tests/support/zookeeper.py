@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import secrets
 import signal
 import struct
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.ids import EndpointID
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import wait_for
+from tests.support.shared_zookeeper import own_root, shared_server
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come."""
@@ -34,28 +33,19 @@ CLOSE_SESSION = -11
 CONNECT_ANSWER_BYTES = 41
 """Its answer to a connection; what follows is the answer to the request after that."""
 
-_shared: list[tuple[EmbeddedZooKeeper, tempfile.TemporaryDirectory[str]]] = []
-_roots = itertools.count(1)
-_users: list[None] = []
+
+async def remove(zookeeper: ZooKeeper, path: str) -> None:
+    """A node and all below it, while processes that were killed have sessions left."""
+    with contextlib.suppress(NoNode):
+        for child in await zookeeper.children(path):
+            await remove(zookeeper, f"{path}/{child}")
+        await zookeeper.delete(path)
 
 
 @pytest.fixture(scope="session")
-def zookeeper_server() -> Iterator[EmbeddedZooKeeper]:
-    """One server for all tests of a run, which leave it running; shared by all conftests that import this."""
-    if not _shared:
-        folder = tempfile.TemporaryDirectory(prefix="pixiu-zookeeper-")
-        server = EmbeddedZooKeeper(folder.name)
-        server.start()
-        _shared.append((server, folder))
-    _users.append(None)
-    try:
-        yield _shared[0][0]
-    finally:
-        _users.pop()
-        if not _users:
-            server, folder = _shared.pop()
-            server.stop()
-            folder.cleanup()
+def zookeeper_server() -> EmbeddedZooKeeper:
+    """The server that tests share."""
+    return shared_server()
 
 
 @pytest.fixture
@@ -72,7 +62,7 @@ def own_server(tmp_path: object) -> Iterator[EmbeddedZooKeeper]:
 @pytest.fixture
 def root() -> str:
     """A root of the test's own."""
-    return f"/test{next(_roots)}"
+    return own_root()
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""The `pixiu` command for a process that has imported what it needs, which is most of what a command takes:
+`python -m tests.support.forked_pixiu ERRORS ARGUMENTS…`. The fork server of `pixiu up` is a fork of it, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from pixiu.cli.main import allow_open_files, main
+from registry import fork_server
+from registry.children import child_environment
+from registry.fork_server import PRELOADED, ForkServer
+
+LAUNCH = ForkServer._launch
+UP = "up"
+
+
+class Fork:
+    """A child of this process, with what a `ForkServer` needs of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def kill(self) -> None:
+        """Send SIGKILL. It is not reaped before `wait`."""
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Reap it."""
+        os.waitpid(self._pid, 0)
+
+
+def fork_first() -> None:
+    """Fork the fork server before there is a thread or a socket. Does not return in it, nor in what it forks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()
+        os.dup2(theirs.fileno(), 0)
+        theirs.close()
+        os.environ.update(child_environment())
+        fork_server.main(PRELOADED)
+        sys.exit()
+    theirs.close()
+
+    def launch(self: ForkServer) -> Any:
+        """The first one is there. One after it is a user's."""
+        ForkServer._launch = LAUNCH  # type: ignore[method-assign]
+        return ours, Fork(pid)
+
+    ForkServer._launch = launch  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    if errors := sys.argv.pop(1):
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    if sys.argv[1] == UP:
+        allow_open_files()
+        fork_first()
+    main()

@@ -1,0 +1,10 @@
+"""Imports every command of `pixiu`, before processes are forked that run one."""
+
+from __future__ import annotations
+
+from setproctitle import getproctitle
+
+from pixiu.cli.main import application
+
+getproctitle()  # it finds its memory before a process gets another environment
+application()
