@@ -79,7 +79,7 @@ sim: $(VENV)/.dev
 	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim
 
 grow: $(VENV)/.dev  # every role doubles twice under load: ten minutes; FAULT=child and the like break something in each phase
-	$(BIN)/python -m benchmarks.growth --fault $(or $(FAULT),none)
+	$(BIN)/python -m benchmarks.clusters.growth --fault $(or $(FAULT),none)
 
 bench: $(VENV)/.dev  # Pixiu and the other servers that are installed, on the same work: BENCH="--case rooms --rounds 1" and the like
 	$(BIN)/pixiu bench --peers $(BENCH)

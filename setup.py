@@ -1,4 +1,4 @@
-"""Builds what `cluster.runtime.compiled` names, where there are a C compiler and mypy; else the servers are plain Python.
+"""Builds what `cluster.core.compiled` names, where there are a C compiler and mypy; else the servers are plain Python.
 
     python setup.py build_ext --build-lib .          in place: `make native`
     pip wheel --no-build-isolation .                 a wheel with it; in an isolated build mypy is missing, and the wheel is plain
@@ -22,7 +22,7 @@ from setuptools.errors import BaseError, CompileError, LinkError
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from cluster.runtime.compiled import FOLDER, MODULES, STAMP, SUFFIX, SWITCH, library_of, names, source_of, stamp  # noqa: E402
+from cluster.core.compiled import FOLDER, MODULES, STAMP, SUFFIX, SWITCH, library_of, names, source_of, stamp  # noqa: E402
 
 OPTIMIZATION = os.environ.get("PIXIU_OPTIMIZATION", "1")
 """Of the C compiler: 0 to 3."""
@@ -56,7 +56,7 @@ class BuildCompiled(build_ext):
     """Compiles all modules into one folder, and writes there what they were compiled from."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """All in one folder, each by its full name: `cluster.runtime.compiled` finds them there, and nothing else does."""
+        """All in one folder, each by its full name: `cluster.core.compiled` finds them there, and nothing else does."""
         return f"{FOLDER}/{fullname}{SUFFIX}"
 
     def get_ext_fullpath(self, ext_name: str) -> str:

@@ -2,6 +2,6 @@
 
 import sys
 
-from cluster.runtime.compiled import BUILD
+from cluster.core.compiled import BUILD
 
 print(f"build: {BUILD}", file=sys.stderr)

@@ -7,13 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-NO_BENCHMARKS = {"__main__", "growth", "peers", "stores"}
+NO_BENCHMARKS = {"attack_load", "attack_requests", "growth", "peers", "stores"}
 """Parts of other benchmarks, and the long run of `make grow`."""
 
 
 def main() -> int:
     """Run all. Returns the highest of their exit codes."""
-    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name not in NO_BENCHMARKS]
+    here = Path(__file__).parent
+    names = [
+        f"{folder}.{module.name}"
+        for folder in ("cores", "clusters", "attacks")
+        for module in pkgutil.iter_modules([str(here / folder)])
+        if module.name not in NO_BENCHMARKS
+    ]
     codes = []
     for name in names:
         print(f"== {name}", flush=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.runtime.contract import SendRecords
+from cluster.core.contract import SendRecords
 
 MAX_WAITING_RECORDS: Final = 100_000
 """Records that wait. Policy: beyond it all are released, in whatever order they arrive."""

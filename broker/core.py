@@ -16,14 +16,14 @@ from typing import ClassVar, Final
 from broker.fanout import Fanout, Routed
 from broker.feeds import Feed, FeedState
 from broker.multicast import AddressedFanout, Relays, Way
+from cluster.core.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived, Settled
+from cluster.core.parcels import Target
 from cluster.membership import events as ev
-from cluster.membership.anti_entropy import Outcome as Repair
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
-from cluster.membership.member_core import MemberCore
-from cluster.membership.member_state import ClusterView, MemberCounters
-from cluster.runtime.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived, Settled
-from cluster.runtime.parcels import Target
+from cluster.membership.map.anti_entropy import Outcome as Repair
+from cluster.membership.map.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
+from cluster.membership.member.core import MemberCore
+from cluster.membership.member.state import ClusterView, MemberCounters
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.placement.partition import rendezvous_order, share_rooms
 from pixiu.wire.trace import UNTRACED, Tracer

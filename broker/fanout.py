@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from cluster.core.parcels import Target, discard, take_parcels
 from cluster.membership.events import Effect
-from cluster.runtime.parcels import Target, discard, take_parcels
 from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 

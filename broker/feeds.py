@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from cluster.membership.isolation import OUT_OF_CONTACT_S
-from cluster.membership.lww_map import Key, Update
-from cluster.membership.member_state import retry_pause_s
+from cluster.membership.map.isolation import OUT_OF_CONTACT_S
+from cluster.membership.map.lww_map import Key, Update
+from cluster.membership.member.state import retry_pause_s
 from pixiu.ids import EndpointID
 
 MAX_QUEUED_MESSAGES: Final = 200_000

@@ -13,8 +13,8 @@ from typing import Final
 
 from broker.barriers import Barriers
 from broker.fanout import FanoutCounters, Routed
+from cluster.core.parcels import Target, discard, take_parcels
 from cluster.membership.events import Effect
-from cluster.runtime.parcels import Target, discard, take_parcels
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, ROOM, ROUTE, SIGNAL, SIZE_FIELD, Flag

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.runtime.fields import bounded
-from cluster.runtime.options import PacedOptions, PartitionedOptions
+from cluster.settings.fields import bounded
+from cluster.settings.options import PacedOptions, PartitionedOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from broker.options import Options
-from cluster.runtime.context import Context
+from cluster.process.context import Context
 from pixiu.discovery.agreement import disagreement
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import Layout, View

@@ -1,4 +1,4 @@
-"""The broker's shell: `cluster.membership.member_service` around its core, and rooms' messages.
+"""The broker's shell: `cluster.membership.member.service` around its core, and rooms' messages.
 
 Source: PiXiu §2.3, §5.3.
 """
@@ -13,14 +13,14 @@ from broker.feeds import FeedState
 from broker.introductions import Introductions
 from broker.options import Options
 from broker.router_root import RouterRoot
+from cluster.core.contract import TICK, RecordsReceived, Settled
+from cluster.core.role import totals
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership import events as ev
-from cluster.membership.lww_map import LwwMap
-from cluster.membership.member_service import MemberService, gateways_of
-from cluster.runtime.context import Context
-from cluster.runtime.contract import TICK, RecordsReceived, Settled
-from cluster.runtime.role import totals
-from cluster.runtime.tracing import tracer_of
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.member.service import MemberService, gateways_of
+from cluster.process.context import Context
+from cluster.process.tracing import tracer_of
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID

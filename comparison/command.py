@@ -16,8 +16,8 @@ from comparison.report import as_json, machine, missing_lines, notes, render, re
 from comparison.results import OURS, doubts, wrong
 from comparison.servers import PEERS
 from comparison.suite import run
-from pixiu.cli.output import console, error_console, print_json
 from pixiu.errors import InvalidArgument
+from tools.cli.output import console, error_console, print_json
 
 DEFAULT_SECONDS: Final = 3.0
 MIN_SECONDS: Final = 0.2

@@ -24,8 +24,8 @@ from typing import Final
 from comparison.accounts import NUMBER, Stream
 from comparison.cases import CASES, Case
 from comparison.wires import WIRES, Wire, packet_id
-from pixiu.tools.load.histogram import Histogram
-from pixiu.tools.load.pace import Pace
+from tools.load.histogram import Histogram
+from tools.load.pace import Pace
 
 HOST: Final = "127.0.0.1"
 CHUNK: Final = 1 << 16

@@ -23,9 +23,9 @@ from comparison.accounts import NUMBER
 from comparison.cases import CASES, Case
 from comparison.load import STALL_S, WARM_S, cpu_used_s, step
 from comparison.mail_wires import MAIL_WIRES, Inbox, MailWire
-from pixiu.tools.load.histogram import Histogram
-from pixiu.tools.load.payload import monotonic_us
-from pixiu.tools.load.tally import Tally
+from tools.load.histogram import Histogram
+from tools.load.payload import monotonic_us
+from tools.load.tally import Tally
 
 DRAIN_S: Final = 0.01
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.runtime.compiled import SWITCH, build_of_new_process
-from registry.up import LocalCluster, UpOptions
+from cluster.core.compiled import SWITCH, build_of_new_process
+from onebox.up import LocalCluster, UpOptions
 
 
 @dataclass(frozen=True)

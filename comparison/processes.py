@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from registry.children import DieWithParent
+from onebox.children import DieWithParent
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 CPU_CLOCK: Final = 2

@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import RenderableType
 from rich.table import Table
 
-from cluster.runtime.compiled import build_of_new_process
+from cluster.core.compiled import build_of_new_process
 from comparison.cases import CASES
 from comparison.results import OURS, Results, cpu_us, doubts, middle, ratios, wrong
 from comparison.servers import Peer

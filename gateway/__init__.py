@@ -1,3 +1,3 @@
-"""The gateway. Its first import decides whether the compiled build runs (`cluster.runtime.compiled`)."""
+"""The gateway. Its first import decides whether the compiled build runs (`cluster.core.compiled`)."""
 
-import cluster.runtime.compiled  # noqa: F401
+import cluster.core.compiled  # noqa: F401

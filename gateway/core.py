@@ -15,18 +15,18 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from cluster.core.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.lww_map import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
-from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.membership.map.lww_map import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
 from gateway import events as ev
-from gateway.dedupe import Dedupe
-from gateway.devices import DeviceIndex
-from gateway.mail import MailBook
-from gateway.membership_reporter import Answered, MembershipReporter
-from gateway.rooms import Channel, Client, RoomIndex
-from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
-from gateway.traces import Traces
+from gateway.delivery.dedupe import Dedupe
+from gateway.delivery.mail import MailBook
+from gateway.delivery.signals import SIGNAL, MemoryTable, Signals, SignalTable
+from gateway.delivery.traces import Traces
+from gateway.membership.devices import DeviceIndex
+from gateway.membership.reporter import Answered, MembershipReporter
+from gateway.membership.rooms import Channel, Client, RoomIndex
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms, with_key
 from pixiu.placement.ordered_routes import Routes

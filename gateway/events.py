@@ -1,4 +1,4 @@
-"""Events of a gateway's core, and the effects that it requests, besides those that all cores share (`cluster.runtime.contract`).
+"""Events of a gateway's core, and the effects that it requests, besides those that all cores share (`cluster.core.contract`).
 
 A connection is a number assigned by the shell. A channel is a target of subscriptions: a room (`topic` is None) or a free topic
 inside its room.
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from cluster.core.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.lww_map import Update
-from cluster.runtime.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
-from gateway.mail_run import MailRun
+from cluster.membership.map.lww_map import Update
+from gateway.mail.run import MailRun
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import control_pb2
 
@@ -64,7 +64,7 @@ class Opened:
     wall_ms: int = 0
     """Unix milliseconds."""
     login: bool = True
-    """True if it counts as a login of the user; see `cluster.membership.devices`."""
+    """True if it counts as a login of the user; see `cluster.membership.map.devices`."""
     name: str = ""
     """Name of the device, given by its user."""
 
@@ -130,14 +130,14 @@ class Replaced:
 
     uin: int
     key: int
-    """As in `cluster.membership.devices.device_key`."""
+    """As in `cluster.membership.map.devices.device_key`."""
     connect_time: int
     reason: int
 
 
 @dataclass(frozen=True, slots=True)
 class HealingReceived:
-    """A router or relay asks for the state of this gateway, with one of the messages of `cluster.membership.anti_entropy`."""
+    """A router or relay asks for the state of this gateway, with one of the messages of `cluster.membership.map.anti_entropy`."""
 
     peer: EndpointID
     control: control_pb2.Control
@@ -158,7 +158,7 @@ class MailDevice(NamedTuple):
 
     uin: int
     key: int
-    """As in `cluster.membership.devices.device_key`."""
+    """As in `cluster.membership.map.devices.device_key`."""
     connect_time: int
     device: int
 
@@ -200,7 +200,7 @@ class DeviceLane(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MailArrived:
-    """A relay's batch, read by `gateway.mail.read_batch`."""
+    """A relay's batch, read by `gateway.delivery.mail.read_batch`."""
 
     stream: int
     devices: Sequence[MailDevice]

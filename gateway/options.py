@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.runtime.doors import ClientRoleOptions, Door
-from cluster.runtime.fields import bounded
-from cluster.runtime.options import PacedOptions
+from cluster.listeners.doors import ClientRoleOptions, Door
+from cluster.settings.fields import bounded
+from cluster.settings.options import PacedOptions
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 

@@ -16,35 +16,35 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from cluster.access.doors import guard_of
+from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
+from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.membership.digest import Digest, Rule
-from cluster.membership.digest_keys import KEYS_S, DigestKeys
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.lww_map import encode_messages
+from cluster.membership.map.digest import Digest, Rule
+from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
+from cluster.membership.map.lww_map import encode_messages
+from cluster.process.context import Context
+from cluster.process.tracing import tracer_of
 from cluster.rpc.methods import DELIVER
-from cluster.runtime.context import Context
-from cluster.runtime.contract import END_OF_TURN, TICK, RecordsReceived, Settled
-from cluster.runtime.door_tls import DoorTls
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.role import RoleShell, Runner, totals
-from cluster.runtime.tracing import tracer_of
+from cluster.settings.options import ClusterOptions
+from cluster.trust.door_tls import DoorTls
 from gateway import events as ev
-from gateway.clients import Clients
-from gateway.controls import event_of, signals_delivered
+from gateway.clients.clients import Clients
+from gateway.clients.publishing import ConfirmedPublishers
 from gateway.core import Core
+from gateway.delivery.signal_table import SharedTable, folder_name, open_table
+from gateway.delivery.signals import SignalTable
+from gateway.delivery.trace_files import TraceWriter, open_traces
+from gateway.grpc.mail_streams import MailDeliveryService
+from gateway.grpc.subscriber import SubscriberService
 from gateway.identity import Identity
-from gateway.listener import Listener
-from gateway.mail_streams import MailDeliveryService
-from gateway.mqtt import MQTTConnection
+from gateway.membership.controls import event_of, signals_delivered
+from gateway.mqtt.connection import MQTTConnection
+from gateway.mqtt.listener import Listener
+from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.options import Options
-from gateway.publishing import ConfirmedPublishers
-from gateway.signal_table import SharedTable, folder_name, open_table
-from gateway.signals import SignalTable
-from gateway.subscriber import SubscriberService
-from gateway.ticket_client import TicketClient
-from gateway.tickets import Tickets
-from gateway.tls_handshake import TlsHandshake
-from gateway.trace_files import TraceWriter, open_traces
+from gateway.tickets.client import TicketClient
+from gateway.tickets.held import Tickets
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
@@ -171,7 +171,7 @@ class Service(RoleShell):
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)
 
     def on_settings(self, _cluster: ClusterOptions, options: Options) -> None:
-        """See `cluster.runtime.live_settings.Reconfigurable`."""
+        """See `cluster.settings.live_settings.Reconfigurable`."""
         self._options = options
         self._clients.set_options(options)
 

@@ -3,7 +3,7 @@
     request ──▶ checked ──▶ one entry a turn ──▶ replicated log ──▶ committed, applied ──▶ reply with results
        └──▶ reads, while this replica leads and holds its lease
 
-`cluster.replication.core` decides who leads and what is committed; `pi.state` assigns the numbers.
+`cluster.replication.core.core` decides who leads and what is committed; `pi.state` assigns the numbers.
 
 Source: PiXiu §6.2; docs/routing.md, docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cluster.replication.events import Accepted, Persisted
-from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, Tick
+from cluster.core.contract import NEVER, EndOfTurn, EventTable, Tick
+from cluster.replication.core.events import Accepted, Persisted
 from pi import events as ev
 from pi.checks import NOBODY, appends_of, check, check_users, writers_of
-from pi.doubling import Phase, Record, served
-from pi.reading import Read, Refusal
+from pi.doubling.phases import Phase, Record, served
+from pi.inboxes.reading import Read, Refusal
 from pi.state import Results
 from pixiu.errors import (
     DiskFull,

@@ -1,5 +1,5 @@
-"""Events and effects of a Pi replica's core. Those of replication are in `cluster.replication.events`, the common ones in
-`cluster.runtime.contract`. Pure.
+"""Events and effects of a Pi replica's core. Those of replication are in `cluster.replication.core.events`, the common ones in
+`cluster.core.contract`. Pure.
 
 Source: docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cluster.replication.events import Accepted, Persisted
-from cluster.runtime.contract import EndOfTurn, Tick
-from pi.doubling import Record
-from pi.reading import DeviceFound
+from cluster.core.contract import EndOfTurn, Tick
+from cluster.replication.core.events import Accepted, Persisted
+from pi.doubling.phases import Record
+from pi.inboxes.reading import DeviceFound
 from pi.state import Results
 from pixiu.wire.levels import Level, Triple
 

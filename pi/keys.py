@@ -1,14 +1,15 @@
 """Keys and values of Pi's state. Pure.
 
     key (big-endian)                                     value (little-endian, then a CRC-32 of key and value)
-    K | UIN u64 | lane u8 | InboxSeq u64                 a chunk, under the first InboxSeq that belongs into it: see `pi.chunk`
+    K | UIN u64 | lane u8 | InboxSeq u64                 a chunk, under the first InboxSeq that belongs into it: see
+    `pi.inboxes.chunk`
     H | UIN u64 | lane u8                                head: last, floor, base, gap, dropped, hour, highest counters, D?
     C | UIN u64 | device u16 | lane u8                   cursor: UpTo u64 | map u64
     D | UIN u64 | lane u8                                deleted: n × (first InboxSeq u64 | last u64)
     U | UIN u64                                          the user's devices: number, session, seen at, client ID of each
     T | hour u32 | UIN u64 | lane u8                     nothing: the inbox got entries in that hour
     G | worker u16                                       epoch u32 | generation u32
-    P                                                    where the doubling of this partition stands: see `pi.doubling`
+    P                                                    where the doubling of this partition stands: see `pi.doubling.phases`
     M                                                    applied position, clock, limits, where the sweeps are
 
 Times are seconds since 2020, u32. LMDB does not detect a bit that flipped on the disk. The CRC covers the key too, so that a value

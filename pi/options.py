@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.replication.role_options import ReplicatedOptions
-from cluster.runtime.fields import bounded, choice
+from cluster.settings.fields import bounded, choice
 from pixiu.wire.inbox_operations import Limits
 
 DAY_S = 24 * 3600

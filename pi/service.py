@@ -15,28 +15,28 @@ import time
 from pathlib import Path
 from typing import Final
 
+from cluster.core.contract import END_OF_TURN, TICK
+from cluster.core.role import RoleShell, Runner, totals
+from cluster.process.context import Context
+from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.doubling import DoublingService, phase_samples
-from cluster.replication.events import Accepted, Persisted
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
 from cluster.rpc.methods import EXCHANGE
-from cluster.runtime.context import Context
-from cluster.runtime.contract import END_OF_TURN, TICK
-from cluster.runtime.role import RoleShell, Runner, totals
 from pi import events as ev
-from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
-from pi.doubling import Phase, Record
-from pi.doubling_leader import DoublingLeader
-from pi.export import PiExport
-from pi.learner import Teacher
-from pi.machine import Machine
+from pi.doubling.phases import Phase, Record
+from pi.handover.leader import DoublingLeader
+from pi.handover.learner import Teacher
+from pi.inboxes.reading import Read
 from pi.options import Options
-from pi.reading import Read
-from pi.repairer import Repairer
+from pi.repair.comparing import Comparer, ReplicasService
+from pi.repair.repairer import Repairer
 from pi.state import Results
-from pi.streams import PiService, Stream, level_of, message_of, reads_of
-from pi.work import work_of
+from pi.store.machine import Machine
+from pi.streams.export import PiExport
+from pi.streams.streams import PiService, Stream, level_of, message_of, reads_of
+from pi.streams.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final, ParamSpec
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
-from pi.chunk import ENTRY
-from pi.deletions import Deletions
-from pi.doubling import DOUBLING_KEY, DOUBLING_KIND
-from pi.doubling_state import DoublingState
+from pi.doubling.phases import DOUBLING_KEY, DOUBLING_KIND
+from pi.doubling.state import DoublingState
 from pi.early import EARLY_KIND, Early, TakenOtherwise, early_of
-from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
-from pi.inbox import MAX_DEVICES, Device, Head, User
-from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
+from pi.inboxes.chunk import ENTRY
+from pi.inboxes.deletions import Deletions
+from pi.inboxes.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
+from pi.inboxes.inbox import MAX_DEVICES, Device, Head, User
+from pi.inboxes.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
+from pi.inboxes.loss import Loss
+from pi.inboxes.reading import Read as Read
+from pi.inboxes.reading import Reader
+from pi.inboxes.reading import Refusal as Refusal
+from pi.inboxes.unwritten import Changes, Store, Table
 from pi.keys import CHUNK_ENTRIES, EPOCH_S, META_KEY, META_VERSION, WRITER_VALUE, time_key, writer_key
-from pi.loss import Loss
-from pi.reading import Read as Read
-from pi.reading import Reader
-from pi.reading import Refusal as Refusal
-from pi.unwritten import Changes, Store, Table
 from pixiu.errors import MalformedData, StateDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.cursor import Cursor

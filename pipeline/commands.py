@@ -19,8 +19,8 @@ import typer
 
 from pipeline.reading import problem_of, write_tables
 from pipeline.session import open_session
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
 from pixiu.errors import InvalidArgument, PixiuError
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Compare what is stored, what inboxes list and what was acknowledged. Exit code 1: something does not match."""
-    from pipeline import audit as job
+    from pipeline.jobs import audit as job
 
     _needs_folder(html)
     options = job.AuditOptions(target, settle, window, unacked, sends, receipts)
@@ -123,7 +123,7 @@ def skew(
     as_json: AsJson = False,
 ) -> None:
     """Report hot rooms and users, loads of partitions at n, 2n and 4n, and a verdict: leave, double, or VRooms."""
-    from pipeline import skew as job
+    from pipeline.jobs import skew as job
 
     _needs_folder(html)
     options = job.SkewOptions(target, log, key, partitions, top)
@@ -141,7 +141,7 @@ def latency(
     as_json: AsJson = False,
 ) -> None:
     """Report percentiles of the time inside each hop and on each link."""
-    from pipeline import latency as job
+    from pipeline.jobs import latency as job
 
     _needs_folder(html)
     options = job.LatencyOptions(traces, minute)
@@ -162,7 +162,7 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Archive stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
-    from pipeline import archive as job
+    from pipeline.archive import archive as job
 
     _needs_folder(html)
     options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader, accept_loss)
@@ -189,7 +189,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Restore an archive into partitions of Xiu that lost their storage, under the messages' own MsgIDs. Another run continues."""
-    from pipeline import restore as job
+    from pipeline.archive import restore as job
 
     _needs_folder(html)
     wanted = _names(partitions)
@@ -223,7 +223,7 @@ def retention(
     as_json: AsJson = False,
 ) -> None:
     """Trim from Xiu what is archived, verified and acknowledged. Exit code 1: some of it is not archived and was kept."""
-    from pipeline import retention as job
+    from pipeline.archive import retention as job
 
     _needs_folder(html)
     options = job.RetentionOptions(target, path.rstrip("/"), operator(), reason, older_than, unread, dry_run, reader)
@@ -240,7 +240,7 @@ def find(
     as_json: AsJson = False,
 ) -> None:
     """Show messages in the archive's files, by MsgID; needs no Spark and no cluster. Exit code 1: some were not found."""
-    from pipeline.archived import read_messages
+    from pipeline.archive.archived import read_messages
 
     wanted = [_number(text) for text in msg_ids]
     found = {row["msg_id"]: row for row in read_messages(path, wanted).to_pylist()}
@@ -295,7 +295,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Sum up JSON that devices send to a user, in windows of time: what is new since the last run."""
-    from pipeline import ingest as job
+    from pipeline.jobs import ingest as job
 
     _needs_folder(html)
     options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window)

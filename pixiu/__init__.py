@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any
 from pixiu.version import __version__
 
 if TYPE_CHECKING:
-    from pixiu.client.awaited import SendFailure
     from pixiu.client.client import Client, ClientStats, connect
     from pixiu.client.connection_events import ConnectionEvent, ConnectionEventStream, ConnectionState
     from pixiu.client.destination import Room, Topic, User
     from pixiu.client.directory import ClusterMap
-    from pixiu.client.inbox import Inbox
-    from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
-    from pixiu.client.inbox_mail import Mail
-    from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState, Entry, Lane
-    from pixiu.client.inbox_view import InboxView
-    from pixiu.client.mail import MailCounters
-    from pixiu.client.mail_receipt import MailReceipt
-    from pixiu.client.mail_writer import MailWriter
-    from pixiu.client.message import Message
+    from pixiu.client.inbox.core import GapReason, MailGap, MailIntakeCounters
+    from pixiu.client.inbox.inbox import Inbox
+    from pixiu.client.inbox.mail import Mail
+    from pixiu.client.mail.core import MailCounters
+    from pixiu.client.mail.receipt import MailReceipt
+    from pixiu.client.mail.writer import MailWriter
+    from pixiu.client.messages.message import Message
     from pixiu.client.options import ClientOptions
     from pixiu.client.presence import UserPresence
-    from pixiu.client.signalling import SignalReceipt
-    from pixiu.client.streams import Receipt
-    from pixiu.client.subscriber import Subscription, SubscriptionCounters
-    from pixiu.client.sync import (
+    from pixiu.client.receive.subscriber import Subscription, SubscriptionCounters
+    from pixiu.client.send.awaited import SendFailure
+    from pixiu.client.send.signalling import SignalReceipt
+    from pixiu.client.send.streams import Receipt
+    from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, Entry, Lane
+    from pixiu.client.stores.view import InboxView
+    from pixiu.client.sync.client import (
         SyncClient,
         SyncConnectionEvents,
         SyncRoom,
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         SyncWriter,
         connect_sync,
     )
-    from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
-    from pixiu.client.sync_receipt import SyncReceipt, SyncSignalReceipt
-    from pixiu.client.sync_view import SyncInboxView
+    from pixiu.client.sync.mail import SyncInbox, SyncMailReceipt, SyncMailWriter
+    from pixiu.client.sync.receipts import SyncReceipt, SyncSignalReceipt
+    from pixiu.client.sync.view import SyncInboxView
     from pixiu.client.writer import Writer
     from pixiu.errors import (
         ConfigurationError,

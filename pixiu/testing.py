@@ -100,7 +100,7 @@ class Cluster:
                 # This process holds the other end of the child's standard input, so the child ends when this process does, for any
                 # reason.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "pixiu.cli.main", "up", "--json", "--until-eof", *self._arguments(folder)],
+                    [sys.executable, "-m", "tools.cli.main", "up", "--json", "--until-eof", *self._arguments(folder)],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -1,3 +1,3 @@
-"""The proxy. Its first import decides whether the compiled build runs (`cluster.runtime.compiled`)."""
+"""The proxy. Its first import decides whether the compiled build runs (`cluster.core.compiled`)."""
 
-import cluster.runtime.compiled  # noqa: F401
+import cluster.core.compiled  # noqa: F401

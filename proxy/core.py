@@ -16,8 +16,8 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
+from cluster.core.contract import EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
-from cluster.runtime.contract import EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from pixiu import errors
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
@@ -38,13 +38,13 @@ from pixiu.wire.record import (
 )
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
-from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
-from proxy.destinations import NOBODY, Destinations, Target
-from proxy.offline_notices import OfflineNotices
-from proxy.permits import REFUSALS
-from proxy.rates import PublisherRates, Rates
-from proxy.signals import AwaitedSignals
-from proxy.topic_keys import with_rooms
+from proxy.publishers.permits import REFUSALS
+from proxy.publishers.rates import PublisherRates, Rates
+from proxy.records.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
+from proxy.records.destinations import NOBODY, Destinations, Target
+from proxy.records.offline_notices import OfflineNotices
+from proxy.records.signals import AwaitedSignals
+from proxy.records.topic_keys import with_rooms
 
 MAX_HELD_PARCELS = 10_000
 """Parcels of records that wait for a change of routes; beyond it the change waits no longer."""
@@ -55,7 +55,7 @@ NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
 ALL_KINDS: Final = frozenset({"room", "chat"})
-"""Kinds of records that come here; mail has a pipeline of its own, `proxy.mail`."""
+"""Kinds of records that come here; mail has a pipeline of its own, `proxy.mail.pipeline`."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Core:
         barrier_ms: see `pixiu.placement.ordered_routes.Routes`.
         vrooms: the cluster's big rooms.
         topics: the rooms of free topics.
-        vrooms_per_s: see `proxy.big_rooms`.
+        vrooms_per_s: see `proxy.records.big_rooms`.
         rates: what publishers and rooms may send.
         kinds: kinds that are taken: "room", "chat".
         receipts: False if the gateways belong to another cluster, whose proxies alone hear from them.

@@ -1,13 +1,13 @@
-"""Events of a proxy's core, and the effects that it requests, besides those that all roles share (`cluster.runtime.contract`)."""
+"""Events of a proxy's core, and the effects that it requests, besides those that all roles share (`cluster.core.contract`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.runtime.contract import RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import RecordsReceived, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Sampler
-from proxy.rates import Rates
+from proxy.publishers.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cluster.runtime.contract import EndOfTurn, Tick
+from cluster.core.contract import EndOfTurn, Tick
 from pixiu.ids import msg_lane
 from pixiu.wire.levels import Level, Triple
 

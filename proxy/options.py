@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.runtime.doors import ClientRoleOptions
-from cluster.runtime.fields import bounded, choices
-from cluster.runtime.options import PacedOptions
+from cluster.listeners.doors import ClientRoleOptions
+from cluster.settings.fields import bounded, choices
+from cluster.settings.options import PacedOptions
 
 
 @dataclass(frozen=True, kw_only=True)

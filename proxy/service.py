@@ -16,16 +16,16 @@ from google.protobuf.message import DecodeError
 from cluster.access.authorities import Authorities
 from cluster.access.doors import enter, guard_of
 from cluster.access.guard import Guard, Session
+from cluster.core.contract import TICK, RecordsReceived, Settled
+from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
+from cluster.metrics.histogram import SIZES, OneAtATime
+from cluster.process.context import Context
+from cluster.process.tracing import tracer_of
 from cluster.rpc import methods
-from cluster.runtime import tickets
-from cluster.runtime.context import Context
-from cluster.runtime.contract import TICK, RecordsReceived, Settled
-from cluster.runtime.followed_keys import ProofKeys
-from cluster.runtime.histogram import SIZES, OneAtATime
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.role import RoleShell, Runner, totals
-from cluster.runtime.tracing import tracer_of
+from cluster.settings.options import ClusterOptions
+from cluster.trust import tickets
+from cluster.trust.followed_keys import ProofKeys
 from pixiu.discovery.node import NodeState, run_of
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
@@ -39,15 +39,15 @@ from pixiu.wire.v1 import control_pb2, tickets_pb2, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
-from proxy.mail_service import MAX_PUBLISHERS, MailService
-from proxy.message_ids import MessageIDs
+from proxy.mail.service import MAX_PUBLISHERS, MailService
 from proxy.options import Options
 from proxy.presence import PresenceService
-from proxy.publisher import PublisherService, PublisherStream
-from proxy.rates import Rates
-from proxy.sender_tickets import SenderTickets
-from proxy.ticket_issuer import LOOK_S, TicketIssuer
-from proxy.worker_leases import Lender
+from proxy.publishers.message_ids import MessageIDs
+from proxy.publishers.rates import Rates
+from proxy.publishers.sender_tickets import SenderTickets
+from proxy.publishers.ticket_issuer import LOOK_S, TicketIssuer
+from proxy.publishers.worker_leases import Lender
+from proxy.records.publisher import PublisherService, PublisherStream
 from registry.kicks import KickRequests
 from registry.leases import WORKERS_TO_LEND, WorkerLeases
 
@@ -72,7 +72,7 @@ def _rates(options: Options) -> Rates:
 
 
 class Service(RoleShell):
-    """Runs the proxy's cores: records (`proxy.core`), mail (`proxy.mail`), notices (`proxy.mail_notices`)."""
+    """Runs the proxy's cores: records (`proxy.core`), mail (`proxy.mail.pipeline`), notices (`proxy.notices.mail_notices`)."""
 
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
@@ -140,7 +140,7 @@ class Service(RoleShell):
     # What the runtime calls.
 
     def on_settings(self, cluster: ClusterOptions, options: Options) -> None:
-        """See `cluster.runtime.live_settings.Reconfigurable`."""
+        """See `cluster.settings.live_settings.Reconfigurable`."""
         self._traced_before += self._sampler.marked if self._sampler is not None else 0
         self._sampler = _sampler(cluster)
         self._records.step(ev.LimitsChanged(_rates(options), options.big_room_vrooms_per_s, self._sampler))

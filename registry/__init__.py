@@ -1,6 +1,6 @@
-"""Writers to ZooKeeper: membership, leases, the layout; and the embedded ZooKeeper of one machine.
+"""Writers to ZooKeeper: membership, leases, settings, the layout.
 
-Its first import decides whether the compiled build runs (`cluster.runtime.compiled`): the process that forks others begins here.
+Its first import decides whether the compiled build runs (`cluster.core.compiled`).
 """
 
-import cluster.runtime.compiled  # noqa: F401
+import cluster.core.compiled  # noqa: F401

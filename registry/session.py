@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from pixiu.cli.reachable import check_reachable
+from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cluster.runtime.live_settings import Settings, changed
+from cluster.settings.live_settings import Settings, changed
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
 from pixiu.errors import Unavailable

@@ -1,3 +1,3 @@
-"""The relay role. Its first import decides whether the compiled build runs (`cluster.runtime.compiled`)."""
+"""The relay role. Its first import decides whether the compiled build runs (`cluster.core.compiled`)."""
 
-import cluster.runtime.compiled  # noqa: F401
+import cluster.core.compiled  # noqa: F401

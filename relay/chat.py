@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cluster.core.parcels import Target, discard, take_parcels
 from cluster.membership.events import Effect
-from cluster.runtime.parcels import Target, discard, take_parcels
 from pixiu.wire.record import ADDRESSED, CHAT, FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import take_apart

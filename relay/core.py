@@ -5,7 +5,7 @@
       └─────────┼─┘ users who are offline
     gateway ────┘ a device connected or disconnected: passed on to the peers, kept in the Relay DB, confirmed
 
-Messages of gateways are handled by `cluster.membership.replica_core`, over `cluster.membership.devices.Devices`.
+Messages of gateways are handled by `cluster.membership.replica.core`, over `cluster.membership.map.devices.Devices`.
 
 Source: PiXiu §7.3; docs/architecture.md, "A message to a user", docs/memberships.md.
 """
@@ -16,14 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from cluster.membership.devices import Connection, Devices, connection_of
+from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, Tick
+from cluster.core.parcels import Target
 from cluster.membership.events import Effect, UnprovenLogins
-from cluster.membership.forwards import Group, Outcome
-from cluster.membership.lww_map import ENTRY_BYTES, Applied, Update
-from cluster.membership.replica_core import ReplicaCore
-from cluster.membership.replica_state import State
-from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, Tick
-from cluster.runtime.parcels import Target
+from cluster.membership.map.devices import Connection, Devices, connection_of
+from cluster.membership.map.lww_map import ENTRY_BYTES, Applied, Update
+from cluster.membership.replica.core import ReplicaCore
+from cluster.membership.replica.forwards import Group, Outcome
+from cluster.membership.replica.state import State
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.membership.devices import MAX_TOGETHER, Connection, Devices
+from cluster.membership.map.devices import MAX_TOGETHER, Connection, Devices
 
 MAX_CONTESTED: Final = MAX_TOGETHER
 """Limit of tracked users. Policy: the one that waits longest is dropped, and its logins stay."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cluster.membership.lww_map import ENTRY, VALUE, Update
-from cluster.runtime.tickets import GRACE_S, MAX_TICKET_S, TICKET_BYTES, signer
+from cluster.membership.map.lww_map import ENTRY, VALUE, Update
+from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, TICKET_BYTES, signer
 from pixiu.wire.v1 import control_pb2
 
 CONNECT_TIME_SHIFT: Final = 3
-"""Flags below the connect time in a device's value: see `cluster.membership.devices`."""
+"""Flags below the connect time in a device's value: see `cluster.membership.map.devices`."""
 MS_SHIFT: Final = 16
-"""Bits below the milliseconds of a connect time: see `gateway.hybrid_clock`."""
+"""Bits below the milliseconds of a connect time: see `gateway.membership.hybrid_clock`."""
 LOOK_S: Final = 60.0
 """Interval at which the oldest connect time that counts moves on, seconds."""
 

@@ -1,4 +1,4 @@
-"""The relay's shell: `cluster.membership.replica_service` around its core, users' messages, and presence queries.
+"""The relay's shell: `cluster.membership.replica.service` around its core, users' messages, and presence queries.
 
 Source: PiXiu §7.3.
 """
@@ -10,17 +10,17 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.core.contract import RecordsReceived
+from cluster.core.role import totals
 from cluster.links.api import Outcome, PeerState
-from cluster.membership.devices import LoginPolicy
 from cluster.membership.events import UnprovenLogins
-from cluster.membership.replica_service import ReplicaService
-from cluster.membership.replica_state import State
-from cluster.runtime import tickets
-from cluster.runtime.context import Context
-from cluster.runtime.contract import RecordsReceived
-from cluster.runtime.followed_keys import ProofKeys
-from cluster.runtime.role import totals
-from cluster.runtime.tracing import tracer_of
+from cluster.membership.map.devices import LoginPolicy
+from cluster.membership.replica.service import ReplicaService
+from cluster.membership.replica.state import State
+from cluster.process.context import Context
+from cluster.process.tracing import tracer_of
+from cluster.trust import tickets
+from cluster.trust.followed_keys import ProofKeys
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID, hex_id
@@ -28,8 +28,8 @@ from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from relay.core import MAX_QUERY, Core
 from relay.login_proofs import LoginProofs
-from relay.mail_devices import TrackedDevices
-from relay.mail_service import MailService
+from relay.mail.devices import TrackedDevices
+from relay.mail.service import MailService
 from relay.options import Options
 
 

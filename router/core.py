@@ -1,6 +1,6 @@
 """The router's core: room membership reported by gateways, kept equal with its peers, and sent to brokers.
 
-All of it is `cluster.membership.replica_core`, over `cluster.membership.lww_map.LwwMap`.
+All of it is `cluster.membership.replica.core`, over `cluster.membership.map.lww_map.LwwMap`.
 
 Source: PiXiu §2.4, §5 and §5.2; docs/architecture.md, docs/memberships.md, docs/routing.md, "Partitions".
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cluster.membership.replica_core import ReplicaCore
+from cluster.membership.replica.core import ReplicaCore
 
 
 class Core(ReplicaCore):

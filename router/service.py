@@ -1,13 +1,13 @@
-"""The router's shell: `cluster.membership.replica_service` around its core.
+"""The router's shell: `cluster.membership.replica.service` around its core.
 
 Source: PiXiu §2.4, §5.2.
 """
 
 from __future__ import annotations
 
-from cluster.membership.lww_map import LwwMap
-from cluster.membership.replica_service import ReplicaService
-from cluster.runtime.context import Context
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.replica.service import ReplicaService
+from cluster.process.context import Context
 from router.core import Core
 from router.options import Options
 

@@ -1,11 +1,12 @@
-"""Draw who imports whom: one Markdown page of the product's rooms, and the rules that it must keep.
+"""Draw who imports whom: one Markdown page of the product's packages and folders, and the rules that they must keep.
 
-A room is a package, without the packages in it, or a module beside the packages of `pixiu/`.
+A family is what lies directly in a folder: a module, or a folder with everything in it. The families of the root are the packages.
 
     python scripts/import_graph.py           writes docs/import_graph.md
     python scripts/import_graph.py --check   says what breaks a rule or is not up to date, exit code 1
 
-The rules: at most `MAX_ROOMS` rooms, no circle between rooms, none between modules. Imports for types and in functions count.
+The rules: no circle between packages, none between the families of a folder, at most `MAX_MODULES` modules in a folder. Imports for
+types and in functions count.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/import_graph.md"
-PACKAGES = ("pixiu", "cluster", "registry", "proxy", "router", "broker", "relay", "xiu", "pi", "gateway", "pipeline")
-LOOSE = "pixiu"
-"""The package whose modules are rooms of their own; elsewhere modules belong to their package."""
+ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "ops", "onebox", "tools", "pipeline")
 GENERATED = "pixiu.wire.v1"
-"""Generated package, which belongs to the package above it."""
-MAX_ROOMS = 31
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = ()
-"""Circles of modules that are still to be removed: a ratchet, nothing may be added. Remove a circle from here when it is gone."""
+"""The folder of generated modules, which has as many as there are protocols."""
+MAX_MODULES = 15
+"""Modules in a folder, `__init__` not counted; more ask for folders inside."""
 
 Graph = Mapping[str, set[str]]
 
@@ -56,27 +56,35 @@ def graph_of_modules(root: Path = ROOT) -> dict[str, set[str]]:
     return {name: set(imported(ast.parse(path.read_text()), paths.keys())) - {name} for name, path in paths.items()}
 
 
-def room_of(module: str, packages: set[str]) -> str:
-    """Return the room that a module belongs to."""
-    if module == GENERATED or module.startswith(f"{GENERATED}."):
-        return GENERATED.rpartition(".")[0]
-    parent = module.rpartition(".")[0]
-    return module if module in packages or parent == LOOSE else parent
+def folders(imports: Graph) -> list[str]:
+    """Return the folders that have modules or folders, by their dotted names; the root is ""."""
+    return sorted({"", *(name.rsplit(".", depth)[0] for name in imports for depth in range(1, name.count(".") + 1))})
 
 
-def graph_of_rooms(imports: Graph) -> dict[str, set[str]]:
-    """Return the rooms that each room's modules import. Packages that hold nothing but packages are not rooms."""
-    packages = {module.rpartition(".")[0] for module in imports} | set(PACKAGES)
-    rooms: dict[str, set[str]] = {}
+def sizes(imports: Graph) -> Counter[str]:
+    """Return the number of modules directly in each folder."""
+    inner = set(folders(imports))
+    return Counter(name.rpartition(".")[0] for name in imports if name not in inner and "." in name)
+
+
+def family_of(module: str, folder: str) -> str | None:
+    """Return the family of a folder that a module belongs to; None for a module outside it."""
+    if not folder:
+        return module.partition(".")[0]
+    if module == folder:
+        return f"{folder}.__init__"
+    inside = module.removeprefix(f"{folder}.")
+    return None if inside == module else f"{folder}.{inside.partition('.')[0]}"
+
+
+def graph_of_families(imports: Graph, folder: str = "") -> dict[str, set[str]]:
+    """Return the families of a folder that each of its families imports."""
+    found: dict[str, set[str]] = {}
     for module, others in imports.items():
-        empty = (
-            module in packages and not others and not any(name.rpartition(".")[0] == module for name in imports.keys() - packages)
-        )
-        if empty:
-            continue
-        own = room_of(module, packages)
-        rooms.setdefault(own, set()).update(room_of(other, packages) for other in others)
-    return {room: others - {room} for room, others in rooms.items()}
+        own = family_of(module, folder)
+        if own is not None:
+            found.setdefault(own, set()).update(filter(None, (family_of(other, folder) for other in others)))
+    return {family: others - {family} for family, others in found.items()}
 
 
 def circles(graph: Graph) -> list[frozenset[str]]:
@@ -107,75 +115,97 @@ def circles(graph: Graph) -> list[frozenset[str]]:
     return found
 
 
-def broken(imports: Graph, known: tuple[frozenset[str], ...] = KNOWN_CIRCLES) -> list[str]:
+def broken(imports: Graph) -> list[str]:
     """Describe the broken rules, each in a sentence."""
-    rooms = graph_of_rooms(imports)
-    found = [f"a circle of rooms: {', '.join(sorted(circle))}" for circle in circles(rooms)]
-    if len(rooms) > MAX_ROOMS:
-        found.append(f"{len(rooms)} rooms, and {MAX_ROOMS} is the most: put a module where it belongs")
-    now = circles(imports)
-    found += [f"a circle of modules: {', '.join(sorted(circle))}" for circle in now if not any(circle <= old for old in known)]
+    found = [
+        f"a circle in {folder or 'the root'}: {', '.join(sorted(circle))}"
+        for folder in folders(imports)
+        for circle in circles(graph_of_families(imports, folder))
+    ]
     found += [
-        f"the circle of {', '.join(sorted(old))} is gone or smaller: say so in KNOWN_CIRCLES" for old in known if old not in now
+        f"{folder} has {count} modules, and {MAX_MODULES} is the most: make folders inside"
+        for folder, count in sorted(sizes(imports).items())
+        if count > MAX_MODULES and folder != GENERATED
     ]
     return found
 
 
-def floors(rooms: Graph) -> list[list[str]]:
-    """Return the rooms by height, the top first: each imports only from floors below its own. Rooms in a circle share the lowest
+def floors(graph: Graph) -> list[list[str]]:
+    """Return the nodes by height, the top first: each imports only from floors below its own. Nodes in a circle share the lowest
     place."""
     height: dict[str, int] = {}
 
-    def high(room: str, above: frozenset[str]) -> int:
-        if room not in height:
-            below = [high(other, above | {room}) for other in rooms[room] if other not in above]
-            height[room] = 1 + max(below, default=-1)
-        return height[room]
+    def high(node: str, above: frozenset[str]) -> int:
+        if node not in height:
+            below = [high(other, above | {node}) for other in graph[node] if other not in above]
+            height[node] = 1 + max(below, default=-1)
+        return height[node]
 
-    for room in sorted(rooms):
-        high(room, frozenset({room}))
-    return [sorted(room for room in rooms if height[room] == floor) for floor in range(max(height.values()), -1, -1)]
+    for node in sorted(graph):
+        high(node, frozenset({node}))
+    return [sorted(node for node in graph if height[node] == floor) for floor in range(max(height.values()), -1, -1)]
 
 
-def reduced(rooms: Graph) -> dict[str, set[str]]:
+def reduced(graph: Graph) -> dict[str, set[str]]:
     """Drop the arrows that a longer path implies."""
 
     def reached(start: str) -> set[str]:
         found: set[str] = set()
         waiting = [start]
         while waiting:
-            for other in rooms[waiting.pop()] - found:
+            for other in graph[waiting.pop()] - found:
                 found.add(other)
                 waiting.append(other)
         return found
 
-    below = {room: reached(room) for room in rooms}
+    below = {node: reached(node) for node in graph}
     return {
-        room: {other for other in others if not any(other in below[each] for each in others - {other})}
-        for room, others in rooms.items()
+        node: {other for other in others if not any(other in below[each] for each in others - {other})}
+        for node, others in graph.items()
     }
 
 
 def page(imports: Graph) -> str:
     """Return the Markdown page."""
-    rooms = graph_of_rooms(imports)
+    packages = graph_of_families(imports)
+    inner = set(folders(imports))
+    count = sizes(imports)
+    largest = max((size, folder) for folder, size in count.items() if folder != GENERATED)
     lines = [
         "# Import graph",
         "",
-        "Drawn by `scripts/import_graph.py`; do not edit. A room is a package, or a module beside the packages of `pixiu/`.",
-        f"There are {len(rooms)} rooms ({MAX_ROOMS} at most) and {sum(map(len, rooms.values()))} arrows between them.",
+        "Drawn by `scripts/import_graph.py`; do not edit. Packages import each other in one direction, and so do the families of a",
+        "folder: its modules, and its folders with everything in them.",
+        f"{sum(count.values())} modules are in {len(count)} folders; `{largest[1]}` has {largest[0]} of {MAX_MODULES} allowed.",
         "",
-        "The picture leaves out every arrow that a longer way implies; the table has them all, the top floor first.",
+        "The picture leaves out every arrow that a longer way implies; the tables have them all, the top floor first.",
         "",
         "```mermaid",
         "graph TD",
     ]
-    for room, others in sorted(reduced(rooms).items()):
-        lines += [f"    {room.replace('.', '_')}[{room}] --> {other.replace('.', '_')}[{other}]" for other in sorted(others)]
-    lines += ["```", "", "| floor | room | imports |", "| ---: | --- | --- |"]
-    for floor, names in enumerate(reversed(floors(rooms))):
-        lines += [f"| {floor} | `{room}` | {', '.join(f'`{other}`' for other in sorted(rooms[room]))} |" for room in names]
-    return "\n".join(lines[: -len(rooms)] + lines[-len(rooms) :][::-1]) + "\n"
+    for package, others in sorted(reduced(packages).items()):
+        lines += [f"    {package} --> {other}" for other in sorted(others)]
+    lines += ["```", "", "| package | imports |", "| --- | --- |"]
+    for names in floors(packages):
+        lines += [f"| `{name}` | {', '.join(f'`{other}`' for other in sorted(packages[name]))} |" for name in names]
+    lines += [
+        "",
+        "## Families by folder",
+        "",
+        "What ends with a slash is a folder.",
+        "",
+        "| folder | top to bottom |",
+        "| --- | --- |",
+    ]
+    for folder in sorted(inner - {""}):
+        families = graph_of_families(imports, folder)
+        if any(name in inner for name in families):
+            rows = [
+                ", ".join(f"`{name.rpartition('.')[2]}{'/' * (name in inner)}`" for name in names if not name.endswith(".__init__"))
+                for names in floors(families)
+            ]
+            lines.append(f"| `{folder}` | {'; '.join(filter(None, rows))} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:

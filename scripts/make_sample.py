@@ -1,4 +1,4 @@
-"""Makes `pixiu/tools/replay/data/sample_chat.jsonl.gz`: a small chat log with the skew of real chat, of made-up words.
+"""Makes `tools/replay/data/sample_chat.jsonl.gz`: a small chat log with the skew of real chat, of made-up words.
 
 Rooms and users follow Zipf's law; messages come in bursts; text lengths are log-normal (50 % below about 46 bytes,
 99 % below about 600: as measured in 211 038 real chat messages); several alphabets. The same seed makes the same
@@ -29,7 +29,7 @@ LONGEST_BYTES: Final = 2_000
 ZIPF: Final = 1.05
 SILENT_ROOM_EVERY: Final = 4
 """Interval of rooms without joins and parts in the log, as in some archives."""
-TARGET: Final = Path(__file__).resolve().parent.parent / "pixiu" / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
+TARGET: Final = Path(__file__).resolve().parent.parent / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
 
 ALPHABETS: Final[tuple[tuple[str, str], ...]] = (
     ("bdfgklmnprstvz", "aeiou"),

@@ -114,7 +114,7 @@ PLAYED: Final[dict[str, Play]] = {
         meanwhile=True, shows=("Audit of mail", "entries"), elsewhere="tests/pipeline/test_jobs.py::TestOnACluster::test_commands"
     ),
     f"{PX} replay FILE.jsonl.gz --speed 1000": Play(shows=(*REPORT, "every promise was kept")),
-    f"{PX} up": Play(last=True, stays=True, shows=("are Running",), elsewhere="tests/cli/test_up_e2e.py"),
+    f"{PX} up": Play(last=True, stays=True, shows=("are Running",), elsewhere="tests/onebox/test_up_e2e.py"),
     "pip install ./pixiu": Play(outside=True, shows=("Successfully installed .*pixiu-sdk",), elsewhere="tests/e2e/test_wheels.py"),
     "import asyncio": Play(shows=(r"b'(hello|and more|go)'", "b'kept for you'")),
     # To its last mail: Ctrl-C while mails come may hang the stock client, whose signal handler takes a lock that it may hold.
@@ -124,7 +124,7 @@ PLAYED: Final[dict[str, Play]] = {
 
 NAMED: Final[dict[str, str]] = {
     "make test": "this is one of its tests",
-    "PIXIU_RUN_S=60 make run": "make run once more, a minute long; tests/cli/test_up_e2e.py ends `pixiu up` by --for",
+    "PIXIU_RUN_S=60 make run": "make run once more, a minute long; tests/onebox/test_up_e2e.py ends `pixiu up` by --for",
     "make quick": "is part of make test",
     "make check": "is part of make test",
     "make sim": "minutes of two cores; make test plays fewer seeds",

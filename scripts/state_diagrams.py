@@ -37,14 +37,14 @@ PAGES: tuple[Page, ...] = (
         "docs/mqtt_states.md",
         "States of MQTT sessions",
         (
-            ("The server's side of a connection", "pixiu.mqtt.server:TABLE", "CONNECTING"),
-            ("The client's side of a connection", "pixiu.mqtt.client:TABLE", "NEW"),
+            ("The server's side of a connection", "cluster.mqtt.server:TABLE", "CONNECTING"),
+            ("The client's side of a connection", "tools.mqtt.client:TABLE", "NEW"),
         ),
     ),
     Page(
         "docs/replication_states.md",
         "States of a replica of Xiu and Pi",
-        (("A replica", "cluster.replication.core:TABLE", "FOLLOWING"),),
+        (("A replica", "cluster.replication.core.core:TABLE", "FOLLOWING"),),
     ),
     Page(
         "docs/delivery_states.md",

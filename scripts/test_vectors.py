@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cluster.mqtt.mail import packet_id_of
 from pixiu.ids import device_of_name, snowflake, uin_of_name
-from pixiu.mqtt.mail import packet_id_of
-from pixiu.mqtt.topics import Refusal, resolve, user_of_topic
+from pixiu.placement.topics import Refusal, resolve, user_of_topic
 from pixiu.wire import envelope
 from pixiu.wire.record import STAMP, TYPE_NORMAL, Flag, Kind, encode, with_topic
 

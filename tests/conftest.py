@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-from cluster.runtime.compiled import BUILD  # before all that may be compiled
+from cluster.core.compiled import BUILD  # before all that may be compiled
 from tests.support.builds import derives_from_compiled, skip_what_changes_compiled_modules
 from tests.support.effort import CI
 from tests.support.shared_zookeeper import end_shared_server

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
-PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "pipeline", "comparison")
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "ops", "onebox", "tools", "pipeline", "comparison")
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -21,8 +21,8 @@ IMPURE = {
 UNTYPED = {
     "kazoo": {"pixiu/discovery/zookeeper.py"},
     "lmdb": {
-        "cluster/membership/replica_store.py", "cluster/runtime/shared_memory.py", "gateway/signal_table.py",
-        "xiu/table.py", "pi/store.py",
+        "cluster/membership/replica/store.py", "cluster/process/shared_memory.py", "gateway/delivery/signal_table.py",
+        "xiu/records/table.py", "pi/store/store.py",
     },
 }  # fmt: skip
 """Libraries without types, and the only modules that may import them."""
@@ -30,10 +30,8 @@ PURE = "Pure."
 """The word by which a module promises that it imports nothing of `IMPURE`."""
 PREPOSITIONS = {"as", "at", "behind", "beside", "between", "by", "for", "from", "in", "of", "on", "to", "until", "up", "with"}
 """A docstring's first line begins with none of them: such a line is a clause to something that only its author sees."""
-SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
+SDK_ONLY = {"grpc", "google", "kazoo", "xxhash"}
 """What the SDK may need beyond the standard library."""
-SDK_PACKAGES = ("pixiu/client", "pixiu/discovery", "pixiu/wire", "pixiu/mqtt", "pixiu/rpc", "pixiu/placement")
-TOOL_PACKAGES = ("pixiu/cli", "pixiu/tools")
 BANNED_IN_TEXTS: Mapping[str, re.Pattern[str]] = {
     "characters": re.compile(r"\bsigns\b(?! with)"),
     "a listener or port": re.compile(r"\bdoors?\b", re.IGNORECASE),
@@ -48,6 +46,11 @@ BANNED_IN_TEXTS: Mapping[str, re.Pattern[str]] = {
 """What to write in a text that users read → what it must not say (docs and comments are free to)."""
 QUESTION = re.compile(r"(?:What|Who|Whoever|Whom|Whose|Whether|Which|How|Where|When|Whatever)\b")
 """A docstring's first line begins with a verb or a noun instead. Fields of options are questions that a setting answers."""
+BESIDE = ("benchmarks", "scripts", "examples")
+"""Folders of programs beside the packages."""
+README_LINES = 15
+LONG_READMES = {"benchmarks", "examples", "pixiu"}
+"""Folders whose README is a page for readers from outside."""
 FUNCTION_LINES = 70
 FILE_LINES = 900
 LONG_FUNCTIONS: dict[str, int] = {}
@@ -132,15 +135,24 @@ def test_roles_never_import_each_other(role: str) -> None:
 
 
 def test_imports_go_downwards_only() -> None:
-    """SDK and tools below the servers' kernel, the kernel below the registry's writers, roles on top."""
-    above = {"pixiu": {"cluster", "registry", *ROLES}, "cluster": {"registry", *ROLES}, "registry": set(ROLES)}
+    """The SDK below the servers' kernel, the kernel below what writes to the registry, that below roles and operators' commands."""
+    outside = {"ops", "onebox", "tools", "pipeline"}
+    above = {
+        "pixiu": {"cluster", "registry", *ROLES, *outside},
+        "cluster": {"registry", *ROLES, *outside},
+        "registry": {*ROLES, *outside},
+        "tools": {"registry", *ROLES, *outside - {"tools"}},
+        "onebox": {"ops", *ROLES},
+        "ops": set(ROLES),
+        **dict.fromkeys(ROLES, outside),
+    }
     wrong = {source for source in sources() if tops(source) & above.get(source.split("/")[0], set())}
     assert not wrong
 
 
 def test_the_pipeline_is_a_client() -> None:
     """It imports the SDK, and no server's package; nobody imports it, and nobody else PySpark."""
-    servers = {"cluster", "registry", *ROLES}
+    servers = {"cluster", "registry", "ops", "onebox", *ROLES}
     for source in sources():
         if source.startswith("pipeline/"):
             assert not tops(source) & servers, source
@@ -155,21 +167,18 @@ def test_nothing_needs_the_comparison() -> None:
         assert not source.startswith("comparison/") or not tops(source) & set(ROLES), source
 
 
-def test_the_sdk_imports_no_tool() -> None:
-    tools = tuple(place.replace("/", ".") for place in TOOL_PACKAGES)
-    wrong = {
-        source
-        for source in sources()
-        if source.startswith(SDK_PACKAGES) and any(f"{name}.".startswith(f"{tool}.") for name in imports(source) for tool in tools)
-    }
-    assert not wrong
+def test_tools_use_of_the_kernel_only_mqtt() -> None:
+    """They run where the packages of servers are not installed."""
+    for source in sources():
+        if source.startswith("tools/"):
+            assert {name.split(".")[1] for name in imports(source) if name.startswith("cluster.")} <= {"mqtt"}, source
 
 
 def test_the_sdk_needs_few_packages() -> None:
     import sys
 
     for source in sources():
-        if source.startswith(SDK_PACKAGES) or (source.count("/") == 1 and source.startswith("pixiu/")):
+        if source.startswith("pixiu/"):
             assert tops(source) - {"pixiu", "__future__"} <= SDK_ONLY | set(sys.stdlib_module_names), source
 
 
@@ -272,6 +281,28 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         and isinstance(text := statement.value.value, str) and QUESTION.match(text.strip())
     ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+@cache
+def folders() -> tuple[Path, ...]:
+    """Every folder with modules, the product's and the others'."""
+    found = {path.parent for name in (*PACKAGES, *BESIDE) for path in (ROOT / name).rglob("*.py")}
+    return tuple(sorted(folder for folder in found if "v1" not in folder.parts and "build" not in folder.parts))
+
+
+def test_a_folder_has_a_readme_of_what_is_there() -> None:
+    """What is in the folder, what it may import, where to start; the modules and folders that it names exist."""
+    wrong: list[str] = []
+    for folder in folders():
+        name = folder.relative_to(ROOT)
+        page = folder / "README.md"
+        text = page.read_text() if page.exists() else ""
+        if not text or (len(text.splitlines()) > README_LINES and str(name) not in LONG_READMES):
+            wrong.append(f"{name}: a README.md of at most {README_LINES} lines")
+        for named in re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", text):
+            if not (folder / named).exists() and not (ROOT / named).exists():
+                wrong.append(f"{name}/README.md: {named} does not exist")
     assert not wrong, "\n".join(wrong)
 
 

@@ -20,22 +20,22 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final, Protocol
 
-from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.core.contract import NEVER, NOT_TAKEN, TAKEN, EventTable, Tick
+from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, Position
-from cluster.runtime.contract import NEVER, NOT_TAKEN, TAKEN, EventTable, Tick
 from pixiu import errors
 from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
-from xiu.asking import Asked, Asking, Held, without
-from xiu.batch import Run, check
-from xiu.block import Block
-from xiu.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
-from xiu.restoring import Step
-from xiu.restoring import encode as encode_restore
-from xiu.restoring import problem_of as problem_of_restore
-from xiu.retention import trim_below, trim_to
-from xiu.state import STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+from xiu.records.asking import Asked, Asking, Held, without
+from xiu.records.batch import Run, check
+from xiu.records.block import Block
+from xiu.state.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
+from xiu.state.restoring import Step
+from xiu.state.restoring import encode as encode_restore
+from xiu.state.restoring import problem_of as problem_of_restore
+from xiu.state.retention import trim_below, trim_to
+from xiu.state.state import STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
@@ -127,7 +127,7 @@ class Settings:
     partition: int
     max_record_bytes: int
     keep_us: int = 0
-    """See `xiu.retention`."""
+    """See `xiu.state.retention`."""
     keep_bytes: int = 0
     await_restore: bool = False
     """A partition that never stored anything accepts no mail before a restore has begun."""

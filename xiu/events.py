@@ -1,4 +1,4 @@
-"""Events and effects of a Xiu's core. Those of replication are in `cluster.replication.events`. Pure.
+"""Events and effects of a Xiu's core. Those of replication are in `cluster.replication.core.events`. Pure.
 
 Source: PiXiu §6.1.1; Swift (the triple V, S, C); docs/promises.md, docs/architecture.md, docs/stores.md.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.core.contract import Settle, Tick
+from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
 from cluster.replication.model import Entry
-from cluster.runtime.contract import Settle, Tick
 from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.levels import Level, Triple
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.replication.role_options import ReplicatedOptions
-from cluster.runtime.fields import bounded
+from cluster.settings.fields import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

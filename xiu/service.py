@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from cluster.core.contract import Tick
+from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome
+from cluster.process.context import Context
+from cluster.process.shared_memory import folder_name
+from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.doubling import phase_samples
-from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry
 from cluster.replication.proposals import NoTime, Proposal
 from cluster.replication.replica import Replica
 from cluster.rpc.methods import STORE
-from cluster.runtime.context import Context
-from cluster.runtime.contract import Tick
-from cluster.runtime.role import RoleShell, Runner, totals
-from cluster.runtime.shared_memory import folder_name
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.errors import (
@@ -43,22 +43,22 @@ from pixiu.errors import (
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
-from xiu.batch import drawn_user
-from xiu.block import Block
 from xiu.core import Core, Settings
-from xiu.cuts import Cuts
-from xiu.export import XiuExport
-from xiu.holding import Holding
-from xiu.keys import BLOCKS, KEY
-from xiu.machine import Machine
+from xiu.doubling.cuts import Cuts
+from xiu.export.export import XiuExport
+from xiu.export.holding import Holding
 from xiu.options import Options
-from xiu.reading import Reading
-from xiu.repairer import NOT_REPAIRED, Repairer
-from xiu.restoring import Step
-from xiu.state import Head
-from xiu.store import Store
+from xiu.records.batch import drawn_user
+from xiu.records.block import Block
+from xiu.records.table import Table, open_table
+from xiu.state.keys import BLOCKS, KEY
+from xiu.state.restoring import Step
+from xiu.state.state import Head
+from xiu.store.machine import Machine
+from xiu.store.reading import Reading
+from xiu.store.repairer import NOT_REPAIRED, Repairer
+from xiu.store.store import Store
 from xiu.streams import Streams, XiuService
-from xiu.table import Table, open_table
 
 SPACE: Final = "disk_space"
 STORE_DAMAGED: Final = "store_damaged"

@@ -24,15 +24,15 @@ from pixiu.rpc.duplex import Carrier, Duplex, Served
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
-from xiu.block import Block
 from xiu.core import Core
 from xiu.events import Answer, EndStream, StoreReceived
 from xiu.options import Options
-from xiu.reading import MAX_COLD_BLOCKS, Reading
-from xiu.repair import Checked
-from xiu.repairer import Repairer
-from xiu.restoring import Step, check_records
-from xiu.state import Head
+from xiu.records.block import Block
+from xiu.state.restoring import Step, check_records
+from xiu.state.state import Head
+from xiu.store.reading import MAX_COLD_BLOCKS, Reading
+from xiu.store.repair import Checked
+from xiu.store.repairer import Repairer
 
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536

@@ -23,8 +23,8 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 
 from cluster.access.decisions import Breaker, Remembered
-from cluster.access.identity import Credentials, Identity, claims_of, groups_of, machine_of, uin_of, user_of
 from cluster.access.settings import CallbackSettings
+from cluster.trust.identity import Credentials, Identity, claims_of, groups_of, machine_of, uin_of, user_of
 from pixiu.errors import NotAuthenticated, Overloaded, PixiuError
 
 MAX_ANSWER_BYTES: Final = 16 << 10

@@ -16,7 +16,7 @@ from typing import Final
 
 from cryptography import x509
 
-from cluster.access.identity import MAX_USER_BYTES, Identity, uin_of
+from cluster.trust.identity import MAX_USER_BYTES, Identity, uin_of
 from pixiu.errors import ConfigurationError, NotAuthenticated
 from pixiu.rpc.tls import ROLE_URI
 

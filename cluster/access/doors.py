@@ -18,10 +18,10 @@ from urllib.parse import unquote
 from structlog.typing import FilteringBoundLogger
 
 from cluster.access.guard import Guard, Session
-from cluster.access.identity import Credentials
-from cluster.runtime.audit import Audit
-from cluster.runtime.doors import ClientRoleOptions
-from cluster.runtime.options import ClusterOptions
+from cluster.listeners.doors import ClientRoleOptions
+from cluster.settings.options import ClusterOptions
+from cluster.trust.audit import Audit
+from cluster.trust.identity import Credentials
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
 

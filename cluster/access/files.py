@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from cluster.access import certificates, passwords, tokens
 from cluster.access.settings import Settings, parse
-from cluster.runtime.options import read_bounded
+from cluster.settings.options import read_bounded
 
 MAX_FILE_BYTES: Final = 64 << 20
 Stamp = tuple[int, int, int]

@@ -28,13 +28,13 @@ from cluster.access import certificates, passwords, tokens
 from cluster.access.callback import Callback, Decider, Question, Unanswered
 from cluster.access.decisions import Remembered
 from cluster.access.files import Files, Proof, Stamp, stamp_of
-from cluster.access.identity import NEVER_S, Credentials, Identity, machine_of
 from cluster.access.kicks import kick_of
 from cluster.access.rules import NOTHING, Permissions, RuleSet, Target, name_of, topic_of
 from cluster.access.settings import Quota, Settings
 from cluster.access.visits import Visits
-from cluster.runtime.audit import Audit
-from cluster.runtime.token_bucket import Meter, Meters
+from cluster.core.token_bucket import Meter, Meters
+from cluster.trust.audit import Audit
+from cluster.trust.identity import NEVER_S, Credentials, Identity, machine_of
 from pixiu.errors import ConfigurationError, NotAllowed, NotAuthenticated, Overloaded, PixiuError
 
 LOOK_S: Final = 1.0

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from cluster.access.identity import Identity
+from cluster.trust.identity import Identity
 from pixiu.errors import InvalidArgument
 
 AUTHENTICATORS: Final = ("jwt", "password", "certificate", "callback")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.access.identity import Identity, groups_of, uin_of
+from cluster.trust.identity import Identity, groups_of, uin_of
 from pixiu.errors import ConfigurationError, InvalidArgument, NotAuthenticated
 
 N: Final = 1 << 14

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.access.identity import UNUSABLE, Identity
+from cluster.trust.identity import UNUSABLE, Identity
 from pixiu.errors import NotAllowed
 from pixiu.ids import MAX_ID
-from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"

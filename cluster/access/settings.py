@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 from cluster.access.certificates import NAMES, CertificateSettings
 from cluster.access.decisions import WINDOW
-from cluster.access.identity import UNUSABLE, text_of_claim
 from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, Rule
 from cluster.access.tokens import ALGORITHMS, TokenSettings
-from cluster.runtime.fields import show, unknown
+from cluster.settings.fields import show, unknown
+from cluster.trust.identity import UNUSABLE, text_of_claim
 from pixiu.errors import ConfigurationError
 from pixiu.ids import MAX_ID, MAX_ROOM
-from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX, is_filter
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, is_filter
 
 TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule")
 RULE_KEYS: Final = ("allow", "deny", "ask", "callback", "users", "groups", "claims", "rooms", "topics", "uins")

@@ -21,7 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from cluster.access.identity import MAX_SECRET_BYTES, Identity, claims_of, groups_of, uin_of, user_of
+from cluster.trust.identity import MAX_SECRET_BYTES, Identity, claims_of, groups_of, uin_of, user_of
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
 ALGORITHMS: Final = (

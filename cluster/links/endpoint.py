@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Final
 
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
-from cluster.links.key_ring import KeyRing
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
+from cluster.links.peer.sender import Address
 from cluster.links.refusals import no_warning
-from cluster.links.sender import Address
 from cluster.links.stats import LinkStats, PeerStats
 from cluster.links.stream import IncomingStream, LinkStreams, OutgoingStream
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import LINK
+from cluster.trust.key_ring import KeyRing
 from pixiu.errors import ConfigurationError, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import Quality
@@ -145,7 +145,7 @@ class Endpoint(Links):
 
     def pace(self, patient: Callable[[socket.socket], None], hurry: Callable[[float], None]) -> None:
         """Make this process's socket patient, if it is bound, and call `hurry` when somebody waits for sent or received data. See
-        `cluster.runtime.pacing`."""
+        `cluster.core.pacing`."""
         if self._socket is not None:
             patient(self._socket)
             self._hurry = hurry

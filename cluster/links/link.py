@@ -15,10 +15,10 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
-from cluster.links import acknowledgement, heartbeat
 from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
-from cluster.links.fragments import Reassembly
-from cluster.links.head import (
+from cluster.links.datagrams import acknowledgement, heartbeat
+from cluster.links.datagrams.fragments import Reassembly
+from cluster.links.datagrams.head import (
     ACKNOWLEDGEMENT,
     FLAG_ANY_DESTINATION,
     FLAG_STREAM,
@@ -32,17 +32,17 @@ from cluster.links.head import (
     Refusal,
     split_control,
 )
-from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing
-from cluster.links.liveness import Event, Liveness
+from cluster.links.datagrams.sequence import Tracker
 from cluster.links.options import LinkOptions
-from cluster.links.outbox import INFINITY
-from cluster.links.peer_link import Link
-from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
+from cluster.links.peer.liveness import Event, Liveness
+from cluster.links.peer.outbox import INFINITY
+from cluster.links.peer.peer_link import Link
+from cluster.links.peer.receiver import ACK_INTERVAL_S, Receiver, Shares
+from cluster.links.peer.sender import Address, Drop, Outputs, Sender
+from cluster.links.peer.window import OVERHEAD_BYTES, VOID_S
 from cluster.links.refusals import Refusals, no_warning
-from cluster.links.sender import Address, Drop, Outputs, Sender
-from cluster.links.sequence import Tracker
 from cluster.links.stats import Counts, LinkStats, PeerStats
-from cluster.links.window import OVERHEAD_BYTES, VOID_S
+from cluster.trust.key_ring import ROLES, TAG_SIZE, KeyRing
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import UNMEASURED, Quality

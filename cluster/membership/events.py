@@ -1,7 +1,7 @@
 """Events and effects of the core of a router, relay or broker.
 
 All of them are members of the shared map: routers and relays replicate it (`replica_core`), brokers read it (`member_core`). Events
-and effects that every core has, such as records and parcels, are in `cluster.runtime.contract`.
+and effects that every core has, such as records and parcels, are in `cluster.core.contract`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.membership.digest import DigestKey
-from cluster.membership.lww_map import Chunk, Key, Update
-from cluster.runtime.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
+from cluster.membership.map.digest import DigestKey
+from cluster.membership.map.lww_map import Chunk, Key, Update
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import control_pb2
 
@@ -113,7 +113,7 @@ class SubscriptionReply:
 
 @dataclass(frozen=True, slots=True)
 class AntiEntropyReceived:
-    """A message of `cluster.membership.anti_entropy`, from a gateway, a replica or a broker."""
+    """A message of `cluster.membership.map.anti_entropy`, from a gateway, a replica or a broker."""
 
     peer: EndpointID
     control: control_pb2.Control

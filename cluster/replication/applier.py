@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cluster.replication.folder import DataFolder
-from cluster.replication.log import SegmentedLog
 from cluster.replication.machine import StateMachine
 from cluster.replication.model import Entry, Position
+from cluster.replication.storage.folder import DataFolder
+from cluster.replication.storage.log import SegmentedLog
 from pixiu.errors import DiskFull, LogDamaged, StateDamaged, StorageError
 
 BATCH_ENTRIES: Final = 4096

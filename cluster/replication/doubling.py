@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 
 import grpc.aio
 
+from cluster.replication.export.export import abort
 from cluster.replication.replica import Replica
-from cluster.runtime.export import abort
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.placement.partition import is_partition_count
 from pixiu.wire.v1 import doubling_pb2, doubling_pb2_grpc

@@ -17,27 +17,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.replication import events as ev
+from cluster.metrics.histogram import SIZES, OneAtATime
+from cluster.process.context import Context
 from cluster.replication.applier import Applier
-from cluster.replication.clock import MAX_STEP_US
-from cluster.replication.core import Core
-from cluster.replication.disk import Syncer
-from cluster.replication.fitness import hindrance, left_out
-from cluster.replication.folder import RESERVE_BYTES, DataFolder, free_bytes
-from cluster.replication.log import SegmentedLog
+from cluster.replication.core import events as ev
+from cluster.replication.core.clock import MAX_STEP_US
+from cluster.replication.core.core import Core
+from cluster.replication.core.fitness import hindrance, left_out
+from cluster.replication.core.messages import Message
+from cluster.replication.core.states import State
 from cluster.replication.machine import StateMachine
-from cluster.replication.messages import Message
 from cluster.replication.model import CLOCK, EntryKind, MemberID, Versioned
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import Peers
+from cluster.replication.peers.peers import Peers
+from cluster.replication.peers.registry import LiveReplica, PartitionRegistry
+from cluster.replication.peers.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.replication.peers.wire import encode_message
 from cluster.replication.proposals import NoTime, Proposal, Proposals, Written
-from cluster.replication.registry import LiveReplica, PartitionRegistry
-from cluster.replication.scrub import Scrub
-from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
-from cluster.replication.states import State
-from cluster.replication.wire import encode_message
-from cluster.runtime.context import Context
-from cluster.runtime.histogram import SIZES, OneAtATime
+from cluster.replication.storage.disk import Syncer
+from cluster.replication.storage.folder import RESERVE_BYTES, DataFolder, free_bytes
+from cluster.replication.storage.log import SegmentedLog
+from cluster.replication.storage.scrub import Scrub
 from pixiu.discovery.node import Node
 from pixiu.discovery.zookeeper import SessionEvent, SessionState
 from pixiu.errors import (

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.replication.options import ReplicationOptions
-from cluster.runtime.fields import bounded
-from cluster.runtime.options import PartitionedOptions
+from cluster.settings.fields import bounded
+from cluster.settings.options import PartitionedOptions
 
 
 @dataclass(frozen=True, kw_only=True)

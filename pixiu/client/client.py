@@ -25,34 +25,34 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from pixiu.client import forks
-from pixiu.client.awaited import FailureReports, SendFailure
 from pixiu.client.connection_events import ConnectionEvent, ConnectionEvents, ConnectionEventStream, ConnectionState
 from pixiu.client.destination import Destination, Room, Topic, User
 from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
-from pixiu.client.drafts import SIGNAL_KIND, Draft, encode
-from pixiu.client.early import EarlySends, failure_of
-from pixiu.client.events import PERHAPS, in_doubt
 from pixiu.client.forks import BEFORE_FORK
-from pixiu.client.gateway_connection import ConnectionContext
-from pixiu.client.inbox import Inbox, device_of
-from pixiu.client.inbox_core import MailGap
+from pixiu.client.inbox.core import MailGap
+from pixiu.client.inbox.inbox import Inbox, device_of
 from pixiu.client.login import Token, authorization
-from pixiu.client.mail import MailSender
-from pixiu.client.mail_options import MailSendOptions
-from pixiu.client.mail_publisher import MailPublisher
-from pixiu.client.mail_receipt import MailReceipt
-from pixiu.client.mail_shell import MailShell
-from pixiu.client.mail_writer import MailWriter
-from pixiu.client.message import Message, check_topic_name
+from pixiu.client.mail.core import MailSender
+from pixiu.client.mail.options import MailSendOptions
+from pixiu.client.mail.publisher import MailPublisher
+from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.mail.shell import MailShell
+from pixiu.client.mail.writer import MailWriter
+from pixiu.client.messages.drafts import SIGNAL_KIND, Draft, encode
+from pixiu.client.messages.message import Message, check_topic_name
+from pixiu.client.messages.send_options import SendOptions
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
 from pixiu.client.presence import UserPresence, query
-from pixiu.client.publisher import SEND_AGAIN, PublisherCore
+from pixiu.client.receive.gateway_connection import ConnectionContext
+from pixiu.client.receive.subscriber import Subscription
 from pixiu.client.requests import Replies, reply_options, request_options, where_to_reply
-from pixiu.client.send_options import SendOptions
-from pixiu.client.signalling import SignalPublisher, SignalReceipt
-from pixiu.client.signals import SignalCounters
-from pixiu.client.streams import PublisherShell, Receipt
-from pixiu.client.subscriber import Subscription
+from pixiu.client.send.awaited import FailureReports, SendFailure
+from pixiu.client.send.early import EarlySends, failure_of
+from pixiu.client.send.events import PERHAPS, in_doubt
+from pixiu.client.send.publisher import SEND_AGAIN, PublisherCore
+from pixiu.client.send.signalling import SignalPublisher, SignalReceipt
+from pixiu.client.send.signals import SignalCounters
+from pixiu.client.send.streams import PublisherShell, Receipt
 from pixiu.client.timeouts import within
 from pixiu.client.worker import WorkerLease
 from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, Unpack
 
-from pixiu.client.drafts import CHAT_KIND, ROOM_KIND, Draft, draft
-from pixiu.client.mail_options import MailSendOptions
-from pixiu.client.mail_receipt import MailReceipt
-from pixiu.client.message import Message
+from pixiu.client.mail.options import MailSendOptions
+from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.messages.drafts import CHAT_KIND, ROOM_KIND, Draft, draft
+from pixiu.client.messages.message import Message
+from pixiu.client.messages.send_options import SendOptions
 from pixiu.client.options import ClientOptions
-from pixiu.client.send_options import SendOptions
-from pixiu.client.signalling import SignalReceipt
-from pixiu.client.streams import Receipt
+from pixiu.client.send.signalling import SignalReceipt
+from pixiu.client.send.streams import Receipt
 from pixiu.client.writer import Writer
 from pixiu.ids import UIN, RoomID
 

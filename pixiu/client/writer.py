@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self, Unpack
 
-from pixiu.client.drafts import Draft
-from pixiu.client.send_options import SendOptions
-from pixiu.client.streams import Receipt
+from pixiu.client.messages.drafts import Draft
+from pixiu.client.messages.send_options import SendOptions
+from pixiu.client.send.streams import Receipt
 from pixiu.client.timeouts import within
 from pixiu.errors import OutcomeUnknown, PixiuError
 

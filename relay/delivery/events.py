@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from cluster.runtime.contract import Tick
+from cluster.core.contract import Tick
 
 
 class Device(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.runtime.contract import NEVER
+from cluster.core.contract import NEVER
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 

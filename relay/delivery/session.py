@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from cluster.runtime.contract import NEVER
+from cluster.core.contract import NEVER
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import INBOX_LANES
 from relay.delivery import events as ev

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.runtime.contract import NEVER, EventTable, Tick
+from cluster.core.contract import NEVER, EventTable, Tick
 from pixiu.wire.record import INBOX_LANES
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits

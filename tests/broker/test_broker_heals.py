@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TypeVar
 
 from broker.core import Core, State
+from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Tick
 from cluster.membership import events as ev
-from cluster.membership.anti_entropy import Source, is_anti_entropy
-from cluster.membership.digest import Rule
 from cluster.membership.events import Effect
-from cluster.membership.isolation import OUT_OF_CONTACT_S
-from cluster.membership.lww_map import LwwMap, Update
-from cluster.runtime.contract import RecordsReceived, SendControl, SendRecords, Tick
+from cluster.membership.map.anti_entropy import Source, is_anti_entropy
+from cluster.membership.map.digest import Rule
+from cluster.membership.map.isolation import OUT_OF_CONTACT_S
+from cluster.membership.map.lww_map import LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2

@@ -9,10 +9,10 @@ import pytest
 
 from broker.core import Core, State
 from broker.feeds import MAX_QUEUED_MESSAGES, FeedState
+from cluster.core.contract import Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import Chunk, LwwMap, Update
-from cluster.runtime.contract import Tick
+from cluster.membership.map.lww_map import Chunk, LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.v1 import control_pb2

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from broker.core import Core
+from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import Update
-from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Tick
+from cluster.membership.map.lww_map import Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of

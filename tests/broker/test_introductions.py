@@ -8,10 +8,10 @@ import pytest
 
 from broker.core import Core
 from broker.introductions import Introductions
+from cluster.core.contract import SendControl
 from cluster.membership import events as ev
-from cluster.membership.lww_map import Update, decode_messages
-from cluster.membership.member_service import gateways_of, introduction
-from cluster.runtime.contract import SendControl
+from cluster.membership.map.lww_map import Update, decode_messages
+from cluster.membership.member.service import gateways_of, introduction
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID, gateway_msg_id

@@ -6,9 +6,9 @@ import pytest
 
 from broker.fanout import Routed
 from broker.multicast import AddressedFanout, Relays, Way
+from cluster.core.contract import SendRecords
+from cluster.core.parcels import Target
 from cluster.membership.events import Effect
-from cluster.runtime.contract import SendRecords
-from cluster.runtime.parcels import Target
 from pixiu.ids import EndpointID
 from pixiu.wire.record import HEADER_SIZE, ROUTE, Flag, Kind, encode
 from pixiu.wire.trace import Hop, Stamp, Tracer, as_traced, stamps_of

@@ -19,9 +19,9 @@ from comparison.report import missing_lines
 from comparison.results import Results, Sample
 from comparison.servers import PEERS, mosquitto, version_in
 from comparison.suite import Target, load_command, measure, order, theirs
-from pixiu.cli.main import application
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.tools.load import bench
+from tools.cli.main import application
+from tools.load import bench
 
 
 def test_everything_is_planned_unless_something_is_named() -> None:

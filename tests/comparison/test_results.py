@@ -10,7 +10,7 @@ import pytest
 from comparison.cases import CASES
 from comparison.report import Machine, as_bytes, as_json, as_ratio, as_times, notes, processor_in, render, render_hops
 from comparison.results import Looked, Results, Sample, cpu_us, doubts, middle, ratios, sample_of, wrong
-from pixiu.cli.output import console
+from tools.cli.output import console
 
 FANOUT, CONNECTIONS = CASES["fanout-100"], CASES["connections"]
 

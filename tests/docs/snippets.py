@@ -25,12 +25,12 @@ import typer
 
 import pixiu
 from cluster.access.settings import parse
-from cluster.runtime.options import load_options
-from pixiu.cli.main import application
+from cluster.settings.options import load_options
+from cluster.trust.key_folder import add_key, use_key
+from cluster.trust.pki import issue, make_authority
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import ConfigurationError
-from registry.keys import add_key, use_key
-from registry.pki import issue, make_authority
+from tools.cli.main import application
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLACES: Final = ("*.md", "docs/*.md", "*/README.md", "examples/*/README.md")

@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from cluster.runtime.fields import specs
-from cluster.runtime.options import WIRE_DEFAULTS, ClusterOptions, RoleOptions
+from cluster.settings.fields import specs
+from cluster.settings.options import WIRE_DEFAULTS, ClusterOptions, RoleOptions
 from pixiu.discovery.paths import ROLES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operations.md"

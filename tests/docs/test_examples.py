@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster.runtime.options import load_options
+from cluster.settings.options import load_options
+from cluster.trust.key_folder import add_key, use_key
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
-from registry.keys import add_key, use_key
 from registry.layout_change import parse_wanted
 from tests.docs.snippets import ROOT, problems_of_line, problems_of_python
 

@@ -24,18 +24,16 @@ import pytest
 
 import pixiu
 import pixiu.testing
+from cluster.listeners.guard import METHODS
+from cluster.listeners.streams import stream_keys
+from cluster.mqtt.codec import encode as encode_packet
+from cluster.mqtt.packets import Connect, PacketType, Publish
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import PUBLISH, TICKETS
-from cluster.runtime.guard import METHODS
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.streams import stream_keys
+from cluster.settings.options import ClusterOptions
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import snowflake, snowflake_worker
-from pixiu.mqtt.client import ConnectionRefused
-from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
-from pixiu.mqtt.codec import encode as encode_packet
-from pixiu.mqtt.packets import Connect, PacketType, Publish
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.record import Flag, Kind, encode
@@ -44,6 +42,8 @@ from registry.session import read_view
 from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
+from tools.mqtt.client import ConnectionRefused
+from tools.mqtt.client_io import MQTTClient, SubscriptionRefused
 
 WAIT_S = 60.0
 PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"

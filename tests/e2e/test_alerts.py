@@ -1,6 +1,6 @@
 """The alert rules of deploy/: each condition is made true in real processes, and none holds in a cluster that is well.
 
-Elsewhere, where the state is made anyway: PixiuLoopStalled and PixiuBug in tests/cluster/runtime/test_process_lifecycle.py,
+Elsewhere, where the state is made anyway: PixiuLoopStalled and PixiuBug in tests/cluster/process/test_process_lifecycle.py,
 PixiuDiskFull in test_pi.py, PixiuDamaged in test_damage_applied.py, PixiuSlowClients in test_edges.py,
 PixiuLinksDrop in tests/cluster/links/test_link.py.
 """

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from pixiu.tools.load.payload import monotonic_us
-from pixiu.tools.replay.options import ReplayOptions
-from pixiu.tools.replay.run import LogChoice, Result, load_plan, replay
-from pixiu.tools.replay.verdict import Death
 from tests.history.checker import check, counts, report
 from tests.history.record import Fault, History
 from tests.history.violation import Limits
 from tests.support.bad_network import BadNetwork, Impairment
 from tests.support.guarded_machines import GuardedMachines, guarded_machines
 from tests.support.mail_history import Traffic
+from tools.load.payload import monotonic_us
+from tools.replay.options import ReplayOptions
+from tools.replay.run import LogChoice, Result, load_plan, replay
+from tools.replay.verdict import Death
 
 LOG = os.environ.get("PIXIU_BAD_NETWORK", "")
 SEED = int(os.environ.get("PIXIU_BAD_NETWORK_SEED", "1"))

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pixiu.cli.http import samples
-from pixiu.client.inbox_view import InboxView
+from pixiu.client.stores.view import InboxView
 from tests.support.cluster import LocalCluster, running_cluster
+from tools.cli.http import samples
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 

@@ -23,12 +23,12 @@ from cryptography import x509
 
 import pixiu
 import pixiu.testing
-from pixiu.mqtt.client import ConnectionRefused
-from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
-from registry.pki import issue, make_authority
+from cluster.trust.pki import issue, make_authority
 from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
+from tools.mqtt.client import ConnectionRefused
+from tools.mqtt.client_io import MQTTClient, SubscriptionRefused
 
 WAIT_S = 60.0
 ASK = """

@@ -16,14 +16,14 @@ import grpc.aio
 import pytest
 
 import pixiu
-from pixiu.cli.inbox import read_inbox
-from pixiu.client.mail_receipt import MailReceipt
-from pixiu.client.mail_writer import MailWriter
+from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.mail.writer import MailWriter
 from pixiu.wire.envelope import GAP, REDELIVERED, split
 from pixiu.wire.record import decode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.waiting import until
+from tools.cli.inbox import read_inbox
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "proxies", "brokers", "broker-replicas", "routers", "router-replicas")]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import pixiu
-from registry.double_command import STOP_VARIABLE
-from registry.doubling import Phase
+from ops.doubling.double_command import STOP_VARIABLE
+from ops.doubling.doubling import Phase
 from tests.e2e.test_clients_chat import paho_client
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.effort import portion

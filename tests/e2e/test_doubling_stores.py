@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pixiu
-from registry.doubling import Phase
+from ops.doubling.doubling import Phase
 from tests.e2e.test_doubling import PACE_S, together, tool, until
 from tests.support.cluster import running_cluster, wait_for
 from tests.support.effort import portion

@@ -17,16 +17,16 @@ import grpc.aio
 import pytest
 
 import pixiu
-from pixiu.cli.http import samples
 from pixiu.errors import InvalidArgument, Overloaded
-from pixiu.mqtt.client import ConnectionRefused
-from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.alerts import firing
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
+from tools.cli.http import samples
+from tools.mqtt.client import ConnectionRefused
+from tools.mqtt.client_io import MQTTClient, SubscriptionRefused
 
 WAIT_S = 60.0
 BIG = 1000

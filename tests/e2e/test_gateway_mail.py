@@ -14,12 +14,12 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from cluster.membership.devices import device_key
+from cluster.membership.map.devices import device_key
+from cluster.mqtt.mail import packet_id_of
 from cluster.rpc.framed import FramedCall
 from cluster.rpc.methods import DELIVER
 from pixiu.discovery.node import Node
 from pixiu.ids import device_class_of_name, device_of_name
-from pixiu.mqtt.mail import packet_id_of
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind

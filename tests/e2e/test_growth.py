@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.cli.http import fetch, samples
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
+from tools.cli.http import fetch, samples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -23,15 +23,15 @@ from pixiu.discovery.login import Login
 from pixiu.discovery.node import Node
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import RegistryDenied
-from pixiu.mqtt.client_io import MQTTClient
 from pixiu.rpc import tls
-from pixiu.tools.replay.options import ReplayOptions
-from pixiu.tools.replay.run import SAMPLE, SAMPLE_SPEED, LogChoice, Result, load_plan, replay
 from tests.history.checker import check, counts, report
 from tests.history.record import History
 from tests.history.violation import Limits
 from tests.support.guarded_machines import GuardedMachines, answers, guarded_machines
 from tests.support.mail_history import Traffic
+from tools.mqtt.client_io import MQTTClient
+from tools.replay.options import ReplayOptions
+from tools.replay.run import SAMPLE, SAMPLE_SPEED, LogChoice, Result, load_plan, replay
 
 ROUNDS = int(os.environ.get("PIXIU_GUARDED_ROUNDS", "0"))
 EVERY = ("xiu", "pi", "router", "relay", "broker", "gateway", "proxy")

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from pixiu.cli.http import samples
 from tests.support.cluster import LocalCluster
 from tests.support.effort import portion
 from tests.support.fleet import WAIT_S, Fleet, Player
 from tests.support.waiting import until
+from tools.cli.http import samples
 
 ROOMS = range(2000, 2040)
 """So that every partition and replica has some."""

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 import pixiu
-from pixiu.cli.inbox import read_inbox
-from pixiu.client.dead_letters import dead_letter_uin, decode
-from pixiu.client.inbox import Inbox
-from pixiu.client.inbox_mail import Mail
+from pixiu.client.inbox.dead_letters import dead_letter_uin, decode
+from pixiu.client.inbox.inbox import Inbox
+from pixiu.client.inbox.mail import Mail
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
+from tools.cli.inbox import read_inbox
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas")]

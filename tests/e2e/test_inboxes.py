@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.client.dead_letters import dead_letter_uin, encode
-from pixiu.client.inbox_view import InboxView
+from pixiu.client.inbox.dead_letters import dead_letter_uin, encode
+from pixiu.client.stores.view import InboxView
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.waiting import until
 

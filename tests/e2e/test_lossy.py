@@ -23,8 +23,8 @@ from statistics import median
 import pytest
 
 import pixiu
-from cluster.links.head import RECORDS
-from registry.embedded import EmbeddedZooKeeper
+from cluster.links.datagrams.head import RECORDS
+from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.fleet import WAIT_S, Fleet, Player
 from tests.support.lossy import Counts, Faults, LossyNetwork, Path

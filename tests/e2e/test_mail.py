@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 import pixiu
-from pixiu.cli.inbox import Entry, read_inbox
-from pixiu.client.mail_receipt import MailReceipt
-from pixiu.client.mail_writer import MailWriter
+from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.mail.writer import MailWriter
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.roles import Roles
 from tests.support.waiting import until
+from tools.cli.inbox import Entry, read_inbox
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import login as logins
-from registry.embedded import EmbeddedZooKeeper
 from tests.history.applied import applied
 from tests.history.checker import check, counts, report
 from tests.history.record import History

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pixiu
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import PIXIU, status_of, wait_for
 from tests.support.namespaces import Network, network
 from tests.support.room_listener import body_of

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from pi.keys import CHUNK_ENTRIES, chunk_key
-from pixiu.cli.main import application
 from pixiu.wire.inbox_operations import USER_DEVICE, OpenSessions
 from pixiu.wire.v1 import pi_pb2
 from tests.support.pi import UIN, Lost, PiClient, Sender, appends, inbox, message
@@ -21,6 +20,7 @@ from tests.support.repairs import repair
 from tests.support.roles import Roles
 from tests.support.stores import figures, health, leader_of, wait_in_sync
 from tests.support.waiting import until
+from tools.cli.main import application
 
 pytestmark = pytest.mark.e2e
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "2"))

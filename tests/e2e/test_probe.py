@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.mqtt.client_io import MQTTClient
 from tests.support.cluster import PIXIU, WAIT_S, LocalCluster, running_cluster, wait_for
+from tools.mqtt.client_io import MQTTClient
 
 ALL = 2 * (4 + 4) * 2
 """Paths: through four brokers and four relays."""

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pi.digest import range_of_user
+from pi.store.digest import range_of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import partition_state
 from pixiu.wire.v1 import xiu_pb2

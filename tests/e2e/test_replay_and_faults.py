@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 
 SAMPLE_LOG_S = 2_413

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 from tests.support.replicas import Replicas, Writers
 from tests.support.waiting import until
 from tests.support.zookeeper import connected

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import PIXIU
 from tests.support.disks import small_disk
 from tests.support.replicas import Replicas, Writers

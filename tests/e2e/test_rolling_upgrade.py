@@ -21,9 +21,8 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.cli.status import read_status
+from cluster.trust.key_folder import add_key, use_key
 from pixiu.discovery.view import RoleLayout
-from registry.keys import add_key, use_key
 from registry.layout import ensure_layout
 from tests.history.checker import check, counts, report
 from tests.history.record import Fault, History
@@ -33,6 +32,7 @@ from tests.support.mail_history import Traffic
 from tests.support.releases import newest_release
 from tests.support.roles import WAIT_S, Roles
 from tests.support.waiting import until
+from tools.cli.status import read_status
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import pixiu
-from cluster.links.key_ring import read_key_ring
-from cluster.runtime.audit import verify
+from cluster.trust.audit import verify
+from cluster.trust.key_folder import add_key, drop_keys, use_key
+from cluster.trust.key_ring import read_key_ring
+from cluster.trust.pki import issue, make_authority, renew
 from pixiu.rpc import tls
 from pixiu.rpc.tls import TLS_DIR, TLS_NAME
-from registry.keys import add_key, drop_keys, use_key
-from registry.pki import issue, make_authority, renew
 from tests.support.cluster import PIXIU, LocalCluster, running_cluster
 from tests.support.door_fuzz import Attack, Door
 from tests.support.forks import fork_pixiu

@@ -20,7 +20,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 import pixiu
-from gateway.signal_table import folder_name
+from gateway.delivery.signal_table import folder_name
 from pixiu.discovery.target import parse_address
 from pixiu.ids import snowflake
 from pixiu.wire.record import Flag, Kind, encode

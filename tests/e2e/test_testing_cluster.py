@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pixiu
 import pixiu.testing
-from pixiu.client.inbox_view import InboxView
+from pixiu.client.stores.view import InboxView
 from tests.support.cluster import wait_for
 
 HOLD = """

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import pixiu
-from registry.embedded import EmbeddedZooKeeper
-from registry.fork_server import Forked
-from registry.keys import add_key, use_key
+from cluster.trust.key_folder import add_key, use_key
+from onebox.embedded import EmbeddedZooKeeper
+from onebox.fork_server import Forked
 from tests.support.cluster import PIXIU, is_healthy, wait_for
 from tests.support.forks import fork
 

@@ -63,13 +63,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_each_wheel_has_its_own_names(installed: Installed) -> None:
     assert tops(installed.sdk) == {"pixiu"}
     assert "pixiu" not in tops(installed.servers)
-    assert {"cluster", "registry", "gateway", "xiu"} <= tops(installed.servers)
+    assert {"cluster", "registry", "ops", "onebox", "tools", "gateway", "xiu"} <= tops(installed.servers)
 
 
 def test_every_module_of_the_sdk_imports_without_the_servers(installed: Installed) -> None:
     imported, without = import_all(installed.python, installed.sdk)
     assert imported > 100
-    assert all(name.startswith(("pixiu.cli", "pixiu.tools")) for name in without), without
+    assert all(name.startswith(("tools.cli", "tools")) for name in without), without
 
 
 def test_the_sdk_installs_alone_and_sends_a_message(installed: Installed, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cluster.links.head import (
+from cluster.links.datagrams.head import (
     ACKNOWLEDGEMENT,
     CONTROL,
     CONTROL_FRAGMENT,
@@ -20,7 +20,7 @@ from cluster.links.head import (
     Codec,
     join_control,
 )
-from cluster.links.sender import Address
+from cluster.links.peer.sender import Address
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.control_pb2 import Heartbeat
 from tests.cluster.links.world import Node, World, make_record, ring_of

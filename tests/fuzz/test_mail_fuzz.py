@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.core.contract import END_OF_TURN, TICK
 from pixiu.ids import MAX_ID, snowflake
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
 from proxy import mail_events as ev
-from proxy.mail import MailCore
+from proxy.mail.pipeline import MailCore
 from tests.support.corpus import seeds
 from tests.support.effort import runs
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pixiu.mqtt import codec
-from pixiu.mqtt.events import Close, Effect, Send
-from pixiu.mqtt.packets import (
+from cluster.mqtt import codec
+from cluster.mqtt.events import Close, Effect, Send
+from cluster.mqtt.packets import (
     FIRST_PACKET_BYTES,
     Connack,
     Connect,
@@ -30,7 +30,7 @@ from pixiu.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from pixiu.mqtt.server import UNSUPPORTED_VERSION, ServerSession, SessionLimits, State
+from cluster.mqtt.server import UNSUPPORTED_VERSION, ServerSession, SessionLimits, State
 from tests.support.corpus import Seed, seeds
 from tests.support.effort import runs
 

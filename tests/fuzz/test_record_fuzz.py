@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cluster.runtime.contract import END_OF_TURN, RecordsReceived
+from cluster.core.contract import END_OF_TURN, RecordsReceived
 from gateway.core import MALFORMED
 from gateway.core import Core as GatewayCore
 from pixiu.errors import MalformedData

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.admission import Admission
+from gateway.clients.admission import Admission
 
 
 def admission(rate: float = 0, burst: float = 10, pending: int = 100, connections: int = 1000) -> Admission:

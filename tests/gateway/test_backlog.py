@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.backlog import CHUNK_BYTES, Backlog, Grade
+from gateway.clients.backlog import CHUNK_BYTES, Backlog, Grade
 
 
 def test_the_grade_is_the_age_of_the_oldest_message() -> None:

@@ -10,14 +10,14 @@ from itertools import count
 
 import pytest
 
+from cluster.mqtt.events import CloseReason
 from gateway import events as ev
-from gateway.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S
-from gateway.dedupe import WINDOW_S
-from gateway.mail_run import MailRun
+from gateway.clients.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S
+from gateway.delivery.dedupe import WINDOW_S
+from gateway.mail.run import MailRun
 from gateway.options import Options
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import SnowflakeID
-from pixiu.mqtt.events import CloseReason
 from pixiu.wire.v1 import control_pb2
 from tests.gateway.world import World
 

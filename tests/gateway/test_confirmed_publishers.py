@@ -12,7 +12,7 @@ import pytest
 
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import PUBLISH
-from gateway.publishing import Confirmable, ConfirmedPublishers
+from gateway.clients.publishing import Confirmable, ConfirmedPublishers
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, View
 from pixiu.errors import Draining, PixiuError

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from gateway.mqtt import CONNECT_SPREAD_S, MQTTConnection
+from gateway.mqtt.connection import CONNECT_SPREAD_S, MQTTConnection
 from tests.gateway.world import World
 
 

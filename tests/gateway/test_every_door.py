@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.mqtt import codec
+from cluster.mqtt.packets import Puback, Publish, Pubrec
 from gateway import events as ev
 from gateway.core import Core
-from pixiu.client.drafts import draft
-from pixiu.client.inbox_pages import Entry
-from pixiu.client.message import message_of
+from pixiu.client.messages.drafts import draft
+from pixiu.client.messages.message import message_of
+from pixiu.client.stores.pages import Entry
 from pixiu.errors import RecordTooLarge
 from pixiu.ids import snowflake
-from pixiu.mqtt import codec
-from pixiu.mqtt.packets import Puback, Publish, Pubrec
 from pixiu.wire.envelope import Delivery
 from pixiu.wire.record import MAX_RECORD_BYTES, Flag, Kind, encode, has_expired
 from tests.gateway.test_mail import NUMBER, UIN, Gateway, ack
@@ -68,7 +68,7 @@ def test_expired_mail_of_the_sdk_is_a_gap_that_its_application_hears_of() -> Non
     gateway.core.mail._unix_ms = lambda: NOW_MS + MINUTE_MS
     gateway.connect(1)
     item = Delivery(1001, 1, UIN, 1, NUMBER, 1, 0, record(Kind.MAIL, 1, 1))
-    assert [seq for _, seq, _, _ in gateway.seqs(item)] == [1], "its own core decides: see tests/client/test_inbox_core.py"
+    assert [seq for _, seq, _, _ in gateway.seqs(item)] == [1], "its own core decides: see tests/pixiu/client/test_inbox_core.py"
 
 
 @pytest.mark.parametrize("step_ms", [*STEPS_MS, 0])

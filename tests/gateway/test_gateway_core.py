@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.contract import SendRecords, Settled, Tick
 from cluster.links.api import Outcome
-from cluster.runtime.contract import SendRecords, Settled, Tick
 from gateway import events as ev
 from gateway.core import Core
-from gateway.dedupe import Dedupe
+from gateway.delivery.dedupe import Dedupe
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance, snowflake, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from tests.gateway.world import arrive, fan_out, hand_over, memberships, of, turn

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.membership.anti_entropy import Puller
-from cluster.membership.devices import Devices, connection_of, device_key
-from cluster.membership.digest import bucket_of
-from cluster.membership.lww_map import Update
-from cluster.runtime.contract import SendControl, Settled, Tick
+from cluster.core.contract import SendControl, Settled, Tick
+from cluster.membership.map.anti_entropy import Puller
+from cluster.membership.map.devices import Devices, connection_of, device_key
+from cluster.membership.map.digest import bucket_of
+from cluster.membership.map.lww_map import Update
 from gateway import events as ev
 from gateway.core import Core
-from gateway.hybrid_clock import COUNT_BITS
+from gateway.membership.hybrid_clock import COUNT_BITS
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import control_pb2

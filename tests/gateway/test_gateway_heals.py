@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.contract import SendControl
 from cluster.links.api import Outcome
-from cluster.membership.digest import Rule
-from cluster.membership.lww_map import LwwMap, Update
-from cluster.runtime.contract import SendControl
+from cluster.membership.map.digest import Rule
+from cluster.membership.map.lww_map import LwwMap, Update
 from gateway import events as ev
 from gateway.core import Core
-from gateway.feedback import MAX_ROOMS, Feedback
-from gateway.membership_reporter import FEW_MEMBERS, REPEAT_S
+from gateway.membership.feedback import MAX_ROOMS, Feedback
+from gateway.membership.reporter import FEW_MEMBERS, REPEAT_S
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.mqtt import codec
+from cluster.mqtt.packets import Pingresp, Publish, Suback, Subscribe, Unsubscribe
 from gateway import events as ev
-from gateway.join_share import LONG_HOLD_S, MAX_DOUBLINGS, MAX_WAIT_S, JoinRate, JoinShare
-from gateway.mqtt import JOINS_A_STEP
+from gateway.clients.join_share import LONG_HOLD_S, MAX_DOUBLINGS, MAX_WAIT_S, JoinRate, JoinShare
+from gateway.grpc.subscriber import SubscriberService, _Stream
+from gateway.mqtt.connection import JOINS_A_STEP
 from gateway.options import Options
-from gateway.subscriber import SubscriberService, _Stream
 from pixiu.errors import Overloaded
-from pixiu.mqtt import codec
-from pixiu.mqtt.packets import Pingresp, Publish, Suback, Subscribe, Unsubscribe
 from pixiu.wire.v1 import wire_pb2
 from tests.gateway.world import World, mqtt_client, of
 from tests.support.waiting import until

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.server import connections_of_clients, files_for_clients, files_for_mqtt, server_options
-from gateway import listener as module
-from gateway.listener import ACCEPTS, Listener
+from cluster.listeners.server import connections_of_clients, files_for_clients, files_for_mqtt, server_options
+from cluster.settings.options import ClusterOptions
+from gateway.mqtt import listener as module
+from gateway.mqtt.listener import ACCEPTS, Listener
 from pixiu.errors import ConfigurationError
 from tests.support.waiting import until
 

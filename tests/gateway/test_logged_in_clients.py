@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from cluster.access.guard import MAX_HOLD_S, Guard
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
+from cluster.core import log
+from cluster.mqtt import codec
+from cluster.mqtt.events import CloseReason
+from cluster.mqtt.packets import Connect, Publish, Subscribe
+from cluster.trust.audit import Audit
 from gateway import events as ev
-from gateway.mqtt import MQTTConnection
-from pixiu.mqtt import codec
-from pixiu.mqtt.events import CloseReason
-from pixiu.mqtt.packets import Connect, Publish, Subscribe
+from gateway.mqtt.connection import MQTTConnection
 from tests.gateway.world import Wire, World, of
 from tests.support.logins import Logins
 from tests.support.waiting import until

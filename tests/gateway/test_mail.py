@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from cluster.membership.devices import connection_of, device_key
+from cluster.membership.map.devices import connection_of, device_key
+from cluster.mqtt.mail import packet_id_of
 from gateway import events as ev
 from gateway.core import Core
-from gateway.mail import SPARE_DEVICES, Acknowledgement, read_batch
+from gateway.delivery.mail import SPARE_DEVICES, Acknowledgement, read_batch
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
-from pixiu.mqtt.mail import packet_id_of
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode
 from pixiu.wire.record import Kind, decode
 from pixiu.wire.record import encode as record_of

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.mail_lane import MailLane
+from gateway.mail.lane import MailLane
 
 
 def lane_with(*seqs: int) -> MailLane:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gateway.backlog import Backlog
-from gateway.mail_queue import MAX_RANGES, MAX_WAITING, OVERRUN, MailQueue, acknowledged_ranges
-from gateway.mqtt import WRITE_BYTES, MQTTConnection
-from gateway.subscriber import MAX_BATCH_BYTES, _Stream
+from cluster.mqtt import codec
+from cluster.mqtt.events import CloseReason
+from cluster.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
+from cluster.mqtt.server import ServerSession
+from gateway.clients.backlog import Backlog
+from gateway.grpc.subscriber import MAX_BATCH_BYTES, _Stream
+from gateway.mail.queue import MAX_RANGES, MAX_WAITING, OVERRUN, MailQueue, acknowledged_ranges
+from gateway.mqtt.connection import WRITE_BYTES, MQTTConnection
 from pixiu.errors import InvalidArgument
-from pixiu.mqtt import codec
-from pixiu.mqtt.events import CloseReason
-from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
-from pixiu.mqtt.server import ServerSession
 from pixiu.rpc.duplex import Duplex
 from pixiu.wire.envelope import REDELIVERED, Delivery, split
 from pixiu.wire.record import Kind, encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.mail_run import read_runs
+from gateway.mail.run import read_runs
 from pixiu.wire.envelope import ENVELOPE_SIZE, FLAGS_AT, GAP, REDELIVERED, Delivery, encode
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of

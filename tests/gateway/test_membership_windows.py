@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from cluster.runtime.contract import Settled, Tick
+from cluster.core.contract import Settled, Tick
 from gateway import events as ev
 from gateway.core import LEAVES_A_TURN, Core
-from gateway.membership_reporter import CROWD_PAUSE_S, MAX_A_TURN, WINDOW
+from gateway.membership.reporter import CROWD_PAUSE_S, MAX_A_TURN, WINDOW
 from pixiu.ids import EndpointID
 from tests.gateway.world import memberships, of, turn, updates
 

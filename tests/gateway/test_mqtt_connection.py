@@ -7,13 +7,13 @@ import socket
 
 import pytest
 
+from cluster.mqtt import codec
+from cluster.mqtt.events import CloseReason
+from cluster.mqtt.packets import Pingresp, Puback, Publish, Suback, Subscribe, Unsubscribe
+from cluster.mqtt.server import SessionLimits
 from gateway import events as ev
-from gateway.mqtt import MAX_ANSWER_BYTES, SLOW_READ_BYTES_PER_S
+from gateway.mqtt.connection import MAX_ANSWER_BYTES, SLOW_READ_BYTES_PER_S
 from gateway.options import Options
-from pixiu.mqtt import codec
-from pixiu.mqtt.events import CloseReason
-from pixiu.mqtt.packets import Pingresp, Puback, Publish, Suback, Subscribe, Unsubscribe
-from pixiu.mqtt.server import SessionLimits
 from tests.gateway.world import Wire, World, mqtt_client, of
 from tests.support.waiting import until
 

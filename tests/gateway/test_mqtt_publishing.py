@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.mqtt_publishing import Publishing
-from gateway.publishing import Confirmable
+from gateway.clients.publishing import Confirmable
+from gateway.mqtt.publishing import Publishing
 from pixiu.errors import Dropped
 from pixiu.ids import SnowflakeID
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway import events as ev
-from gateway.paced_fanout import MAX_WAITING, MIN_WRITES, SHARE, PacedFanout
+from gateway.clients.paced_fanout import MAX_WAITING, MIN_WRITES, SHARE, PacedFanout
 
 
 class Loop:

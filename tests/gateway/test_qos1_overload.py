@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from cluster.runtime.contract import SendRecords, Settled
+from cluster.core.contract import SendRecords, Settled
+from cluster.mqtt import codec
+from cluster.mqtt.packets import Puback, Publish
 from gateway import events as ev
+from gateway.clients.publishing import Confirmable, ConfirmedPublishers
 from gateway.core import Core
-from gateway.mqtt_publishing import MAX_CLIENT_BYTES
-from gateway.publishing import Confirmable, ConfirmedPublishers
+from gateway.mqtt.publishing import MAX_CLIENT_BYTES
 from pixiu.discovery.view import Layout, View
 from pixiu.errors import Dropped, InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
-from pixiu.mqtt import codec
-from pixiu.mqtt.packets import Puback, Publish
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Kind, encode
 from tests.gateway.world import Wire, World, mqtt_client, of, turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.rates import MAX_HOLD_S, PublishRates, Rates
+from gateway.clients.rates import MAX_HOLD_S, PublishRates, Rates
 
 
 def test_without_limits_everything_passes() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from cluster.membership.lww_map import INSTANCE_SHIFT, Update
-from cluster.runtime.contract import NEVER, Tick
+from cluster.core.contract import NEVER, Tick
+from cluster.membership.map.lww_map import INSTANCE_SHIFT, Update
 from gateway import events as ev
 from gateway.core import Core
-from gateway.membership_reporter import MembershipReporter
+from gateway.membership.reporter import MembershipReporter
 from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Kind, encode
 from tests.gateway.world import fan_out, memberships, of, turn

@@ -12,10 +12,10 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cluster.runtime import shared_memory
+from cluster.process import shared_memory
+from gateway.delivery.signal_table import MAX_A_TRANSACTION, SharedTable, folder_name, open_table
+from gateway.delivery.signals import MemoryTable
 from gateway.options import Options
-from gateway.signal_table import MAX_A_TRANSACTION, SharedTable, folder_name, open_table
-from gateway.signals import MemoryTable
 from pixiu.errors import ConfigurationError
 
 MIB = 1 << 20
@@ -152,7 +152,7 @@ def test_a_table_that_fails_later_goes_on_in_the_process(tmp_path: Path, monkeyp
 WRITER = """
 import sys
 from pathlib import Path
-from gateway.signal_table import SharedTable
+from gateway.delivery.signal_table import SharedTable
 
 table = SharedTable(Path(sys.argv[1]), 1 << 20)
 for start in range(0, 1_000_000, 7):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gateway import events as ev
 from gateway.core import MAX_ANSWERED_A_MESSAGE, Core
-from gateway.signals import MAX_SIGNALS_A_TURN, Identity, MemoryTable, SignalTable
+from gateway.delivery.signals import MAX_SIGNALS_A_TURN, Identity, MemoryTable, SignalTable
 from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from tests.gateway.world import arrive, hand_over, of, turn

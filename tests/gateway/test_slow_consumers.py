@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.backlog import Backlog, Grade
-from gateway.slow_consumers import CHECK_S, SlowConsumers
+from gateway.clients.backlog import Backlog, Grade
+from gateway.clients.slow_consumers import CHECK_S, SlowConsumers
 
 
 class Connection:

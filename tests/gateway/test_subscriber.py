@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from cluster.access.guard import Guard
-from cluster.access.identity import Credentials
 from cluster.access.rules import RuleSet
 from cluster.access.settings import parse
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
+from cluster.core import log
+from cluster.trust.audit import Audit
+from cluster.trust.identity import Credentials
 from gateway import events as ev
-from gateway import subscriber
+from gateway.grpc import subscriber
+from gateway.grpc.subscriber import FEW_NAMES, MAX_FILTER_BYTES, SubscriberService, _Stream
 from gateway.options import Options
-from gateway.subscriber import FEW_NAMES, MAX_FILTER_BYTES, SubscriberService, _Stream
 from pixiu.errors import InvalidArgument, LimitError, NotAllowed, Overloaded
 from pixiu.rpc.channels import REFUSED
 from pixiu.rpc.status import GRPC_STATUS

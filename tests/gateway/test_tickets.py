@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from cluster.access.guard import Guard
-from cluster.access.identity import NEVER_S, Credentials, Identity
+from cluster.core import log
 from cluster.rpc.framed import Framed, FramedHandler
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import TICKETS
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
-from cluster.runtime.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign
-from gateway import ticket_client
-from gateway.ticket_client import TicketClient
-from gateway.tickets import NONE, Tickets, session_end
+from cluster.trust.audit import Audit
+from cluster.trust.identity import NEVER_S, Credentials, Identity
+from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign
+from gateway.tickets import client as ticket_client
+from gateway.tickets.client import TicketClient
+from gateway.tickets.held import NONE, Tickets, session_end
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotAuthenticated, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID

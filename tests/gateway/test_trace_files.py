@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway import trace_files
-from gateway.trace_files import TraceFiles, TraceWriter, open_traces
+from gateway.delivery import trace_files
+from gateway.delivery.trace_files import TraceFiles, TraceWriter, open_traces
 from pixiu.errors import ConfigurationError
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.trace import Hop, Stamp, as_traced, with_stamp

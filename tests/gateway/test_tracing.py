@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway import events as ev
 from gateway.core import Core
-from gateway.traces import MAX_TRACES_A_TURN
+from gateway.delivery.traces import MAX_TRACES_A_TURN
 from pixiu.ids import topic_room
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Flag, Kind, decode, encode, split, with_topic

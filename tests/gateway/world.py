@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from cluster.core.contract import END_OF_TURN, RecordsReceived, Settle
+from cluster.core.turn import Turn
 from cluster.links.api import Outcome
-from cluster.membership.lww_map import Update
-from cluster.runtime.contract import END_OF_TURN, RecordsReceived, Settle
-from cluster.runtime.turn import Turn
+from cluster.membership.map.lww_map import Update
+from cluster.mqtt import codec
+from cluster.mqtt.packets import Connect, Packet, Side
 from gateway import events as ev
-from gateway.clients import Clients
+from gateway.clients.clients import Clients
+from gateway.clients.publishing import Confirmable
 from gateway.core import Core
-from gateway.mail_run import MailRun, read_runs
-from gateway.mqtt import MQTTConnection
+from gateway.mail.run import MailRun, read_runs
+from gateway.mqtt.connection import MQTTConnection
 from gateway.options import Options
-from gateway.publishing import Confirmable
 from pixiu.ids import EndpointID, SnowflakeID
-from pixiu.mqtt import codec
-from pixiu.mqtt.packets import Connect, Packet, Side
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.envelope import Delivery, encode, split
 from pixiu.wire.record import MAX_RECORD_BYTES

@@ -37,6 +37,7 @@ def test_both_have_the_same_version_and_ask_for_each_other_in_it() -> None:
     pin = f"=={__version__}"
     assert all(line.endswith(pin) for line in lines(setup(".")["options"]["install_requires"]) if line.startswith("pixiu-sdk"))
     extras = setup("pixiu")["options.extras_require"]
+    assert lines(extras["cli"]) == [f"pixiu-cluster {pin}"]
     assert lines(extras["server"]) == [f"pixiu-cluster[server] {pin}"]
     assert lines(extras["onebox"]) == [f"pixiu-cluster[server,onebox,spark] {pin}"]
     assert lines(extras["spark"]) == [f"pixiu-cluster[spark] {pin}"]

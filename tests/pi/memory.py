@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.replication.model import Entry
-from pi.chunk import Chunk
+from pi.inboxes.chunk import Chunk
+from pi.inboxes.unwritten import Store
 from pi.keys import CHUNK_ENTRIES, CHUNK_KEY
 from pi.state import Results, State
-from pi.unwritten import Store
 from pixiu.wire.inbox_operations import ENTRY_KIND, Operation, encode
 
 HOUR = 3600

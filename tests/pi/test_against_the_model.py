@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cluster.replication.model import Entry
+from pi.inboxes.unwritten import Store
 from pi.state import State
-from pi.store import StateStore
-from pi.unwritten import Store
+from pi.store.store import StateStore
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from cluster.replication.model import Entry
-from pi.chunk import ENTRY_BYTES, Chunk
-from pi.digest import Digest
+from pi.inboxes.chunk import ENTRY_BYTES, Chunk
+from pi.inboxes.unwritten import Store
 from pi.keys import CHUNK_ENTRIES, chunk_key, seal
 from pi.state import State
-from pi.unwritten import Store
+from pi.store.digest import Digest
 from pixiu.errors import StateDamaged
 from pixiu.wire.inbox_operations import (
     DELETE,

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from cluster.replication.events import Accepted
-from cluster.runtime.contract import NEVER, TICK
+from cluster.core.contract import NEVER, TICK
+from cluster.replication.core.events import Accepted
 from pi import core as module
 from pi import events as ev
-from pi.doubling import Doubling, Phase, Record
+from pi.doubling.phases import Doubling, Phase, Record
 from pixiu.ids import WORKERS
 from pixiu.wire.inbox_operations import (
     MAX_OPERATIONS,

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 from cluster.replication.model import Entry
-from pi import expiry
-from pi.chunk import Chunk
-from pi.digest import NOBODY, RANGES, Digest, range_of, range_of_user
+from pi.inboxes import expiry
+from pi.inboxes.chunk import Chunk
 from pi.keys import chunk_key, deleted_key, head_key, seal, time_key, user_key, writer_key
-from pi.machine import Machine
 from pi.state import State
-from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
+from pi.store.digest import NOBODY, RANGES, Digest, range_of, range_of_user
+from pi.store.machine import Machine
+from pi.store.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
 from pixiu.errors import Overloaded, Unavailable
 from pixiu.wire.inbox_operations import (
     DELETE,

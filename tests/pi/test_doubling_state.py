@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
-from pi.doubling import (
+from pi.doubling.phases import (
     DOUBLING_KIND,
     HOLD_S,
     Command,

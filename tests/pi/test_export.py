@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from cluster.replication.export.export import Part
 from cluster.replication.model import Entry
-from cluster.runtime.export import Part
-from pi import export as export_module
-from pi.export import Export
 from pi.keys import EPOCH_S, chunk_key
-from pi.machine import Machine
+from pi.store.machine import Machine
+from pi.streams import export as export_module
+from pi.streams.export import Export
 from pixiu.errors import StateDamaged
 from pixiu.wire.export_tables import columns_of
 from pixiu.wire.inbox_operations import (

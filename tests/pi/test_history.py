@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pi import ranges
-from pi.digest import Digest
-from pi.inbox import Head
+from pi.inboxes import ranges
+from pi.inboxes.inbox import Head
+from pi.inboxes.ranges import Ranges
+from pi.inboxes.reading import unread_by
 from pi.options import Options
-from pi.ranges import Ranges
-from pi.reading import unread_by
+from pi.store.digest import Digest
 from pixiu.errors import MalformedData
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import (

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from pi.checks import check
+from pi.inboxes.loss import JUMP
 from pi.keys import CHUNK_ENTRIES, CHUNK_KEY, chunk_key, cursor_key, deleted_key, head_key, time_key, unseal, user_key, writer_key
-from pi.loss import JUMP
 from pixiu.errors import InvalidArgument, MalformedData, StateDamaged
 from pixiu.wire.inbox_operations import (
     DELETE,

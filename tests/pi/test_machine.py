@@ -17,10 +17,10 @@ import pytest
 
 from cluster.replication.model import Entry
 from pi.events import NO_DEVICE
-from pi.inbox import Head
+from pi.inboxes.inbox import Head
 from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
-from pi.machine import Machine
-from pi.store import FILE_NAME, LOCK_NAME, StateStore, install
+from pi.store.machine import Machine
+from pi.store.store import FILE_NAME, LOCK_NAME, StateStore, install
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
 from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, Clock, Limits, OpenSessions, Operation, encode
 from tests.pi.memory import START_S, at_us
@@ -138,7 +138,7 @@ def slow_install(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Ev
         assert go_on.wait(WAIT_S)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pi.machine.install", slow)
+        patch.setattr("pi.store.machine.install", slow)
         try:
             yield begun, go_on
         finally:
@@ -270,7 +270,7 @@ async def test_a_snapshot_that_writes_what_a_full_disk_did_not_take_says_that_th
 async def test_a_replica_that_cannot_write_its_inboxes_applies_no_more_than_it_may_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pi.machine.MAX_CHANGES", 1000)
+    monkeypatch.setattr("pi.store.machine.MAX_CHANGES", 1000)
     async with machine(tmp_path) as one:
         with full_disk(one):
             one.start(0)
@@ -352,7 +352,7 @@ async def test_beyond_its_bound_everything_is_applied_until_what_is_acknowledged
 
 
 async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pi.machine.RESERVE_BYTES", 0)
+    monkeypatch.setattr("pi.store.machine.RESERVE_BYTES", 0)
     async with machine(tmp_path / "a", map_mb=1) as one:
         one.apply(entries(1, 1000, users=10_000))
         with pytest.raises(DiskFull, match=r"raise pi\.store_mb"):
@@ -449,7 +449,7 @@ async def test_a_state_that_cannot_be_marked_as_damaged_is_not_set_aside(tmp_pat
     async with machine(tmp_path) as one:
         one.apply(entries(1, 5))
         await one.flush()
-        monkeypatch.setattr("pi.store.os.fsync", full)
+        monkeypatch.setattr("pi.store.store.os.fsync", full)
         with pytest.raises(DiskFull, match="free some space"):
             one.mark_damaged("a byte")
         monkeypatch.undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from pi.ranges import MAX_RANGES, Ranges
+from pi.inboxes.ranges import MAX_RANGES, Ranges
 from tests.support.for_each import for_each
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 from unittest.mock import MagicMock
 
-from cluster.runtime.context import Context
+from cluster.process.context import Context
 from pi.options import Options
 from pi.service import Service
 

@@ -11,7 +11,7 @@ import pytest
 from cluster.replication.model import Entry
 from pi.early import EARLY_KIND, encode_early
 from pi.keys import CHUNK_ENTRIES, META_KEY, chunk_key, cursor_key, deleted_key, head_key, time_key, user_key, writer_key
-from pi.machine import Machine
+from pi.store.machine import Machine
 from pixiu.errors import PixiuError, StateDamaged
 from pixiu.wire.inbox_operations import (
     DEFAULT_LIMITS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
-from pi import expiry
-from pi.chunk import Chunk
+from pi.inboxes import expiry
+from pi.inboxes.chunk import Chunk
 from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
 from pi.state import Refusal
 from pixiu.errors import MalformedData, StateDamaged

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from pi import streams
 from pi.events import NO_DEVICE, ReadFound, Reply
-from pi.streams import Stream, level_of, message_of, reads_of
+from pi.streams import streams
+from pi.streams.streams import Stream, level_of, message_of, reads_of
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.v1 import pi_pb2
 

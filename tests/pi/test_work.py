@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from pi.work import removals, work_of
+from pi.streams.work import removals, work_of
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,

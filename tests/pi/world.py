@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.replication.events import Accepted, Persisted
-from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.core.contract import END_OF_TURN, TICK
+from cluster.replication.core.events import Accepted, Persisted
 from pi import events as ev
 from pi.core import Core
 from pi.state import Read, Refusal, Results

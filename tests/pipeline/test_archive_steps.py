@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.archive import ArchiveOptions, Summary, archive_new
-from pipeline.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, check_cluster, cluster_of, covered, holes, reach
-from pipeline.offsets import Offsets
+from pipeline.archive.archive import ArchiveOptions, Summary, archive_new
+from pipeline.archive.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, check_cluster, cluster_of, covered, holes, reach
+from pipeline.spark.offsets import Offsets
 from pixiu.errors import Gone, InvalidArgument, Unavailable
 from tests.pipeline.test_planning import Cluster, cluster, stream
 

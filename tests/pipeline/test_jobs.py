@@ -21,16 +21,14 @@ import pytest
 from typer.testing import CliRunner
 
 import pixiu
-from pipeline.audit import AuditOptions
 from pipeline.commands import pipeline
-from pipeline.replicas import Replicas, Rows
+from pipeline.jobs.audit import AuditOptions
+from pipeline.jobs.skew import Load, SkewOptions, partitions_of, verdict
 from pipeline.report import Bars, Report, Section
-from pipeline.skew import Load, SkewOptions, partitions_of, verdict
-from pixiu.cli.status import read_status
-from pixiu.client.stores import Stores
+from pipeline.spark.replicas import Replicas, Rows
+from pixiu.client.stores.leaders import Stores
 from pixiu.errors import InvalidArgument
 from pixiu.ids import msg_id, snowflake
-from pixiu.mqtt.client_io import MQTTClient
 from pixiu.wire.export_tables import columns_of
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
 from pixiu.wire.record import Kind, encode
@@ -39,8 +37,10 @@ from tests.pipeline.conftest import Store
 from tests.support.cluster import is_healthy, wait_for
 from tests.support.framed import store_call
 from tests.support.waiting import until
+from tools.cli.status import read_status
+from tools.mqtt.client_io import MQTTClient
 
-DATA = Path(__file__).resolve().parents[2] / "pixiu" / "tools" / "replay" / "data"
+DATA = Path(__file__).resolve().parents[2] / "tools" / "replay" / "data"
 
 
 def test_verdicts() -> None:
@@ -232,12 +232,12 @@ class TestOnACluster:
     """With Spark."""
 
     def audit(self, spark: Any, store: Store, **more: Any) -> tuple[Report, dict[str, Any]]:
-        from pipeline import audit
+        from pipeline.jobs import audit
 
         return audit.run(spark, AuditOptions(store.target, settle_s=0, **more))
 
     def test_audit_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from pipeline import audit as job
+        from pipeline.jobs import audit as job
         from pipeline.reading import read
 
         alone, ghost, late, slow = store.users(4)
@@ -304,7 +304,7 @@ class TestOnACluster:
         assert report.findings == len(never) + len(cut_off) + len(ghosts) + 1 + 3 + 1
 
     def test_skew_names_the_hot_rooms(self, spark: Any, tmp_path: Path) -> None:
-        from pipeline import skew
+        from pipeline.jobs import skew
 
         log = tmp_path / "log.jsonl"
         rooms = ["hot"] * 700 + [f"room{number % 100}" for number in range(300)]
@@ -316,7 +316,7 @@ class TestOnACluster:
         assert {row["name"]: row.messages for row in tables["keys"].collect()} == Counter(rooms)
 
     def test_latency_finds_the_slow_hop_alone(self, spark: Any, tmp_path: Path) -> None:
-        from pipeline import latency
+        from pipeline.jobs import latency
 
         def line(number: int, slow_us: int) -> str:
             at, stamps = number * 1000, []
@@ -337,7 +337,7 @@ class TestOnACluster:
         assert moved == pytest.approx({"proxy 0/1": 50.0, "whole way": 50.0})
 
     def test_an_archive_holds_what_is_stored_and_says_when_it_does_not(self, spark: Any, store: Store, tmp_path: Path) -> None:
-        from pipeline import archive
+        from pipeline.archive import archive
         from tests.pipeline.test_spark import batch
 
         store.send(store.users(3), [b"%d" % number for number in range(300)])
@@ -378,7 +378,7 @@ class TestOnACluster:
             archive.verify(spark, str(tmp_path / "nothing"))
 
     def test_windows_of_a_stream_are_those_of_a_batch(self, spark: Any, store: Store, tmp_path: Path) -> None:
-        from pipeline import ingest
+        from pipeline.jobs import ingest
 
         users = store.users(2)
         options = ingest.IngestOptions(
@@ -412,7 +412,7 @@ class TestOnACluster:
             ingest.run(spark, replace(options, window="5 minutes"))
 
     def test_no_time_is_too_late_and_no_clock_is_anothers(self, spark: Any) -> None:
-        from pipeline import ingest
+        from pipeline.jobs import ingest
 
         options = ingest.IngestOptions("x", "x", "1", "ts timestamp, device string, temp double", "ts", ("device",), ("temp",))
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.mqtt.client_io import MQTTClient
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 from tests.pipeline.conftest import SMALL
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.lossy import LossyNetwork
 from tests.support.waiting import until
+from tools.mqtt.client_io import MQTTClient
 
 DELAY_MS = float(os.environ.get("PIXIU_DELAY_MS", "400"))
 """So much that a loaded machine does not add the half of it to another hop's median."""
@@ -69,7 +69,7 @@ async def carry(cluster: LocalCluster, network: LossyNetwork, rooms: tuple[int, 
 def test_a_delay_on_one_link_moves_that_link_alone(
     spark: Any, traced: tuple[LocalCluster, LossyNetwork, Path], tmp_path: Path
 ) -> None:
-    from pipeline import latency
+    from pipeline.jobs import latency
 
     cluster, network, folder = traced
     rooms = (7001, 7002)

@@ -110,7 +110,7 @@ def test_a_job_gives_the_same_on_a_master_and_a_worker(
 
     packages = tmp_path / "pixiu.zip"
     with zipfile.ZipFile(packages, "w") as archive:
-        for name in ("pixiu", "pipeline"):
+        for name in ("pixiu", "pipeline", "tools"):
             for path in (PROJECT / name).rglob("*.py"):
                 archive.write(path, path.relative_to(PROJECT))
     program = shutil.copy(PROJECT / "pipeline" / "__main__.py", tmp_path / "job.py")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_out, to_json
-from pipeline.options import read_options, write_options
 from pipeline.reading import sentence_of
-from pipeline.schema import arrow_schema, spark_schema
+from pipeline.spark.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_out, to_json
+from pipeline.spark.options import read_options, write_options
+from pipeline.spark.schema import arrow_schema, spark_schema
 from pixiu.errors import InvalidArgument
 from pixiu.wire.export_tables import TABLES
 

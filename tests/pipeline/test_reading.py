@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from pipeline import replicas as module
 from pipeline.reading import problem_of, sentence_of
-from pipeline.replicas import QUEUE_S, Replicas, Rows
+from pipeline.spark import replicas as module
+from pipeline.spark.replicas import QUEUE_S, Replicas, Rows
 from pixiu.errors import DiskFull, Overloaded, PixiuError, Unavailable
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.v1 import export_pb2

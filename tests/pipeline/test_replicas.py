@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pipeline.replicas import Replicas, Rows
+from pipeline.spark.replicas import Replicas, Rows
 from pixiu.discovery.node import Node
 from pixiu.errors import Gone, InvalidArgument, NotServed, PixiuError, Unavailable
 from pixiu.ids import snowflake

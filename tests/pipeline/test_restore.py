@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 import pixiu
+from pipeline.archive.restore import blocks_of, rows_of
 from pipeline.commands import pipeline
-from pipeline.restore import blocks_of, rows_of
 from pixiu.ids import msg_partition
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
@@ -26,8 +26,8 @@ from tests.pipeline.conftest import Store
 from tests.pipeline.test_replicas import odd_records
 from tests.support.cluster import wait_for
 from tests.xiu.parts import NOW_US
-from xiu.block import Block
-from xiu.export_rows import Rows
+from xiu.export.rows import Rows
+from xiu.records.block import Block
 
 MESSAGES_SENT = int(os.environ.get("PIXIU_RESTORE_MESSAGES", "2000"))
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.archived import read_messages
+from pipeline.archive.archived import read_messages
+from pipeline.archive.retention import Limits
 from pipeline.commands import pipeline
-from pipeline.replicas import Replicas
-from pipeline.retention import Limits
+from pipeline.spark.replicas import Replicas
 from pixiu.errors import InvalidArgument, StoreDamaged
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from tests.pipeline.conftest import Store
@@ -24,7 +24,7 @@ from tests.pipeline.test_replicas import odd_records
 from tests.pipeline.test_restore import exported, replicas_of
 from tests.support.cluster import wait_for
 from tests.xiu.parts import NOW_US
-from xiu.block import Block
+from xiu.records.block import Block
 
 BODY_BYTES = 8000
 """So that some hundred are more than a mark of retention is apart."""

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, DoubleType, LongType, StringType, StructField, StructType
 
-from pipeline.options import write_options
-from pipeline.sink import columns_to_write, derived_id, rows_of
+from pipeline.spark.options import write_options
+from pipeline.spark.sink import columns_to_write, derived_id, rows_of
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pipeline.options import write_options
-from pipeline.replicas import Replicas, Rows
-from pipeline.sink import PixiuWriter, columns_to_write
+from pipeline.spark.options import write_options
+from pipeline.spark.replicas import Replicas, Rows
+from pipeline.spark.sink import PixiuWriter, columns_to_write
 from pixiu.errors import IdReused, InvalidArgument
 from pixiu.wire.export_tables import ROLE_OF_TABLE, columns_of
 from pixiu.wire.record import Flag

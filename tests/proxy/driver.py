@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.runtime.contract import RecordsReceived, SendRecords, Settled
+from cluster.core.contract import RecordsReceived, SendRecords, Settled
 from pixiu.ids import EndpointID
 from proxy import events as ev
 from proxy.core import Core

@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
-from pixiu.client.events import CloseStream, Failure, Writable
-from pixiu.client.mail import Effect as SenderEffect
-from pixiu.client.mail import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
+from cluster.core.contract import END_OF_TURN, NEVER, TICK
+from pixiu.client.mail.core import Effect as SenderEffect
+from pixiu.client.mail.core import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
+from pixiu.client.send.events import CloseStream, Failure, Writable
 from pixiu.ids import msg_id, msg_lane, snowflake
 from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, Operation, decode
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
 from proxy import mail_events as ev
-from proxy.mail import MailCore
+from proxy.mail.pipeline import MailCore
 from tests.support.simulation import Simulation
 
 START_MS = 1_750_000_000_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.runtime.contract import NEVER, SendRecords, Settled, Tick
+from cluster.core.contract import NEVER, SendRecords, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
 from pixiu.wire.record import Kind, encode
 from proxy import events as ev
-from proxy.big_rooms import MAX_SWEEP_BYTES
 from proxy.core import Core
+from proxy.records.big_rooms import MAX_SWEEP_BYTES
 from tests.proxy.driver import forward, publish, replies, sends, settle
 
 A, B = EndpointID(1001), EndpointID(1002)

@@ -7,16 +7,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
+from cluster.core.contract import END_OF_TURN, NEVER, TICK
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
 from pixiu.wire.inbox_operations import APPEND, Appends, Code, Fanout, decode
 from pixiu.wire.inbox_operations import Writer as PiWriter
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
-from proxy import mail, mail_requests
 from proxy import mail_events as ev
-from proxy.mail import MailCore
+from proxy.mail import pipeline as mail
+from proxy.mail import requests as mail_requests
+from proxy.mail.pipeline import MailCore
 from tests.support.work import steps
 
 XIU, PI = ev.Store(False, 0), ev.Store(True, 0)

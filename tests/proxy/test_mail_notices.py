@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from cluster.runtime.contract import END_OF_TURN
+from cluster.core.contract import END_OF_TURN
 from pixiu.placement.partition import rendezvous
 from proxy import mail_events as ev
-from proxy import mail_notices
-from proxy.mail_notices import (
+from proxy.notices import mail_notices
+from proxy.notices.mail_notices import (
     ANSWER_S,
     GIVEN_UP_S,
     MAX_BATCH,

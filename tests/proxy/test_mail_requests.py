@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.runtime.request_limits import SLICE
+from cluster.listeners.request_limits import SLICE
 from pixiu.wire.levels import Level
 from proxy import mail_events as ev
-from proxy.mail_batches import Batch, Part, Writer
-from proxy.mail_requests import MAX_REQUESTS, Link, append_requests, store_requests
+from proxy.mail.batches import Batch, Part, Writer
+from proxy.mail.requests import MAX_REQUESTS, Link, append_requests, store_requests
 
 SMALL = 64
 """Bytes of a record: 4,096 of them are no more than a request has in bytes."""

@@ -7,7 +7,7 @@ import asyncio
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import mail_pb2
 from proxy import mail_events as ev
-from proxy.mail_service import MAX_UNTOLD, WriterStream
+from proxy.mail.service import MAX_UNTOLD, WriterStream
 
 
 def confirmed(position: int, unconfirmed: int) -> ev.Answer:

@@ -6,9 +6,9 @@ import pytest
 
 from pixiu.wire.levels import Level
 from proxy import mail_events as ev
-from proxy.mail import MailCore
-from proxy.mail_batches import Part, split_again
-from proxy.mail_requests import Link
+from proxy.mail.batches import Part, split_again
+from proxy.mail.pipeline import MailCore
+from proxy.mail.requests import Link
 from tests.proxy.mail_world import PiModel, World, XiuModel
 from tests.support.effort import runs
 

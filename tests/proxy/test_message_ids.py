@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from cluster.access.identity import Identity
-from cluster.access.loans import Lent, Loan
-from cluster.runtime.options import ClusterOptions
-from proxy.message_ids import MessageIDs
+from cluster.settings.options import ClusterOptions
+from cluster.trust.identity import Identity
+from cluster.trust.loans import Lent, Loan
+from proxy.publishers.message_ids import MessageIDs
 
 LOAN = Loan(5, 1_800_000_000_000, 1_800_000_600_000)
 

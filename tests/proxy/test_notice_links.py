@@ -18,7 +18,7 @@ from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Served, StreamEnded
 from pixiu.wire.v1 import delivery_pb2
 from proxy import mail_events as ev
-from proxy.notice_links import NoticeLinks
+from proxy.notices.notice_links import NoticeLinks
 from tests.support.framed import framed_of
 from tests.support.waiting import until
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.runtime.contract import NEVER
+from cluster.core.contract import NEVER
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import events as ev
 from proxy.core import ALL_KINDS, Core
-from proxy.offline_notices import MAX_NOTICED, OfflineNotices
+from proxy.records.offline_notices import MAX_NOTICED, OfflineNotices
 from tests.proxy.driver import failures, forward, sends, settle
 
 BROKER, EVEN, ODD, OTHER = EndpointID(1), EndpointID(11), EndpointID(12), EndpointID(13)

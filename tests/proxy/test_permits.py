@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from cluster.access.loans import Lent, Loan, prove
 from cluster.access.rules import Target
+from cluster.trust.loans import Lent, Loan, prove
 from pixiu.ids import snowflake, topic_room
 from pixiu.wire.record import Flag, Kind, crc_ok, decode, encode, split, with_topic
-from proxy.permits import NOT_ALLOWED, NOT_LENT, permitted
+from proxy.publishers.permits import NOT_ALLOWED, NOT_LENT, permitted
 
 TOPIC = Flag.TO_ROOM | Flag.TOPIC
 

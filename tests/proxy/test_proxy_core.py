@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cluster.core.contract import NEVER, Settle, Tick
 from cluster.links.api import Outcome
-from cluster.runtime.contract import NEVER, Settle, Tick
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.record import Flag, Kind, encode

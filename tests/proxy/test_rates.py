@@ -6,7 +6,7 @@ from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode
 from proxy import events as ev
 from proxy.core import Core
-from proxy.rates import Rates
+from proxy.publishers.rates import Rates
 from tests.proxy.driver import forward, publish, sends
 
 A = EndpointID(1001)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.runtime.tickets import sign
+from cluster.trust.tickets import sign
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Flag, Kind, encode
-from proxy import sender_tickets
-from proxy.permits import KIND_AT, NOT_SHOWN
-from proxy.sender_tickets import SenderTickets
+from proxy.publishers import sender_tickets
+from proxy.publishers.permits import KIND_AT, NOT_SHOWN
+from proxy.publishers.sender_tickets import SenderTickets
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 NOW, RUN = 1_800_000_000, 9

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from cluster.runtime.contract import SendRecords, Tick
+from cluster.core.contract import SendRecords, Tick
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms, vrooms_of
@@ -14,7 +14,7 @@ from pixiu.placement.partition import rendezvous, rendezvous_order
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import events as ev
 from proxy.core import Core
-from proxy.signals import AwaitedSignals, replica_of_copy
+from proxy.records.signals import AwaitedSignals, replica_of_copy
 from tests.proxy.driver import forward, sends, settle
 
 A, B, C, D = EndpointID(1001), EndpointID(1002), EndpointID(1003), EndpointID(1004)

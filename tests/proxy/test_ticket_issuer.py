@@ -15,22 +15,22 @@ from structlog.testing import capture_logs
 
 from cluster.access.authorities import Authorities
 from cluster.access.guard import Guard
+from cluster.core import log
+from cluster.core.turn import Turn
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import TICKETS
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
-from cluster.runtime.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign, signer, until_of
-from cluster.runtime.turn import Turn
+from cluster.trust.audit import Audit
+from cluster.trust.pki import issue, make_authority
+from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign, signer, until_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotAuthenticated
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import tickets_pb2
-from proxy import sender_tickets, ticket_issuer
-from proxy.sender_tickets import SenderTickets
-from proxy.ticket_issuer import SPREAD, TicketIssuer
-from registry.pki import issue, make_authority
+from proxy.publishers import sender_tickets, ticket_issuer
+from proxy.publishers.sender_tickets import SenderTickets
+from proxy.publishers.ticket_issuer import SPREAD, TicketIssuer
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
 

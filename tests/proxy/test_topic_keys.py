@@ -7,7 +7,7 @@ from random import Random
 from pixiu.ids import SnowflakeID, topic_room
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.record import Flag, Kind, decode, encode, split, with_topic
-from proxy.topic_keys import with_rooms
+from proxy.records.topic_keys import with_rooms
 
 RULES = TopicRooms("devices=2")
 TOPIC, OTHER = "devices/7/telemetry", "weather/berlin"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cluster.core.contract import NEVER, SendRecords, Settle, Settled
 from cluster.links.api import Outcome
-from cluster.runtime.contract import NEVER, SendRecords, Settle, Settled
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Flag, Kind, encode

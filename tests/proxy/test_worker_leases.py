@@ -6,7 +6,7 @@ import pytest
 
 from pixiu.errors import Overloaded
 from pixiu.ids import SNOWFLAKE_EPOCH_MS, snowflake
-from proxy.worker_leases import LOAN_MS, Lender
+from proxy.publishers.worker_leases import LOAN_MS, Lender
 
 DAY = 1 << 50
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import Unavailable
 from registry.drain_requests import DrainRequests, drain_process
-from registry.embedded import EmbeddedZooKeeper
 from registry.membership import Membership
 from tests.support.zookeeper import PATIENCE_S, connected, expire, make_node
 

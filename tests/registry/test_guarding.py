@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.access import LOGINS, OPERATOR, RULES, Access, directories, grants_of, rule_of
 from pixiu.discovery.login import Login
@@ -19,7 +20,6 @@ from pixiu.discovery.target import RegistryAddress
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import Create, Delete, Set, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryDenied
-from registry.embedded import EmbeddedZooKeeper
 from registry.guarding import guard, guard_first, make_credentials, read_credentials, tops, write_credentials
 from registry.layout import ensure_layout, set_replicas
 from registry.leases import InstanceLease, WorkerLeases

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Create, Delete, Operation, ZooKeeper
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.ids import LAST_GENERATION
-from registry.embedded import EmbeddedZooKeeper
 from registry.leases import Instance, InstanceLease
 from tests.support.waiting import until
 from tests.support.zookeeper import connected, expire

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import partition_directory
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable, Unavailable
-from registry.embedded import EmbeddedZooKeeper
 from registry.leases import InstanceLease
 from registry.membership import Membership
 from tests.support.waiting import until

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.runtime.live_settings import Settings
+from cluster.settings.live_settings import Settings
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.settings import AUDIT_LINES, change_settings, read_changes, read_settings

@@ -10,11 +10,11 @@ import pytest
 
 import registry.leases
 from gateway.identity import Identity
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Stat, ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnavailable
 from pixiu.ids import WORKERS, SnowflakeGenerator, snowflake_time_ms, snowflake_worker
-from registry.embedded import EmbeddedZooKeeper
 from registry.leases import MAX_AHEAD_MS, RANGE_MS, WORKERS_TO_LEND, WorkerLease, WorkerLeases
 from tests.support.clock_steps import IN_2018_MS, STEPS_MS
 from tests.support.waiting import until

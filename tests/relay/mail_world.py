@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc.aio
 
-from cluster.membership.devices import connected, device_key
-from cluster.membership.lww_map import Update
+from cluster.membership.map.devices import connected, device_key
+from cluster.membership.map.lww_map import Update
 from cluster.rpc.framed import FramedCall, FramedHandler
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import DELIVER, EXCHANGE, NOTIFY
@@ -25,8 +25,8 @@ from pixiu.wire.envelope import Delivery, split
 from pixiu.wire.inbox_operations import decode
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2, xiu_pb2_grpc
-from relay.mail_devices import TrackedDevices
-from relay.mail_service import MailService
+from relay.mail.devices import TrackedDevices
+from relay.mail.service import MailService
 from relay.options import Options
 from tests.pi.memory import Replica
 from tests.support.framed import framed_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pixiu.wire.envelope import GAP, encode
 from relay.delivery.events import Chunk
-from relay.gateway_streams import MAX_MESSAGE_BYTES, Outbox
-from relay.mail_devices import Place
+from relay.mail.devices import Place
+from relay.mail.gateway_streams import MAX_MESSAGE_BYTES, Outbox
 
 HERE = 101
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import pytest
 
+from cluster.core.contract import SendControl, Tick
 from cluster.membership import events as ev
-from cluster.membership.anti_entropy import PROVEN_PAGE_ENTRIES, Source
-from cluster.membership.devices import connected
-from cluster.membership.digest import bucket_of
 from cluster.membership.events import Effect, UnprovenLogins
-from cluster.membership.lww_map import LwwMap, Update, decode_messages, encode_messages
-from cluster.runtime.contract import SendControl, Tick
-from cluster.runtime.tickets import MAX_TICKET_S, sign
+from cluster.membership.map.anti_entropy import PROVEN_PAGE_ENTRIES, Source
+from cluster.membership.map.devices import connected
+from cluster.membership.map.digest import bucket_of
+from cluster.membership.map.lww_map import LwwMap, Update, decode_messages, encode_messages
+from cluster.trust.tickets import MAX_TICKET_S, sign
 from pixiu.ids import EndpointID, gateway_msg_id, gateway_run
 from pixiu.wire.v1 import control_pb2
 from relay.core import Core

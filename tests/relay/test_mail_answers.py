@@ -8,7 +8,7 @@ from pixiu.wire import inbox_operations as op
 from pixiu.wire.inbox_operations import MAX_READ_ENTRIES
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
-from relay.mail_answers import ReadItem, listings_of, notices_of, numbers_of, read_requests, reads_of, records_of
+from relay.mail.answers import ReadItem, listings_of, notices_of, numbers_of, read_requests, reads_of, records_of
 
 ASKED = ev.Asked(7, 2, 40)
 RECORD = (44).to_bytes(4, "little") + bytes(44)

@@ -7,21 +7,21 @@ from typing import TypeVar
 
 import pytest
 
-from cluster.membership.devices import connected, device_key
-from cluster.membership.lww_map import Update
-from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.core.contract import END_OF_TURN, TICK
+from cluster.membership.map.devices import connected, device_key
+from cluster.membership.map.lww_map import Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.envelope import encode as deliver
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_opens
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import pi_pb2
-from relay import mail_core
-from relay import mail_events as ev
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits
 from relay.delivery.sessions import Deliveries
-from relay.mail_core import HEARTBEAT_S, SETTLE_S, WALK_PAUSE_S, MailCore
-from relay.mail_devices import MailDevices, TrackedDevices
+from relay.mail import core as mail_core
+from relay.mail import events as ev
+from relay.mail.core import HEARTBEAT_S, SETTLE_S, WALK_PAUSE_S, MailCore
+from relay.mail.devices import MailDevices, TrackedDevices
 
 RELAY, OTHER, GATEWAY, INSTANCE = EndpointID(900), EndpointID(901), EndpointID(101), 1
 DEVICE = 70

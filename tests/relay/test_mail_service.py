@@ -13,8 +13,9 @@ from pixiu.ids import EndpointID, msg_id
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
-from relay import mail_core, mail_events
 from relay.delivery.events import Asked, Chunk, Fetched, FetchMessages
+from relay.mail import core as mail_core
+from relay.mail import events as mail_events
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
 from tests.support.waiting import until
 

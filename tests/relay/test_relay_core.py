@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Settled, Tick
 from cluster.membership import events as ev
-from cluster.membership.devices import Devices, LoginPolicy, connected, device_key
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import Update, decode_messages
-from cluster.membership.replica_state import State
-from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Settled, Tick
+from cluster.membership.map.devices import Devices, LoginPolicy, connected, device_key
+from cluster.membership.map.lww_map import Update, decode_messages
+from cluster.membership.replica.state import State
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
@@ -399,7 +399,7 @@ def test_the_users_that_are_looked_at_again_are_limited(monkeypatch: pytest.Monk
     contests = Contests(Devices(), 1.0)
     contests.note([1, 2, 3], 0.0)
     assert len(contests) == 2
-    monkeypatch.setattr("cluster.membership.devices.MAX_TOGETHER", 1)
+    monkeypatch.setattr("cluster.membership.map.devices.MAX_TOGETHER", 1)
     devices = Devices()
     devices.apply([connect(1, uin=8), connect(2, uin=8, device=2), connect(3, uin=9), connect(4, uin=9, device=2)], 0.0)
     assert devices.take_together() == [8]

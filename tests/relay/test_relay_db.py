@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.membership.devices import Devices, connected
-from cluster.membership.lww_map import Key, Update, logins
-from cluster.membership.replica_store import ReplicaStore, Write
+from cluster.membership.map.devices import Devices, connected
+from cluster.membership.map.lww_map import Key, Update, logins
+from cluster.membership.replica.store import ReplicaStore, Write
 from pixiu.ids import gateway_msg_id
 
 KEY = 12 << 48 | 65_535

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.membership.devices import connected
+from cluster.membership.map.devices import connected
 from pixiu.ids import gateway_msg_id
 from pixiu.wire.record import Kind, encode
 from tests.support.soft_processes import LIMIT_S, Cluster, cluster

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runtime.contract import TICK
+from cluster.core.contract import TICK
 from pixiu.wire.envelope import GAP, REDELIVERED, split
 from pixiu.wire.record import INBOX_LANES, Kind, decode, encode
 from relay.delivery import events as ev

@@ -7,15 +7,15 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.core.contract import SendControl, Settled, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect, Event
-from cluster.membership.forwards import MAX_TRIES
-from cluster.membership.instance_purge import InstancePurge
-from cluster.membership.lww_map import PURGE_SLICE, Chunk, Key, LwwMap, Update, decode_messages
-from cluster.membership.replica_core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
-from cluster.membership.replica_state import State
-from cluster.membership.subscribers import MAX_SUBSCRIBERS
-from cluster.runtime.contract import SendControl, Settled, Tick
+from cluster.membership.map.instance_purge import InstancePurge
+from cluster.membership.map.lww_map import PURGE_SLICE, Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.replica.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
+from cluster.membership.replica.forwards import MAX_TRIES
+from cluster.membership.replica.state import State
+from cluster.membership.replica.subscribers import MAX_SUBSCRIBERS
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cluster.core.contract import SendControl
 from cluster.membership import events as ev
-from cluster.membership.lww_map import LwwMap, Update
-from cluster.membership.replica_state import State
-from cluster.runtime.contract import SendControl
+from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.replica.state import State
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core

@@ -7,14 +7,14 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.core.contract import SendControl, Tick
 from cluster.membership import events as ev
-from cluster.membership.anti_entropy import Source, encode_absence, is_anti_entropy
-from cluster.membership.digest import Rule
 from cluster.membership.events import Effect
-from cluster.membership.isolation import OUT_OF_CONTACT_S
-from cluster.membership.lww_map import Key, LwwMap, Update, decode_messages
-from cluster.membership.replica_state import State
-from cluster.runtime.contract import SendControl, Tick
+from cluster.membership.map.anti_entropy import Source, encode_absence, is_anti_entropy
+from cluster.membership.map.digest import Rule
+from cluster.membership.map.isolation import OUT_OF_CONTACT_S
+from cluster.membership.map.lww_map import Key, LwwMap, Update, decode_messages
+from cluster.membership.replica.state import State
 from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core

@@ -9,12 +9,12 @@ import pytest
 
 import relay.core
 import router.core
+from cluster.core.contract import NOT_TAKEN, SendControl, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import ENTRY, LwwMap, Update
-from cluster.membership.replica_core import ReplicaCore
-from cluster.membership.replica_state import State
-from cluster.runtime.contract import NOT_TAKEN, SendControl, Tick
+from cluster.membership.map.lww_map import ENTRY, LwwMap, Update
+from cluster.membership.replica.core import ReplicaCore
+from cluster.membership.replica.state import State
 from pixiu.ids import LAST_GENERATION, EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from tests.support.effects import of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.membership.lww_map import Key, LwwMap, Update
-from cluster.membership.replica_store import ReplicaStore
-from cluster.membership.store_writer import MAX_PENDING, StoreWriter
+from cluster.membership.map.lww_map import Key, LwwMap, Update
+from cluster.membership.replica.store import ReplicaStore
+from cluster.membership.replica.store_writer import MAX_PENDING, StoreWriter
 from pixiu.ids import gateway_msg_id
 from tests.support.waiting import until
 

@@ -16,7 +16,7 @@ SENTENCES: Sentences = {
         "proxy/proxy_core::a_doubted_replica_is_chosen_only_when_there_is_no_other",
     ),
     "only brokers in state Running get messages": (
-        "discovery/node_layout_and_view::a_view_answers_by_role_partition_state_and_endpoint",
+        "pixiu/discovery/node_layout_and_view::a_view_answers_by_role_partition_state_and_endpoint",
     ),
     "when the number of partitions grows, proxies send to the new ones": (
         "e2e/stale_senders::a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a_doubling",
@@ -24,7 +24,7 @@ SENTENCES: Sentences = {
     ),
     "heartbeats and messages share a thread, so that a hung process is found": (
         "e2e/hung::a_hung_process_is_found_and_comes_back_clean",
-        "cluster/runtime/process_lifecycle::a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_when_it_is_back",
+        "cluster/process/process_lifecycle::a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_when_it_is_back",
     ),
     "a big room is 64 virtual rooms, and other modules do not change": (
         "pixiu/placement/big_rooms::a_user_of_a_big_room_is_in_one_of_its_64_vrooms",

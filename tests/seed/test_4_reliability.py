@@ -9,7 +9,7 @@ from tests.seed.index import Sentences, missing
 SENTENCES: Sentences = {
     "a command has one ID and goes as three copies by different proxies": (
         "sim/signal_loss::without_receipts_the_loss_is_that_of_three_independent_ways",
-        "client/signalling::three_copies_of_one_record_go_through_three_proxies",
+        "pixiu/client/signalling::three_copies_of_one_record_go_through_three_proxies",
     ),
     "each proxy passes it to another broker": ("proxy/signals::copy_i_goes_to_the_ith_replica_in_the_order_of_the_snowflake_id",),
     "a gateway delivers the first copy and drops the others": (

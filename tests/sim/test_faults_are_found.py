@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.membership.devices import LoginPolicy
+from cluster.membership.map.devices import LoginPolicy
 from tests.sim.cluster import faults, wire
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.run import NO_FAULT, Load, report, shape_of

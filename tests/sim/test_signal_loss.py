@@ -26,11 +26,11 @@ import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
-from cluster.membership.lww_map import Update
-from cluster.runtime.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
-from gateway.signals import MemoryTable
-from pixiu.client.events import Failure
-from pixiu.client.signals import SendCopies, Signal, SignalCore
+from cluster.core.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
+from cluster.membership.map.lww_map import Update
+from gateway.delivery.signals import MemoryTable
+from pixiu.client.send.events import Failure
+from pixiu.client.send.signals import SendCopies, Signal, SignalCore
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 

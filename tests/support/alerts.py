@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pixiu.cli.http import fetch, samples
 from pixiu.discovery.node import Node
 from tests.support.waiting import until
+from tools.cli.http import fetch, samples
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/alerts.yml"
 STEP_S = 60.0

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.runtime.compiled import BUILD, names
+from cluster.core.compiled import BUILD, names
 
 COMPILED: Final = BUILD.name == "compiled"
 

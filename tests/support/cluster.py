@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pixiu.cli.status import ClusterStatus, read_status, status_json
+from onebox.fork_server import Forked
 from pixiu.errors import PixiuError
 from pixiu.testing import running_event
-from registry.fork_server import Forked
 from tests.support.forks import FORKED_PIXIU, fork, fork_pixiu
 from tests.support.shared_zookeeper import shared_server
 from tests.support.waiting import pause_after
+from tools.cli.status import ClusterStatus, read_status, status_json
 
 PIXIU = str(Path(sys.executable).parent / "pixiu")
 WAIT_S = 120.0

@@ -14,7 +14,7 @@ import pytest
 from cluster.access.guard import Guard
 from cluster.links.stream import LinkStreams
 from cluster.rpc.framed_door import FramedDoor
-from gateway.clients import Clients
+from gateway.clients.clients import Clients
 from proxy.presence import PresenceService
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from cluster.runtime import process
+from cluster.process import process
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import WatchEvent
 

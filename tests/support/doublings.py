@@ -99,7 +99,7 @@ class Stores:
     # As the tool asks.
 
     async def status(self, view: View, partition: int, doubling: int) -> pb.DoublingStatus:
-        """See `registry.doubling_tool.Leaders`."""
+        """See `ops.doubling.tool.Leaders`."""
         self.go_on()
         return self.said(partition)
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pixiu.cli.http import fetch, samples
-from pixiu.mqtt.client_io import MQTTClient
 from tests.support.cluster import LocalCluster
 from tests.support.waiting import until
+from tools.cli.http import fetch, samples
+from tools.mqtt.client_io import MQTTClient
 
 WAIT_S = 60.0
 

@@ -9,10 +9,10 @@ import socket
 import sys
 from typing import Any
 
-from pixiu.cli.main import allow_open_files, main
-from registry import fork_server
-from registry.children import child_environment
-from registry.fork_server import PRELOADED, ForkServer
+from onebox import fork_server
+from onebox.children import child_environment
+from onebox.fork_server import PRELOADED, ForkServer
+from tools.cli.main import allow_open_files, main
 
 LAUNCH = ForkServer._launch
 UP = "up"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from registry.fork_server import PRELOADED, Forked, ForkServer
+from onebox.fork_server import PRELOADED, Forked, ForkServer
 from tests.support.waiting import WAIT_S
 
 PROJECT = Path(__file__).resolve().parents[2]

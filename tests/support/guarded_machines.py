@@ -27,7 +27,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 import pixiu
 from cluster.access.minting import key_of, public_of, token
-from cluster.links.key_ring import read_key_ring
+from cluster.trust.key_folder import add_key, drop_keys, use_key
+from cluster.trust.key_ring import read_key_ring
+from cluster.trust.pki import ZOOKEEPER, issue, make_authority
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import login as logins
 from pixiu.discovery.login import CREDENTIALS_FILE, Login
 from pixiu.discovery.node import Node, NodeState
@@ -35,18 +38,15 @@ from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
 from pixiu.discovery.target import RegistryAddress
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.zookeeper import ZooKeeper
-from pixiu.mqtt.client import ConnectionRefused
-from pixiu.mqtt.client_io import MQTTClient
 from pixiu.rpc import tls
-from registry.embedded import EmbeddedZooKeeper
 from registry.guarding import guard, make_credentials, read_credentials, write_credentials
-from registry.keys import add_key, drop_keys, use_key
 from registry.layout import ensure_layout
-from registry.pki import ZOOKEEPER, issue, make_authority
 from registry.session import read_view
 from tests.support.cluster import wait_for
 from tests.support.namespaces import Machine, Network, network
 from tests.support.waiting import until
+from tools.mqtt.client import ConnectionRefused
+from tools.mqtt.client_io import MQTTClient
 
 TESTER = 10
 """UIN of who tries whether a token is taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setproctitle import getproctitle
 
-from pixiu.cli.main import application
+from tools.cli.main import application
 
 getproctitle()  # it finds its memory before a process gets another environment
 application()

@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import pixiu
-from pixiu.tools.load.payload import HEAD, encode_payload, monotonic_us
-from pixiu.tools.load.tally import Tally
 from tests.support.waiting import until
+from tools.load.payload import HEAD, encode_payload, monotonic_us
+from tools.load.tally import Tally
 
 ROOMS: Final = range(1, 17)
 USERS: Final = range(701, 717)

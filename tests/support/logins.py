@@ -11,7 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cluster.access.passwords import line_of
-from registry.keys import add_key, use_key
+from cluster.trust.key_folder import add_key, use_key
 
 RULES: Final = """
 [[rule]]

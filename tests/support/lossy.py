@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
-from cluster.links.head import CONTROL, HEAD, HEAD_SIZE, RECORDS, Type
+from cluster.links.datagrams.head import CONTROL, HEAD, HEAD_SIZE, RECORDS, Type
 from pixiu.discovery.node import Node
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View

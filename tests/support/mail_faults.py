@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 from tests.history.record import Fault, History
 from tests.support.cluster import LocalCluster, wait_for
 from tests.support.cuts import CutNetwork

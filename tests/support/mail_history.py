@@ -32,9 +32,8 @@ from typing import Self
 from zlib import crc32
 
 import pixiu
-from pixiu.cli.inbox import Entry, read_inbox
-from pixiu.client.inbox_view import InboxView
-from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.stores.view import InboxView
 from tests.history.record import (
     UNTOLD,
     Acknowledge,
@@ -52,6 +51,7 @@ from tests.history.record import (
     Sent,
 )
 from tests.support.mail_wire import record_wire
+from tools.cli.inbox import Entry, read_inbox
 
 LANES = (0, 1)
 PAGE = 1000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.fork_server import Forked, ForkServer
+from onebox.fork_server import Forked, ForkServer
 from tests.support.forks import PROJECT
 
 GIT_S = 60.0

@@ -9,13 +9,13 @@ from typing import Any
 
 import lmdb
 
-from pi.chunk import ENTRY, ENTRY_BYTES, Chunk
+from pi.inboxes.chunk import ENTRY, ENTRY_BYTES, Chunk
 from pi.keys import CRC_BYTES, chunk_key
 from pixiu.errors import StoreDamaged
 from tests.support.forks import fork_pixiu
 from tests.support.roles import Roles
-from xiu.dedupe import Dedupe
-from xiu.store import Store
+from xiu.state.dedupe import Dedupe
+from xiu.store.store import Store
 
 STEP = 256
 FLIPPED = 16

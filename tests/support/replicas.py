@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from onebox.embedded import EmbeddedZooKeeper
+from onebox.fork_server import Forked
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
-from registry.embedded import EmbeddedZooKeeper
-from registry.fork_server import Forked
 from registry.layout import ensure_layout
 from tests.support.forks import fork
 from tests.support.waiting import until

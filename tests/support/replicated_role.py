@@ -23,13 +23,13 @@ import grpc
 import grpc.aio
 
 from cluster.links.api import Outcome, PeerState
-from cluster.replication.log import SegmentedLog
+from cluster.process.context import Context
+from cluster.process.process import run_role
 from cluster.replication.model import Entry, EntryKind, Position
 from cluster.replication.replica import Replica
 from cluster.replication.role_options import ReplicatedOptions
-from cluster.runtime.context import Context
-from cluster.runtime.fields import bounded
-from cluster.runtime.process import run_role
+from cluster.replication.storage.log import SegmentedLog
+from cluster.settings.fields import bounded
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import PixiuError

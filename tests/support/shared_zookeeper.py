@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 
-from registry.embedded import EmbeddedZooKeeper
+from onebox.embedded import EmbeddedZooKeeper
 
 _shared: list[tuple[EmbeddedZooKeeper, tempfile.TemporaryDirectory[str]]] = []
 _roots = itertools.count(1)

@@ -12,8 +12,10 @@ import pytest
 
 from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
-from cluster.membership.lww_map import Update, encode_messages
-from cluster.runtime.options import ClusterOptions, RoleOptions, link_options
+from cluster.membership.map.lww_map import Update, encode_messages
+from cluster.settings.options import ClusterOptions, RoleOptions, link_options
+from onebox.embedded import EmbeddedZooKeeper
+from onebox.fork_server import Forked
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout, View
@@ -22,8 +24,6 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode, split
 from pixiu.wire.v1 import control_pb2
-from registry.embedded import EmbeddedZooKeeper
-from registry.fork_server import Forked
 from registry.layout import ensure_layout
 from registry.membership import Membership
 from tests.support.forks import fork

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.ids import EndpointID
-from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import wait_for
 from tests.support.shared_zookeeper import own_root, shared_server
 

@@ -9,10 +9,10 @@ from pixiu.errors import StoreDamaged
 from pixiu.ids import snowflake
 from pixiu.wire.record import Kind as RecordKind
 from pixiu.wire.record import encode
-from xiu import block as blocks
-from xiu.block import Block
-from xiu.keys import BLOCKS, HEAD_KEY, KEY, MARK, MARKS
-from xiu.state import Blocked, Decision, Head, Kind, store_entry
+from xiu.records import block as blocks
+from xiu.records.block import Block
+from xiu.state.keys import BLOCKS, HEAD_KEY, KEY, MARK, MARKS
+from xiu.state.state import Blocked, Decision, Head, Kind, store_entry
 
 NOW_MS = 1_750_000_000_000
 NOW_US = NOW_MS * 1000

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.replication.events import Propose, Rejection
+from cluster.core.contract import NEVER, Tick
+from cluster.core.role import totals
+from cluster.replication.core.events import Propose, Rejection
 from cluster.replication.model import Entry
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.replica import Replica
-from cluster.runtime.contract import NEVER, Tick
-from cluster.runtime.role import totals
 from pixiu.errors import NotLeader, Overloaded
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
@@ -20,14 +20,14 @@ from pixiu.wire.record import Flag, Kind, encode
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable, mail, store
 from tests.xiu.world import Xiu, codes, first, only, results, user
 from xiu import events as ev
-from xiu.batch import check
-from xiu.block import MAX_BLOCK_BYTES
 from xiu.core import READ_ENTRIES
-from xiu.reading import Reading
-from xiu.restoring import Step
+from xiu.records.batch import check
+from xiu.records.block import MAX_BLOCK_BYTES
 from xiu.service import REASONS
-from xiu.state import LAST_COUNTER, Blocked, Head
-from xiu.state import Kind as EntryKindOfXiu
+from xiu.state.restoring import Step
+from xiu.state.state import LAST_COUNTER, Blocked, Head
+from xiu.state.state import Kind as EntryKindOfXiu
+from xiu.store.reading import Reading
 
 
 def test_each_level_is_answered_when_it_is_reached_with_the_triple() -> None:

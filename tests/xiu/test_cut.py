@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.replication.events import Propose
+from cluster.replication.core.events import Propose
 from cluster.replication.model import Entry
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
@@ -12,8 +12,8 @@ from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
 from tests.xiu.world import Xiu, codes, only, results
 from xiu import events as ev
-from xiu.doubling import Change, Doubling, Phase
-from xiu.state import Head, Kind, State, Verdict
+from xiu.state.doubling import Change, Doubling, Phase
+from xiu.state.state import Head, Kind, State, Verdict
 
 ID = 0xA1
 SPLIT = Change(Phase.SPLIT, ID, 8)

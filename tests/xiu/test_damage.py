@@ -9,9 +9,9 @@ from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryStore
 from tests.xiu.world import Xiu, codes, first, results, user
-from xiu.dedupe import place_of
 from xiu.events import Result
-from xiu.keys import KEY, MARKS, RUNS
+from xiu.state.dedupe import place_of
+from xiu.state.keys import KEY, MARKS, RUNS
 
 
 def dedupe_key(record: bytes) -> bytes:

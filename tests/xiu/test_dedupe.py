@@ -19,14 +19,14 @@ from pixiu.wire.record import Flag, encode, split
 from pixiu.wire.record import Kind as RecordKind
 from tests.support.effort import runs
 from tests.xiu.parts import NOW_US, MemoryStore, store
-from xiu import dedupe, doubling, restoring
-from xiu.block import Block
-from xiu.dedupe import MAX_MARKS, Dedupe, Run, Window, WrittenRun, place_of, run_of_row, runs_before
-from xiu.doubling import NO_DOUBLING, Change, Phase
-from xiu.keys import KEY, RUNS, SNOWFLAKES
-from xiu.restoring import Step
-from xiu.state import DAY_US, DEDUPE_WINDOW_MS, LAST_COUNTER, MAX_AHEAD_MS, Decision, Head, Kind, State, Verdict, trim_entry
-from xiu.store import Store
+from xiu.records.block import Block
+from xiu.state import dedupe, doubling, restoring
+from xiu.state.dedupe import MAX_MARKS, Dedupe, Run, Window, WrittenRun, place_of, run_of_row, runs_before
+from xiu.state.doubling import NO_DOUBLING, Change, Phase
+from xiu.state.keys import KEY, RUNS, SNOWFLAKES
+from xiu.state.restoring import Step
+from xiu.state.state import DAY_US, DEDUPE_WINDOW_MS, LAST_COUNTER, MAX_AHEAD_MS, Decision, Head, Kind, State, Verdict, trim_entry
+from xiu.store.store import Store
 
 PARTITION = 1
 EPOCH = 3
@@ -407,7 +407,7 @@ def test_what_is_not_above_the_run_before_has_a_row_of_its_own() -> None:
 def test_what_is_kept_in_memory_of_written_runs_is_bounded_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = made()
     decided(replica, store(1, plain(1)))
-    monkeypatch.setattr("xiu.dedupe.MAX_MARKS", 2)
+    monkeypatch.setattr("xiu.state.dedupe.MAX_MARKS", 2)
     decided(replica, store(2, *(plain(1, worker=worker) for worker in range(2, 9))))
     assert len(replica.state._dedupe._marks) <= MAX_MARKS
     assert decided(replica, store(3, plain(1), plain(2))) == [[Verdict.SAME, Verdict.STORED]], "the run is not written yet"

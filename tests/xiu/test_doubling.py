@@ -12,8 +12,8 @@ from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import snowflake
 from pixiu.wire.v1 import doubling_pb2
 from pixiu.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
-from xiu.answering import Answers, Known, Look, Wanted, check_question, status_of
-from xiu.doubling import (
+from xiu.doubling.answering import Answers, Known, Look, Wanted, check_question, status_of
+from xiu.state.doubling import (
     ASK_US,
     NO_DOUBLING,
     Change,
@@ -27,7 +27,7 @@ from xiu.doubling import (
     reached,
     takes,
 )
-from xiu.state import Head
+from xiu.state.state import Head
 
 ID, OTHER = 0xA1, 0xB2
 AT_US = 1_750_000_000_000_000

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from pixiu.wire.record import Kind, encode
-from xiu.batch import drawn_user
+from xiu.records.batch import drawn_user
 
 
 def test_users_are_drawn_by_their_share_and_what_is_malformed_raises_nothing() -> None:

@@ -11,24 +11,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cluster.runtime import export as shared
-from cluster.runtime.arrow import schema_of
-from cluster.runtime.export import Part
+from cluster.replication.export import export as shared
+from cluster.replication.export.arrow import schema_of
+from cluster.replication.export.export import Part
 from pixiu.errors import Gone, InvalidArgument, StoreDamaged, Unavailable
 from pixiu.ids import msg_id, snowflake, snowflake_time_ms
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.record import STAMP, Flag, Kind, Record, decode, encode
 from pixiu.wire.v1 import export_pb2
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable, mail, store
-from xiu import export as export_module
-from xiu.block import KEY
-from xiu.export import Export, advance, bounds
-from xiu.keys import BLOCKS
-from xiu.keys import KEY as STATE_KEY
-from xiu.reading import Reading
-from xiu.state import Kind as EntryKind
-from xiu.state import State, trim_entry
-from xiu.store import Store
+from xiu.export import export as export_module
+from xiu.export.export import Export, advance, bounds
+from xiu.records.block import KEY
+from xiu.state.keys import BLOCKS
+from xiu.state.keys import KEY as STATE_KEY
+from xiu.state.state import Kind as EntryKind
+from xiu.state.state import State, trim_entry
+from xiu.store.reading import Reading
+from xiu.store.store import Store
 
 PARTITION = 3
 assert KEY.size == 8
@@ -220,7 +220,7 @@ def test_arrow_reads_what_leaves(stored: Stored) -> None:
 
 
 async def test_a_store_without_pyarrow_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cluster.runtime.arrow", None)
+    monkeypatch.setitem(sys.modules, "cluster.replication.export.arrow", None)
     exporter = shared.Exporter(1.0)
     with pytest.raises(Unavailable, match=r"pip install 'pixiu-cluster\[export\]' on every Xiu and Pi"):
         await anext(exporter.stream(columns_of(MESSAGES, ()), lambda: Part(None, last=True)))

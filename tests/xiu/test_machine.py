@@ -17,10 +17,10 @@ from tests.support.waiting import until
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable, mail, store
 from xiu.core import Core, Settings
 from xiu.events import EntriesCommitted
-from xiu.machine import Machine, settle
-from xiu.repair import Row
-from xiu.state import Head, State
-from xiu.store import Store
+from xiu.state.state import Head, State
+from xiu.store.machine import Machine, settle
+from xiu.store.repair import Row
+from xiu.store.store import Store
 
 WAIT_S = 60.0
 
@@ -258,11 +258,11 @@ async def test_a_process_that_ends_while_a_snapshot_takes_its_place_leaves_one_s
     with monkeypatch.context() as patch:
         match step:
             case "rename":
-                patch.setattr("xiu.machine._rename", end)
+                patch.setattr("xiu.store.machine._rename", end)
             case "open" | "adopt":
                 patch.setattr(Store, f"_{step}" if step == "open" else step, end)
             case "remove":
-                patch.setattr("xiu.machine._remove", end_in_it)
+                patch.setattr("xiu.store.machine._remove", end_in_it)
         with pytest.raises(Ended):
             await machine.load(received)
     await machine.close()
@@ -287,7 +287,7 @@ async def test_what_is_left_of_a_store_that_was_given_up_is_not_taken_for_the_ne
         (folder / "CURRENT").unlink(missing_ok=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr("xiu.machine.shutil.rmtree", ended)
+        patch.setattr("xiu.store.machine.shutil.rmtree", ended)
         with pytest.raises(DiskFull):
             await machine.rebuild(lambda _: nobody, full, lambda: None)
     await machine.flush()

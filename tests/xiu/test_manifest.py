@@ -8,8 +8,8 @@ import pytest
 from rocksdict import Options, Rdict
 
 from pixiu.errors import StoreDamaged
-from xiu.manifest import HEADER, cut_torn_tail, masked_crc, whole_edits
-from xiu.store import Store
+from xiu.store.manifest import HEADER, cut_torn_tail, masked_crc, whole_edits
+from xiu.store.store import Store
 
 HOLE = 6
 """Bytes of an edit in the sector before, which was not written."""

@@ -8,12 +8,12 @@ from cluster.replication.model import Entry
 from pixiu.errors import InvalidArgument, Overloaded
 from tests.xiu.parts import NOW_US, MemoryStore
 from tests.xiu.world import Xiu
-from xiu.doubling import Change, Phase
 from xiu.events import LayoutChanged
-from xiu.keys import HOLDS
-from xiu.readers import EVERYTHING, MAX_READERS, Held, alive, decode, encode, hold, inherited, keep_from, of_row
-from xiu.retention import trim_to
-from xiu.state import Head, Kind
+from xiu.state.doubling import Change, Phase
+from xiu.state.keys import HOLDS
+from xiu.state.readers import EVERYTHING, MAX_READERS, Held, alive, decode, encode, hold, inherited, keep_from, of_row
+from xiu.state.retention import trim_to
+from xiu.state.state import Head, Kind
 
 HOUR = 3_600_000_000
 

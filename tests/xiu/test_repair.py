@@ -9,10 +9,10 @@ import pytest
 from pixiu.errors import StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE
 from tests.xiu.parts import EMPTY, MemoryStore, mail, store
-from xiu.keys import BLOCKS, HEAD_KEY
-from xiu.repair import Row, rebuild, verify
-from xiu.state import Head, Kind, State
-from xiu.state import trim_entry as trim
+from xiu.state.keys import BLOCKS, HEAD_KEY
+from xiu.state.state import Head, Kind, State
+from xiu.state.state import trim_entry as trim
+from xiu.store.repair import Row, rebuild, verify
 
 PAGE = 3
 """Rows that one damaged page holds."""

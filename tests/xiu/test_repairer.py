@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.runtime.context import Context
+from cluster.process.context import Context
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, View
 from pixiu.errors import DiskFull, Unavailable
 from pixiu.ids import hex_id
 from tests.support.zookeeper import make_node
 from tests.xiu.parts import mail, store
-from xiu import repairer as repairer_module
-from xiu.machine import Machine
-from xiu.repairer import Repairer
-from xiu.state import State
+from xiu.state.state import State
+from xiu.store import repairer as repairer_module
+from xiu.store.machine import Machine
+from xiu.store.repairer import Repairer
 
 OWN, OTHER = 1, 2
 ROWS = 0

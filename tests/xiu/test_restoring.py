@@ -13,13 +13,13 @@ from pixiu.ids import msg_id
 from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable
 from tests.xiu.world import Xiu, codes, first, results, user
-from xiu.block import Block
 from xiu.core import Settings
 from xiu.events import EntriesCommitted
-from xiu.export import check_restored
-from xiu.reading import Reading
-from xiu.restoring import Step, check_records, decode, encode
-from xiu.state import DAY_US, Head, Kind
+from xiu.export.export import check_restored
+from xiu.records.block import Block
+from xiu.state.restoring import Step, check_records, decode, encode
+from xiu.state.state import DAY_US, Head, Kind
+from xiu.store.reading import Reading
 
 EARLIER_US = NOW_US - 5_000_000
 LONG_AGO_MS = NOW_MS - 3 * 24 * 3_600_000

@@ -14,10 +14,10 @@ from pixiu.ids import msg_id, msg_partition, msg_sequence, msg_type, snowflake
 from pixiu.wire.record import Flag
 from tests.support.effort import runs
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
-from xiu.block import bounds
-from xiu.keys import DERIVED, SNOWFLAKES
-from xiu.retention import trim_to
-from xiu.state import (
+from xiu.records.block import bounds
+from xiu.state.keys import DERIVED, SNOWFLAKES
+from xiu.state.retention import trim_to
+from xiu.state.state import (
     DAY_US,
     LAST_COUNTER,
     MARK_BYTES,

@@ -12,15 +12,15 @@ from cluster.replication.model import Entry, MemberID, Position
 from pixiu.errors import DiskFailed, StorageError, StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE, msg_id
 from tests.xiu.parts import NOW_US, NoTable, mail, store
-from xiu.block import Block, encode
-from xiu.keys import HOLDS
-from xiu.readers import EVERYTHING, Held
-from xiu.readers import encode as encode_readers
-from xiu.reading import Reading
-from xiu.repair import Row, rebuild, verify
-from xiu.state import Blocked, Kind, State
-from xiu.store import Store
-from xiu.table import Table
+from xiu.records.block import Block, encode
+from xiu.records.table import Table
+from xiu.state.keys import HOLDS
+from xiu.state.readers import EVERYTHING, Held
+from xiu.state.readers import encode as encode_readers
+from xiu.state.state import Blocked, Kind, State
+from xiu.store.reading import Reading
+from xiu.store.repair import Row, rebuild, verify
+from xiu.store.store import Store
 
 MIB = 1 << 20
 BODY = bytes(range(256)) * 4

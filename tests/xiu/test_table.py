@@ -15,8 +15,8 @@ import pytest
 
 from cluster.replication.model import MemberID
 from pixiu.errors import ConfigurationError
-from xiu.block import Block, decode, encode
-from xiu.table import Table, charged
+from xiu.records.block import Block, decode, encode
+from xiu.records.table import Table, charged
 
 MIB = 1 << 20
 ME = MemberID(7)
@@ -165,7 +165,7 @@ def test_too_little_memory_is_an_error_at_the_start(folder: Path, monkeypatch: p
     def full(_path: Path, _size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    from cluster.runtime import shared_memory
+    from cluster.process import shared_memory
 
     monkeypatch.setattr(shared_memory, "allocate", full)
     with pytest.raises(OSError, match="No space"):
@@ -176,7 +176,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.xiu.test_table import ME, MIB, block, put
-from xiu.table import Table
+from xiu.records.table import Table
 table = Table(Path(sys.argv[1]), 8 * MIB, ME)
 number = 0
 while True:

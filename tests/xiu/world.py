@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from cluster.core.contract import Settle
 from cluster.links.api import Outcome
-from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, EntryKind
-from cluster.runtime.contract import Settle
 from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu import events as ev

@@ -15,10 +15,10 @@ from cryptography.x509.oid import NameOID
 
 from cluster.access.certificates import CertificateSettings, identity_of, read, read_revoked
 from cluster.access.guard import Guard
-from cluster.access.identity import Credentials
 from cluster.access.settings import parse
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
+from cluster.core import log
+from cluster.trust.audit import Audit
+from cluster.trust.identity import Credentials
 from pixiu.errors import ConfigurationError, NotAuthenticated
 from tests.support.waiting import until
 

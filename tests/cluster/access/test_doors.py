@@ -9,11 +9,11 @@ import pytest
 
 from cluster.access.doors import LOANS, address_of, credentials_of, enter
 from cluster.access.guard import Guard
-from cluster.links.key_ring import KeyRing
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
-from cluster.runtime.followed_keys import KEYS_S, ProofKeys
-from cluster.runtime.options import ClusterOptions
+from cluster.core import log
+from cluster.settings.options import ClusterOptions
+from cluster.trust.audit import Audit
+from cluster.trust.followed_keys import KEYS_S, ProofKeys
+from cluster.trust.key_ring import KeyRing
 from pixiu.errors import NotAuthenticated
 from tests.support.logins import Logins
 

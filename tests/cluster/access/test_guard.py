@@ -20,12 +20,12 @@ from structlog.testing import capture_logs
 
 from cluster.access import passwords
 from cluster.access.guard import MAX_HASHING, Guard, Session
-from cluster.access.identity import Credentials, Identity
 from cluster.access.kicks import Kick
 from cluster.access.rules import PUBLISH, SUBSCRIBE
 from cluster.access.visits import SLICE_S, SPREAD_S, Visits
-from cluster.runtime import log
-from cluster.runtime.audit import Audit
+from cluster.core import log
+from cluster.trust.audit import Audit
+from cluster.trust.identity import Credentials, Identity
 from pixiu.errors import ConfigurationError, NotAuthenticated, Overloaded
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until

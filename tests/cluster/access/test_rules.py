@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.access.identity import Identity, claims_of
 from cluster.access.rules import (
     ACTIONS,
     IMPERSONATE,
@@ -25,6 +24,7 @@ from cluster.access.rules import (
     of_user,
 )
 from cluster.access.settings import parse
+from cluster.trust.identity import Identity, claims_of
 from pixiu.errors import ConfigurationError, NotAllowed
 
 ALICE = Identity("alice", 7, frozenset({"players"}), {"tenant": "acme"})

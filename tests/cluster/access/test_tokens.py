@@ -11,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from cluster.access.identity import MAX_SECRET_BYTES
 from cluster.access.tokens import TokenSettings, looks_like_token, read_keys, verify
+from cluster.trust.identity import MAX_SECRET_BYTES
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
 NOW = 1_800_000_000.0

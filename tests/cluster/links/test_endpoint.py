@@ -14,12 +14,12 @@ import pytest
 
 from cluster.links import stream
 from cluster.links.api import Outcome, Peer, PeerState
+from cluster.links.datagrams.head import Refusal
 from cluster.links.endpoint import Endpoint
-from cluster.links.head import Refusal
-from cluster.links.key_ring import KeyRing
 from cluster.links.options import LinkOptions
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import LINK
+from cluster.trust.key_ring import KeyRing
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import StreamEnded

@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from cluster.links.fragments import HELD_S, MAX_FRAGMENTS, MAX_GIVEN_UP, MAX_HELD_BYTES, Reassembly, cut
-from cluster.links.head import RECORD_FRAGMENT, Refusal
+from cluster.links.datagrams.fragments import HELD_S, MAX_FRAGMENTS, MAX_GIVEN_UP, MAX_HELD_BYTES, Reassembly, cut
+from cluster.links.datagrams.head import RECORD_FRAGMENT, Refusal
 from pixiu.ids import EndpointID
 from tests.cluster.links.test_switch import pair
 from tests.cluster.links.world import World, make_record

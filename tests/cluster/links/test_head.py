@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from cluster.links.head import (
+from cluster.links.datagrams.head import (
     ACKNOWLEDGEMENT,
     CONTROL,
     FLAG_ANY_DESTINATION,
@@ -21,7 +21,7 @@ from cluster.links.head import (
     join_control,
     split_control,
 )
-from cluster.links.key_ring import TAG_SIZE, KeyRing, key_byte
+from cluster.trust.key_ring import TAG_SIZE, KeyRing, key_byte
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import ring_of
 

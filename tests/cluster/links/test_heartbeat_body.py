@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.links import heartbeat
+from cluster.links.datagrams import heartbeat
 from pixiu.wire.v1.control_pb2 import Heartbeat
 
 

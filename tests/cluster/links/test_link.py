@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from cluster.links import link as link_module
-from cluster.links.acknowledgement import _BODY
 from cluster.links.api import PeerState
-from cluster.links.head import ACKNOWLEDGEMENT, RECORDS
+from cluster.links.datagrams.acknowledgement import _BODY
+from cluster.links.datagrams.head import ACKNOWLEDGEMENT, RECORDS
 from cluster.links.options import LinkOptions
-from cluster.links.window import INITIAL_BYTES
-from cluster.runtime.metrics import Metrics, link_samples
+from cluster.links.peer.window import INITIAL_BYTES
+from cluster.metrics.metrics import Metrics, link_samples
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import Node, World, make_record
 from tests.support.alerts import firing

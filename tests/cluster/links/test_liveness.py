@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from cluster.links import heartbeat
 from cluster.links.api import PeerState
-from cluster.links.head import HEAD_SIZE, HEARTBEAT
-from cluster.links.key_ring import TAG_SIZE
-from cluster.links.liveness import TABLE, Event, Liveness
+from cluster.links.datagrams import heartbeat
+from cluster.links.datagrams.head import HEAD_SIZE, HEARTBEAT
+from cluster.links.peer.liveness import TABLE, Event, Liveness
+from cluster.trust.key_ring import TAG_SIZE
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import UNMEASURED
 from tests.cluster.links.world import World

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from cluster.links.acknowledgement import decode, encode
-from cluster.links.head import HEAD_SIZE
-from cluster.links.sequence import MAX_JUMP, MAX_RANGES, MAX_TOLD, TELL_TIMES, Tracker
+from cluster.links.datagrams.acknowledgement import decode, encode
+from cluster.links.datagrams.head import HEAD_SIZE
+from cluster.links.datagrams.sequence import MAX_JUMP, MAX_RANGES, MAX_TOLD, TELL_TIMES, Tracker
 
 
 def test_items_in_order_are_accepted_once() -> None:

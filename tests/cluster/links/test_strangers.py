@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.links import heartbeat
 from cluster.links.api import Peer, PeerState
-from cluster.links.head import CONTROL, FLAG_ANY_DESTINATION, HEAD_SIZE, HEARTBEAT, RECORDS, Codec, Refusal, join_control
+from cluster.links.datagrams import heartbeat
+from cluster.links.datagrams.head import CONTROL, FLAG_ANY_DESTINATION, HEAD_SIZE, HEARTBEAT, RECORDS, Codec, Refusal, join_control
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
 from pixiu.ids import EndpointID

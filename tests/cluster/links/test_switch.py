@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cluster.links.api import PeerState
-from cluster.links.head import Codec
+from cluster.links.datagrams.head import Codec
 from cluster.links.options import LinkOptions
-from cluster.links.outbox import INFINITY
-from cluster.links.sender import STREAM_WAIT_S, Outputs, Sender
+from cluster.links.peer.outbox import INFINITY
+from cluster.links.peer.sender import STREAM_WAIT_S, Outputs, Sender
+from cluster.links.peer.switch import KEEP_S, Switch, order_of
 from cluster.links.stats import Counts
-from cluster.links.switch import KEEP_S, Switch, order_of
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import Node, World, make_record
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from cluster.links.acknowledgement import Told
-from cluster.links.outbox import FIRST_LANE_TURNS, Outbox, Run, Settlement
-from cluster.links.window import INITIAL_BYTES, OVERHEAD_BYTES, SILENCE_S, VOID_S, Window
+from cluster.links.datagrams.acknowledgement import Told
+from cluster.links.peer.outbox import FIRST_LANE_TURNS, Outbox, Run, Settlement
+from cluster.links.peer.window import INITIAL_BYTES, OVERHEAD_BYTES, SILENCE_S, VOID_S, Window
 
 SIZE = 1000
 COST = SIZE + OVERHEAD_BYTES

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.key_ring import KeyRing
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
-from cluster.links.sender import Address
+from cluster.links.peer.sender import Address
+from cluster.trust.key_ring import KeyRing
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode, split
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from cluster.membership.devices import Devices, LoginPolicy, connected, device_key
-from cluster.membership.lww_map import Chunk, Key, Update, decode_messages, encode_messages
-from gateway.hybrid_clock import COUNT_BITS, HybridClock
+from cluster.membership.map.devices import Devices, LoginPolicy, connected, device_key
+from cluster.membership.map.lww_map import Chunk, Key, Update, decode_messages, encode_messages
+from gateway.membership.hybrid_clock import COUNT_BITS, HybridClock
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.membership.anti_entropy import (
+from cluster.membership.map.anti_entropy import (
     MAX_ASKED,
     PAGE_ENTRIES,
     PAGES_AN_ANSWER,
@@ -18,8 +18,8 @@ from cluster.membership.anti_entropy import (
     is_anti_entropy,
     rule_of,
 )
-from cluster.membership.digest import BUCKETS, SLOTS, Digest, Rule, Sum, bucket_of, common_rule
-from cluster.membership.lww_map import ENTRY, Listing, LwwMap, Update
+from cluster.membership.map.digest import BUCKETS, SLOTS, Digest, Rule, Sum, bucket_of, common_rule
+from cluster.membership.map.lww_map import ENTRY, Listing, LwwMap, Update
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2

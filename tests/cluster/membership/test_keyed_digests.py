@@ -7,9 +7,9 @@ import random
 import pytest
 import xxhash
 
-from cluster.membership.anti_entropy import Puller, Source
-from cluster.membership.digest import ALL_GROUPS, ENTRY, UNKEYED, Digest, DigestKey, Rule, digest_key
-from cluster.membership.lww_map import LwwMap, Update
+from cluster.membership.map.anti_entropy import Puller, Source
+from cluster.membership.map.digest import ALL_GROUPS, ENTRY, UNKEYED, Digest, DigestKey, Rule, digest_key
+from cluster.membership.map.lww_map import LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 

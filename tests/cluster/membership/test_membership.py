@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.membership.devices import Devices
-from cluster.membership.digest import ALL_GROUPS, BUCKETS
-from cluster.membership.lww_map import (
+from cluster.membership.map.devices import Devices
+from cluster.membership.map.digest import ALL_GROUPS, BUCKETS
+from cluster.membership.map.lww_map import (
     CHUNK_ENTRIES,
     ENTRY_BYTES,
     MESSAGES_A_CONTROL,

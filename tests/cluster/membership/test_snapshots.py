@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.membership.lww_map import Chunk
-from cluster.membership.snapshot_client import SnapshotReader
-from cluster.runtime.layout_notices import MAX_NOTICED, LayoutNotices
+from cluster.core.layout_notices import MAX_NOTICED, LayoutNotices
+from cluster.membership.map.lww_map import Chunk
+from cluster.membership.member.snapshot_client import SnapshotReader
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
-from cluster.replication.messages import Append, Appended
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.messages import Append, Appended
 from cluster.replication.model import Damage, Entry, EntryKind, Forced, MemberID, PartitionState, Position, Presence, Versioned
 from cluster.replication.options import ReplicationOptions
 from tests.sim.replication.disk import Disk, MemoryLog

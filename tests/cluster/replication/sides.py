@@ -9,18 +9,18 @@ from typing import Any
 
 import grpc.aio
 
-from cluster.replication.events import SnapshotReceived, SnapshotSent
-from cluster.replication.folder import DataFolder
-from cluster.replication.log import SegmentedLog
-from cluster.replication.messages import Message
+from cluster.listeners.server import server_options
+from cluster.replication.core.events import SnapshotReceived, SnapshotSent
+from cluster.replication.core.messages import Message
 from cluster.replication.model import Entry, EntryKind, MemberID, Presence
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import Peers
-from cluster.replication.registry import LiveReplica
-from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.replication.peers.peers import Peers
+from cluster.replication.peers.registry import LiveReplica
+from cluster.replication.peers.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.replication.storage.folder import DataFolder
+from cluster.replication.storage.log import SegmentedLog
 from cluster.rpc.framed_door import FramedDoor
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.server import server_options
+from cluster.settings.options import ClusterOptions
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotLeader, StateDamaged
 from pixiu.ids import EndpointID

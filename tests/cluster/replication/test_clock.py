@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.replication.clock import MAX_STEP_US, Clock
+from cluster.replication.core.clock import MAX_STEP_US, Clock
 
 YEAR_US = 365 * 86_400 * 1_000_000
 HOUR_US = 3_600 * 1_000_000

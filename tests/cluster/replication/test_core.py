@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.replication import events as ev
-from cluster.replication.core import TABLE
-from cluster.replication.messages import Append, Appended, Mismatch, Refused
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import TABLE
+from cluster.replication.core.messages import Append, Appended, Mismatch, Refused
+from cluster.replication.core.states import Cause, State
 from cluster.replication.model import NOBODY, Damage, Entry, EntryKind, Forced, Position, Presence
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.states import Cause, State
 from pixiu.errors import ConfigurationError, DiskFull, LogDamaged
 from tests.cluster.replication.replica import OPTIONS, A, B, C, Replica, entries, kinds, sent, state
 from tests.support.effects import only

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.replication import events as ev
-from cluster.replication.fitness import hindrance, left_out
-from cluster.replication.messages import Appended, Mismatch
+from cluster.replication.core import events as ev
+from cluster.replication.core.fitness import hindrance, left_out
+from cluster.replication.core.messages import Appended, Mismatch
 from cluster.replication.model import Damage, Presence
 from tests.cluster.replication.replica import OPTIONS, A, B, C, Replica, entries, state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.replication.insync import InSync
+from cluster.replication.core.insync import InSync
 from cluster.replication.model import MemberID, PartitionState
 
 A, B, C, D = (MemberID(number) for number in range(1, 5))

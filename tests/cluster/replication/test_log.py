@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replication import segment as segment_module
-from cluster.replication.entry import MAX_PAYLOAD_BYTES, decode, encode
-from cluster.replication.label import SEAL_LAG_S, Label, LabelFile
-from cluster.replication.log import SegmentedLog
 from cluster.replication.model import START, Entry, Log, Position
+from cluster.replication.storage import segment as segment_module
+from cluster.replication.storage.entry import MAX_PAYLOAD_BYTES, decode, encode
+from cluster.replication.storage.label import SEAL_LAG_S, Label, LabelFile
+from cluster.replication.storage.log import SegmentedLog
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged, MalformedData
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.support.disks import small_disk
@@ -764,7 +764,7 @@ def test_a_small_file_system_fills_and_recovers(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from cluster.replication.log import SegmentedLog
+from cluster.replication.storage.log import SegmentedLog
 from cluster.replication.model import Entry
 log = SegmentedLog(Path(sys.argv[1]), segment_bytes=20_000)
 assert log.damage is None, log.damage

@@ -12,15 +12,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.replication.events import SnapshotReceived, SnapshotSent
-from cluster.replication.messages import Append, Appended, Refused
+from cluster.listeners.server import server_options
+from cluster.replication.core.events import SnapshotReceived, SnapshotSent
+from cluster.replication.core.messages import Append, Appended, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, Position
-from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, new_outbox
-from cluster.replication.wire import encode_message
+from cluster.replication.peers.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, new_outbox
+from cluster.replication.peers.wire import encode_message
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import REPLICATE
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.server import server_options
+from cluster.settings.options import ClusterOptions
 from pixiu.errors import Unavailable
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import replication_pb2 as pb
@@ -87,7 +87,7 @@ async def test_a_stream_that_went_silent_is_not_relied_on(pair: Pair, monkeypatc
     one, two = pair
     one.peers.send(B, encode_message(append(A, 1)))
     await until(lambda: two.heard)
-    monkeypatch.setattr("cluster.replication.peers.HEARD_S", -1.0)
+    monkeypatch.setattr("cluster.replication.peers.peers.HEARD_S", -1.0)
     two.peers.send(A, encode_message(Appended(2, B, 1, 1, 1.5)))
     await until(lambda: one.heard)
     assert two.peers._outgoing.keys() == {A}
@@ -137,7 +137,7 @@ async def refused(side: Side, words: dict[str, str]) -> str:
 
 async def test_a_full_house_and_a_replica_that_drains_take_no_more(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = pair
-    monkeypatch.setattr("cluster.replication.peers.MAX_STREAMS", 1)
+    monkeypatch.setattr("cluster.replication.peers.peers.MAX_STREAMS", 1)
     one.peers.send(B, encode_message(append(A, 1)))
     await until(lambda: two.heard)
     words = dict(one.peers.metadata(B))
@@ -217,7 +217,7 @@ class Jumps:
 
 async def test_a_snapshot_may_take_as_long_as_it_moves_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = pair
-    monkeypatch.setattr("cluster.replication.snapshots.PART_TIMEOUT_S", 10_000.0)
+    monkeypatch.setattr("cluster.replication.peers.snapshots.PART_TIMEOUT_S", 10_000.0)
     clock = Jumps(monkeypatch)
 
     async def slow() -> AsyncIterator[bytes]:
@@ -235,7 +235,7 @@ async def test_a_receiver_that_takes_nothing_of_a_snapshot_any_more_is_given_up(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     one, two = pair
-    monkeypatch.setattr("cluster.replication.snapshots.PART_TIMEOUT_S", 10_000.0)
+    monkeypatch.setattr("cluster.replication.peers.snapshots.PART_TIMEOUT_S", 10_000.0)
     clock = Jumps(monkeypatch)
 
     async def checks_for_ever(_folder: Path) -> None:
@@ -289,7 +289,7 @@ async def test_a_snapshot_that_is_not_whole_or_not_one_is_refused(pair: Pair, pa
 
 
 async def test_a_snapshot_that_cannot_be_made_is_told_after_a_pause(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.replication.snapshots.FAILURE_PAUSE_S", 0.01)
+    monkeypatch.setattr("cluster.replication.peers.snapshots.FAILURE_PAUSE_S", 0.01)
     one, _ = pair
 
     async def full(_folder: Path) -> int:

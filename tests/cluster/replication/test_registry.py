@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from cluster.replication.events import Outcome
+from cluster.replication.core.events import Outcome
 from cluster.replication.model import MemberID, PartitionState, Presence, Versioned
-from cluster.replication.registry import LiveReplica, PartitionRegistry
+from cluster.replication.peers.registry import LiveReplica, PartitionRegistry
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID
-from registry.embedded import EmbeddedZooKeeper
 from tests.support.waiting import until
 from tests.support.zookeeper import connected
 

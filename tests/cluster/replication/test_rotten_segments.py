@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
-from cluster.replication.log import SegmentedLog
-from cluster.replication.messages import Append, Appended, Mismatch
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.messages import Append, Appended, Mismatch
+from cluster.replication.core.states import State
 from cluster.replication.model import Position, Presence
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.scrub import Scrub
-from cluster.replication.segment import Segment
-from cluster.replication.states import State
+from cluster.replication.storage.log import SegmentedLog
+from cluster.replication.storage.scrub import Scrub
+from cluster.replication.storage.segment import Segment
 from tests.cluster.replication.replica import OPTIONS, A, B, Replica, entries, sent, state
 from tests.support.unreadable import Unreadable
 from tests.support.waiting import until

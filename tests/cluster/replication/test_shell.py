@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cluster.replication.applier import Applier
-from cluster.replication.disk import Syncer
-from cluster.replication.folder import DataFolder
-from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Entry, EntryKind, MemberID, PartitionState, Position
+from cluster.replication.storage.disk import Syncer
+from cluster.replication.storage.folder import DataFolder
+from cluster.replication.storage.log import SegmentedLog
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged, StorageError
 
 
@@ -191,7 +191,7 @@ async def test_what_gathers_while_a_sync_runs_is_one_sync() -> None:
 
 
 async def test_the_seal_is_synced_when_no_group_came_for_a_while_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.replication.disk.SEAL_LAG_S", 0.02)
+    monkeypatch.setattr("cluster.replication.storage.disk.SEAL_LAG_S", 0.02)
     told: list[tuple[int, str]] = []
     log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
     syncer.start(log)  # type: ignore[arg-type]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replication.events import SnapshotReceived, SnapshotSent
+from cluster.replication.core.events import SnapshotReceived, SnapshotSent
 from cluster.replication.model import MemberID, Position
-from cluster.replication.snapshots import MAX_SENDING
+from cluster.replication.peers.snapshots import MAX_SENDING
 from pixiu.errors import Unavailable
 from tests.cluster.replication.sides import A, B, Side, begin, data, end, head, log_of, parts_of
 from tests.support.cut_link import CutLink
@@ -58,7 +58,7 @@ class Far:
 
 @pytest.fixture
 async def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Far]:
-    monkeypatch.setattr("cluster.replication.snapshots.FAILURE_PAUSE_S", 0.01)
+    monkeypatch.setattr("cluster.replication.peers.snapshots.FAILURE_PAUSE_S", 0.01)
     one, two = Side(A, tmp_path / "a"), Side(B, tmp_path / "b")
     rng = random.Random(1)
     one.machine.files = {path: rng.randbytes(size) for path, size in SIZES.items()}
@@ -119,7 +119,7 @@ async def test_what_is_there_must_be_what_the_sender_has(far: Far) -> None:
 async def test_what_has_come_is_given_up_with_the_snapshot_that_nobody_goes_on_with(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.replication.snapshots.KEPT_S", 0.0)
+    monkeypatch.setattr("cluster.replication.peers.snapshots.KEPT_S", 0.0)
     await far.send_and_cut()
     await until(lambda: not far.two.folder.incoming.exists(), "the receiver gives it up")
     await until(lambda: not list((far.one.folder.path / "outgoing").iterdir()), "the sender gives it up")

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
-from cluster.replication.messages import Append, Appended, Message, Mismatch, Refused
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.messages import Append, Appended, Message, Mismatch, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, PartitionState, Position, Presence, Versioned
 from cluster.replication.options import ReplicationOptions
 from tests.sim.replication.disk import Disk, MemoryLog

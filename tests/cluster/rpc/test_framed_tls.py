@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runtime.audit import Audit
-from cluster.runtime.guard import Guard
-from cluster.runtime.options import ClusterOptions
-from cluster.runtime.streams import framed_calls, framed_door, stream_keys
+from cluster.listeners.guard import Guard
+from cluster.listeners.streams import framed_calls, framed_door, stream_keys
+from cluster.settings.options import ClusterOptions
+from cluster.trust.audit import Audit
+from cluster.trust.pki import issue, make_authority
 from pixiu.discovery.node import Node, NodeState
 from pixiu.ids import EndpointID
 from pixiu.rpc import tls
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.tls import Tls
-from registry.pki import issue, make_authority
 from tests.cluster.rpc.framed_world import HOST, call_to
 from tests.cluster.rpc.test_framed import echo
 from tests.support.waiting import until

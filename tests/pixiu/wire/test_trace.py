@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixiu.client.message import message_of
+from pixiu.client.messages.message import message_of
 from pixiu.ids import MAX_ID
 from pixiu.wire.record import MAX_STAMPS, Flag, Kind, crc_ok, decode, encode, split, with_topic
 from pixiu.wire.trace import Hop, Sampler, Stamp, Tracer, as_traced, is_traced, stamps_of, trace_json, with_stamp

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from cluster.runtime.contract import TICK
+from cluster.core.contract import TICK
 from pixiu.errors import ConfigurationError
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
 from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, Kind, encode

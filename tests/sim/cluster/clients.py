@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import gateway.events as ge
 import proxy.events as pe
-from pixiu.client.events import Failure
-from pixiu.client.signals import SendCopies, Signal, SignalCore
+from pixiu.client.send.events import Failure
+from pixiu.client.send.signals import SendCopies, Signal, SignalCore
 from pixiu.errors import Offline, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.wire.record import TYPE_NORMAL, Flag, Kind, encode

@@ -11,15 +11,15 @@ import gateway.core
 import proxy.core
 import relay.core
 import router.core
-from cluster.membership.devices import Connection
+from cluster.core.contract import RecordsReceived, SendControl, Tick
+from cluster.core.parcels import Target
 from cluster.membership.events import Effect, MessagesReceived, Replica
-from cluster.membership.forwards import Group
-from cluster.membership.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
-from cluster.membership.member_state import ClusterView, Speaker
-from cluster.membership.replica_core import ReplicaCore
-from cluster.runtime.contract import RecordsReceived, SendControl, Tick
-from cluster.runtime.parcels import Target
-from gateway.dedupe import Dedupe
+from cluster.membership.map.devices import Connection
+from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
+from cluster.membership.member.state import ClusterView, Speaker
+from cluster.membership.replica.core import ReplicaCore
+from cluster.membership.replica.forwards import Group
+from gateway.delivery.dedupe import Dedupe
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.partition import serves
 from tests.sim.cluster.watched import Watched, WatchedDevices

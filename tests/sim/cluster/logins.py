@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from cluster.membership.devices import LoginPolicy
+from cluster.membership.map.devices import LoginPolicy
 
 if TYPE_CHECKING:
     from tests.sim.cluster.clients import Connection, User

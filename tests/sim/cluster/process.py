@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.head import HEAD
+from cluster.links.datagrams.head import HEAD
 from cluster.links.link import LinkCore
 from pixiu.ids import EndpointID
 from tests.sim.cluster.registry import Node, View

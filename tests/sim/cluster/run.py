@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from cluster.membership.devices import LoginPolicy
+from cluster.membership.map.devices import LoginPolicy
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.process import Place
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World

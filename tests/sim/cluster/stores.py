@@ -9,12 +9,12 @@ from typing import Any
 import broker.core
 import cluster.membership.events as ev
 import relay.core
+from cluster.core.contract import TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
 from cluster.links.api import Outcome, PeerState
-from cluster.membership.anti_entropy import is_anti_entropy
-from cluster.membership.lww_map import Chunk, Key, LwwMap, Update, decode_messages
-from cluster.membership.member_core import MemberCore
-from cluster.membership.replica_core import ReplicaCore
-from cluster.runtime.contract import TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
+from cluster.membership.map.anti_entropy import is_anti_entropy
+from cluster.membership.map.lww_map import Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.member.core import MemberCore
+from cluster.membership.replica.core import ReplicaCore
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.process import Process

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from broker.feeds import FeedState
 from broker.multicast import AddressedFanout
+from cluster.core.contract import SendControl, SendRecords
 from cluster.links.api import PeerState
-from cluster.links.head import CONTROL, RECORDS, Refusal
+from cluster.links.datagrams.head import CONTROL, RECORDS, Refusal
 from cluster.membership.events import Effect
-from cluster.membership.lww_map import LwwMap, Update
-from cluster.runtime.contract import SendControl, SendRecords
+from cluster.membership.map.lww_map import LwwMap, Update
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.big_rooms import vrooms_of
 from pixiu.placement.partition import serves

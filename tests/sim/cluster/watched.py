@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from cluster.membership.devices import Devices, LoginPolicy
-from cluster.membership.digest import Rule
-from cluster.membership.lww_map import Applied, Chunk, Dropped, Key, LwwMap, Update
+from cluster.membership.map.devices import Devices, LoginPolicy
+from cluster.membership.map.digest import Rule
+from cluster.membership.map.lww_map import Applied, Chunk, Dropped, Key, LwwMap, Update
 from pixiu.ids import gateway_instance
 
 

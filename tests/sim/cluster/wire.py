@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.links.head import CONTROL, CONTROL_FRAGMENT, HEAD, RECORD_FRAGMENT, RECORDS
-from cluster.links.sender import Address
+from cluster.links.datagrams.head import CONTROL, CONTROL_FRAGMENT, HEAD, RECORD_FRAGMENT, RECORDS
+from cluster.links.peer.sender import Address
 from pixiu.ids import EndpointID
 from tests.sim.network import Network
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeVar
 
-from cluster.links.head import HEAD
+from cluster.links.datagrams.head import HEAD
 from cluster.links.options import LinkOptions
-from cluster.membership.devices import LoginPolicy
-from cluster.membership.lww_map import Key
+from cluster.membership.map.devices import LoginPolicy
+from cluster.membership.map.lww_map import Key
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.partition import serves

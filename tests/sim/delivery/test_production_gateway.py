@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from gateway import events as ev
-from gateway.mail import MailBook
-from gateway.mail_lane import MailLane
-from gateway.mail_run import read_runs
+from gateway.delivery.mail import MailBook
+from gateway.mail.lane import MailLane
+from gateway.mail.run import read_runs
 from pixiu.ids import EndpointID
 from pixiu.wire.envelope import Delivery, encode, split
 from relay.delivery.events import Acknowledgement, Device, DeviceLane
@@ -164,6 +164,6 @@ def test_a_gateway_that_writes_what_it_wrote_before_is_found(monkeypatch: pytest
         highest = property(lambda lane: 0, lambda lane, seq: None)
 
     monkeypatch.setattr(world, "Gateway", BookedGateway)
-    monkeypatch.setattr("gateway.mail.MailLane", Forgetful)
+    monkeypatch.setattr("gateway.delivery.mail.MailLane", Forgetful)
     found = {str(violation) for seed in range(5) for violation in run(seed).violations}
     assert any("out of order" in violation for violation in found), found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from cluster.runtime.contract import TICK
+from cluster.core.contract import TICK
 from pixiu.wire.envelope import split
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits

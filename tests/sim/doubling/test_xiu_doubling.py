@@ -12,11 +12,11 @@ from functools import cache
 import pytest
 
 import xiu.core
-import xiu.doubling
+import xiu.state.doubling
 from proxy import mail_events as me
 from tests.sim.doubling.world import TOTAL, DoublingWorld
 from tests.support.effort import runs
-from xiu.doubling import Doubling, Phase
+from xiu.state.doubling import Doubling, Phase
 
 pytestmark = pytest.mark.sim
 
@@ -121,7 +121,7 @@ def put_back(patch: pytest.MonkeyPatch, fault: str) -> Iterator[bool]:
                 return max(now.partitions, layout) if now.cut_us else layout
 
             back.setattr(xiu.core, "counted", counted)
-            back.setattr(xiu.doubling, "takes", lambda _now, _partition, _key: True)
+            back.setattr(xiu.state.doubling, "takes", lambda _now, _partition, _key: True)
         elif fault == "the child does not ask":
             back.setattr(xiu.core, "is_asked", lambda *_: False)
         yield fault == "the child opens early"

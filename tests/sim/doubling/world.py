@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cluster.replication.events import Accepted, Leading, Propose
+from cluster.core.contract import Settle
+from cluster.replication.core.events import Accepted, Leading, Propose
 from cluster.replication.model import Entry, EntryKind
-from cluster.runtime.contract import Settle
 from pixiu.errors import PixiuError
 from pixiu.ids import msg_id
 from pixiu.wire.record import split
@@ -20,7 +20,7 @@ from tests.proxy.mail_world import START_MS, ProxyModel, World, XiuModel
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable
 from xiu import events as ev
 from xiu.core import Core, Settings
-from xiu.doubling import Change, Phase, is_asked, parent_of, reached
+from xiu.state.doubling import Change, Phase, is_asked, parent_of, reached
 
 Known = list[tuple[int, int] | None]
 TOTAL = 4
@@ -128,7 +128,7 @@ class Partition(XiuModel):
         self.world.soon(lambda: parent.asked(self.partition, effect.wanted, lambda known: self.world.soon(lambda: told(known))))
 
     def asked(self, child: int, wanted: Sequence[tuple[int, bool]], answer: Callable[[Known | None], None]) -> None:
-        """As `xiu.cuts` answers; `answer(None)`: it did not."""
+        """As `xiu.doubling.cuts` answers; `answer(None)`: it did not."""
         head = self.store.head
         if not self.readable or self.world.rng.random() < LOST or head.doubling.partitions <= child:
             answer(None)

@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import cluster.replication.disk
-import cluster.replication.folder
-import cluster.replication.label
-import cluster.replication.log
 import cluster.replication.replica
-import cluster.replication.segment
-import pi.machine
+import cluster.replication.storage.disk
+import cluster.replication.storage.folder
+import cluster.replication.storage.label
+import cluster.replication.storage.log
+import cluster.replication.storage.segment
 import pi.service
-import pi.store
-import xiu.machine
+import pi.store.machine
+import pi.store.store
 import xiu.service
-import xiu.store
+import xiu.store.machine
+import xiu.store.store
 
 UNKNOWN: Final = -1
 
@@ -67,9 +67,9 @@ def _made(where: Any, name: str, words: tuple[tuple[str, str], ...]) -> Any:
     return made[name]
 
 
-_Log: Final = cluster.replication.log.SegmentedLog
-_Label: Final = cluster.replication.label.LabelFile
-_Folder: Final = cluster.replication.folder.DataFolder
+_Log: Final = cluster.replication.storage.log.SegmentedLog
+_Label: Final = cluster.replication.storage.label.LabelFile
+_Folder: Final = cluster.replication.storage.folder.DataFolder
 _ROSE: Final = "label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)"
 _FILE_SYNCED: Final = "            try:\n                os.fsync(fd)\n"
 _SYNCS: Final = "        for segment in dirty:\n            segment.sync()\n"
@@ -86,11 +86,11 @@ FAULTS: Final[dict[str, Fault]] = {
         _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", promised=label.promised)")),), 1
     ),
     "Pi: what is applied after the transaction counts as flushed": Fault(
-        pi.machine.Machine, "_flush", (("self.flushed = counter", "self.flushed = self.applied"),), 4
+        pi.store.machine.Machine, "_flush", (("self.flushed = counter", "self.flushed = self.applied"),), 4
     ),
-    "Pi: a transaction's root is not synced": Fault(pi.machine.Machine, "_write", (("self.store.sync()", "pass"),), 0),
+    "Pi: a transaction's root is not synced": Fault(pi.store.machine.Machine, "_write", (("self.store.sync()", "pass"),), 0),
     "Xiu: what is applied after the flush counts as flushed": Fault(
-        xiu.store.Store, "flush", (("max(self.flushed, counter)", "max(self.flushed, self.head.applied.counter)"),), 3
+        xiu.store.store.Store, "flush", (("max(self.flushed, counter)", "max(self.flushed, self.head.applied.counter)"),), 3
     ),
     "an incarnation lags with the seal": Fault(
         _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", incarnation=label.incarnation)")),), 1
@@ -115,9 +115,10 @@ FAULTS: Final[dict[str, Fault]] = {
         _Label, "__init__", (("    self.write(self.now)  #", "    if found is None: self.write(self.now)  #"),), 0,
         killed=("log/label", 0),
     ),
-    "Pi's file has its name before it is synced": Fault(pi.store, "_make", (("made.sync(True)", "pass"),), 4, "inboxes"),
+    "Pi's file has its name before it is synced": Fault(pi.store.store, "_make", (("made.sync(True)", "pass"),), 4, "inboxes"),
     "a sync is said to reach what waits for the next": Fault(
-        cluster.replication.disk.Syncer, "_group_synced", (('self._on_synced(ticket, "")', 'self._on_synced(self._wanted, "")'),), 0
+        cluster.replication.storage.disk.Syncer, "_group_synced",
+        (('self._on_synced(ticket, "")', 'self._on_synced(self._wanted, "")'),), 0,
     ),
     "nothing waits for the disk": Fault(
         cluster.replication.replica.Replica, "_do",
@@ -127,17 +128,17 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.replica.Replica, "_tick", ((_FLUSHED, _FLUSHED.replace("flushed)", "applied)")),), 3
     ),
     "Pi: an opening takes the page cache for the disk": Fault(
-        pi.machine.Machine, "_opened", (("store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
+        pi.store.machine.Machine, "_opened", (("store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
     ),
     "Pi: pages are not synced before their root": Fault(
-        pi.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 2
+        pi.store.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 2
     ),
     "Xiu: the name of a loaded store is not synced": Fault(
-        xiu.machine, "_rename", (("    sync_directory(name.parent)\n", ""),), 7,
-        besides=((xiu.store, "make_directory", (("sync_directory(each.parent)", "pass"),)),),
+        xiu.store.machine, "_rename", (("    sync_directory(name.parent)\n", ""),), 7,
+        besides=((xiu.store.store, "make_directory", (("sync_directory(each.parent)", "pass"),)),),
     ),
     "Xiu: a store is closed before the one that takes its place is open": Fault(
-        xiu.machine.Machine, "_load",
+        xiu.store.machine.Machine, "_load",
         (("        new = await", "        await self._in_thread(self.store.close)\n        new = await"),), 57,
     ),
     "a received snapshot's files are not synced": Fault(
@@ -156,10 +157,10 @@ FAULTS: Final[dict[str, Fault]] = {
         xiu.service.Service, "_apply", (("self._replica.copies", "len(self._replica._live)"),), 7
     ),
     "a new member file is not synced": Fault(
-        cluster.replication.log, "load_member", (("        os.fsync(file.fileno())\n", ""),), 0
+        cluster.replication.storage.log, "load_member", (("        os.fsync(file.fileno())\n", ""),), 0
     ),
     "a new folder's name is not synced": Fault(
-        cluster.replication.log, "make_directory", (("sync_directory(each.parent)", "pass"),), 0
+        cluster.replication.storage.log, "make_directory", (("sync_directory(each.parent)", "pass"),), 0
     ),
     "the names in a received snapshot are not synced": Fault(
         _Folder, "accept_incoming", (("        sync_directory(Path(folder))\n", ""),), UNKNOWN
@@ -173,10 +174,10 @@ FAULTS: Final[dict[str, Fault]] = {
         ), UNKNOWN,
     ),
     "a reset begins before the label says so": Fault(_Log, "reset", (("    self._write_label()\n", ""),), 13),
-    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), UNKNOWN),
-    "Xiu: a flush is not waited for": Fault(xiu.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
+    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), UNKNOWN),
+    "Xiu: a flush is not waited for": Fault(xiu.store.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
     "an opening does not look at the CRC": Fault(
-        cluster.replication.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), UNKNOWN
+        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), UNKNOWN
     ),
     "an opening seals nothing": Fault(
         _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 10
@@ -184,13 +185,13 @@ FAULTS: Final[dict[str, Fault]] = {
     "a sync under way seals beyond a cut": Fault(_Log, "cut", (("self._limit = min(self._limit, after)", "pass"),), UNKNOWN),
     "the seal stays beyond a cut": Fault(_Log, "cut", (("self._wanted.seal.counter > after", "False"),), 8),
     "Pi: a snapshot takes its place before it is synced": Fault(
-        pi.machine, "install", (("os.fsync(file.fileno())", "pass"),), UNKNOWN
+        pi.store.machine, "install", (("os.fsync(file.fileno())", "pass"),), UNKNOWN
     ),
     "an opening syncs no names": Fault(
         _Log, "_make_durable", (("sync_directory(self.directory)", "pass"),), UNKNOWN, killed=("replica/log", -1),
         besides=(
             (_Label, "__init__", (("    sync_directory(directory)\n", ""),)),
-            (cluster.replication.log, "load_member", (("    sync_directory(directory)\n", ""),)),
+            (cluster.replication.storage.log, "load_member", (("    sync_directory(directory)\n", ""),)),
         ),
     ),
     "the seal is written before what it seals is synced": Fault(_Log, "sync", ((_SYNCS, _SEALS + _SYNCS),), 0),

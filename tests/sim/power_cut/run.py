@@ -32,7 +32,7 @@ from typing import Final
 import structlog
 
 from cluster.replication.model import EntryKind, PartitionState
-from cluster.replication.segment import SUFFIX
+from cluster.replication.storage.segment import SUFFIX
 from pixiu.errors import PixiuError
 from pixiu.wire.levels import Level
 from tests.sim.power_cut import faults

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from cluster.replication.entry import HEAD_BYTES, decode_one
-from cluster.replication.label import SEAL_LAG_S, Label
 from cluster.replication.model import START, Position
-from cluster.replication.segment import base_of
+from cluster.replication.storage.entry import HEAD_BYTES, decode_one
+from cluster.replication.storage.label import SEAL_LAG_S, Label
+from cluster.replication.storage.segment import base_of
 from pi.state import State
-from pi.store import StateStore
+from pi.store.store import StateStore
 from pixiu.errors import MalformedData, PixiuError
 from pixiu.wire.levels import Level
 from tests.sim.power_cut.callers import Confirmed
@@ -21,8 +21,8 @@ from tests.sim.power_cut.disk import Disk, Left
 from tests.sim.power_cut.recorder import Kind, Operation
 from tests.sim.power_cut.threads import DELAY_S
 from tests.sim.power_cut.world import WATCH_S, Noted
-from xiu.machine import settle
-from xiu.store import Store
+from xiu.store.machine import settle
+from xiu.store.store import Store
 
 LATE_S: Final = SEAL_LAG_S + 20 * max(DELAY_S) + 2 * WATCH_S
 """A seal is durable so long after it was seen, at the latest."""

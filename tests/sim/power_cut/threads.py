@@ -17,16 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import cluster.replication.log
-import pi.machine
-import xiu.machine
+import cluster.replication.storage.log
+import pi.store.machine
+import xiu.store.machine
 
 POINTS: Final = frozenset({
     "fdatasync", "fsync", "pwrite", "ftruncate", "unlink", "rename", "replace", "link",
     "sync", "flush", "putmulti", "copyfd", "create_checkpoint", "close",
 })  # fmt: skip
 """Calls before and after which a job may be put aside."""
-OURS: Final = tuple(str(Path(str(package.__file__)).parent) for package in (cluster.replication.log, pi.machine, xiu.machine))
+OURS: Final = tuple(
+    str(Path(str(package.__file__)).parent) for package in (cluster.replication.storage.log, pi.store.machine, xiu.store.machine)
+)
 """Whose calls these are."""
 ASIDE: Final = 0.5
 """How often it is."""

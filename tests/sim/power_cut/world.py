@@ -21,21 +21,21 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import Rdict
 
-import cluster.replication.log
+import cluster.replication.peers.snapshots
 import cluster.replication.replica
-import cluster.replication.snapshots
+import cluster.replication.storage.log
 import pi.options
 import pi.service
 import xiu.options
 import xiu.service
-from cluster.replication.events import Outcome
-from cluster.replication.messages import Appended, Message
+from cluster.metrics.metrics import Metrics
+from cluster.process.context import Context
+from cluster.replication.core.events import Outcome
+from cluster.replication.core.messages import Appended, Message
 from cluster.replication.model import MemberID, PartitionState, Position
-from cluster.replication.registry import LiveReplica
-from cluster.replication.wire import decode_message
-from cluster.runtime.context import Context
-from cluster.runtime.metrics import Metrics
-from cluster.runtime.options import ClusterOptions
+from cluster.replication.peers.registry import LiveReplica
+from cluster.replication.peers.wire import decode_message
+from cluster.settings.options import ClusterOptions
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import Unavailable
@@ -43,7 +43,7 @@ from pixiu.ids import EndpointID
 from pixiu.wire.levels import Level
 from tests.sim.power_cut.threads import Loop
 from tests.sim.replication.zookeeper import Register
-from xiu.store import Store
+from xiu.store.store import Store
 
 BEGIN_S: Final = 1_790_000_000.0
 """Unix s at the loop's time 0."""
@@ -160,7 +160,7 @@ class Shape:
 
 
 class FakePeers:
-    """In the place of `cluster.replication.peers.Peers`."""
+    """In the place of `cluster.replication.peers.peers.Peers`."""
 
     def __init__(self, context: Any, _options: object, on_message: Callable[[Message], None], own: Callable[[], MemberID]) -> None:
         self._machine: Machine = context.links
@@ -207,7 +207,7 @@ class FakePeers:
 
 
 class FakeRegistry:
-    """In the place of `cluster.replication.registry.PartitionRegistry`."""
+    """In the place of `cluster.replication.peers.registry.PartitionRegistry`."""
 
     def __init__(self, context: Any, on_state: Any, on_swapped: Any, on_presence: Any) -> None:
         self._machine: Machine = context.links
@@ -532,11 +532,11 @@ class World:
             (os, "scandir", ScanInOrder),
             (secrets, "randbits", self.rng.getrandbits),
             (secrets, "randbelow", self.rng.randrange),
-            (cluster.replication.log.SegmentedLog.__init__, "__kwdefaults__", {
+            (cluster.replication.storage.log.SegmentedLog.__init__, "__kwdefaults__", {
                 "segment_bytes": 64 << 20, "verify_from": 0, "clock": lambda: loop.now
             }),
-            (cluster.replication.log, "threading", played),
-            (cluster.replication.snapshots, "threading", played),
+            (cluster.replication.storage.log, "threading", played),
+            (cluster.replication.peers.snapshots, "threading", played),
             (cluster.replication.replica, "Peers", FakePeers),
             (Store, "_open", opening(Store._open, self._opened)),
             (cluster.replication.replica, "PartitionRegistry", FakeRegistry),

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from cluster.replication.model import Entry
 from pi.keys import CHUNK_ENTRIES, chunk_key
-from pi.machine import Machine
-from pi.store import FILE_NAME
+from pi.store.machine import Machine
+from pi.store.store import FILE_NAME
 from pixiu.errors import StateDamaged, StorageError
 from pixiu.wire.inbox_operations import ENTRY_KIND, encode
 from tests.pi.memory import START_S, at_us

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cluster.replication.core import Core
+from cluster.replication.core.core import Core
 from cluster.replication.model import EntryKind
 from tests.sim.replication.world import Node, World
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from cluster.replication.context import Context
-from cluster.replication.core import Core
-from cluster.replication.events import Committed, Effect
-from cluster.replication.follower import Follower
-from cluster.replication.insync import InSync
-from cluster.replication.leader import Leader, Mode, Progress
-from cluster.replication.messages import Append, Mismatch
+from cluster.replication.core.context import Context
+from cluster.replication.core.core import Core
+from cluster.replication.core.events import Committed, Effect
+from cluster.replication.core.follower import Follower
+from cluster.replication.core.insync import InSync
+from cluster.replication.core.leader import Leader, Mode, Progress
+from cluster.replication.core.messages import Append, Mismatch
 from cluster.replication.model import Entry, MemberID, PartitionState
 
 

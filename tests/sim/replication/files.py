@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Damage, Entry
+from cluster.replication.storage.log import SegmentedLog
 from tests.sim.replication.disk import Disk, Image, MemoryLog
 from tests.support.platter import Platter
 from tests.support.unreadable import Unreadable

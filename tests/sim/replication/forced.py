@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.states import State
 from cluster.replication.model import START
-from cluster.replication.states import State
 from tests.sim.replication.world import World
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.replication.core import Core
-from cluster.replication.states import State
+from cluster.replication.core.core import Core
+from cluster.replication.core.states import State
 from tests.sim.replication.world import Node, World
 
 BEGIN_S = 8.0

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.replication.clock import MAX_STEP_US
+from cluster.replication.core.clock import MAX_STEP_US
+from cluster.replication.core.states import State
 from cluster.replication.model import START, Entry, EntryKind, MemberID, PartitionState, Position
-from cluster.replication.states import State
 
 SLACK_US = 1_000_000
 """What a message may take that tells the time."""

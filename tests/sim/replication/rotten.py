@@ -8,9 +8,9 @@ What is broken is in the state, durably: no replica may end for it, and no write
 
 from __future__ import annotations
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
-from cluster.replication.states import State
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.states import State
 from tests.sim.replication.world import World
 
 LONGEST_WAIT_S = 2.5

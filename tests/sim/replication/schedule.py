@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
-from cluster.replication.states import State
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.states import State
 from tests.sim.replication.files import FileDisk
 from tests.sim.replication.world import FAULTS_S, HEALING_S, Node, World
 

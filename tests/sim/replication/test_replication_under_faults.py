@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replication.core import Core
+from cluster.replication.core.core import Core
 from tests.sim.replication import clocks, faulty, forced, rotten
 from tests.sim.replication.files import FileDisk
 from tests.sim.replication.gray import FULL_LEADER, UNREGISTERED_LEADER, violations

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.replication import events as ev
-from cluster.replication.core import Core
-from cluster.replication.label import SEAL_LAG_S
-from cluster.replication.messages import Append
+from cluster.replication.core import events as ev
+from cluster.replication.core.core import Core
+from cluster.replication.core.messages import Append
+from cluster.replication.core.states import State
 from cluster.replication.model import EntryKind, MemberID
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.states import State
+from cluster.replication.storage.label import SEAL_LAG_S
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.sim.replication.files import FileDisk, FileLog
 from tests.sim.replication.history import History

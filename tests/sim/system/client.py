@@ -1,7 +1,7 @@
 """Clients of mail: writers with the SDK's core of sending, devices with the SDK's core of receiving, and the users before them.
 
-A device's connection is the twin of `pixiu.client.gateway_connection`: it chooses a gateway, comes again when it is lost, and
-moves. Its application takes mail at its own pace, acknowledges a little out of order, dies and starts anew with an empty core.
+A device's connection is the twin of `pixiu.client.receive.gateway_connection`: it chooses a gateway, comes again when it is lost,
+and moves. Its application takes mail at its own pace, acknowledges a little out of order, dies and starts anew with an empty core.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import proxy.mail_events as me
-from pixiu.client.events import CloseStream, Failure, Writable
-from pixiu.client.inbox_core import Held, MailIntake
-from pixiu.client.mail import Effect, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.inbox.core import Held, MailIntake
+from pixiu.client.mail.core import Effect, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
+from pixiu.client.send.events import CloseStream, Failure, Writable
 from pixiu.ids import snowflake
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode

@@ -6,39 +6,39 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import broker.core
-import cluster.replication.core
+import cluster.replication.core.core
 import gateway.core
 import gateway.events as ge
 import pi.core
-import proxy.mail
+import proxy.mail.pipeline
 import relay.core
 import router.core
 import xiu.core
+from cluster.core.contract import SendControl
 from cluster.membership.events import ClusterChanged, MessagesReceived, Replica
 from cluster.membership.events import Effect as ReplicaEffect
-from cluster.membership.member_core import MemberCore
+from cluster.membership.member.core import MemberCore
 from cluster.replication.model import START
-from cluster.runtime.contract import SendControl
-from pi.doubling import Phase as PiPhase
-from pi.doubling import Record, rows_body, rows_of
-from pi.doubling_state import DoublingState
-from pi.doubling_steps import Act
-from pi.learning import Lesson
+from ops.doubling.doubling import Action, Advance, Commit, Phase, Seen, decide
+from pi.doubling.learning import Lesson
+from pi.doubling.phases import Phase as PiPhase
+from pi.doubling.phases import Record, rows_body, rows_of
+from pi.doubling.state import DoublingState
+from pi.doubling.steps import Act
 from pi.state import State
 from pixiu.placement.partition import serves
 from pixiu.wire.inbox_operations import Writer
 from pixiu.wire.v1.doubling_pb2 import DOUBLING_SPLIT
-from proxy.mail_batches import Batch
+from proxy.mail.batches import Batch
+from proxy.mail.requests import Link, Request
 from proxy.mail_events import Effect as MailEffect
 from proxy.mail_events import Result, Store
-from proxy.mail_requests import Link, Request
-from registry.doubling import Action, Advance, Commit, Phase, Seen, decide
 from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
-from relay.mail_core import MailCore
-from relay.mail_devices import MailDevices
+from relay.mail.core import MailCore
+from relay.mail.devices import MailDevices
 from tests.sim.cluster.faults import Variant
-from xiu.answering import Answers
+from xiu.doubling.answering import Answers
 
 
 def as_decided(acts: tuple[Act, ...]) -> tuple[Act, ...]:
@@ -50,7 +50,7 @@ def as_decided(acts: tuple[Act, ...]) -> tuple[Act, ...]:
 class SystemVariant(Variant):
     """The production cores, unless a test says otherwise."""
 
-    replication: type[cluster.replication.core.Core] = cluster.replication.core.Core
+    replication: type[cluster.replication.core.core.Core] = cluster.replication.core.core.Core
     state: type[State] = State
     pi: type[pi.core.Core] = pi.core.Core
     xiu: type[xiu.core.Core] = xiu.core.Core
@@ -60,14 +60,14 @@ class SystemVariant(Variant):
     answers: type[Answers] = Answers
     decide: Callable[[Seen], tuple[Phase, Action]] = decide
     """What the operator's tool does next."""
-    mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
+    mail: type[proxy.mail.pipeline.MailCore] = proxy.mail.pipeline.MailCore
     mail_devices: type[MailDevices] = MailDevices
     deliveries: type[Deliveries] = Deliveries
     relay_mail: type[MailCore] = MailCore
     session: type[Session] = Session
 
 
-class ConfirmsWhatIsStored(proxy.mail.MailCore):
+class ConfirmsWhatIsStored(proxy.mail.pipeline.MailCore):
     """Fault: mail is confirmed when Xiu has it; Pi may have it a moment later, or never."""
 
     def _release(self, batch: Batch, out: list[MailEffect]) -> None:
@@ -77,7 +77,7 @@ class ConfirmsWhatIsStored(proxy.mail.MailCore):
         self._answer(batch.writer, results, Store(False, batch.partition))
 
 
-class TellsCopiesOfPi(proxy.mail.MailCore):
+class TellsCopiesOfPi(proxy.mail.pipeline.MailCore):
     """Fault: a confirmation says on how many disks Pi has the mail, however few of Xiu's do."""
 
     def _stored(

@@ -1,4 +1,4 @@
-"""A gateway with its mail: the production core, and the twin of `gateway.mail_streams` and of a client's Subscribe stream."""
+"""A gateway with its mail: the production core, and the twin of `gateway.grpc.mail_streams` and of a client's Subscribe stream."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import gateway.events as ge
-from gateway.mail import read_batch
-from gateway.mail_queue import MailQueue, acknowledged_ranges
-from gateway.mail_streams import MAX_ACKNOWLEDGEMENTS
+from gateway.delivery.mail import read_batch
+from gateway.grpc.mail_streams import MAX_ACKNOWLEDGEMENTS
+from gateway.mail.queue import MailQueue, acknowledged_ranges
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import delivery_pb2, wire_pb2
 from tests.sim.cluster.edges import GatewayProcess

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pi.events as pe
-from cluster.replication import events as ev
-from cluster.replication.events import Persisted
+from cluster.core.contract import END_OF_TURN, TICK
+from cluster.replication.core import events as ev
+from cluster.replication.core.events import Persisted
 from cluster.replication.model import Entry, Position
-from cluster.runtime.contract import END_OF_TURN, TICK
-from pi.reading import Read
+from pi.inboxes.reading import Read
 from pi.state import State
-from pi.streams import level_of, message_of, reads_of
+from pi.streams.streams import level_of, message_of, reads_of
 from pixiu import errors
 from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import ENTRY_KIND, Limits

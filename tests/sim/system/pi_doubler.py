@@ -1,4 +1,4 @@
-"""The shells of `pi.doubling_leader` and `pi.learner`: what a leader of Pi does in the doubling of its partition. What it
+"""The shells of `pi.handover.leader` and `pi.handover.learner`: what a leader of Pi does in the doubling of its partition. What it
 decides, and what entries make of its record, is production.
 """
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 import pi.events as pe
-from cluster.replication import events as ev
+from cluster.core.contract import END_OF_TURN
+from cluster.replication.core import events as ev
 from cluster.replication.model import Position
-from cluster.runtime.contract import END_OF_TURN
-from pi.digest import Digest
-from pi.doubling import DOUBLING_KIND, Command, Cut, Doubling, Record, Step, cut_in, note_body, rows_body
-from pi.doubling_steps import Act, EndTurn, Standing, Work, status_of, work_of
+from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
+from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Record, Step, cut_in, note_body, rows_body
+from pi.doubling.steps import Act, EndTurn, Standing, Work, status_of, work_of
+from pi.handover.learner import SILENT_S
 from pi.keys import uin_of
-from pi.learner import SILENT_S
-from pi.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
+from pi.store.digest import Digest
 from pixiu.errors import PixiuError
 from pixiu.wire.v1 import doubling_pb2
 from pixiu.wire.v1 import pi_replicas_pb2 as pb

@@ -1,4 +1,5 @@
-"""A proxy with its mail: production cores, and the twins of `proxy.mail_service`, `proxy.store_links` and `proxy.notice_links`."""
+"""A proxy with its mail: production cores, and the twins of `proxy.mail.service`, `proxy.mail.store_links` and
+`proxy.notices.notice_links`."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import proxy.mail_events as me
-from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.core.contract import END_OF_TURN, TICK
 from pixiu.errors import Draining, WrongPartition
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
-from proxy.mail_notices import Notices
-from proxy.mail_service import POLL_S
-from proxy.notice_links import batch_of
+from proxy.mail.service import POLL_S
+from proxy.notices.mail_notices import Notices
+from proxy.notices.notice_links import batch_of
 from tests.sim.cluster.edges import ProxyProcess
 from tests.sim.system.base import Served
 from tests.sim.system.leader import LeaderLink
@@ -24,7 +25,7 @@ DRAINING: Final = "draining"
 
 
 class _StoreLink:
-    """The twin of `proxy.store_links.StoreLink`."""
+    """The twin of `proxy.mail.store_links.StoreLink`."""
 
     def __init__(self, proxy: SystemProxy, store: me.Store) -> None:
         self._proxy, self._store = proxy, store

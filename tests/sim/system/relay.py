@@ -1,25 +1,25 @@
-"""A relay with its deliveries: production cores, and the twin of `relay.mail_service.MailService` around them."""
+"""A relay with its deliveries: production cores, and the twin of `relay.mail.service.MailService` around them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from cluster.membership.devices import LoginPolicy
+from cluster.core.contract import END_OF_TURN, TICK
+from cluster.membership.map.devices import LoginPolicy
 from cluster.rpc.xiu_fetcher import CALL_S
-from cluster.runtime.contract import END_OF_TURN, TICK
 from pixiu.errors import NotLeader, NotYet, WrongPartition
 from pixiu.ids import msg_partition
 from pixiu.wire.record import split
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
-from relay import mail_events as ev
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits
-from relay.gateway_streams import Outbox
-from relay.mail_answers import acknowledgements_of, notices_of, records_of
-from relay.mail_devices import Place, TrackedDevices
-from relay.mail_service import FETCH_S, SAVE_POLL_S, SAVE_S
-from relay.mail_stores import STALL_S
+from relay.mail import events as ev
+from relay.mail.answers import acknowledgements_of, notices_of, records_of
+from relay.mail.devices import Place, TrackedDevices
+from relay.mail.gateway_streams import Outbox
+from relay.mail.service import FETCH_S, SAVE_POLL_S, SAVE_S
+from relay.mail.stores import STALL_S
 from tests.sim.cluster.stores import RelayProcess
 from tests.sim.cluster.watched import Watched
 from tests.sim.system.base import Served, unary
@@ -45,7 +45,7 @@ class WatchedTakers(Watched, TrackedDevices):
 
 
 class _PiLink:
-    """The twin of a partition of `relay.mail_stores.PiLinks`: every question is answered."""
+    """The twin of a partition of `relay.mail.stores.PiLinks`: every question is answered."""
 
     def __init__(self, relay: SystemRelay, partition: int) -> None:
         self._relay = relay
@@ -90,7 +90,7 @@ class _PiLink:
 
 
 class _GatewayStream:
-    """The twin of a stream of `relay.gateway_streams.GatewayStreams`."""
+    """The twin of a stream of `relay.mail.gateway_streams.GatewayStreams`."""
 
     def __init__(self, relay: SystemRelay, gateway: int) -> None:
         self._relay, self.gateway = relay, gateway

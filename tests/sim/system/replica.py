@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from cluster.replication import events as ev
+from cluster.replication.core import events as ev
+from cluster.replication.core.states import State
 from cluster.replication.model import Entry, MemberID, Position
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.states import State
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.sim.replication.zookeeper import Register
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from pixiu.client.inbox_core import Held
+from pixiu.client.inbox.core import Held
 from pixiu.wire.levels import Level
 from pixiu.wire.record import INBOX_LANES
 from tests.history.checker import check

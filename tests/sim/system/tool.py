@@ -1,4 +1,4 @@
-"""The operator's tool: `registry.doubling` decides what it does next, as in production; this is the twin of its shell.
+"""The operator's tool: `ops.doubling.doubling` decides what it does next, as in production; this is the twin of its shell.
 
 It looks, acts, and is killed here and there, so that another run goes on some seconds later. In every phase a replica of the role
 that doubles is killed here and there, or stopped for a while.
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from pi.doubling_steps import steps_back, steps_to
+from ops.doubling import doubling as plan
+from ops.doubling.doubling import Phase, Seen
+from pi.doubling.steps import steps_back, steps_to
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument
 from pixiu.wire.v1 import doubling_pb2 as pb
-from registry import doubling as plan
-from registry.doubling import Phase, Seen
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.xiu import XiuProcess
-from xiu.doubling import Change
-from xiu.doubling import Phase as XiuPhase
+from xiu.state.doubling import Change
+from xiu.state.doubling import Phase as XiuPhase
 
 if TYPE_CHECKING:
     from tests.sim.system.world import SystemWorld
@@ -157,7 +157,7 @@ class Tool:
         wire.after(self._world.rng.uniform(*LATE_S) if late else wire.hop(), lambda: leader.do(action))
 
     def _take_back(self, seen: Seen) -> None:
-        """As `registry.doubling_tool` does it: entries of parents' logs first, then the layout; or it finds that it is too late."""
+        """As `ops.doubling.tool` does it: entries of parents' logs first, then the layout; or it finds that it is too late."""
         world, fences = self._world, self._fences
         assert fences is not None
         try:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import gateway.events as ge
+from cluster.replication.core.states import State
 from cluster.replication.model import Entry
-from cluster.replication.states import State
 from pi.keys import uin_of
-from pixiu.client.inbox_core import GapReason, Held
+from pixiu.client.inbox.core import GapReason, Held
 from pixiu.wire.cursor import MAP_BITS, Cursor
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery
 from pixiu.wire.envelope import split as split_envelopes
@@ -38,7 +38,7 @@ from relay.delivery.events import Chunk
 from tests.history.record import Listed
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.told import Told
-from xiu.state import Kind
+from xiu.state.state import Kind
 
 if TYPE_CHECKING:
     from tests.sim.system.client import Application, Device, Letter

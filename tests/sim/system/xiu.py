@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import xiu.core
 import xiu.events as xe
+from cluster.core.contract import Settle, Tick
 from cluster.links.api import Outcome
-from cluster.replication import events as ev
-from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.replication.core import events as ev
+from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
 from cluster.replication.model import Entry, Position
-from cluster.runtime.contract import Settle, Tick
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2
 from tests.sim.replication.disk import Disk
@@ -20,18 +20,18 @@ from tests.sim.system.base import Unlinked
 from tests.sim.system.replica import Kept, Replica
 from tests.sim.system.streams import Stream
 from tests.sim.system.xiu_doubler import XiuDoubler
-from xiu import block as blocks
-from xiu.block import Block
-from xiu.keys import BLOCKS, KEY, MARK, MARKS
-from xiu.reading import Reading
-from xiu.repair import Cursor
-from xiu.state import Decision, Head
+from xiu.records import block as blocks
+from xiu.records.block import Block
+from xiu.state.keys import BLOCKS, KEY, MARK, MARKS
+from xiu.state.state import Decision, Head
+from xiu.store.reading import Reading
+from xiu.store.repair import Cursor
 
 MAX_RECORD_BYTES: Final = 1 << 20
 
 
 class Rows:
-    """The twin of `xiu.store.Store`: a dict. `durable` is what a crash leaves."""
+    """The twin of `xiu.store.store.Store`: a dict. `durable` is what a crash leaves."""
 
     def __init__(self, durable: tuple[dict[bytes, bytes], Head] | None) -> None:
         rows, self.head = durable if durable is not None else ({}, Head())
@@ -69,7 +69,7 @@ class Rows:
             yield KEY.unpack(key)[1], *MARK.unpack(self.rows[key])
 
     def block_of(self, sequence: int) -> Block | None:
-        """See `xiu.reading.StoredBlocks`."""
+        """See `xiu.store.reading.StoredBlocks`."""
         at = bisect.bisect_right(self._firsts, sequence)
         if not at:
             return None
@@ -79,20 +79,20 @@ class Rows:
         return block if sequence <= block.last else None
 
     def next_first(self, sequence: int) -> int | None:
-        """See `xiu.reading.StoredBlocks`."""
+        """See `xiu.store.reading.StoredBlocks`."""
         at = bisect.bisect_left(self._firsts, sequence)
         return self._firsts[at] if at < len(self._firsts) else None
 
     def last_before(self, sequence: int) -> int:
-        """See `xiu.reading.StoredBlocks`."""
+        """See `xiu.store.reading.StoredBlocks`."""
         raise AssertionError("nobody exports here")
 
     def scan(self, sequence: int) -> Iterator[Block]:
-        """See `xiu.reading.StoredBlocks`."""
+        """See `xiu.store.reading.StoredBlocks`."""
         raise AssertionError("nobody scans here")
 
     def cursor(self) -> Cursor:
-        """See `xiu.reading.StoredBlocks`."""
+        """See `xiu.store.reading.StoredBlocks`."""
         raise AssertionError("nobody repairs here")
 
 
@@ -126,7 +126,7 @@ class NoTable:
         """See `xiu.core.Table`."""
 
     def get(self, sequence: int) -> Block | None:
-        """See `xiu.reading.RecentBlocks`."""
+        """See `xiu.store.reading.RecentBlocks`."""
         return None
 
 

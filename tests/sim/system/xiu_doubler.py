@@ -1,5 +1,5 @@
-"""The shell of `xiu.answering` and `xiu.doubling`: a leader of Xiu in the doubling of its partition, and what a child asks its
-parent. What is decided, what entries make of it and what is answered is production.
+"""The shell of `xiu.doubling.answering` and `xiu.state.doubling`: a leader of Xiu in the doubling of its partition, and what a
+child asks its parent. What is decided, what entries make of it and what is answered is production.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pixiu.wire.v1 import doubling_pb2
 from pixiu.wire.v1 import xiu_partitions_pb2 as pb
 from tests.sim.system.base import unary
 from tests.sim.system.streams import Stream
-from xiu.answering import Known, Wanted, check_layout, check_question, status_of
-from xiu.cuts import ASK_S, CALL_S
-from xiu.doubling import Change, Doubling, Phase, parent_of, reached
+from xiu.doubling.answering import Known, Wanted, check_layout, check_question, status_of
+from xiu.doubling.cuts import ASK_S, CALL_S
 from xiu.service import OPEN_POLL_S
+from xiu.state.doubling import Change, Doubling, Phase, parent_of, reached
 
 if TYPE_CHECKING:
     from tests.sim.system.xiu import XiuProcess

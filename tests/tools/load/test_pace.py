@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pixiu.tools.load.pace import Pace
+from tools.load.pace import Pace
 
 
 def test_a_closed_load_fills_its_window() -> None:

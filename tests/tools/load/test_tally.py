@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pixiu.tools.load.tally import Tally
+from tools.load.tally import Tally
 
 
 def test_each_message_is_delivered_failed_or_lost_and_counted_once() -> None:

@@ -17,13 +17,13 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import PROBE_ROOM, PROBE_UIN, EndpointID
-from pixiu.tools.probe import run as probe_run
-from pixiu.tools.probe.command import findings_json, render, result_json
-from pixiu.tools.probe.paths import Finding, Prober
-from pixiu.tools.probe.run import ProbeOptions, ProbeRun
 from pixiu.wire.record import Kind, decode, encode
 from pixiu.wire.trace import Hop, Stamp, with_stamp
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from tools.probe import run as probe_run
+from tools.probe.command import findings_json, render, result_json
+from tools.probe.paths import Finding, Prober
+from tools.probe.run import ProbeOptions, ProbeRun
 
 BROKER = EndpointID(500)
 

@@ -16,8 +16,9 @@ from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, MAX_ROOM, PROBE_ROOM, PROBE_UIN, EndpointID
 from pixiu.placement.partition import rendezvous, weighted_rendezvous
 from pixiu.placement.weights import STEPS
-from pixiu.tools.probe import paths
-from pixiu.tools.probe.paths import (
+from pixiu.wire.trace import Hop, Stamp
+from tools.probe import paths
+from tools.probe.paths import (
     HopTimes,
     Member,
     Path,
@@ -30,7 +31,6 @@ from pixiu.tools.probe.paths import (
     probe_rooms,
     probe_users,
 )
-from pixiu.wire.trace import Hop, Stamp
 
 BROKERS = [(0, 1), (0, 2), (1, 3), (1, 4)]
 RELAYS = [(0, 5), (1, 6), (1, 7)]

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from pixiu.tools.load.histogram import Histogram
-from pixiu.tools.replay.flow import PLAIN_S, Flow, FlowScreen
+from tools.load.histogram import Histogram
+from tools.replay.flow import PLAIN_S, Flow, FlowScreen
 
 
 def latencies(*milliseconds: int) -> Histogram:

@@ -9,12 +9,12 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, uin_of_name
-from pixiu.tools.load.payload import encode_payload
-from pixiu.tools.replay.inbox import Mention, inbox_of, load_mentions, read_mentions, user_of
-from pixiu.tools.replay.ledger import Ledger, Outcome
-from pixiu.tools.replay.log import LogEvent, room_of_name
-from pixiu.tools.replay.plan import Action, make_plan
-from pixiu.tools.replay.run import LogChoice, load_plan
+from tools.load.payload import encode_payload
+from tools.replay.inbox import Mention, inbox_of, load_mentions, read_mentions, user_of
+from tools.replay.ledger import Ledger, Outcome
+from tools.replay.log import LogEvent, room_of_name
+from tools.replay.plan import Action, make_plan
+from tools.replay.run import LogChoice, load_plan
 
 HEAD = "ts_ms,line,room,user,to_user"
 ROWS = (HEAD, "1000,4,r,a,b", "1500,5,other,a,b", "2000,6,r,b,c", "9000,7,r,b,c")

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixiu.ids import UIN, RoomID
-from pixiu.tools.load.histogram import Histogram
-from pixiu.tools.load.payload import encode_payload
-from pixiu.tools.replay.ledger import EARLY_US, NOT_YET, Ledger, Outcome
 from tests.support.effort import runs
+from tools.load.histogram import Histogram
+from tools.load.payload import encode_payload
+from tools.replay.ledger import EARLY_US, NOT_YET, Ledger, Outcome
 
 ROOM, OTHER = RoomID(10), RoomID(11)
 A, B, C = UIN(1), UIN(2), UIN(3)

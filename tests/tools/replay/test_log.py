@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ROOM, uin_of_name
-from pixiu.tools.replay.log import MAX_LINE_BYTES, Names, align_rooms, load_log, parse_line, read_events, room_of_name
+from tools.replay.log import MAX_LINE_BYTES, Names, align_rooms, load_log, parse_line, read_events, room_of_name
 
 
 def lines(*rows: dict[str, object]) -> io.BytesIO:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pixiu.ids import uin_of_name
-from pixiu.tools.replay.log import LogEvent, room_of_name
-from pixiu.tools.replay.plan import Action, Plan, make_plan
+from tools.replay.log import LogEvent, room_of_name
+from tools.replay.plan import Action, Plan, make_plan
 
 MINUTE = 60_000
 

@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-from pixiu.tools.replay.log import load_log
-from pixiu.tools.replay.plan import make_plan
+from tools.replay.log import load_log
+from tools.replay.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
-SHIPPED = ROOT / "pixiu" / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
+SHIPPED = ROOT / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
 
 
 def script() -> ModuleType:

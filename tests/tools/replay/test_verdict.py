@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pixiu.ids import UIN, RoomID
-from pixiu.tools.load.payload import encode_payload
-from pixiu.tools.replay.ledger import NOT_YET, Ledger, Missing
-from pixiu.tools.replay.verdict import IN_FLIGHT_US, Cause, Death, Hop, cause_of, implied_losses, judge, verdict_json
+from tools.load.payload import encode_payload
+from tools.replay.ledger import NOT_YET, Ledger, Missing
+from tools.replay.verdict import IN_FLIGHT_US, Cause, Death, Hop, cause_of, implied_losses, judge, verdict_json
 
 ROOM = RoomID(5)
 A, B, C = UIN(1), UIN(2), UIN(3)

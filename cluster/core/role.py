@@ -1,0 +1,261 @@
+"""The common shell of every role: runs cores, performs their effects by a table, keeps their timers and tasks.
+
+    link, stream, view, timer ──▶ Runner.step(event) ──▶ core.step ──▶ effects ──▶ performs[type(effect)]
+                                        │
+                                        ├── once at the end of the event loop's turn: `EndOfTurn`, where the core wants it
+                                        └── the timer: `Tick` at core.next_deadline()
+
+A role with several cores (a proxy: records, mail, notices) has a `Runner` for each in one `RoleShell`. A role's `Service`
+extends `RoleShell`; one that takes nothing by links keeps its link methods.
+
+Source: docs/architecture.md, "The contract".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from cluster.core.contract import NEVER, Core, SendControl, SendRecords, Settle
+from cluster.links.api import Links, Outcome, PeerState
+from pixiu.ids import EndpointID
+from pixiu.rpc.deadline_timer import DeadlineTimer
+
+MIN_TICK_S: Final = 0.001
+"""Shortest delay of a timer: no event loop is more exact."""
+
+EventT = TypeVar("EventT")
+EffectT = TypeVar("EffectT")
+KindT = TypeVar("KindT")
+
+
+class Effects(Generic[EffectT]):
+    """Maps effects to the functions that perform them. Types are checked where one is registered: `effects.on(Reply,
+    self._reply)`."""
+
+    def __init__(self) -> None:
+        self.performs: dict[type, Callable[..., None]] = {}
+
+    def on(self, kind: type[KindT], perform: Callable[[KindT], None]) -> None:
+        """Register the function for an effect; each effect has one."""
+        assert kind not in self.performs, kind
+        self.performs[kind] = perform
+
+
+class Runner(Generic[EventT, EffectT]):
+    """Drives one core: steps it, performs its effects, keeps its timer.
+
+    Args:
+        core: None until there is one (a gateway needs its lease first); events before that are dropped.
+        now: monotonic seconds.
+        tick: makes the event of the timer; None for a core without deadlines.
+        end_of_turn: makes the event that joins the input of one turn of the event loop; None for a core that joins nothing.
+        performed: called after the effects of a step, to flush once for all of them.
+    """
+
+    def __init__(
+        self,
+        core: Core[EventT, EffectT] | None,
+        now: Callable[[], float],
+        *,
+        tick: EventT | None = None,
+        end_of_turn: EventT | None = None,
+        performed: Callable[[], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.effects: Effects[EffectT] = Effects()
+        self._performs = self.effects.performs
+        self._performs[Settle] = self._settle
+        self._now, self._performed = now, performed
+        self._tick_event, self._end_of_turn = tick, end_of_turn
+        self._timer = DeadlineTimer(self._tick, MIN_TICK_S)
+        self._turn: asyncio.Handle | None = None
+        self._turn_awaited = False
+        """True if the turn ends with the input of the links."""
+        self._links: Links | None = None
+        self._outcome = Outcome.TAKEN
+        self._stopped = False
+        self._performing = False
+        self._behind: deque[EventT] = deque()
+        """Events that arose while effects were performed."""
+
+    def step(self, event: EventT, *, timed: bool = True) -> None:
+        """Pass an event to the core and perform the effects it returns. Does nothing after `stop`.
+
+        An event that arises while effects are performed waits until they all are: effects keep their order. `timed=False`: the
+        event moves no deadline (a batch of records that is only passed on), so the core is not asked for one.
+        """
+        core = self.core
+        if core is None or self._stopped:
+            return
+        if self._performing:
+            self._behind.append(event)
+            return
+        self._perform(core, event)
+        if self._end_of_turn is not None:
+            self.end_turn_soon()
+        elif timed and self._tick_event is not None:
+            self._set_timer(core)
+
+    def take(self, event: EventT, *, timed: bool = True) -> Outcome:
+        """Pass an event from a link to the core. Returns the core's outcome; NOT_TAKEN while there is no core."""
+        if self.core is None or self._stopped:
+            return Outcome.NOT_TAKEN
+        assert not self._performing, "what is handed over is answered now, and not behind other effects"
+        self._outcome = Outcome.TAKEN
+        self.step(event, timed=timed)
+        return self._outcome
+
+    def end_turn_soon(self) -> None:
+        """Have the core's `EndOfTurn` come when this turn of the event loop ends."""
+        if self._turn is not None or self._turn_awaited:
+            return
+        if self._links is not None and self._links.at_end_of_input(self._end_turn):
+            self._turn_awaited = True
+        else:
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def stop(self) -> None:
+        """Cancel the timer and the turn; the core takes no more events."""
+        self._stopped = True
+        self._timer.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def send_by(self, links: Links) -> None:
+        """Perform `SendRecords` and `SendControl` by these links."""
+        self._links = links
+        records, control = links.send_records, links.send_control
+
+        def send_records(effect: SendRecords) -> None:
+            records(effect.peer, effect.records, effect.lane, effect.token, effect.urgent, effect.more)
+
+        def send_control(effect: SendControl) -> None:
+            control(effect.peer, effect.messages, effect.token)
+
+        self.effects.on(SendRecords, send_records)
+        self.effects.on(SendControl, send_control)
+
+    def _settle(self, effect: Settle) -> None:
+        self._outcome = effect.outcome
+
+    def _set_timer(self, core: Core[EventT, EffectT]) -> None:
+        deadline = core.next_deadline()
+        if deadline != NEVER:
+            self._timer.set(deadline)
+
+    def _tick(self) -> None:
+        if self._tick_event is not None:
+            self.step(self._tick_event)
+
+    def _end_turn(self) -> None:
+        self._turn, self._turn_awaited = None, False
+        core, event, links = self.core, self._end_of_turn, self._links
+        if core is None or self._stopped or event is None:
+            return
+        if links is None:
+            self._perform(core, event)
+        else:
+            # Its output leaves at once, with the links' own.
+            links.in_turn(lambda: self._perform(core, event))
+        if self._tick_event is not None:
+            self._set_timer(core)
+
+    def _perform(self, core: Core[EventT, EffectT], event: EventT) -> None:
+        performs, behind = self._performs, self._behind
+        self._performing = True
+        try:
+            for effect in core.step(event, self._now()):
+                performs[type(effect)](effect)
+            while behind and not self._stopped:
+                for effect in core.step(behind.popleft(), self._now()):
+                    performs[type(effect)](effect)
+        finally:
+            self._performing = False
+        if self._performed is not None:
+            self._performed()
+
+
+class RoleShell:
+    """Base of every role's `Service`: tasks whose failure ends the process, and link methods that refuse everything.
+
+    Args:
+        crash: ends the process with this error (`Context.crash`).
+    """
+
+    def __init__(self, crash: Callable[[BaseException], None]) -> None:
+        self._crash = crash
+        self._runners: list[Runner[Any, Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, runner: Runner[EventT, EffectT]) -> Runner[EventT, EffectT]:
+        """Add a core's runner: it is stopped with the shell."""
+        self._runners.append(runner)
+        return runner
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task; its failure ends the process."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def every(self, interval_s: float, work: Callable[[], Awaitable[None] | None]) -> None:
+        """Repeat a function, `interval_s` seconds between the end of one run and the next; a failure ends the process."""
+
+        async def loop() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                waiting = work()
+                if waiting is not None:
+                    await waiting
+
+        self.spawn(loop())
+
+    def stop_runners(self) -> None:
+        """Stop all runners: no core takes more events."""
+        for runner in self._runners:
+            runner.stop()
+
+    async def cancel_tasks(self) -> None:
+        """Cancel the tasks of `spawn` and `every`, and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
+    # Methods for links, of roles that nobody sends to by links.
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        """Refuse records: none are expected."""
+        return Outcome.MALFORMED
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        """Refuse control messages: none are expected."""
+        return Outcome.MALFORMED
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Ignore outcomes: nothing was sent with a token."""
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """Ignore peers' states."""
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """Add nothing to heartbeats."""
+        return b""
+
+
+def totals(counters: object, prefix: str = "") -> Mapping[str, object]:
+    """Return a dataclass of counters, or a mapping of them, as samples: {prefix}{name}_total."""
+    if isinstance(counters, Mapping):
+        return {f"{prefix}{name}_total": value for name, value in counters.items()}
+    assert dataclasses.is_dataclass(counters)
+    return {f"{prefix}{field.name}_total": getattr(counters, field.name) for field in dataclasses.fields(counters)}

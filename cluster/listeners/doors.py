@@ -1,0 +1,122 @@
+"""Listeners for clients: their addresses, the admission there, and the protection from eavesdroppers.
+
+A listener on a loopback address is open to everybody on this machine, unless clients have to log in. A listener on any other
+address opens only if they have to log in by TLS; or if the operator allows, by the listener's name, clients without a login
+(`…_insecure`), or logins and messages in plain text (`…_plain`). The log and `pixiu status` repeat that.
+
+Source: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cluster.settings.options import ClientDoorOptions, is_loopback
+from cluster.trust.door_tls import DoorTls
+
+CLOSED: Final = (
+    "a loopback address such as 127.0.0.1: this listener asks nobody for a login; have clients log in by an access_file, "
+    "or set {flag} = true to open it to everybody who reaches it"
+)
+
+
+PLAIN: Final = (
+    "a loopback address such as 127.0.0.1: logins and messages could be read on the way; give a tls_certificate, or set "
+    "{flag} = true where nobody can eavesdrop or a balancer in front ends TLS"
+)
+
+
+class Door(NamedTuple):
+    """One address for clients, named by the keys of its options."""
+
+    host_key: str
+    host: str
+    flag: str
+    """The key that opens it to everybody."""
+    insecure: bool
+    plain_flag: str
+    """The key that opens it without TLS."""
+    plain: bool
+    tls: bool
+    """True if all of its clients use TLS."""
+
+    @property
+    def is_outside(self) -> bool:
+        """True if other machines can reach it."""
+        return not is_loopback(self.host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRoleOptions(ClientDoorOptions):
+    """Additional options of roles to which clients connect: gateways and proxies."""
+
+    access_file: str = ""
+    """File of the logins that are accepted and what each may do; it is read again when it changes. Empty: nobody has to log in."""
+    clients_insecure: bool = False
+    """Whether gRPC clients may connect from other machines without a login."""
+    clients_plain: bool = False
+    """Whether gRPC clients may log in from other machines without TLS."""
+    tls_certificate: str = ""
+    """PEM file with the certificate and chain that clients are shown, and its private key unless tls_key has it; it is read again
+    when it changes. Clients' ports then speak TLS. Empty: they do not."""
+    tls_key: str = ""
+    """PEM file with the private key of tls_certificate. Empty: it is in the same file."""
+    client_ca: str = ""
+    """PEM file with the authorities of clients' certificates; it is read again when it changes. Empty: nobody is asked for one."""
+    client_certificate_required: bool = False
+    """Whether only clients with a certificate of client_ca may connect. Else MQTT clients may show one, and gRPC clients cannot."""
+
+    def door_tls(self) -> DoorTls | None:
+        """Return the TLS of the clients' listeners; None if they do not use TLS. Raises `ConfigurationError`."""
+        if not self.tls_certificate:
+            return None
+        return DoorTls(self.tls_certificate, self.tls_key, self.client_ca, required=self.client_certificate_required)
+
+    def doors(self) -> tuple[Door, ...]:
+        """Return the listeners for clients."""
+        insecure, plain, tls = self.clients_insecure, self.clients_plain, bool(self.tls_certificate)
+        return (Door("client_host", self.client_listen_host, "clients_insecure", insecure, "clients_plain", plain, tls),)
+
+    def insecure_doors(self) -> list[str]:
+        """Return the reminders for an operator: a line for each listener that is open to everybody, or to eavesdroppers."""
+        found = []
+        for door in self.doors():
+            if not door.is_outside:
+                continue
+            if not self.access_file:
+                found.append(f"{door.flag} = true: everybody who reaches {door.host_key} = {door.host} can act as any client")
+            elif not door.tls:
+                flag = door.plain_flag if door.plain else door.flag
+                found.append(f"{flag} = true: logins and messages at {door.host_key} = {door.host} can be read on the way")
+        return found
+
+    def files_with_keys(self) -> list[Path]:
+        """Return the file with the private key of the certificate that clients see."""
+        return [Path(self.tls_key or self.tls_certificate)] if self.tls_certificate else []
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, allowed values) for every wrong option."""
+        wrong = dict(super().problems())
+        yield from wrong.items()
+        for key in ("tls_key", "client_ca"):
+            if getattr(self, key) and not self.tls_certificate:
+                yield key, "given with a tls_certificate, or empty"
+        if self.client_certificate_required and not self.client_ca:
+            yield "client_certificate_required", "false, or given with a client_ca, whose certificates are asked for"
+        for door in self.doors():
+            if door.host_key in wrong or not door.is_outside or door.insecure:
+                continue
+            if not self.access_file:
+                yield door.host_key, CLOSED.format(flag=door.flag)
+            elif not door.tls and not door.plain:
+                yield door.host_key, PLAIN.format(flag=door.plain_flag)
+
+
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """Return the address of the machine at the other end of a connection; empty if it is no longer known."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -1,0 +1,130 @@
+"""Limits of one client request at a gRPC listener, and the time of its parsing.
+
+Requests of many streams may arrive in one turn of the event loop. Each is bounded in bytes and in names or records before anything
+is parsed or looked up, and is parsed and handled in its turn (`cluster.core.turn`). Clients learn the bounds from the answer to
+their hello.
+
+Source: docs/security.md, "What one request may ask for".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from cluster.core.turn import Turn
+from pixiu.errors import InvalidArgument, RecordTooLarge
+from pixiu.rpc.grpc_streams import Unparsed
+from pixiu.wire.record import HEADER_SIZE, offsets
+
+MAX_BATCH_BYTES: Final = 256 << 10
+"""Maximum bytes of a client's batch, unless it is a single record."""
+MAX_BATCH_RECORDS: Final = 4_000
+"""Maximum records of a batch, with the further receivers of mail."""
+MAX_NAMES: Final = 2_000
+"""Maximum rooms, topics and acknowledgements of one SubscribeRequest, which is handled in pieces."""
+SLICE: Final = 1_000
+"""Records that are handled at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
+BESIDE_BATCH_BYTES: Final = 64 << 10
+"""Bytes of a message besides its batch: proofs, receivers, a hello."""
+STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
+"""Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
+
+
+def message_bytes_of_client(max_record_bytes: int) -> int:
+    """Return the maximum length of a client's message, bytes."""
+    return max(MAX_BATCH_BYTES, max_record_bytes) + BESIDE_BATCH_BYTES
+
+
+def check_batch(count: int, size: int, further: int = 0, *, bounded: bool) -> None:
+    """Check a batch by its announced count and size. further: receivers of mail. bounded: False for a gateway's batches.
+
+    Raises `InvalidArgument` or `RecordTooLarge`.
+    """
+    if count * HEADER_SIZE > size:
+        raise InvalidArgument(f"a batch of {size} bytes cannot hold {count} records")
+    if not bounded:
+        return
+    if count + further > MAX_BATCH_RECORDS:
+        raise InvalidArgument(f"a batch has at most {MAX_BATCH_RECORDS} records and further receivers; send several")
+    if size > MAX_BATCH_BYTES and count > 1:
+        raise RecordTooLarge(f"a batch has at most {MAX_BATCH_BYTES} bytes, or one record; send several")
+
+
+def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield a batch in slices: (index of the first record, count, bytes). A malformed batch is one slice without bytes, which
+    routing then finds malformed."""
+    if count <= SLICE:
+        yield 0, count, data
+        return
+    found = offsets(data, 0, len(data), count)
+    if found is None:
+        yield 0, count, b""
+        return
+    for first in range(0, count, SLICE):
+        after = min(first + SLICE, count)
+        yield first, after - first, data[found[first] : found[after]]
+
+
+class ParseInTurn(grpc.aio.ServerInterceptor):
+    """Has clients' messages parsed in their turn. A request that cannot be parsed is the caller's fault: it gets
+    INVALID_ARGUMENT, where gRPC would return UNKNOWN and log a server error for each."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of a call. Called by gRPC for each call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler  # its messages are bytes
+        if not handler.request_streaming:
+            return self._of_one_request(handler)
+        if inspect.isasyncgenfunction(handler.stream_stream):
+            return self._of_many_requests(handler)
+        if handler_call_details.method not in STREAMS:
+            return handler
+        return handler._replace(request_deserializer=partial(self._unparsed, handler.request_deserializer))
+
+    def _of_one_request(self, handler: Any) -> Any:
+        inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+        async def answer(data: bytes, context: Any) -> Any:
+            return await inner(await self._parsed(handler.request_deserializer, data, context), context)
+
+        async def answers(data: bytes, context: Any) -> AsyncIterator[Any]:
+            async for reply in inner(await self._parsed(handler.request_deserializer, data, context), context):
+                yield reply
+
+        wrapped = answers if inspect.isasyncgenfunction(inner) else answer
+        name = "unary_stream" if handler.response_streaming else "unary_unary"
+        return handler._replace(**{"request_deserializer": None, name: wrapped})
+
+    def _of_many_requests(self, handler: Any) -> Any:
+        async def answers(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            parsed = (await self._parsed(handler.request_deserializer, data, context) async for data in requests)
+            async for reply in handler.stream_stream(parsed, context):
+                yield reply
+
+        return handler._replace(request_deserializer=None, stream_stream=answers)
+
+    async def _parsed(self, parse: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
+        try:
+            return await self._turn.run(partial(parse, data), len(data))
+        except DecodeError:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the request is not what this method takes: protobuf cannot read it"
+            )
+
+    def _unparsed(self, parse: Callable[[bytes], Any], data: bytes) -> Unparsed[Any]:
+        return Unparsed(data, parse, self._turn.run)

@@ -1,0 +1,474 @@
+"""Bytes to MQTT 3.1.1 packets. No I/O.
+
+    0      type (upper 4 bits), flags (lower 4)
+    1..4   remaining length: 7 bits a byte, least significant first, top bit: more follow
+    …      for PUBLISH: u16 topic length, topic, u16 packet identifier (QoS 1 and 2 only), payload
+
+A decoder checks each packet as far as its bytes have arrived, in the order of the bytes: the packets it returns, and the error it
+stops at, do not depend on how the stream was cut.
+
+Source: OASIS MQTT 3.1.1 sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from cluster.mqtt.packets import (
+    FIRST_PACKET_BYTES,
+    FIXED_FLAGS,
+    MAX_FILTERS,
+    MAX_PACKET_BYTES,
+    PROTOCOL_LEVEL,
+    PROTOCOL_NAME,
+    SUBACK_FAILURE,
+    Connack,
+    ConnackCode,
+    Connect,
+    Disconnect,
+    MalformedPacket,
+    Packet,
+    PacketType,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Reason,
+    Side,
+    Suback,
+    Subscribe,
+    UnacceptableConnect,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from pixiu.errors import InvalidArgument
+from pixiu.placement.topics import CACHED_NAME_LENGTH, CACHED_NAMES, has_wildcard, is_filter
+
+_TO_SERVER: Final = {
+    PacketType.CONNECT, PacketType.PUBLISH, PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP,
+    PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ, PacketType.DISCONNECT,
+}  # fmt: skip
+_TO_CLIENT: Final = {
+    PacketType.CONNACK, PacketType.PUBLISH, PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP,
+    PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP,
+}  # fmt: skip
+
+# Class of each first byte for the decoding loop: one look-up instead of a chain of comparisons.
+_BAD: Final = 0
+_PUBLISH_QOS_0: Final = 1
+_PUBLISH_WITH_ID: Final = 2
+_FILTERS: Final = 3
+_OTHER: Final = 4
+
+
+def _first_byte_problem(first: int, side: Side) -> Reason | None:
+    kind, flags = first >> 4, first & 15
+    if kind in (0, 15):
+        return Reason.UNKNOWN_TYPE
+    if kind not in (_TO_SERVER if side is Side.SERVER else _TO_CLIENT):
+        return Reason.WRONG_DIRECTION
+    if kind == PacketType.PUBLISH:
+        if flags & 6 == 6:
+            return Reason.PUBLISH_QOS_3
+        return Reason.DUP_WITH_QOS_0 if flags & 14 == 8 else None
+    return None if flags == FIXED_FLAGS.get(PacketType(kind), 0) else Reason.RESERVED_FLAGS
+
+
+def _kind_of_first_byte(first: int, side: Side) -> int:
+    if _first_byte_problem(first, side) is not None:
+        return _BAD
+    if first >> 4 in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
+        return _FILTERS
+    if first >> 4 != PacketType.PUBLISH:
+        return _OTHER
+    return _PUBLISH_WITH_ID if first & 6 else _PUBLISH_QOS_0
+
+
+_LATER: Final = {side: bytes(_kind_of_first_byte(first, side) for first in range(256)) for side in Side}
+_FIRST: Final = {
+    Side.SERVER: bytes(_OTHER if first == PacketType.CONNECT << 4 else _BAD for first in range(256)),
+    Side.CLIENT: bytes(_OTHER if first == PacketType.CONNACK << 4 else _BAD for first in range(256)),
+}
+
+
+class _Unfinished(NamedTuple):
+    """A SUBSCRIBE or UNSUBSCRIBE of which parts are still to be returned."""
+
+    subscribes: bool
+    packet_id: int
+    size: int
+    """Bytes of the remaining filters."""
+    filters: int
+    """Limit of the remaining filters."""
+
+
+class Decoder:
+    """Bytes in, packets out, for one connection.
+
+    `side` is the side that reads. At most one incomplete packet is kept, of at most `max_packet_bytes` (4096 before the first
+    packet is complete), and never more than has arrived. Raises `InvalidArgument` for a maximum below 4096.
+
+    Source: OASIS MQTT 3.1.1 sections 2, 3 and 4.8.
+    """
+
+    __slots__ = (
+        "_kinds",
+        "_limit",
+        "_max_filters",
+        "_max_packet_bytes",
+        "_needed",
+        "_rest",
+        "_side",
+        "_spent",
+        "_unfinished",
+        "error",
+        "has_more",
+    )
+
+    def __init__(self, side: Side, max_packet_bytes: int = MAX_PACKET_BYTES, max_filters: int = MAX_FILTERS) -> None:
+        if max_packet_bytes < FIRST_PACKET_BYTES:
+            raise InvalidArgument(f"max_packet_bytes is at least {FIRST_PACKET_BYTES}, not {max_packet_bytes}")
+        self.error: MalformedPacket | None = None
+        """The error at which decoding stopped for good; None while it goes on."""
+        self._side = side
+        self._kinds = _FIRST[side]
+        self._limit = FIRST_PACKET_BYTES
+        self._max_packet_bytes = max_packet_bytes
+        self._max_filters = max_filters
+        self._rest = bytearray()
+        self._needed = 0
+        self.has_more = False
+        self._spent = False
+        """True if the last call stopped at its limit, so that complete packets may be left."""
+        self._unfinished: _Unfinished | None = None
+        """The packet whose remaining filters are at the start of the kept bytes."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of packets not yet returned: an incomplete one, or packets left for the next call."""
+        return len(self._rest)
+
+    def feed(self, data: bytes, most: int = 1 << 30) -> list[Packet]:
+        """Decode the packets that `data` completes, at most `most`: see `has_more`. Never raises for data that arrived.
+
+        A SUBSCRIBE or UNSUBSCRIBE counts as one per filter, because a filter costs as much as a packet. If that exceeds the limit,
+        it is returned in parts, with `more` set if another part follows. Other packets except PUBLISH count one more for
+        each 32 bytes.
+
+        At the first malformed packet `error` is set, the packets before it are returned, and all later data is
+        ignored.
+        """
+        packets: list[Packet] = []
+        if self.error is not None:
+            return packets
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return packets
+            data = bytes(self._rest)
+            self._rest = bytearray()
+        try:
+            used = self._decode(data, packets, most)
+            self.has_more = self._spent and used < len(data)
+            if used < len(data):
+                self._needed = 0 if self.has_more else self._check_beginning(data, used)
+                self._rest = bytearray(data[used:] if used else data)
+        except MalformedPacket as error:
+            self.error = error
+        except UnicodeDecodeError:
+            self.error = MalformedPacket(Reason.INVALID_UTF8)
+        return packets
+
+    def _decode(self, data: bytes, packets: list[Packet], left: int) -> int:
+        """Append complete packets, at most `left`; returns the position of the first one that is incomplete or left over."""
+        kinds, append, new, position, end = self._kinds, packets.append, tuple.__new__, 0, len(data)
+        if self._unfinished is not None:
+            position, left = self._give_filters(self._unfinished, data, 0, packets, left)
+        while left and position + 2 <= end:
+            left -= 1
+            first = data[position]
+            kind = kinds[first]
+            if kind == _BAD:
+                break
+            size = data[position + 1]
+            if size < 128:
+                start = position + 2
+            else:
+                start, size = self._long_length(data, position)
+                if not start:
+                    break
+            stop = start + size
+            if stop > end:
+                break
+            if kind == _FILTERS:
+                packet_id = _packet_id(data[start : min(stop, start + 2)])
+                whole = _Unfinished(first >> 4 == PacketType.SUBSCRIBE, packet_id, size - 2, self._max_filters)
+                stop, left = self._give_filters(whole, data, start + 2, packets, left + 1)
+            elif kind == _OTHER:
+                append(_PARSERS[first >> 4](data[start:stop]))
+                left = max(left - (size >> 5), 0)
+                if kinds is not _LATER[self._side]:
+                    self._kinds = kinds = _LATER[self._side]
+                    self._limit = self._max_packet_bytes
+            else:
+                if size < 2:
+                    raise MalformedPacket(Reason.TRUNCATED)
+                begin = start + 2
+                after = begin + (data[start] << 8 | data[start + 1])
+                if after > stop:
+                    raise MalformedPacket(Reason.TRUNCATED)
+                # Bodies are parsed inline because this runs once per message.
+                raw = data[begin:after]
+                topic = _short_topic(raw) if after - begin <= CACHED_NAME_LENGTH else _topic(raw)
+                if kind == _PUBLISH_QOS_0:
+                    append(new(Publish, (topic, data[after:stop], 0, first & 1 == 1, False, 0)))
+                else:
+                    if after + 2 > stop:
+                        raise MalformedPacket(Reason.TRUNCATED)
+                    packet_id = data[after] << 8 | data[after + 1]
+                    if not packet_id:
+                        raise MalformedPacket(Reason.PACKET_ID_ZERO)
+                    append(
+                        new(
+                            Publish,
+                            (topic, data[after + 2 : stop], first >> 1 & 3, first & 1 == 1, first & 8 == 8, packet_id),
+                        )
+                    )
+            position = stop
+        self._spent = not left
+        return position
+
+    def _give_filters(self, of: _Unfinished, data: bytes, at: int, packets: list[Packet], left: int) -> tuple[int, int]:
+        """Append a part with at most `left` filters, from position `at`; returns its end and the limit that remains."""
+        filters, used = _filters(data[at : at + of.size], min(left, of.filters), of.subscribes)
+        more = used < of.size
+        if more and len(filters) == of.filters:
+            raise MalformedPacket(Reason.TOO_MANY_FILTERS)
+        if of.subscribes:
+            packets.append(Subscribe(of.packet_id, tuple(filters), more))
+        else:
+            packets.append(Unsubscribe(of.packet_id, tuple([name for name, _ in filters]), more))
+        self._unfinished = of._replace(size=of.size - used, filters=of.filters - len(filters)) if more else None
+        return at + used, left - len(filters)
+
+    def _long_length(self, data: bytes, position: int) -> tuple[int, int]:
+        """Find the start of the body and its size; (0, 0) when the length is incomplete."""
+        size = 0
+        end = len(data)
+        for index in range(4):
+            at = position + 1 + index
+            if at >= end:
+                return 0, 0
+            byte = data[at]
+            size |= (byte & 127) << 7 * index
+            if byte < 128:
+                if at + 1 - position + size > self._limit:
+                    first = self._kinds is _FIRST[self._side]
+                    raise MalformedPacket(Reason.FIRST_PACKET_TOO_LARGE if first else Reason.PACKET_TOO_LARGE)
+                return at + 1, size
+        raise MalformedPacket(Reason.REMAINING_LENGTH)
+
+    def _check_beginning(self, data: bytes, position: int) -> int:
+        """Compute the length to which `data[position:]` must grow before decoding can continue. Raises when its beginning is
+        already bad."""
+        first = data[position]
+        if self._kinds[first] == _BAD:
+            problem = _first_byte_problem(first, self._side)
+            if self._kinds is _FIRST[self._side] and problem in (None, Reason.WRONG_DIRECTION):
+                problem = Reason.FIRST_PACKET
+            assert problem is not None
+            raise MalformedPacket(problem)
+        start, size = self._long_length(data, position)
+        return start + size - position if start else len(data) - position + 1
+
+
+def decode(data: bytes, side: Side) -> Packet:
+    """Decode exactly one packet, at any point of a connection, without the size limit of the first packet.
+
+    Raises `MalformedPacket`; `TRUNCATED` also when `data` is incomplete, `TRAILING_BYTES` when more follows.
+
+    Source: OASIS MQTT 3.1.1 section 3.
+    """
+    decoder = Decoder(side)
+    decoder._kinds, decoder._limit = _LATER[side], decoder._max_packet_bytes
+    packets = decoder.feed(data)
+    if decoder.error is not None and not packets:
+        raise decoder.error
+    if not packets:
+        raise MalformedPacket(Reason.TRUNCATED)
+    if len(packets) > 1 or decoder.buffered_bytes or decoder.error is not None:
+        raise MalformedPacket(Reason.TRAILING_BYTES)
+    return packets[0]
+
+
+def _topic(raw: bytes) -> str:
+    if not raw:
+        raise MalformedPacket(Reason.EMPTY_TOPIC)
+    topic = raw.decode()
+    if "\0" in topic:
+        raise MalformedPacket(Reason.NUL_IN_STRING)
+    if has_wildcard(topic):
+        raise MalformedPacket(Reason.WILDCARD_IN_TOPIC)
+    return topic
+
+
+_short_topic = lru_cache(CACHED_NAMES)(_topic)
+
+
+def _u16(body: bytes, at: int) -> int:
+    if at + 2 > len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    return body[at] << 8 | body[at + 1]
+
+
+def _binary(body: bytes, at: int) -> tuple[bytes, int]:
+    """Read a field with a u16 length; returns it and the position of the next one."""
+    end = at + 2 + _u16(body, at)
+    if end > len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    return body[at + 2 : end], end
+
+
+def _string(body: bytes, at: int) -> tuple[str, int]:
+    raw, end = _binary(body, at)
+    text = raw.decode()
+    if "\0" in text:
+        raise MalformedPacket(Reason.NUL_IN_STRING)
+    return text, end
+
+
+def _packet_id(body: bytes) -> int:
+    packet_id = _u16(body, 0)
+    if not packet_id:
+        raise MalformedPacket(Reason.PACKET_ID_ZERO)
+    return packet_id
+
+
+def _end(body: bytes, at: int) -> None:
+    if at < len(body):
+        raise MalformedPacket(Reason.TRAILING_BYTES)
+
+
+def _parse_connect(body: bytes) -> Packet:
+    name, at = _string(body, 0)
+    if name not in (PROTOCOL_NAME, "MQIsdp"):  # MQTT 3.1 was called MQIsdp: answer "unacceptable level"
+        raise MalformedPacket(Reason.PROTOCOL_NAME)
+    if at >= len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    level = body[at]
+    if name != PROTOCOL_NAME or level != PROTOCOL_LEVEL:
+        return UnacceptableConnect(name, level)
+    if at + 4 > len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    flags = body[at + 1]
+    if flags & 1:
+        raise MalformedPacket(Reason.CONNECT_RESERVED_FLAG)
+    if flags & 0x18 == 0x18:
+        raise MalformedPacket(Reason.WILL_QOS_3)
+    if flags & 0x38 and not flags & 4:
+        raise MalformedPacket(Reason.WILL_FLAGS_WITHOUT_WILL)
+    if flags & 0x40 and not flags & 0x80:
+        raise MalformedPacket(Reason.PASSWORD_WITHOUT_USER_NAME)
+    keep_alive = _u16(body, at + 2)
+    client_id, at = _string(body, at + 4)
+    will = user_name = password = None
+    if flags & 4:
+        raw_topic, at = _binary(body, at)
+        payload, at = _binary(body, at)
+        will = Will(_topic(raw_topic), payload, flags >> 3 & 3, bool(flags & 0x20))
+    if flags & 0x80:
+        user_name, at = _string(body, at)
+    if flags & 0x40:
+        password, at = _binary(body, at)
+    _end(body, at)
+    return Connect(client_id, bool(flags & 2), keep_alive, user_name, password, will)
+
+
+def _parse_connack(body: bytes) -> Packet:
+    flags_and_code = _u16(body, 0)
+    _end(body, 2)
+    flags, code = flags_and_code >> 8, flags_and_code & 255
+    if flags > 1 or (flags and code):
+        raise MalformedPacket(Reason.CONNACK_FLAGS)
+    if code > ConnackCode.NOT_AUTHORISED:
+        raise MalformedPacket(Reason.CONNACK_CODE)
+    return Connack(flags == 1, code)
+
+
+def _parse_identifier_only(packet: Callable[[int], Packet]) -> Callable[[bytes], Packet]:
+    def parse(body: bytes) -> Packet:
+        packet_id = _packet_id(body)
+        _end(body, 2)
+        return packet(packet_id)
+
+    return parse
+
+
+def _parse_empty(packet: Packet) -> Callable[[bytes], Packet]:
+    def parse(body: bytes) -> Packet:
+        _end(body, 0)
+        return packet
+
+    return parse
+
+
+def _filters(body: bytes, most: int, subscribes: bool) -> tuple[list[tuple[str, int]], int]:
+    """Read at most `most` filters, each with its QoS if it has one; returns them and the position of the next one."""
+    # Parsed inline, like the body of PUBLISH: a client that sends endless filters keeps a gateway busy with this.
+    filters, at, end = list[tuple[str, int]](), 0, len(body)
+    if not end:
+        raise MalformedPacket(Reason.EMPTY_FILTER_LIST)
+    while at < end and most:
+        begin = at + 2
+        if begin > end:
+            raise MalformedPacket(Reason.TRUNCATED)
+        at = begin + (body[at] << 8 | body[at + 1])
+        if at > end:
+            raise MalformedPacket(Reason.TRUNCATED)
+        name, qos = body[begin:at].decode(), 0
+        if "\0" in name:
+            raise MalformedPacket(Reason.NUL_IN_STRING)
+        if not name:
+            raise MalformedPacket(Reason.EMPTY_FILTER)
+        if not is_filter(name):
+            raise MalformedPacket(Reason.INVALID_FILTER)
+        if subscribes:
+            if at == end:
+                raise MalformedPacket(Reason.TRUNCATED)
+            qos = body[at]
+            if qos > 2:
+                raise MalformedPacket(Reason.SUBSCRIBE_QOS)
+            at += 1
+        filters.append((name, qos))
+        most -= 1
+    return filters, at
+
+
+def _parse_suback(body: bytes) -> Packet:
+    packet_id, codes = _packet_id(body), tuple(body[2:])
+    if not codes:
+        raise MalformedPacket(Reason.EMPTY_SUBACK)
+    if any(code > 2 and code != SUBACK_FAILURE for code in codes):
+        raise MalformedPacket(Reason.SUBACK_CODE)
+    return Suback(packet_id, codes)
+
+
+_PARSERS: Final[dict[int, Callable[[bytes], Packet]]] = {
+    PacketType.CONNECT: _parse_connect,
+    PacketType.CONNACK: _parse_connack,
+    PacketType.PUBACK: _parse_identifier_only(Puback),
+    PacketType.PUBREC: _parse_identifier_only(Pubrec),
+    PacketType.PUBREL: _parse_identifier_only(Pubrel),
+    PacketType.PUBCOMP: _parse_identifier_only(Pubcomp),
+    PacketType.SUBACK: _parse_suback,
+    PacketType.UNSUBACK: _parse_identifier_only(Unsuback),
+    PacketType.PINGREQ: _parse_empty(Pingreq()),
+    PacketType.PINGRESP: _parse_empty(Pingresp()),
+    PacketType.DISCONNECT: _parse_empty(Disconnect()),
+}

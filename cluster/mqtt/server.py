@@ -1,0 +1,801 @@
+"""The server's side of one MQTT 3.1.1 connection: packets, answers and timers in, effects out. No I/O, no clock.
+
+`TABLE` holds the actions of a session; `docs/mqtt_states.md` is drawn from it.
+
+Promises to stock clients, and the choices that MQTT leaves open:
+
+- *Will*: a CONNECT with a will is refused by return code 5 (not authorised). Wills are not kept yet. Accepting a will and never
+  publishing it would be a lie that shows only on the day it matters, and code 3 would make clients retry for ever.
+- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from [MQTT-3.1.2-4] because
+  sessions are not stored yet; the 0 tells the client.
+- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
+  `user/{UIN}` by the shell; another user's, `$…`, wildcards and names of more than 4,096 characters get 0x80. SUBACK waits for
+  the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
+  mail, too.
+- *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`cluster.mqtt.mail`). PUBACKs may come in any
+  order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
+  the connection. A PUBACK that nothing waits for is ignored.
+- *PUBLISH is done as far as possible*: to `$…`, or a longer name, it is dropped and counted. RETAIN is taken as "discard the
+  retained copy at once", which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it
+  without the flag.
+- *PUBLISH of QoS 1 that can never succeed is acknowledged*: MQTT 3.1.1 has no negative PUBACK; it allows this, or closing the
+  connection [MQTT-3.3.5-2], after which stock clients reconnect and send the message again, for ever. PUBACKs leave in the order
+  of the PUBLISHes [MQTT-4.6.0-2].
+- *PUBLISH of QoS 2* is treated as QoS 1, with PUBREC for PUBACK; until its PUBREL the same identifier is the same message
+  [MQTT-4.3.3-2]. That ends with the connection, as the session does. Subscribers get it with QoS 0.
+- *MQTT 5* gets a CONNACK of MQTT 5 with reason 0x84, so that its clients can report the problem; other levels get code 1.
+
+Source: OASIS MQTT 3.1.1; docs/operations.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from cluster.mqtt import codec
+from cluster.mqtt.events import (
+    Close,
+    CloseReason,
+    Connected,
+    DropMessages,
+    Effect,
+    FiltersInVain,
+    PacketsAcknowledged,
+    PauseReading,
+    PublishMessages,
+    ResumeReading,
+    Send,
+    SendMail,
+    SubscribeFilters,
+    UnsubscribeFilters,
+)
+from cluster.mqtt.mail import Mails, Unacknowledged
+from cluster.mqtt.packets import (
+    FIRST_PACKET_BYTES,
+    MAX_FILTERS,
+    MAX_PACKET_BYTES,
+    SUBACK_FAILURE,
+    Connack,
+    ConnackCode,
+    Connect,
+    Disconnect,
+    MalformedPacket,
+    Packet,
+    Pingreq,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Side,
+    Suback,
+    Subscribe,
+    UnacceptableConnect,
+    Unsuback,
+    Unsubscribe,
+)
+from pixiu.errors import ConfigurationError
+from pixiu.ids import TOPIC_ROOM, UIN, RoomID
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
+from pixiu.placement.topics import USER_PREFIX, Refusal, destination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Limits of one connection."""
+
+    connect_timeout_s: float = 5.0
+    """Time limit from the connection to its CONNECT, seconds."""
+    keep_alive_factor: float = 1.5
+    """The connection is closed after this multiple of the client's keep-alive without a packet [MQTT-3.1.2-24]."""
+    answer_timeout_s: float = 30.0
+    """Time limit for the cluster to confirm a subscription or accept a message, seconds; then the connection is closed."""
+    puback_timeout_s: float = 300.0
+    """Time for which a lane of mail may wait for any PUBACK, seconds; then the connection is closed."""
+    max_packet_bytes: int = MAX_PACKET_BYTES
+    """Largest packet after CONNECT, header included, bytes."""
+    max_subscriptions: int = 1000
+    """Limit of filters of one connection; more are answered by 0x80."""
+    max_filters: int = MAX_FILTERS
+    """Limit of filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
+    max_packets_a_turn: int = 256
+    """Limit of packets, and filters of SUBSCRIBEs, in one call of `receive`, about 8 µs each; the rest waits for the next call."""
+    packet_timeout_s: float = 120.0
+    """Time limit for a packet from its first byte to its last, seconds; then the connection is closed."""
+    max_filter_bytes: int = 64 << 10
+    """Limit of the bytes of all filters of one connection; more are answered by 0x80."""
+    max_inflight: int = 1024
+    """Messages of QoS 1 and filters that wait for the cluster: at this number reading pauses, at half of it reading resumes.
+    Packets read before the pause still count, so there may be more, at most one for each packet identifier."""
+
+    def validate(self) -> None:
+        """Check all limits. Raises `ConfigurationError` that names the key."""
+        for limit in fields(self):
+            least = FIRST_PACKET_BYTES if limit.name == "max_packet_bytes" else 1
+            value = getattr(self, limit.name)
+            if limit.name.startswith("max_") and value < least:
+                raise ConfigurationError(f"{limit.name} = {value}: must be at least {least}")
+            if value <= 0:
+                raise ConfigurationError(f"{limit.name} = {value}: must be above 0")
+
+
+class State(Enum):
+    """State of a connection."""
+
+    CONNECTING = "Connecting"
+    CONNECTED = "Connected"
+    DISCONNECTED = "Disconnected"
+
+
+class Event(Enum):
+    """Events of a connection. Packets with different consequences are different events."""
+
+    CONNECT = "CONNECT"
+    CONNECT_REFUSED = "CONNECT that is refused"
+    PUBLISH = "PUBLISH"
+    PUBLISH_UNACCEPTABLE = "PUBLISH that cannot be done"
+    SUBSCRIBE = "SUBSCRIBE"
+    UNSUBSCRIBE = "UNSUBSCRIBE"
+    PINGREQ = "PINGREQ"
+    DISCONNECT = "DISCONNECT"
+    PUBACK = "PUBACK"
+    PUBREL = "PUBREL"
+    UNEXPECTED = "PUBREC or PUBCOMP"
+    MALFORMED = "malformed packet"
+    SUBSCRIPTION_CONFIRMED = "subscription confirmed"
+    PUBLISH_ACCEPTED = "publish accepted"
+    PUBLISH_REFUSED = "publish refused"
+    MAIL = "mail"
+    TIMEOUT = "timeout"
+    CLOSE = "close"
+    CONNECTION_LOST = "connection lost"
+
+
+class Transition(NamedTuple):
+    """One row of the table: the next state, and the action on the way."""
+
+    state: State
+    action: Callable[[ServerSession, Any, float, list[Effect]], None]
+
+
+class _PendingSubscribe(NamedTuple):
+    since: float
+    answers: list[str | None]
+    """One item per filter of the SUBSCRIBE: its name if it waits for the cluster, None if it was refused."""
+    names: list[str]
+    """The distinct names that wait, in the order in which the effect listed them."""
+
+
+class _Asked(NamedTuple):
+    """The filters of a SUBSCRIBE that were decoded so far."""
+
+    answers: list[str | None]
+    joined: dict[str, RoomID | UIN]
+    mail: set[str]
+    in_vain: bool
+    """True if all of it is refused, whatever it contains."""
+
+
+class _Problem(NamedTuple):
+    reason: CloseReason
+    text: str
+
+
+_PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
+    UnacceptableConnect: Event.CONNECT_REFUSED,
+    Publish: Event.PUBLISH,
+    Subscribe: Event.SUBSCRIBE,
+    Unsubscribe: Event.UNSUBSCRIBE,
+    Pingreq: Event.PINGREQ,
+    Disconnect: Event.DISCONNECT,
+    Pubrel: Event.PUBREL,
+}
+
+
+def accept_all(connect: Connect) -> ConnackCode:
+    """Admit every client: the policy of a server without authentication."""
+    return ConnackCode.ACCEPTED
+
+
+NO_BIG_ROOMS: Final = VRooms()
+_MQTT_5: Final = 5
+UNSUPPORTED_VERSION: Final = bytes((0x20, 3, 0, 0x84, 0))
+"""A CONNACK of MQTT 5: no session, reason "unsupported protocol version", no properties."""
+_PINGRESP: Final = Send(codec.PINGRESP)
+
+
+def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | Refusal:
+    """`destination` in a cluster with big rooms: their VRooms are not valid topics."""
+    found = destination(name)
+    if isinstance(found, Refusal) or name.startswith(USER_PREFIX):
+        return found
+    return Refusal.VROOM if vrooms.is_vroom(found) else found
+
+
+class ServerSession:
+    """One connection, from accept to close.
+
+    now: monotonic seconds. assigned_client_id: the name for a client that sends none. admit: the shell's policy, called once, for a
+    CONNECT that is valid otherwise; it returns SERVER_UNAVAILABLE while the shell drains, and None if the answer follows by
+    `admitted`. vrooms: the cluster's big rooms, whose VRooms are refused as topics. topics: the rooms of free topics, for
+    subscriptions; for publishes a proxy chooses the room.
+
+    Each method returns effects to perform in order; after `Close` there are none.
+
+    Source: docs/operations.md; OASIS MQTT 3.1.1 sections 3 and 4.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_admit",
+        "_asked",
+        "_assigned_client_id",
+        "_clean_session",
+        "_client_id",
+        "_connect_by",
+        "_decoder",
+        "_filter_bytes",
+        "_held_until",
+        "_in_vain",
+        "_inflight",
+        "_judged_later",
+        "_last_packet",
+        "_limits",
+        "_mail",
+        "_order",
+        "_partial_since",
+        "_paused",
+        "_pending",
+        "_pending_filters",
+        "_resolve",
+        "_silence_s",
+        "_state",
+        "_stopped",
+        "_subscriptions",
+        "_takes_mail",
+        "_topics",
+        "_unreleased",
+        "fruitless_filters",
+    )
+
+    def __init__(
+        self,
+        now: float,
+        assigned_client_id: str,
+        limits: SessionLimits | None = None,
+        admit: Callable[[Connect], ConnackCode | None] = accept_all,
+        vrooms: VRooms = NO_BIG_ROOMS,
+        topics: TopicRooms = BY_FIRST_LEVEL,
+        in_vain: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._limits = limits or SessionLimits()
+        self._in_vain = in_vain
+        self._admit = admit
+        self._resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
+        self._topics = topics
+        self._assigned_client_id = assigned_client_id
+        self._state = State.CONNECTING
+        self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
+        self._connect_by = now + self._limits.connect_timeout_s
+        self._silence_s = 0.0
+        self._last_packet = now
+        self._subscriptions: dict[str, RoomID | UIN] = {}
+        self._pending: dict[int, _PendingSubscribe] = {}
+        self._pending_filters = 0
+        self._asked: _Asked | None = None
+        """The SUBSCRIBE that is being processed in parts."""
+        self._inflight: dict[int, float] = {}
+        self.fruitless_filters = 0
+        """Number of filters that were refused, or left although they were not joined: work that no effect shows."""
+        self._unreleased: dict[int, None] = {}
+        """Identifiers of QoS 2 whose PUBREL has not arrived. A dict, because most connections have none and an empty set takes 216
+        bytes."""
+        self._order: deque[int] | None = None
+        """Identifiers of `_inflight` in order; made for the first one, like the next field, because most connections never need
+        them."""
+        self._accepted: set[int] | None = None
+        self._paused = False
+        self._held_until = 0.0
+        self._stopped = False
+        self._partial_since: float | None = None
+        """Time at which the first byte of an unfinished packet arrived."""
+        self._filter_bytes = 0
+        self._client_id = ""
+        self._judged_later: tuple[Connect, list[Packet]] | None = None
+        """A CONNECT that waits for `admitted`, and the packets after it."""
+        self._clean_session = True
+        self._takes_mail = False
+        self._mail = Unacknowledged()
+
+    # ------------------------------------------------------------------------------------------ queries
+
+    @property
+    def state(self) -> State:
+        """The state of the connection."""
+        return self._state
+
+    @property
+    def client_id(self) -> str:
+        """The client's ID; empty before CONNECT."""
+        return self._client_id
+
+    @property
+    def subscriptions(self) -> dict[str, RoomID | UIN]:
+        """The filters that the client has or waits for, and their rooms. Not to be changed."""
+        return self._subscriptions
+
+    @property
+    def paused(self) -> bool:
+        """True if reading is paused."""
+        return self._paused
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages of QoS 1 and filters that wait for the cluster."""
+        return len(self._inflight) + self._pending_filters
+
+    @property
+    def is_asking(self) -> bool:
+        """True if a SUBSCRIBE is being processed of which more parts follow."""
+        return self._asked is not None
+
+    @property
+    def has_more(self) -> bool:
+        """True if packets that arrived earlier were too many for one turn and still wait: call `receive` again, soon."""
+        return self._decoder.has_more and self._state is not State.DISCONNECTED
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that arrived and are not yet decoded to packets."""
+        return self._decoder.buffered_bytes
+
+    def next_deadline(self) -> float | None:
+        """Time at which to call `timeout`, monotonic seconds; None: not before another event.
+
+        It changes with every packet: a shell asks again when its timer fires, and not at every packet.
+        """
+        if self._state is State.CONNECTING:
+            return self._connect_by
+        deadlines = []
+        if self._state is State.CONNECTED:
+            if self._silence_s and not self._paused:  # while we do not read, the silence is ours
+                deadlines.append(self._last_packet + self._silence_s)
+            if self._order:
+                deadlines.append(self._inflight[self._order[0]] + self._limits.answer_timeout_s)
+            if self._pending:
+                deadlines.append(next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
+            if self._mail.since is not None and not self._paused:  # likewise
+                deadlines.append(self._mail.since + self._limits.puback_timeout_s)
+            if self._held_until:
+                deadlines.append(self._held_until)
+            if self._partial_since is not None and not self._paused:
+                deadlines.append(self._partial_since + self._limits.packet_timeout_s)
+        return min(deadlines, default=None)
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def receive(self, data: bytes, now: float) -> list[Effect]:
+        """Process bytes that arrived, or continue after `has_more` (then `data` is empty). Never raises for their content."""
+        effects: list[Effect] = []
+        if self._state is State.DISCONNECTED:
+            return effects
+        packets = self._decoder.feed(data, self._limits.max_packets_a_turn)
+        if packets or not self._decoder.buffered_bytes:
+            self._partial_since = None
+        if packets:
+            self._last_packet = now
+        if self._partial_since is None and self._decoder.buffered_bytes:
+            self._partial_since = now
+        if self._judged_later is not None:
+            self._judged_later[1].extend(packets)
+            return effects
+        self._take(packets, now, effects)
+        return effects
+
+    def admitted(self, code: ConnackCode, now: float) -> list[Effect]:
+        """Take the shell's delayed decision about a CONNECT."""
+        effects: list[Effect] = []
+        if self._judged_later is not None and self._state is State.CONNECTING:
+            (connect, behind), self._judged_later = self._judged_later, None
+            if code is ConnackCode.ACCEPTED:
+                self._step(Event.CONNECT, connect, now, effects)
+                effects.append(ResumeReading())
+                self._take(behind, now, effects)
+            else:
+                self._step(Event.CONNECT_REFUSED, code, now, effects)
+        return effects
+
+    def _take(self, packets: Sequence[Packet], now: float, effects: list[Effect]) -> None:
+        for index, packet in enumerate(packets):
+            # A PUBLISH runs the action of its row without looking it up in the table: the look-up costs as much as the action.
+            if type(packet) is Publish and self._state is State.CONNECTED:
+                self._publish(packet, now, effects)
+            elif type(packet) is Connect:
+                judged = self._judge_connect(packet)
+                if judged is None:
+                    self._judged_later = packet, list(packets[index + 1 :])
+                    effects.append(PauseReading())
+                    return
+                self._step(*judged, now, effects)
+            elif type(packet) is Puback:
+                self._step(Event.PUBACK, packet, now, effects)
+            else:
+                self._step(_PACKET_EVENTS.get(type(packet), Event.UNEXPECTED), packet, now, effects)
+        if self._decoder.error is not None:
+            self._step(Event.MALFORMED, self._decoder.error, now, effects)
+
+    def subscription_confirmed(self, packet_id: int, now: float, codes: Sequence[int] | None = None) -> list[Effect]:
+        """Note that the subscription has taken effect in the whole cluster.
+
+        codes: one for each filter of the effect, the QoS or `SUBACK_FAILURE`; None: all were granted QoS 0.
+        """
+        return self._run(Event.SUBSCRIPTION_CONFIRMED, (packet_id, codes), now)
+
+    def deliver_mail(self, topic: str, mails: Sequence[Mails], now: float, *, anew: bool = False) -> list[Effect]:
+        """Send mail to the client. `anew`: it is of a new session, and mail of an older one no longer waits for its PUBACK."""
+        return self._run(Event.MAIL, (topic, mails, anew), now)
+
+    def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
+        """Note that the cluster has taken these messages of QoS 1."""
+        return self._run(Event.PUBLISH_ACCEPTED, packet_ids, now)
+
+    def publish_refused(self, text: str, now: float) -> list[Effect]:
+        """Close the connection, because the cluster cannot take a message of QoS 1 and trying again did not help.
+
+        The client then reconnects and sends it again; MQTT 3.1.1 has no other refusal.
+        """
+        return self._run(Event.PUBLISH_REFUSED, _Problem(CloseReason.PUBLISH_REFUSED, text), now)
+
+    def timeout(self, now: float) -> list[Effect]:
+        """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return []
+        if self._held_until and now >= self._held_until:
+            self._held_until = 0.0
+            effects: list[Effect] = []
+            self._pause_or_resume(now, effects)
+            return effects
+        if self._state is State.CONNECTING:
+            problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
+        elif self._silence_s and not self._paused and now >= self._last_packet + self._silence_s:
+            problem = _Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
+        elif self._partial_since is not None and not self._paused and now >= self._partial_since + self._limits.packet_timeout_s:
+            text = f"a packet was not finished within {self._limits.packet_timeout_s:g} s"
+            problem = _Problem(CloseReason.PACKET_UNFINISHED, text)
+        elif self._puback_due(now):
+            problem = _Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
+        else:
+            problem = _Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
+        return self._run(Event.TIMEOUT, problem, now)
+
+    def hold_reading(self, until: float, now: float) -> list[Effect]:
+        """Pause reading until a time, because the client sends faster than it may."""
+        effects: list[Effect] = []
+        if self._state is State.CONNECTED and until > max(now, self._held_until):
+            self._held_until = until
+            self._pause_or_resume(now, effects)
+        return effects
+
+    def stop_reading(self, wanted: bool, now: float) -> list[Effect]:
+        """Pause reading (`wanted`), because there is no space for the client's input, or end that pause."""
+        effects: list[Effect] = []
+        if self._state is State.CONNECTED and wanted is not self._stopped:
+            self._stopped = wanted
+            self._pause_or_resume(now, effects)
+        return effects
+
+    def close(self, reason: CloseReason, text: str, now: float) -> list[Effect]:
+        """Close the connection for the shell."""
+        return self._run(Event.CLOSE, _Problem(reason, text), now)
+
+    def connection_lost(self, now: float) -> list[Effect]:
+        """Handle the loss of the connection."""
+        return self._run(Event.CONNECTION_LOST, _Problem(CloseReason.CONNECTION_LOST, "the connection was lost"), now)
+
+    # ------------------------------------------------------------------------------------------ decisions
+
+    def _run(self, event: Event, argument: object, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self._step(event, argument, now, effects)
+        return effects
+
+    def _step(self, event: Event, argument: object, now: float, effects: list[Effect]) -> None:
+        self._state, action = TABLE[self._state, event]
+        action(self, argument, now, effects)
+
+    def _puback_due(self, now: float) -> bool:
+        since = self._mail.since
+        return since is not None and not self._paused and now >= since + self._limits.puback_timeout_s
+
+    def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
+        if self._state is not State.CONNECTING:
+            return Event.CONNECT, packet
+        if not packet.client_id and not packet.clean_session:
+            code = ConnackCode.IDENTIFIER_REJECTED
+        elif packet.will is not None:
+            code = ConnackCode.NOT_AUTHORISED
+        else:
+            admitted = self._admit(packet)
+            if admitted is None:
+                return None
+            code = admitted
+        return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
+
+    def _judge_publish(self, packet: Publish) -> _Problem | None:
+        exactly = packet.packet_id in self._unreleased
+        if packet.qos == 2 and not exactly and len(self._unreleased) >= 2 * self._limits.max_inflight:
+            return _Problem(CloseReason.UNRELEASED, f"{len(self._unreleased)} messages of QoS 2 without a PUBREL")
+        if (
+            packet.packet_id in self._pending
+            or (packet.packet_id in self._inflight and not packet.dup)
+            or (exactly and packet.qos != 2)
+        ):
+            return _Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
+        return None
+
+    # ------------------------------------------------------------------------------------------ actions of the table
+
+    def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
+        """Start the session, CONNACK 0."""
+        self._client_id = packet.client_id or self._assigned_client_id
+        self._clean_session = packet.clean_session
+        self._silence_s = packet.keep_alive_s * self._limits.keep_alive_factor
+        effects.append(Connected(self._client_id, packet.user_name, packet.clean_session, packet.keep_alive_s))
+        effects.append(Send(codec.encode(Connack(False, ConnackCode.ACCEPTED))))
+
+    def _refuse(self, why: ConnackCode | UnacceptableConnect, now: float, effects: list[Effect]) -> None:
+        """CONNACK with the return code, close."""
+        code = ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL if isinstance(why, UnacceptableConnect) else why
+        five = isinstance(why, UnacceptableConnect) and why.level >= _MQTT_5
+        effects.append(Send(UNSUPPORTED_VERSION if five else codec.encode(Connack(False, code))))
+        effects.append(Close(CloseReason.CONNECT_REFUSED, code.name.lower()))
+
+    def _publish(self, packet: Publish, now: float, effects: list[Effect]) -> None:
+        """Publish, or drop and count where no room carries the topic."""
+        room = self._resolve(packet.topic)
+        if packet.qos:
+            problem = self._judge_publish(packet)
+            if problem is not None:
+                self._step(Event.PUBLISH_UNACCEPTABLE, problem, now, effects)
+                return
+            if packet.packet_id in self._inflight:
+                return  # the same message again, while its first copy waits for the cluster
+            if packet.qos == 2:
+                if packet.packet_id in self._unreleased:
+                    effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
+                    return
+                self._unreleased[packet.packet_id] = None
+            self._inflight[packet.packet_id] = now
+            if self._order is None:
+                self._order = deque()
+            self._order.append(packet.packet_id)
+            self._pause_or_resume(now, effects)
+        last = effects[-1] if effects else None
+        if isinstance(room, Refusal):
+            size = len(packet.topic) + len(packet.payload)
+            if type(last) is DropMessages and last.reason is room:
+                effects[-1] = DropMessages(room, last.number + 1, last.size + size)
+            else:
+                effects.append(DropMessages(room, 1, size))
+            if packet.qos:
+                self._acknowledge((packet.packet_id,), now, effects)
+        elif type(last) is PublishMessages:
+            last.messages.append((room, packet))
+        else:
+            effects.append(PublishMessages([(room, packet)]))
+
+    def _subscribe(self, packet: Subscribe, now: float, effects: list[Effect]) -> None:
+        """Join the rooms; SUBACK follows when the cluster confirms, or at once where nothing can be granted."""
+        asked = self._asked
+        if asked is None:
+            if packet.packet_id in self._pending or packet.packet_id in self._inflight:
+                text = "a packet identifier was used again before its answer [MQTT-2.3.1-2]"
+                self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
+                return
+            in_vain = packet.more and self._in_vain is not None and self._in_vain(len(packet.filters))
+            asked = _Asked([], {}, set(), in_vain)
+        if asked.in_vain:
+            asked.answers.extend([None] * len(packet.filters))
+            self._asked = asked if packet.more else None
+            if not packet.more:
+                effects.append(FiltersInVain(len(asked.answers)))
+                effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(asked.answers)))))
+            return
+        answers, joined, mail, _ = asked
+        for name, qos in packet.filters:
+            # The limit is checked first: it costs the least, and a client that sends endless filters has reached it.
+            if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):
+                self.fruitless_filters += 1
+                answers.append(None)
+                continue
+            if name not in self._subscriptions:
+                self._filter_bytes += len(name)
+            if room >= TOPIC_ROOM and not name.startswith(USER_PREFIX):
+                room = self._topics.room(name)
+            answers.append(name)
+            joined[name] = self._subscriptions[name] = room
+            if qos and not self._clean_session and name.startswith(USER_PREFIX):
+                mail.add(name)
+            else:
+                mail.discard(name)
+        self._asked = asked if packet.more else None
+        if packet.more:
+            return
+        if not joined:
+            effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(answers)))))
+            return
+        self._pending[packet.packet_id] = _PendingSubscribe(now, answers, list(joined))
+        self._pending_filters += len(answers)
+        effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), frozenset(mail)))
+        self._pause_or_resume(now, effects)
+
+    def _has_room_for(self, name: str) -> bool:
+        limits = self._limits
+        if name in self._subscriptions:
+            return True
+        return len(self._subscriptions) < limits.max_subscriptions and self._filter_bytes + len(name) <= limits.max_filter_bytes
+
+    def _forget(self, name: str) -> RoomID | UIN | None:
+        room = self._subscriptions.pop(name, None)
+        if room is not None:
+            self._filter_bytes -= len(name)
+        return room
+
+    def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
+        """SUBACK."""
+        packet_id, codes = confirmed
+        pending = self._pending.pop(packet_id, None)
+        if not self._pending:
+            self._pending = {}  # an emptied dict keeps its table, 170 bytes
+        if pending is None:
+            return
+        self._pending_filters -= len(pending.answers)
+        granted = dict(zip(pending.names, codes or [0] * len(pending.names), strict=True))
+        for name, code in granted.items():
+            if code == SUBACK_FAILURE:
+                self._forget(name)
+            self._takes_mail = self._takes_mail or code == 1
+        answer = tuple(SUBACK_FAILURE if name is None else granted[name] for name in pending.answers)
+        effects.append(Send(codec.encode(Suback(packet_id, answer))))
+        self._pause_or_resume(now, effects)
+
+    def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
+        """Leave the rooms, UNSUBACK."""
+        left = [(name, room) for name in dict.fromkeys(packet.filters) if (room := self._forget(name)) is not None]
+        self.fruitless_filters += len(packet.filters) - len(left)
+        if left:
+            effects.append(UnsubscribeFilters(left))
+        if not packet.more:
+            effects.append(Send(codec.encode(Unsuback(packet.packet_id))))
+
+    def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
+        """PUBACK, or PUBREC, of all messages before the first one that still waits."""
+        if self._accepted is None:
+            self._accepted = set()
+        accepted = self._accepted
+        accepted.update([packet_id for packet_id in packet_ids if packet_id in self._inflight])
+        done = []
+        while self._order and self._order[0] in accepted:
+            packet_id = self._order.popleft()
+            accepted.remove(packet_id)
+            del self._inflight[packet_id]
+            done.append(packet_id)
+        if done:
+            effects.append(Send(codec.encode_pubacks(done, self._unreleased)))
+            self._pause_or_resume(now, effects)
+
+    def _release(self, packet: Pubrel, now: float, effects: list[Effect]) -> None:
+        """PUBCOMP, also where nothing is known of the message: its PUBREC was on an earlier connection."""
+        if packet.packet_id in self._inflight:
+            self._step(Event.CLOSE, _Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC"), now, effects)
+            return
+        self._unreleased.pop(packet.packet_id, None)
+        effects.append(Send(codec.encode(Pubcomp(packet.packet_id))))
+
+    def _send_mail(self, what: tuple[str, Sequence[Mails], bool], now: float, effects: list[Effect]) -> None:
+        """PUBLISH of QoS 1."""
+        topic, mails, anew = what
+        self._takes_mail = True
+        effects.append(SendMail(self._mail.send(topic, mails, now, anew=anew), anew))
+
+    def _mail_acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
+        """Report it; ignore what answers nothing, as of a client that acknowledges before it has subscribed again."""
+        if not self._takes_mail:
+            return
+        self._mail.acknowledge(packet.packet_id, now)
+        last = effects[-1] if effects else None
+        if type(last) is PacketsAcknowledged:
+            last.packet_ids.append(packet.packet_id)
+        else:
+            effects.append(PacketsAcknowledged([packet.packet_id]))
+
+    def _pause_or_resume(self, now: float, effects: list[Effect]) -> None:
+        held = bool(self._held_until) or self._stopped
+        if not self._paused and (held or self.waiting >= self._limits.max_inflight):
+            self._paused = True
+            effects.append(PauseReading())
+        elif self._paused and not held and self.waiting <= self._limits.max_inflight // 2:
+            self._paused = False
+            self._last_packet = now
+            if self._partial_since is not None:
+                self._partial_since = now
+            self._mail.wait_from(now)
+            effects.append(ResumeReading())
+
+    def _pong(self, _: Pingreq, now: float, effects: list[Effect]) -> None:
+        """PINGRESP."""
+        effects.append(_PINGRESP)
+
+    def _goodbye(self, _: Disconnect, now: float, effects: list[Effect]) -> None:
+        """Close."""
+        effects.append(Close(CloseReason.CLIENT_DISCONNECTED, "the client disconnected"))
+
+    def _second_connect(self, _: Connect, now: float, effects: list[Effect]) -> None:
+        """Close: a protocol violation [MQTT-3.1.0-2]."""
+        effects.append(Close(CloseReason.SECOND_CONNECT, "a second CONNECT"))
+
+    def _unexpected(self, packet: Packet, now: float, effects: list[Effect]) -> None:
+        """Close: the packet answers nothing that was sent, or comes before CONNECT."""
+        effects.append(Close(CloseReason.UNEXPECTED_PACKET, f"an unexpected {type(packet).__name__.upper()}"))
+
+    def _malformed(self, error: MalformedPacket, now: float, effects: list[Effect]) -> None:
+        """Close: a protocol violation [MQTT-4.8.0-1]."""
+        effects.append(Close(CloseReason.MALFORMED, error.reason.name.lower()))
+
+    def _close(self, problem: _Problem, now: float, effects: list[Effect]) -> None:
+        """Close."""
+        effects.append(Close(problem.reason, problem.text))
+
+    def _ignore(self, _: object, now: float, effects: list[Effect]) -> None:
+        """Nothing."""
+
+
+TABLE: Final[dict[tuple[State, Event], Transition]] = {
+    (State.CONNECTING, Event.CONNECT): Transition(State.CONNECTED, ServerSession._accept),
+    (State.CONNECTING, Event.CONNECT_REFUSED): Transition(State.DISCONNECTED, ServerSession._refuse),
+    (State.CONNECTING, Event.PUBLISH): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBLISH_UNACCEPTABLE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTING, Event.SUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.UNSUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PINGREQ): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBACK): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBREL): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
+    (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.PUBLISH_REFUSED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.MAIL): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTING, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTING, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.CONNECT): Transition(State.DISCONNECTED, ServerSession._second_connect),
+    (State.CONNECTED, Event.CONNECT_REFUSED): Transition(State.DISCONNECTED, ServerSession._second_connect),
+    (State.CONNECTED, Event.PUBLISH): Transition(State.CONNECTED, ServerSession._publish),
+    (State.CONNECTED, Event.PUBLISH_UNACCEPTABLE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.SUBSCRIBE): Transition(State.CONNECTED, ServerSession._subscribe),
+    (State.CONNECTED, Event.UNSUBSCRIBE): Transition(State.CONNECTED, ServerSession._unsubscribe),
+    (State.CONNECTED, Event.PINGREQ): Transition(State.CONNECTED, ServerSession._pong),
+    (State.CONNECTED, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._goodbye),
+    (State.CONNECTED, Event.PUBACK): Transition(State.CONNECTED, ServerSession._mail_acknowledged),
+    (State.CONNECTED, Event.PUBREL): Transition(State.CONNECTED, ServerSession._release),
+    (State.CONNECTED, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTED, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
+    (State.CONNECTED, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTED, ServerSession._confirm),
+    (State.CONNECTED, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTED, ServerSession._acknowledge),
+    (State.CONNECTED, Event.PUBLISH_REFUSED): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.MAIL): Transition(State.CONNECTED, ServerSession._send_mail),
+    (State.CONNECTED, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
+    **{(State.DISCONNECTED, event): Transition(State.DISCONNECTED, ServerSession._ignore) for event in Event},
+}
+"""Next state and action for each state and event."""

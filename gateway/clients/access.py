@@ -1,0 +1,105 @@
+"""Access checks of a gateway for one client: its login, its subscriptions, its messages.
+
+Without a guard nothing is checked, and every client may do everything.
+
+Source: docs/security.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_user
+from cluster.mqtt.packets import ConnackCode, Connect, Publish
+from cluster.trust.identity import Credentials, Identity
+from pixiu.errors import NotAllowed, NotAuthenticated, PixiuError
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
+
+
+def credentials_of(connect: Connect, address: str, certificate: bytes) -> Credentials:
+    """Credentials of an MQTT client: a token, the password of its user name, or a certificate that TLS has verified."""
+    secret = (connect.password or b"").decode(errors="replace")
+    return Credentials(connect.user_name or "", secret, connect.client_id, address, certificate)
+
+
+def open_user(guard: Guard, identity: Identity, address: str, client: str, end: Callable[[str], None]) -> Session:
+    """Open the session of a user who receives. Raises `NotAllowed` for a service, and what `Guard.open` raises."""
+    with guard.refusing(address, client):
+        if not identity.uin:
+            raise NotAllowed("this login has no UIN: services publish at proxies, only users connect to gateways")
+    return guard.open(identity, address, client, end)
+
+
+def code_of(error: PixiuError) -> ConnackCode:
+    """CONNACK code for a refused login."""
+    if isinstance(error, NotAllowed):
+        return ConnackCode.NOT_AUTHORISED
+    return ConnackCode.BAD_USER_NAME_OR_PASSWORD if isinstance(error, NotAuthenticated) else ConnackCode.SERVER_UNAVAILABLE
+
+
+def target_of(key: int, topic: str) -> Target:
+    """Target of a topic, as access rules name it. `key`: the room or user that the topic stands for."""
+    if topic.startswith(ROOM_PREFIX):
+        return key
+    return of_user(key) if topic.startswith(USER_PREFIX) else topic
+
+
+def may_subscribe(access: Session | None, key: int, topic: str) -> bool:
+    """True if a client may subscribe to a room, a topic, or the messages to a user."""
+    return access is None or access.allows(SUBSCRIBE, target_of(key, topic))
+
+
+def may_read_mail(access: Session | None, uin: int) -> bool:
+    """True if a client may read a user's mail."""
+    return access is None or access.allows(INBOX, of_user(uin))
+
+
+def may_publish(access: Session, key: int, message: Publish) -> bool:
+    """True if an MQTT client may publish a message."""
+    return access.allows(PUBLISH, target_of(key, message.topic))
+
+
+def foresee_subscribe(access: Session, uin: int, filters: Iterable[tuple[str, int]]) -> bool:
+    """True if a callback must be asked before an MQTT client may subscribe to these: (topic, room or user)."""
+    for topic, key in filters:
+        access.foresee(SUBSCRIBE, target_of(key, topic))
+        if topic.startswith(USER_PREFIX) and key == uin:
+            access.foresee(INBOX, of_user(uin))
+    return access.must_ask
+
+
+def foresee_publish(access: Session, messages: Iterable[tuple[int, Publish]]) -> bool:
+    """True if a callback must be asked before an MQTT client may publish these."""
+    for key, message in messages:
+        access.foresee(PUBLISH, target_of(key, message.topic))
+    return access.must_ask
+
+
+def foresee_stream(access: Session, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> bool:
+    """True if a callback must be asked before a gRPC subscriber may have these."""
+    for action, target in _of_stream(uin, channels, chat=chat, mail=mail):
+        access.foresee(action, target)
+    return access.must_ask
+
+
+def pay(access: Session, messages: Sequence[tuple[int, Publish]]) -> float:
+    """Charge published messages to the login. Returns the seconds for which to stop reading from the client."""
+    return min(access.spend(len(messages), sum(len(message.payload) for _, message in messages)), MAX_HOLD_S)
+
+
+def check_stream(access: Session | None, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> None:
+    """Check a gRPC subscription. Raises `NotAllowed` if any of it is forbidden. `channels`: rooms, and topics in them."""
+    if access is not None:
+        for action, target in _of_stream(uin, channels, chat=chat, mail=mail):
+            access.require(action, target)
+
+
+def _of_stream(uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> Iterator[tuple[str, Target]]:
+    """Actions and targets that a gRPC subscriber asks for."""
+    for room, topic in channels:
+        yield SUBSCRIBE, room if topic is None else topic.decode()
+    if chat:
+        yield SUBSCRIBE, of_user(uin)
+    if mail:
+        yield INBOX, of_user(uin)

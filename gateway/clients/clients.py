@@ -1,0 +1,470 @@
+"""The clients of a gateway, whatever their protocol: what both protocols see of the gateway, and how effects reach a client.
+
+arrived ──▶ pending ── admit ──▶ opened ── `step`: Opened, Join, Publish, … ──▶ core
+               │ evicted           │ ◀── Deliver, WriteMail, Answer, Disconnect ──┘
+               └── closed ◀────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from cluster.access.guard import Guard
+from cluster.core.pacing import pacer_of
+from cluster.core.role import totals
+from cluster.core.turn import Newcomers, PacedLine, Turn
+from cluster.mqtt.events import CloseReason
+from cluster.mqtt.server import SessionLimits
+from cluster.trust.identity import Credentials, Identity
+from gateway import events as ev
+from gateway.clients.admission import Admission
+from gateway.clients.join_share import JoinRate, JoinShare
+from gateway.clients.memory_budget import SMALL_BYTES, MemoryBudget
+from gateway.clients.paced_fanout import PacedFanout
+from gateway.clients.publishing import Confirmable
+from gateway.clients.rates import PublishRates, Rates
+from gateway.clients.slow_consumers import SlowConsumers
+from gateway.mail.run import MailRun
+from gateway.options import Options
+from pixiu.errors import Draining, Overloaded
+from pixiu.ids import EndpointID, SnowflakeID
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
+from pixiu.wire.v1 import control_pb2
+
+REMEMBERED_S: Final = 60.0
+"""Time for which the IDs of a departed client's messages are kept, seconds, in case it sends these again with DUP. Longer than
+gateways drop repeats; after that an old ID is worth no more than a new one."""
+MAX_REMEMBERED_CLIENTS: Final = 10_000
+"""Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
+MOVES_WITHIN_S: Final = 10.0
+"""Time that a client asked to move may take, seconds: the SDK waits for up to 1 s, joins elsewhere, and reads on for 1 s."""
+NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
+RETRY_SPREAD_S: Final = 1.0
+"""Clients that are refused are asked to retry after half to one and a half times this, at least."""
+
+
+class TicketSource(Protocol):
+    """Gets login tickets; see `gateway.tickets.client.TicketClient`."""
+
+    async def admit(self, credentials: Credentials, identity: Identity) -> Identity:
+        """Get a ticket for a login; returns its identity, which ends before the ticket does. Raises `PixiuError`."""
+
+
+class Connection(Protocol):
+    """A client's connection, as effects see it."""
+
+    id: int
+    packets: bool
+    """True if it gets PUBLISH packets of MQTT; otherwise it gets records."""
+
+    def deliver(self, data: bytes, count: int) -> None:
+        """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
+
+    def flush(self) -> None:
+        """Write what was delivered in this turn."""
+
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
+        """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
+
+    def answer(self, answer: ev.Answer) -> None:
+        """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
+
+    def passed(self, size: int) -> None:
+        """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
+
+    def announce(self) -> bool:
+        """Notify the client that the gateway is going away. Returns False if its protocol has no message for that."""
+
+    def close(self, reason: str) -> None:
+        """End the connection to the client."""
+
+    def replaced(self, moved: bool) -> None:
+        """End the connection and, if the protocol can, notify the client that a newer login took its place: of the same device
+        (`moved`) or of another one."""
+
+
+class Pending(Protocol):
+    """A connection that may not be identified yet."""
+
+    id: int
+
+    def evict(self) -> None:
+        """End it: too many connections are not identified."""
+
+
+class Named(Protocol):
+    """A connection with a client ID, of which there is one at a time."""
+
+    def end(self, reason: CloseReason, text: str) -> None:
+        """End the connection to the client."""
+
+
+class Holder(Named, Protocol):
+    """A connection that may hold memory."""
+
+    id: int
+
+
+class Publishers(Protocol):
+    """Sends messages of QoS 1; see `gateway.clients.publishing.ConfirmedPublishers`."""
+
+    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
+
+    def forget(self, when_room: Callable[[], None]) -> None:
+        """Forget a client that waits for capacity."""
+
+
+@dataclass(slots=True)
+class ClientCounters:
+    """Counts of what clients lost, were refused, or could not do."""
+
+    slow_consumer_dropped: int = 0
+    """Messages dropped for slow clients."""
+    unroutable: int = 0
+    """Published messages that could not be passed on."""
+    subscriptions_unconfirmed: int = 0
+    """Subscriptions answered although no router or relay had confirmed them in time."""
+    subscriptions_refused: int = 0
+    """Subscriptions for which a router or relay had no capacity."""
+    denied: int = 0
+    """Published messages of QoS 0 that their clients may not publish."""
+    tls_failures: int = 0
+    """Connections that ended in their TLS handshake."""
+    chat_offline: int = 0
+    """Messages of QoS 1 to users who are not connected."""
+
+
+def _rates(options: Options) -> Rates:
+    return Rates(
+        client_messages_per_s=options.client_messages_per_s,
+        client_bytes_per_s=options.client_bytes_per_s,
+        room_messages_per_s=options.room_messages_per_s,
+        room_bytes_per_s=options.room_bytes_per_s,
+        burst_s=options.limit_burst_s,
+    )
+
+
+class Clients:
+    """All clients of the gateway, whatever their protocol.
+
+    Args:
+        now: monotonic seconds.
+        step: gives an event to the gateway's core, and performs the effects.
+        next_snowflake: a new message's ID. Raises `LeaseExpired`.
+        publishers: send messages of QoS 1.
+        roles: those of the cluster's layout.
+        through_relays: room messages come through relays, which are informed of every connection.
+        guard: authenticates clients; None: nobody has to log in.
+        tickets: gets login tickets; None: none are needed.
+        turn: of the process; None: one of its own.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        now: Callable[[], float],
+        step: Callable[[ev.Event], None],
+        next_snowflake: Callable[[], SnowflakeID],
+        publishers: Publishers,
+        roles: Callable[[], Collection[str]],
+        endpoint: EndpointID,
+        max_record_bytes: int,
+        vrooms: VRooms,
+        through_relays: bool,
+        topics: TopicRooms = BY_FIRST_LEVEL,
+        guard: Guard | None = None,
+        tickets: TicketSource | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        self.options, self.guard, self.tickets = options, guard, tickets
+        self.now, self.step = now, step
+        self.next_snowflake, self.publishers = next_snowflake, publishers
+        self.endpoint, self.max_record_bytes, self.vrooms, self.topics = endpoint, max_record_bytes, vrooms, topics
+        self.limits = SessionLimits(
+            max_subscriptions=options.max_subscriptions, puback_timeout_s=options.puback_timeout_s
+        )  # fmt: skip
+        self.slow_consumers = SlowConsumers(now)
+        self.rates = PublishRates(_rates(options))
+        self.counters = ClientCounters()
+        self.closed_by_reason: Counter[str] = Counter()
+        """Reason → connections that ended for it."""
+        self._roles, self._through_relays = roles, through_relays
+        self._admission = Admission(
+            rate_per_s=options.connect_rate_per_s,
+            burst=options.connect_burst,
+            max_pending=options.max_pending_connections,
+            max_connections=options.max_connections,
+            now=now(),
+            address_percent=options.address_connections_percent,
+        )
+        self.pacer = pacer_of(asyncio.get_running_loop())
+        self.join_share = JoinShare(options.joins_per_s, options.max_all_subscriptions, now())
+        self.turn = turn if turn is not None else Turn(now, asyncio.get_running_loop().call_soon)
+        self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
+        self.newcomers = Newcomers(now)
+        self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
+        self._holders: dict[int, Holder] = {}
+        self._flush: asyncio.Handle | None = None
+        self._paced = PacedFanout(self._write, asyncio.get_running_loop().call_later, self._dropped)
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._connections: dict[int, Connection] = {}
+        self._written: dict[int, Connection] = {}
+        """Connections with deliveries that leave at `flush`."""
+        self._by_client: dict[str, Named] = {}
+        self._remembered: OrderedDict[str, tuple[float, dict[int, SnowflakeID]]] = OrderedDict()
+        self._draining = False
+
+    def set_options(self, options: Options) -> None:
+        """Use the rates and connection limits of new options."""
+        before, self.options = self.options, options
+        self.rates.set_rates(_rates(options))
+        if options.joins_per_s != before.joins_per_s:
+            self.join_share.set_rate(options.joins_per_s, self.now())
+        self.join_share.max_subscriptions = options.max_all_subscriptions
+        self._admission.set_limits(
+            rate_per_s=options.connect_rate_per_s,
+            burst=options.connect_burst,
+            max_connections=options.max_connections,
+            now=self.now(),
+        )
+
+    def __len__(self) -> int:
+        """Number of identified connections."""
+        return len(self._connections)
+
+    # --- what the protocols call
+
+    @property
+    def serves_users(self) -> bool:
+        """True if the cluster has relays, so that messages to users can arrive."""
+        return "relay" in self._roles()
+
+    @property
+    def serves_mail(self) -> bool:
+        """True if the cluster keeps inboxes as well, so that mail can arrive."""
+        return self.serves_users and "pi" in self._roles()
+
+    def join_rate(self) -> JoinRate:
+        """Join and leave rate of a new connection."""
+        options = self.options
+        return JoinRate(
+            self.join_share, options.client_joins_per_s, options.client_joins_burst, options.client_joins_free, self.now()
+        )
+
+    def arrived(self, connection: Pending, address: str) -> int:
+        """Number a new, pending connection; an older one may be evicted. `address`: of its machine, empty if unknown."""
+        number = next(self._numbers)
+        self._pending[number] = connection
+        oldest = self._admission.arrived(number, address)
+        if oldest is not None:
+            self._pending.pop(oldest).evict()
+        return number
+
+    def admit(self, connection: Pending) -> None:
+        """Admit a client that identified itself. Raises `Overloaded` or `Draining`."""
+        if self._draining:
+            raise Draining("this gateway is draining; connect to another one")
+        wait_s = self._admission.connect(connection.id, self.now())
+        if wait_s:
+            # Clients that are refused together must not come back together.
+            retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
+            text = (
+                "too many clients connect or are connected, in all or from one address (gateway.connect_rate_per_s, "
+                "max_connections)"
+            )
+            raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
+        self._pending.pop(connection.id, None)
+
+    def opened(
+        self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
+    ) -> None:
+        """Register an identified client. `login`: it counts as a login of the user. `name`: of the device."""
+        if not login and not self._through_relays:
+            device = 0
+        self._connections[connection.id] = connection
+        wall_ms = time.time_ns() // 1_000_000
+        self.step(ev.Opened(connection.id, uin, connection.packets, device, device_class, wall_ms, login, name))
+
+    def closed(self, connection: Pending, reason: int) -> None:
+        """Remove a connection that ended. `reason`: of control.proto."""
+        self._admission.gone(connection.id)
+        self._pending.pop(connection.id, None)
+        if self._connections.pop(connection.id, None) is not None:
+            self.step(ev.Closed(connection.id, reason))
+
+    def take_over(self, client_id: str, connection: Named) -> dict[int, SnowflakeID]:
+        """Register the connection of a client ID and end an older one. Returns its unacknowledged messages: packet ID → ID."""
+        older = self._by_client.pop(client_id, None)
+        if older is not None:
+            older.end(CloseReason.TAKEN_OVER, "the same client connected again")
+        self._by_client[client_id] = connection
+        self._forget_old()
+        return self._remembered.pop(client_id, (0.0, {}))[1]
+
+    def _forget_old(self) -> None:
+        now = self.now()
+        while self._remembered and next(iter(self._remembered.values()))[0] <= now:
+            self._remembered.popitem(last=False)
+
+    def gone(self, client_id: str, connection: Named, unacknowledged: dict[int, SnowflakeID]) -> None:
+        """Remove the connection of a client ID, and keep the IDs of its unacknowledged messages for a while."""
+        if self._by_client.get(client_id) is connection:
+            del self._by_client[client_id]
+        if unacknowledged:
+            self._forget_old()
+            self._remembered.pop(client_id, None)  # the order is that of the times
+            self._remembered[client_id] = self.now() + REMEMBERED_S, dict(unacknowledged)
+            while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
+                self._remembered.popitem(last=False)
+
+    def hold_memory(self, connection: Holder, address: str, held: int) -> None:
+        """Note the untaken bytes of a connection. If the total is too high, the connections that hold the most are ended."""
+        if held < SMALL_BYTES and connection.id not in self._holders:
+            return
+        self._holders[connection.id] = connection
+        for number in self.memory.hold(connection.id, address, held):
+            self._holders.pop(number).end(CloseReason.MEMORY, NO_MEMORY)
+        if held < SMALL_BYTES:
+            self._holders.pop(connection.id, None)
+
+    def forget_memory(self, connection: Holder) -> None:
+        """Forget a connection that ended."""
+        self._holders.pop(connection.id, None)
+        self.memory.forget(connection.id)
+
+    def hurry(self) -> None:
+        """Keep a paced loop from resting now: a client waits for an answer, or got it and may go on."""
+        if self.pacer is not None:
+            self.pacer.hurry(self.now())
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Have `connection.flush` called when this turn of the event loop ends."""
+        self._written[connection.id] = connection
+        if self._flush is None:
+            self._flush = asyncio.get_running_loop().call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush = None
+        self.flush()
+
+    # --- effects of the core
+
+    def deliver(self, effect: ev.Deliver) -> None:
+        """Write messages to connections: at `flush`, or paced."""
+        if effect.paced:
+            self._paced.put(effect)
+            return
+        connections, written, data, count = self._connections, self._written, effect.data, effect.count
+        for number in effect.connections:
+            connection = connections.get(number)
+            if connection is not None:
+                connection.deliver(data, count)
+                written[number] = connection
+
+    def flush(self) -> None:
+        """Write what was delivered, once for each connection."""
+        if self._written:
+            written, self._written = self._written, {}
+            for connection in written.values():
+                connection.flush()
+
+    def write_mail(self, effect: ev.WriteMail) -> None:
+        """Write mail to a connection."""
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.deliver_mail(effect.runs, effect.anew)
+
+    def answer(self, effect: ev.Answer) -> None:
+        """Report the result of a subscription to its client."""
+        self.counters.subscriptions_unconfirmed += not effect.known
+        self.counters.subscriptions_refused += len(effect.refused) + effect.user_refused
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.answer(effect)
+
+    def passed(self, effect: ev.Passed) -> None:
+        """Report that published bytes of a client are no longer in flight."""
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.passed(effect.size)
+
+    def replace(self, effect: ev.Disconnect) -> None:
+        """End a connection that a newer login replaces."""
+        moved = effect.reason == control_pb2.REASON_MOVED
+        connection = self._connections.get(effect.connection)
+        # A client that leaves a draining gateway is connected twice for a moment.
+        if connection is not None and not (moved and self._draining):
+            connection.replaced(moved)
+
+    # --- the end
+
+    def drain(self, spread_s: float, last_s: float) -> None:
+        """Admit no more clients, and move the connected ones elsewhere, spread over `spread_s` seconds.
+
+        Clients that can be notified are notified in the first half, and leave when they have found another gateway; they are closed
+        after `MOVES_WITHIN_S`, and by `last_s` seconds from now. The others are closed in the second half.
+        """
+        self._draining = True
+        loop = asyncio.get_running_loop()
+        leaving = list(self._connections.values())
+        random.shuffle(leaving)
+
+        def tell(connection: Connection, after_s: float) -> None:
+            told_s = min(MOVES_WITHIN_S, last_s - after_s) if connection.announce() else 0.0
+            loop.call_later(max(told_s, spread_s / 2), connection.close, "the gateway is draining; connect to another one")
+
+        for number, connection in enumerate(leaving):
+            after_s = spread_s / 2 * number / len(leaving)
+            loop.call_later(after_s, tell, connection, after_s)
+
+    @property
+    def draining(self) -> bool:
+        """True after `drain` was called."""
+        return self._draining
+
+    def stop(self) -> None:
+        """Close the remaining connections."""
+        self.slow_consumers.close()
+        for connection in list(self._connections.values()):
+            connection.close("the gateway has stopped")
+
+    def samples(self) -> dict[str, object]:
+        """Samples for metrics."""
+        slow = self.slow_consumers
+        return {
+            **totals(self.counters),
+            "connections": len(self._connections),
+            "connections_pending": self._admission.pending,
+            "connections_evicted_total": self._admission.evicted,
+            "connections_refused_total": self._admission.refused,
+            "joins_over_share_total": self.join_share.refused,
+            "subscriptions": self.join_share.subscriptions,
+            "connections_waiting_for_a_turn": self.turn.waiting + self.paced.waiting,
+            "memory_held_bytes": self.memory.bytes,
+            "memory_evicted_total": self.memory.evicted,
+            "connections_behind{grade}": slow.counts(),
+            "connections_behind_total{grade}": {grade.value: count for grade, count in slow.entered.items()},
+            "connections_closed_total{reason}": dict(self.closed_by_reason),
+            "publish_over_rate_dropped_total": self.rates.dropped,
+            "publish_over_rate_held_total": self.rates.held,
+        }
+
+    def _write(self, number: int, data: bytes, count: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.deliver(data, count)
+            connection.flush()
+
+    def _dropped(self, messages: int) -> None:
+        self.counters.slow_consumer_dropped += messages

@@ -1,0 +1,33 @@
+"""Conversion of control messages between routers or relays and a gateway's core. Pure."""
+
+from __future__ import annotations
+
+from cluster.membership.map.anti_entropy import is_anti_entropy
+from gateway import events as ev
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import control_pb2
+
+
+def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None) -> ev.Event | None:
+    """Convert a control message to an event; None if it is not for a core.
+
+    relay: True if the peer is a relay; None: the gateway's view does not have the peer yet.
+    """
+    if control.HasField("gateway_confirm"):
+        confirm = control.gateway_confirm
+        newer = [(found.id, found.connect_time) for found in confirm.newer]
+        return ev.Confirmed(peer, list(confirm.ids), newer, list(confirm.refused), list(confirm.stale))
+    if control.HasField("device_replaced"):
+        gone = control.device_replaced
+        return ev.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason)
+    if is_anti_entropy(control):
+        return ev.HealingReceived(peer, control, relay)
+    if control.HasField("fenced"):
+        return ev.FenceReceived(peer, control.fenced.floor)
+    return None
+
+
+def signals_delivered(effect: ev.SendDelivered) -> bytes:
+    """Control message of a `SendDelivered` effect."""
+    delivered = control_pb2.SignalsDelivered(ids=effect.signals)
+    return control_pb2.Control(signals_delivered=delivered).SerializeToString()

@@ -1,0 +1,789 @@
+"""The MQTT side of a gateway: one asyncio protocol around the session of `cluster.mqtt.server`.
+
+Source: docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.core.turn import SMALL_READ_BYTES
+from cluster.listeners.doors import host_of
+from cluster.mqtt import events as session_events
+from cluster.mqtt.events import CloseReason, Effect
+from cluster.mqtt.mail import Mails
+from cluster.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect
+from cluster.mqtt.server import ServerSession
+from cluster.trust.identity import Credentials, Identity
+from gateway import events as ev
+from gateway.clients.access import (
+    code_of,
+    credentials_of,
+    foresee_publish,
+    foresee_subscribe,
+    may_read_mail,
+    may_subscribe,
+    open_user,
+)
+from gateway.clients.backlog import Backlog, Grade
+from gateway.clients.clients import Clients
+from gateway.mail.queue import OVERRUN, MailQueue
+from gateway.mail.run import MailRun
+from gateway.mqtt.publishing import Publishing
+from pixiu.errors import PixiuError
+from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
+
+WRITE_BYTES = 64 << 10
+"""Bytes written at a time to a client that catches up. What it does not take at once waits in asyncio's buffer; while that is not
+empty, messages wait in our own bounded backlog."""
+MAX_ANSWER_BYTES = 256 << 10
+"""Bytes of answers that may wait for a client that does not read; beyond it the client is closed."""
+READ_BYTES = 64 << 10
+"""Bytes read from one client in a turn: asyncio would read 256 KiB without asking whether the turn has time for it."""
+LONG_BYTES = 4096
+SLOW_READ_BYTES_PER_S = 64 << 10
+"""Read rate for a client that publishes `LONG_BYTES` or more to topics that no room carries; and, while little packet memory is
+left, for a client with an unfinished packet of that size."""
+JOINS_A_STEP = 32
+"""Filters of a SUBSCRIBE that are joined at a time."""
+CONNECT_SPREAD_S = 1.0
+"""Connections without a CONNECT are closed late by a random time up to this, seconds: those that came together would otherwise be
+closed in one turn of the loop, while nobody is served, and come back together."""
+CLOSE_TIMEOUT_S = 5.0
+"""Time that a client being closed has to read what was written before, seconds."""
+REFUSAL_DELAY_S = 1.0
+"""A client that is refused because too many connect gets the refusal after half of this to all of it, seconds, at random: MQTT
+cannot give it a retry-after, and many try at once."""
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER of zero seconds."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """A SUBSCRIBE that is joined in several turns."""
+
+    left: int
+    refused: set[tuple[int, bytes | None]]
+    user_refused: bool = False
+
+
+class MQTTConnection(asyncio.Protocol):
+    """The connection of one MQTT client."""
+
+    __slots__ = (
+        "_address",
+        "_answer_bytes",
+        "_answers",
+        "_asking",
+        "_backlog",
+        "_behind",
+        "_clients",
+        "_codes",
+        "_in_line",
+        "_joins",
+        "_logging_in",
+        "_loop",
+        "_mail",
+        "_may_read",
+        "_new_until",
+        "_out",
+        "_out_count",
+        "_paused",
+        "_published",
+        "_publishing",
+        "_reads",
+        "_refusal",
+        "_refusing",
+        "_session",
+        "_steps",
+        "_takes_mail",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "_unread",
+        "_working",
+        "access",
+        "client_id",
+        "id",
+        "uin",
+    )
+
+    packets = True
+
+    def __init__(self, clients: Clients) -> None:
+        self.id = 0
+        self.uin = 0
+        self.client_id: str | None = None
+        """The name among the gateway's clients, once it is connected."""
+        self.access: Session | None = None
+        """Session of a client that has logged in; None: nobody has to."""
+        self._logging_in: asyncio.Task[None] | None = None
+        self._clients = clients
+        self._loop = asyncio.get_running_loop()
+        self._session: ServerSession | None = None
+        self._transport: asyncio.Transport | None = None
+        self._address = ""
+        self._out: list[bytes] = []
+        self._out_count = 0
+        self._answers: list[bytes] = []
+        """Answers, written before anything else: when the gateway has finished its present work, or at the end of its turn."""
+        self._answer_bytes = 0
+        """Bytes of answers written since the client last took everything."""
+        self._may_read, self._reads, self._working = True, True, False
+        """The session wants to read; the transport reads; packets of one read are still being processed."""
+        self._unread = b""
+        """Bytes read in a turn that had no time for them."""
+        self._new_until = 0.0
+        """Until when the connection counts as new."""
+        self._paused = False
+        self._refusing = False
+        self._refusal: list[Effect] = []
+        self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
+        self._mail = MailQueue()
+        self._takes_mail = False
+        self._asking: asyncio.Task[None] | None = None
+        """Set while callbacks are asked, or while the client waits to join; it is not read from, and its later effects wait."""
+        self._in_line = False
+        """True while it waits for its turn to join."""
+        self._behind: list[Effect] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._publishing = Publishing(self, clients)
+        self._published: list[int] | None = None
+        """Packet IDs to acknowledge at the end of the turn."""
+        self._joins = clients.join_rate()
+        self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
+        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code and its channel; as many as the session lets wait."""
+        self._steps: dict[int, _Steps] = {}
+        """Packet ID of a SUBSCRIBE that is joined in several turns → its state."""
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio when the client has connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.id = self._clients.arrived(self, host_of(transport))
+        self._new_until = self._clients.newcomers.arrived()
+        transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own; with TLS it is another one
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
+        if self._clients.pacer is not None:
+            self._clients.pacer.be_patient(sock)
+        self._address = _keep_alive(sock, self._clients.options.tcp_keep_alive_s)
+        # Unlike every other client's in the cluster: two clients with one ID would replace each other.
+        name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
+        clients = self._clients
+        self._session = ServerSession(
+            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._in_vain
+        )
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Process a client's bytes: some packets at once, the rest in later turns of the loop, before more is read."""
+        turn = self._clients.turn
+        small = self.client_id is not None and len(data) <= SMALL_READ_BYTES
+        if self._working or not (small or (turn.has_time and not self._is_in_a_crowd())):
+            self._unread += data
+            self._hold_memory()
+            self._work_later()
+            return
+        began = turn.now()
+        self._receive(data)
+        turn.spend(began)
+
+    def _receive(self, data: bytes) -> None:
+        session = self._session
+        if session is None:
+            return
+        before = session.fruitless_filters
+        effects = session.receive(data, self._clients.now())
+        fruitless = session.fruitless_filters - before
+        if self._refusing:
+            self._refuse_later(effects)
+        else:
+            self._perform(effects)
+        if fruitless:
+            self._pace(fruitless)
+        self._hold_memory()
+        unfinished = 0 if session.has_more else session.buffered_bytes
+        if unfinished >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
+            self.hold_reading(len(data) / SLOW_READ_BYTES_PER_S)
+        if self.is_open and session.has_more and self._may_read and self._asking is None:
+            self._work_later()
+
+    def _work_later(self) -> None:
+        """Continue in a later turn; nothing more is read meanwhile."""
+        if not self._working:
+            self._working = True
+            self._set_reading()
+            line = self._clients.paced if self._is_in_a_crowd() else self._clients.turn
+            line.later(self._work_on, first=self._session is not None and self._session.is_asking)
+
+    def _is_in_a_crowd(self) -> bool:
+        return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
+
+    def _work_on(self) -> None:
+        """Process the next packets that were read."""
+        self._working = False
+        if self._may_read and self._asking is None:
+            turn = self._clients.turn
+            began = turn.now()
+            data, self._unread = self._unread, b""
+            self._receive(data)
+            turn.spend(began)
+        self._set_reading()
+
+    def _hold_memory(self) -> None:
+        session = self._session
+        held = len(self._unread) + session.buffered_bytes + self._publishing.waiting_bytes if session is not None else 0
+        self._clients.hold_memory(self, self._address, held)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the connection."""
+        self._transport = None
+        self._clients.slow_consumers.discard(self)
+        self._refuse()
+        if self._session is not None:
+            self._perform(self._session.connection_lost(self._clients.now()))
+
+    def pause_writing(self) -> None:
+        """Let messages wait in the backlog, because the client did not take everything."""
+        self._paused = True
+        self._backlog.leaving(self._clients.slow_consumers.now())
+        self._clients.slow_consumers.add(self)
+
+    def resume_writing(self) -> None:
+        """Write what waits, because the client took what was written: at once or, if it lags, after a while."""
+        self._paused = False
+        self._answer_bytes = 0
+        now = self._clients.slow_consumers.now()
+        grade = self._backlog.grade(now)
+        self._clients.slow_consumers.waited(self._backlog.behind_s(now))
+        self._backlog.left()
+        if self._backlog and grade is not Grade.PROMPT:
+            self._clients.slow_consumers.catch_up_in_a_batch(self)
+        else:
+            self.catch_up()
+
+    # What the slow consumers' timers call.
+
+    def catch_up(self) -> None:
+        """Write what waits, as far as the client takes it."""
+        self._write_mail()
+        while self._backlog and not self._paused and self._transport is not None:
+            chunks, _ = self._backlog.take(WRITE_BYTES)
+            self._write(b"".join(chunks))
+            if not self._paused:
+                self._backlog.left()
+        if not self._backlog and not self._mail and not self._paused:
+            self._clients.slow_consumers.discard(self)
+
+    def check(self, now: float) -> Grade:
+        """Grade of the client's lag; ends the connection if it has lasted too long."""
+        if not self._backlog.patient(now):
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
+        return self._backlog.grade(now)
+
+    # What the gateway calls.
+
+    def deliver(self, data: bytes, count: int) -> None:
+        """Take `count` packets; they leave at `flush`."""
+        self._out.append(data)
+        self._out_count += count
+
+    def flush(self) -> None:
+        """Write the answers and deliveries of this turn."""
+        if self._published is not None:
+            packet_ids, self._published = self._published, None
+            if self._session is not None:
+                self._perform(self._session.publish_accepted(packet_ids, self._clients.now()))
+        self._write_answers()
+        out, count = self._out, self._out_count
+        self._out, self._out_count = [], 0
+        if not out or self._transport is None:
+            return
+        data = b"".join(out) if len(out) > 1 else out[0]
+        if not self._paused and not self._backlog:
+            self._write(data)
+            return
+        before = self._backlog.dropped
+        patient = self._backlog.put(data, count, self._clients.slow_consumers.now())
+        if self._backlog.dropped != before:
+            self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
+        if not patient:
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
+
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
+        """Write mail, as the client takes it."""
+        if self._session is not None:
+            mails = [Mails(run.lane, run.first, run.bodies, run.redelivered) for run in runs]
+            self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
+
+    def answer(self, answer: ev.Answer) -> None:
+        """Report the result of a subscription, including what of it was refused."""
+        packet_id = answer.request & 0xFFFF
+        steps = self._steps.get(packet_id)
+        if steps is not None:
+            steps.left -= 1
+            steps.refused |= answer.refused
+            steps.user_refused = steps.user_refused or answer.user_refused
+            if steps.left:
+                return
+            del self._steps[packet_id]
+            answer = ev.Answer(self.id, packet_id, answer.known, frozenset(steps.refused), steps.user_refused)
+        found = self._codes.pop(packet_id, None)
+        if not self._codes:
+            self._codes = {}  # an emptied one keeps its table, 170 bytes
+        if self._session is None or found is None:
+            return
+        codes = []
+        for code, channel in found.values():
+            refused = answer.user_refused if channel is None else channel in answer.refused
+            codes.append(SUBACK_FAILURE if refused else code)
+        if answer.user_refused:
+            self._takes_mail = False
+        self._perform(self._session.subscription_confirmed(answer.request, self._clients.now(), codes), soon=True)
+
+    def passed(self, size: int) -> None:
+        """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
+        self._publishing.passed(size)
+
+    def announce(self) -> bool:
+        """Return False: MQTT 3.1.1 has no message for it."""
+        return False
+
+    def close(self, reason: str) -> None:
+        """End the connection because the gateway drains or stops."""
+        self.end(CloseReason.DRAINING, reason)
+
+    def replaced(self, moved: bool) -> None:
+        """End the connection because a newer login took its place. MQTT 3.1.1 has no message for it."""
+        if moved:
+            self.end(CloseReason.TAKEN_OVER, "the same client connected to another gateway")
+        else:
+            self.end(CloseReason.REPLACED, "another device of the user connected, and the login policy allows one")
+
+    def evict(self) -> None:
+        """End the connection: too many are not identified, and this is the oldest."""
+        self._refuse()
+        self.end(CloseReason.EVICTED, "no CONNECT yet, and others needed the place")
+
+    def end(self, reason: CloseReason, text: str) -> None:
+        """End the connection to the client."""
+        if self._session is not None:
+            self._perform(self._session.close(reason, text, self._clients.now()))
+
+    @property
+    def is_open(self) -> bool:
+        """True while the session continues."""
+        return self._session is not None
+
+    def hold_reading(self, seconds: float) -> None:
+        """Stop reading from the client for a time."""
+        if self._session is not None and seconds:
+            now = self._clients.now()
+            self._perform(self._session.hold_reading(now + seconds, now))
+
+    def published(self, packet_id: int) -> None:
+        """Acknowledge a message of QoS 1, together with all others of this turn."""
+        if self._published is None:
+            self._published = []
+            self._clients.flush_soon(self)
+        self._published.append(packet_id)
+
+    def stop_reading(self, wanted: bool) -> None:
+        """Stop reading from the client, or read again."""
+        if self._session is not None:
+            self._perform(self._session.stop_reading(wanted, self._clients.now()))
+
+    # Inside.
+
+    def _admit(self, connect: Connect) -> ConnackCode | None:
+        try:
+            self._clients.admit(self)
+        except PixiuError:
+            self._refusing = True
+            return ConnackCode.SERVER_UNAVAILABLE
+        return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
+
+    def _log_in(self, guard: Guard, connect: Connect) -> ConnackCode | None:
+        """Ask the guard. Returns None if it answers later."""
+        assert self._transport is not None
+        address = host_of(self._transport)
+        encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
+        credentials = credentials_of(connect, address, shown or b"")
+        try:
+            identity = guard.check_now(credentials)
+            if identity is None or self._clients.tickets is not None:
+                task = self._loop.create_task(self._log_in_later(guard, credentials, identity))
+                self._logging_in = task
+                return None
+            self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
+        except PixiuError as error:
+            return code_of(error)
+        return ConnackCode.ACCEPTED
+
+    async def _log_in_later(self, guard: Guard, credentials: Credentials, identity: Identity | None) -> None:
+        code = ConnackCode.ACCEPTED
+        try:
+            if identity is None:
+                identity = await guard.check(credentials)
+            if self._clients.tickets is not None:
+                identity = await self._clients.tickets.admit(credentials, identity)
+            if self._session is None:
+                return  # gone meanwhile
+            self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
+        except PixiuError as error:
+            code = code_of(error)
+        if self._session is not None:
+            self._perform(self._session.admitted(code, self._clients.now()))
+
+    def _login_over(self, text: str) -> None:
+        self.end(CloseReason.LOGIN_OVER, text)
+
+    def _rules_changed(self) -> None:
+        """End the connection if the client lost a right that it uses: MQTT 3.1.1 cannot revoke a subscription."""
+        if self._session is None:
+            return
+        subscribes = all(may_subscribe(self.access, number, name) for name, number in self._session.subscriptions.items())
+        if not subscribes or (self._takes_mail and not may_read_mail(self.access, self.uin)):
+            self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
+
+    def _refuse_later(self, effects: list[Effect]) -> None:
+        """Delay a refusal. Until it is sent the connection counts as not connected."""
+        if effects:
+            self._refusal = effects
+            self._may_read = False
+            self._set_reading()
+            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._refuse)
+
+    def _refuse(self) -> None:
+        effects, self._refusal = self._refusal, []
+        self._perform(effects)
+
+    def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
+        """Carry out effects. `soon`: answers leave at the turn's end, with others. `asked`: callbacks were asked for the first."""
+        for effect in effects:
+            if asked:
+                asked = False
+                self._carry_out(effect)
+            elif self._asks():
+                self._wait_or_close(effect)
+            elif type(effect) is session_events.SubscribeFilters:
+                self._join_in_turn(effect)
+            elif self.access is not None and self.access.asks and self._asks_about(self.access, effect):
+                self._ask_first(effect, 0.0)
+            else:
+                self._carry_out(effect)
+        if effects:
+            self._arm()
+        if self._answers:
+            if soon and self._session is not None:
+                self._clients.flush_soon(self)
+            else:
+                self._write_answers()
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, session_events.PublishMessages):
+            self._publishing.publish(effect.messages)
+        elif isinstance(effect, session_events.Send):
+            self._answers.append(effect.data)
+        elif isinstance(effect, session_events.SubscribeFilters):
+            self._subscribe(effect)
+            self._pace(len(effect.filters), joined=True)
+        elif isinstance(effect, session_events.FiltersInVain):
+            self._joins.refuse(effect.number)
+            self.hold_reading(self._joins.refusal_hold_s(random.random()))
+        elif isinstance(effect, session_events.UnsubscribeFilters):
+            channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
+            self._leave(channels, len(channels) < len(effect.filters))
+            self._pace(len(effect.filters))
+        elif isinstance(effect, session_events.SendMail):
+            self._send_mail(effect)
+        elif isinstance(effect, session_events.PacketsAcknowledged):
+            self._clients.step(ev.PacketsAcknowledged(self.id, effect.packet_ids))
+        elif isinstance(effect, session_events.Connected):
+            self._connected(effect)
+        elif isinstance(effect, session_events.DropMessages):
+            self._clients.counters.unroutable += effect.number
+            if effect.size >= LONG_BYTES:
+                self.hold_reading(min(effect.size / SLOW_READ_BYTES_PER_S, MAX_HOLD_S))
+        elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
+            self._may_read = isinstance(effect, session_events.ResumeReading)
+            self._set_reading()
+            if self._may_read and (self._unread or (self._session is not None and self._session.has_more)):
+                self._work_later()
+        elif isinstance(effect, session_events.Close):
+            self._closed(effect)
+
+    def _asks_about(self, access: Session, effect: Effect) -> bool:
+        return isinstance(effect, session_events.PublishMessages) and foresee_publish(access, effect.messages)
+
+    def _join_in_turn(self, effect: session_events.SubscribeFilters) -> None:
+        """Subscribe once callbacks were asked and it is the client's turn among those that join much."""
+        wait_s = self._joins.wait_s(len(effect.filters), self._clients.now())
+        if wait_s is None:
+            self._refuse_filters(effect)
+        elif wait_s or (self.access is not None and self.access.asks and foresee_subscribe(self.access, self.uin, effect.filters)):
+            self._ask_first(effect, wait_s)
+        else:
+            self._carry_out(effect)
+
+    def _ask_first(self, effect: Effect, wait_s: float) -> None:
+        """Carry out an effect later: after a time, and after callbacks were asked; the client's next effects wait."""
+        self._behind.append(effect)
+        self._asking = self._loop.create_task(self._ask(wait_s))
+        if wait_s:
+            self._in_line = True
+            self.hold_reading(wait_s)
+        self._set_reading()
+
+    async def _ask(self, wait_s: float) -> None:
+        if wait_s:
+            await asyncio.sleep(wait_s)
+            self._in_line = False
+        if self.access is not None and self.access.asks:
+            await self.access.ask()
+        self._asking = None
+        behind, self._behind = self._behind, []
+        self._perform(behind, asked=True)
+        self._set_reading()
+        if self.is_open and not self._asks() and not self._working:
+            self._work_on()
+
+    def _wait_or_close(self, effect: Effect) -> None:
+        """Queue an effect that comes while `_ask` is running. A client that leaves loses its place in the queue."""
+        if not isinstance(effect, _IN_TURN):
+            self._carry_out(effect)
+            return
+        self._behind.append(effect)
+        if self._in_line and isinstance(effect, session_events.Close):
+            assert self._asking is not None
+            self._asking.cancel()
+            self._asking, self._in_line = None, False
+            behind, self._behind = self._behind, []
+            for item in behind:
+                if not isinstance(item, session_events.SubscribeFilters):
+                    self._carry_out(item)
+
+    def _in_vain(self, filters: int) -> bool:
+        return self._joins.is_vain(filters, self._clients.now())
+
+    def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
+        """Refuse these filters because too many wait already; the client may retry later."""
+        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
+        self.hold_reading(self._joins.refusal_hold_s(random.random()))
+        self.answer(ev.Answer(self.id, effect.packet_id, True))
+
+    def _asks(self) -> bool:
+        """Return the state by a call, because performing changes it: mypyc assumes that a tested attribute keeps its value."""
+        return self._asking is not None
+
+    def _write_answers(self) -> None:
+        if not self._answers:
+            return
+        data = b"".join(self._answers)
+        self._answers.clear()
+        if self._paused:
+            self._answer_bytes += len(data)
+        self._write(data)
+        if self._answer_bytes > MAX_ANSWER_BYTES:
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
+
+    def _write(self, data: bytes) -> None:
+        # asyncio would log every write to a peer that is gone.
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _connected(self, effect: session_events.Connected) -> None:
+        self.client_id = effect.client_id
+        if self.access is None:
+            self.uin = uin_of_name(effect.user_name or effect.client_id)
+        else:
+            self.uin = self.access.identity.uin
+            self.access.rules_changed = self._rules_changed
+            # Two users may have clients of the same name, and neither must end the other's.
+            self.client_id = f"{self.uin} {effect.client_id}"
+        self._publishing.earlier = self._clients.take_over(self.client_id, self)
+        device_class, named, _ = effect.client_id.partition(":")
+        class_number = device_class_of_name(device_class) if named else 0
+        self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
+
+    def _subscribe(self, effect: session_events.SubscribeFilters) -> None:
+        """Join filters; if one turn has no time for all, some now and the others in the paced queue."""
+        self._codes[effect.packet_id] = {}
+        steps = (len(effect.filters) - 1) // JOINS_A_STEP + 1
+        if steps > 1:
+            self._steps[effect.packet_id] = _Steps(steps, set())
+        self._join_step(effect, 0)
+
+    def _join_step(self, effect: session_events.SubscribeFilters, step: int) -> None:
+        """Join rooms and topics as they are; of users only the client's own, and only if messages to users can arrive."""
+        if self._session is None:
+            return
+        there, codes, first = self._session.subscriptions, self._codes[effect.packet_id], step * JOINS_A_STEP
+        if first + JOINS_A_STEP < len(effect.filters):
+            self._clients.paced.later(partial(self._join_step, effect, step + 1))
+        channels: list[tuple[int, bytes | None]] = []
+        chat = mail = False
+        for name, number in effect.filters[first : first + JOINS_A_STEP]:
+            if not may_subscribe(self.access, number, name):
+                codes[name] = (SUBACK_FAILURE, None)
+            elif not name.startswith(USER_PREFIX):
+                channel = _channel(name, number)
+                codes[name] = (0, channel)
+                if name in there:  # a channel that the client has left since is not joined, but still answered
+                    channels.append(channel)
+            elif number == self.uin and self._clients.serves_users:
+                chat = True
+                mail = name in effect.mail and self._clients.serves_mail and may_read_mail(self.access, self.uin)
+                codes[name] = (int(mail), None)
+            else:
+                codes[name] = (SUBACK_FAILURE, None)
+        if chat and self._takes_mail and not mail:
+            self._clients.step(ev.Leave(self.id, [], False, True))
+        self._takes_mail = mail if chat else self._takes_mail
+        request = effect.packet_id | step << 16
+        if channels or chat:
+            self._clients.step(ev.Join(self.id, request, channels, chat, mail))
+        else:
+            self.answer(ev.Answer(self.id, request, True))
+
+    def _pace(self, changes: int, *, joined: bool = False) -> None:
+        """Charge joins, leaves or vain requests, and read on when the rate allows it."""
+        if self._session is not None:
+            self._joins.has_now(len(self._session.subscriptions))
+            self.hold_reading(self._joins.hold_s(changes, self._clients.now(), joined=joined))
+
+    def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
+        mail, self._takes_mail = user and self._takes_mail, self._takes_mail and not user
+        self._clients.step(ev.Leave(self.id, channels, user, mail))
+
+    def _send_mail(self, effect: session_events.SendMail) -> None:
+        if self._mail.put([(packet, 1) for packet in effect.packets], anew=effect.anew):
+            self._write_mail()
+        else:
+            self.end(CloseReason.MAIL_OVERRUN, OVERRUN)
+
+    def _write_mail(self) -> None:
+        self._write_answers()
+        while self._mail and not self._paused and self._transport is not None:
+            self._write(self._mail.take(WRITE_BYTES)[0])
+
+    def _closed(self, effect: session_events.Close) -> None:
+        self._clients.closed_by_reason[effect.reason.value] += 1
+        self._session = None
+        self._joins.has_now(0)
+        self._write_answers()
+        self._clients.forget_memory(self)
+        self._publishing.closed()
+        self._clients.slow_consumers.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._logging_in is not None:
+            self._logging_in.cancel()
+        if self.access is not None:
+            self.access.close()
+        if self.client_id is not None:
+            self._clients.gone(self.client_id, self, self._publishing.unacknowledged)
+        self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
+        if self._transport is not None:
+            if effect.reason is CloseReason.SLOW_CONSUMER:
+                self._reset()
+                return
+            self._transport.close()
+            if self._transport.get_write_buffer_size():
+                self._loop.call_later(CLOSE_TIMEOUT_S, self._reset)
+
+    def _reset(self) -> None:
+        """Drop the connection with everything untaken: a client that does not read would keep it in our memory and, after an
+        ordinary close, for minutes in the kernel's."""
+        if self._transport is not None:
+            sock: socket.socket = self._transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            self._transport.abort()
+
+    def _set_reading(self) -> None:
+        wanted = self._may_read and not self._working and self._asking is None
+        if self._transport is not None and not self._transport.is_closing() and wanted is not self._reads:
+            self._reads = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _arm(self) -> None:
+        """Keep one timer per connection: it is set again only to ring earlier; otherwise it checks again when it rings."""
+        if self._session is None:
+            return
+        deadline = self._session.next_deadline()
+        if deadline is None or (self._timer is not None and deadline >= self._timer_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        wait_s = max(deadline - self._clients.now(), 0.01)
+        if self.client_id is None:
+            wait_s += random.uniform(0.0, CONNECT_SPREAD_S)
+        self._timer = self._loop.call_later(wait_s, self._timeout)
+
+    def _timeout(self) -> None:
+        self._timer = None
+        if self._session is not None:
+            if self.access is not None:
+                self.hold_reading(min(self.access.owed(), MAX_HOLD_S))  # the time is over, and there may be debt left
+            self._perform(self._session.timeout(self._clients.now()))
+            self._arm()
+
+
+def _keep_alive(sock: socket.socket, seconds: int) -> str:
+    """Let the kernel detect a peer that vanished. Returns the peer's address, empty if it has gone already."""
+    if seconds:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", max(seconds // 3, 1)), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * seconds)
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return ""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+_IN_TURN = (
+    session_events.PublishMessages,
+    session_events.SubscribeFilters,
+    session_events.UnsubscribeFilters,
+    session_events.Close,
+)
+"""Effects that must not overtake those waiting for a callback: a client that publishes and leaves has published."""
+SLOW = "the client does not read its messages fast enough"
+_LOGOUT_REASONS = {
+    CloseReason.KEEP_ALIVE: 2,
+    CloseReason.CONNECTION_LOST: 2,
+    CloseReason.SLOW_CONSUMER: 3,
+    CloseReason.DRAINING: 4,
+    CloseReason.TAKEN_OVER: 5,
+    CloseReason.REPLACED: 5,
+}
+"""Reason of a user's departure, as `Reason` of control.proto; 1 (left) otherwise."""
+
+
+def _channel(name: str, room: int) -> tuple[int, bytes | None]:
+    return room, None if name.startswith(ROOM_PREFIX) else name.encode()

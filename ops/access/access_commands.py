@@ -1,0 +1,133 @@
+"""`pixiu passwd`, `token`, `acl` and `kick`: who may log in, and what each may do.
+
+Source: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pixiu.errors import ConfigurationError, InvalidArgument
+from pixiu.ids import MAX_ID
+from registry.kicks import request_kick
+from registry.session import registry_of
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+
+KICK_S: Final = 2.0
+"""Seconds for which a request to end sessions stays in the registry."""
+
+User = Annotated[str, typer.Argument(help="The user's name.", metavar="USER")]
+Uin = Annotated[int, typer.Option(help="The user's UIN; 0: a service.", min=0, max=MAX_ID)]
+Groups = Annotated[list[str] | None, typer.Option("--group", help="A group of the user; may be repeated.", metavar="GROUP")]
+
+acl = typer.Typer(name="acl", help="Test what a login may do by the rules of an access file.", no_args_is_help=True)
+
+
+@guarded
+def passwd(
+    file: Annotated[Path, typer.Argument(help="The password file.", metavar="FILE")],
+    user: User,
+    uin: Uin = 0,
+    groups: Groups = None,
+) -> None:
+    """Set a user's password in a password file. It is asked for, or read from standard input where that is not a terminal."""
+    from cluster.access.passwords import line_of, put_user
+
+    if sys.stdin.isatty():
+        password = typer.prompt("password", hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.buffer.readline().decode("utf-8-sig").rstrip("\r\n")
+    known = put_user(file, user, line_of(user, password, uin, tuple(groups or ())))
+    console().print(f"{user} {'changed' if known else 'added'} in {file}", highlight=False, markup=False)
+
+
+@guarded
+def token(
+    key: Annotated[Path, typer.Argument(help="The private key; created, with keys.json, if it does not exist.", metavar="KEY")],
+    user: User,
+    uin: Uin = 0,
+    groups: Groups = None,
+    lasts_s: Annotated[float, typer.Option("--for", help="Seconds for which the token is valid.", min=1)] = 3600.0,
+    audience: Annotated[str, typer.Option(help="The audience, as in [jwt].")] = "pixiu",
+) -> None:
+    """Make a token for a user and print it, where nobody else issues tokens."""
+    from cluster.access.minting import key_of
+    from cluster.access.minting import token as make
+
+    print(make(key_of(key), user, uin, tuple(groups or ()), lasts_s=lasts_s, audience=audience))
+
+
+@acl.command("test")
+@guarded
+def try_rules(
+    user: User,
+    action: Annotated[str, typer.Argument(help="publish, subscribe, signal, mail, inbox, presence or impersonate.")],
+    target: Annotated[str, typer.Argument(help="room/NUMBER, user/UIN or a topic.", metavar="TARGET")],
+    file: Annotated[Path, typer.Option("--file", help="The access file.", metavar="FILE")],
+    uin: Uin = 0,
+    groups: Groups = None,
+    claims: Annotated[list[str] | None, typer.Option("--claim", help="A claim of the login, NAME=VALUE; may be repeated.")] = None,
+    client_id: Annotated[str, typer.Option(help="The client's ID.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show whether a login may do something, and which rule decides. Exit code 0: allowed, 1: denied."""
+    from cluster.access.rules import ACTIONS, IMPERSONATE, Permissions, RuleSet, of_topic_name
+    from cluster.access.settings import parse
+    from cluster.trust.identity import Identity
+
+    if action not in ACTIONS:
+        raise InvalidArgument(f"{action}: must be one of {', '.join(ACTIONS)}")
+    if any("=" not in claim for claim in claims or ()):
+        raise InvalidArgument("--claim: must be NAME=VALUE")
+    try:
+        settings = parse(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error}") from None
+    said = dict(claim.split("=", 1) for claim in claims or ())
+    identity = Identity(user, uin, frozenset(groups or ()), said)
+    permissions = Permissions(identity, RuleSet(settings.rules), client_id)
+    what = "*" if action == IMPERSONATE else of_topic_name(target)
+    allowed, rule = permissions.allows(action, what), permissions.rule_of(action, what)
+    names = {
+        0: "no rule matches: denied",
+        len(settings.rules) + 1: "the implicit last rule, for what is sent to oneself",
+    }
+    by, asked = names.get(rule, f"rule {rule}"), settings.rules[rule - 1].ask if 0 < rule <= len(settings.rules) else ""
+    if as_json:
+        print_json({"allowed": allowed, "rule": rule, "by": by, "asks": asked})
+    else:
+        outcome = f"the callback {asked} decides" if asked else "allowed" if allowed else "denied"
+        console().print(f"{outcome}: {by}", highlight=False, markup=False)
+    if not allowed:
+        raise typer.Exit(1)
+
+
+@guarded
+def kick(
+    user: Annotated[str, typer.Argument(help="The user's name or UIN.", metavar="[USER]")] = "",
+    target: Target = DEFAULT_TARGET,
+    by: Annotated[str, typer.Option(help="Everybody who logged in by jwt, password, certificate or callback.", metavar="HOW")] = "",
+    key: Annotated[
+        str, typer.Option(help="With --by jwt: only logins with this key (kid); with --by certificate: with this serial number.")
+    ] = "",
+    everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
+) -> None:
+    """End sessions: of a user, of everybody who logged in by one authenticator or one key, or of everybody. They may log in again,
+    unless a rule, the password file or the key set forbids it."""
+    from cluster.access.kicks import Kick
+
+    kick_ = Kick(user, by, key, everybody)
+    kick_.check()
+    asyncio.run(_kick(target, kick_.text()))
+    who = user or (f"all who came by {by}" + (f" ({key})" if key else "") if by else "everybody")
+    console().print(f"all gateways and proxies were notified to end the sessions of {who}", highlight=False, markup=False)
+
+
+async def _kick(target: str, request: str) -> None:
+    async with registry_of(target) as (zookeeper, root):
+        await request_kick(zookeeper, root, request, KICK_S)

@@ -1,0 +1,372 @@
+"""`pixiu repair`: check what every replica stores, repair it from its peers, and compare the replicas.
+
+Source: docs/replication.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final
+
+import grpc
+import grpc.aio
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
+from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, replication_pb2, xiu_pb2
+from pixiu.wire.v1.pi_pb2_grpc import PiStub
+from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
+from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
+from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
+from tools.cli.replicas import LEADING, ReplicaStatus
+from tools.cli.status import ProcessStatus, read_status
+
+CHECK_S: Final = 3600.0
+"""Time limit for one replica to read everything that it stores, seconds."""
+ROLES: Final = ("xiu", "pi")
+BACK_S: Final = 120.0
+"""Time limit for a replica of Pi to start again and take its state from another one, seconds."""
+BACK_POLL_S: Final = 1.0
+ANSWER_S: Final = 10.0
+"""Time limit for a registered replica to report its state, seconds."""
+ANSWER_POLL_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class Checked:
+    """Result for one replica: the damage in its own store, and its differences from others."""
+
+    role: str
+    partition: int
+    replica: int
+    member: str
+    checked: int = 0
+    """Records of a Xiu, or values of a Pi, that were read and are intact."""
+    damaged: int = 0
+    """Places that could not be read."""
+    repaired: int = 0
+    """Rows taken from another replica; for a Pi 1: its state as a whole."""
+    left: int = 0
+    """Places that still cannot be read."""
+    differing: int = 0
+    """Ranges in which other replicas hold other records than the first one; for a Pi: ranges of users in which its state differs
+    from its leader's."""
+    differed: int = 0
+    """Differing ranges before a repair, for a Pi."""
+    text: str = ""
+    last: int = 0
+    floor: int = 0
+    ranges: dict[int, int] = field(default_factory=dict)
+    """First Partition_Msg_ID of a range → digest."""
+
+    @property
+    def well(self) -> bool:
+        """True if nothing is left to do."""
+        return not (self.left or self.differing or self.text)
+
+    def json(self) -> dict[str, object]:
+        """The result as JSON values."""
+        return {key: value for key, value in asdict(self).items() if key not in ("ranges", "last", "floor")}
+
+
+def compare(replicas: Sequence[Checked]) -> None:
+    """Count the ranges in which replicas of one partition differ, at positions that all of them have. Ranges that one of them has
+    already trimmed are not compared."""
+    if len(replicas) < 2:
+        return
+    floor = max(replica.floor for replica in replicas)
+    one = replicas[0]
+    whole = len({replica.floor for replica in replicas}) == 1
+    for replica in replicas[1:]:
+        begins = {begin for begin in one.ranges | replica.ranges if whole or begin >= floor}
+        replica.differing = sum(one.ranges.get(begin) != replica.ranges.get(begin) for begin in begins)
+
+
+@guarded
+def repair(
+    role: Annotated[str, typer.Option("--role", help="Role of the replicas: xiu or pi. Default: both.")] = "",
+    partition: Annotated[int, typer.Option("--partition", help="Partition to check. Default: all.")] = -1,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Give up the values of a partition of Pi that are damaged on every replica.")
+    ] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="With --drop and --set-clock: the reason, for the leader's audit log.")
+    ] = "",
+    set_clock: Annotated[
+        bool, typer.Option("--set-clock", help="Do nothing else than set back a partition's time that a wrong clock moved ahead.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --drop: do not ask for confirmation.")] = False,
+) -> None:
+    """Check everything that every replica stores, repair damage from its peers, and compare the replicas.
+    Exit code 0: all is well now, 1: something could not be repaired or differs, 2: there are no replicas."""
+    if role and role not in ROLES:
+        raise InvalidArgument(f"--role {role}: only {' and '.join(ROLES)} can be checked")
+    if drop and (role != "pi" or partition < 0 or not reason):
+        raise InvalidArgument("--drop gives up what is lost in one partition of Pi: add --role pi, --partition P and --reason TEXT")
+    if set_clock:
+        if not role or partition < 0 or not reason:
+            raise InvalidArgument("--set-clock is for one partition: add --role, --partition P and --reason TEXT")
+        console().print(asyncio.run(set_back(role, partition, reason, target)), highlight=False, markup=False)
+        return
+    found = asyncio.run(_repair(role, partition, target))
+    if drop and any(each.left for each in found):
+        if not as_json:
+            console().print(table(found))
+        if not yes:
+            typer.confirm("Give up, for good, every value that cannot be read?", abort=True)
+        lost = asyncio.run(give_up(partition, reason, target))
+        if not as_json:
+            console().print(lost, highlight=False, markup=False)
+        found = asyncio.run(_repair(role, partition, target))
+    if as_json:
+        print_json({"replicas": [each.json() for each in found]}, indent=2)
+    else:
+        console().print(table(found))
+    if not all(each.well for each in found):
+        raise typer.Exit(1)
+
+
+def table(found: Iterable[Checked]) -> Table:
+    """Make a table of the result, for people."""
+    shown = Table(box=None, pad_edge=False)
+    names = ("role", "partition", "replica", "member", "checked", "damaged", "repaired", "left", "differed", "differing", "problem")
+    for name in names:
+        shown.add_column(name, justify="left" if name in ("role", "member", "problem") else "right")
+    for each in found:
+        numbers = (each.checked, each.damaged, each.repaired, each.left, each.differed, each.differing)
+        shown.add_row(
+            each.role, str(each.partition), str(each.replica), escape(each.member), *(f"{n:,}" for n in numbers), escape(each.text)
+        )
+    return shown
+
+
+async def _repair(role: str, partition: int, target: str) -> list[Checked]:
+    processes = await _registered(role, partition, target)
+    if not processes:
+        raise InvalidArgument("no live replica has this role and partition")
+    partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
+    found: list[Checked] = []
+    for process in processes:
+        node = process.node
+        if process.replica is not None:
+            partitions.setdefault((node.role, node.partition), []).append(process.replica)
+        else:
+            text = f"{node.address}: {process.problem or 'does not report its state'}; it was not checked"
+            found.append(Checked(node.role, node.partition, node.replica, "", text=text))
+    for _, replicas in sorted(partitions.items()):
+        found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica), target)
+        found += absent(replicas)
+    return found
+
+
+def absent(replicas: Sequence[ReplicaStatus]) -> list[Checked]:
+    """Members that a partition's leader counts as in sync and that are not registered: they hold data, and were not checked."""
+    here = {replica.member for replica in replicas}
+    missing = {member for replica in replicas if replica.member == replica.leader for member in replica.in_sync} - here
+    text = "counts as in sync with its leader but is not registered: it does not run and was not checked"
+    node = replicas[0].node
+    return [Checked(node.role, node.partition, -1, member, text=text) for member in sorted(missing)]
+
+
+async def _registered(role: str, partition: int, target: str) -> list[ProcessStatus]:
+    """Find the processes to check once each of them answers; after a time limit, include those that do not."""
+    until = time.monotonic() + ANSWER_S
+    while True:
+        found = [
+            process
+            for process in (await read_status(target)).processes
+            if process.node.role in ((role,) if role else ROLES) and partition in (-1, process.node.partition)
+        ]
+        if all(process.replica is not None for process in found) or time.monotonic() > until:
+            return found
+        await asyncio.sleep(ANSWER_POLL_S)
+
+
+async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
+    """Check one replica after the other, because they repair themselves from each other."""
+    if replicas[0].node.role == "pi":
+        applied = max(replica.applied for replica in replicas)
+        checked = [await _check_pi(replica, target, applied) for replica in replicas]
+        if len(checked) > 1:
+            for each in checked:
+                await _compare_pi(each, target)
+        return checked
+    found = [await _check(replica, 0, mend=True) for replica in replicas]
+    read = [each for each in found if each.last]
+    end = min((each.last for each in read), default=0)
+    if len(read) > 1 and end:
+        for replica, each in zip(replicas, found, strict=True):
+            if each.last:  # digests at one position, whatever is written meanwhile
+                again = await _check(replica, end, mend=False)
+                each.ranges, each.floor, each.text = again.ranges, again.floor, each.text or again.text
+        compare(read)
+    return found
+
+
+async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
+    node = replica.node
+    checked = Checked(node.role, node.partition, node.replica, replica.member)
+    async with peer_channel(node.address, "xiu", [*PEER_CHANNEL, ("grpc.max_receive_message_length", 64 << 20)]) as channel:
+        stub: Any = XiuStub(channel)
+        try:
+            reply = await stub.Verify(xiu_pb2.VerifyRequest(end=end, repair=mend), timeout=CHECK_S)
+        except grpc.aio.AioRpcError as error:
+            checked.text = f"{node.address}: {error.details()}"
+            return checked
+    checked.checked, checked.damaged, checked.repaired, checked.left = reply.records, reply.damaged, reply.repaired, reply.left
+    checked.text, checked.last, checked.floor = reply.text, reply.last, reply.floor
+    checked.ranges = {each.range: each.digest for each in reply.ranges}
+    return checked
+
+
+async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
+        stub: Any = PiStub(channel)
+        reply: pi_pb2.PiVerifyReply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=mend), timeout=CHECK_S)
+        return reply
+
+
+async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checked:
+    """Check a Pi. If its state is damaged it sets the state aside, ends, and takes another replica's when its supervisor starts it
+    again. `applied`: the partition's position when the check began; the replica is back when it has reached it."""
+    node = replica.node
+    checked = Checked(node.role, node.partition, node.replica, replica.member)
+    try:
+        reply = await _verify_pi(node.address, mend=True)
+    except grpc.aio.AioRpcError as error:
+        checked.text = f"{node.address}: {error.details()}"
+        return checked
+    checked.checked = reply.values
+    if not reply.damage:
+        return checked
+    checked.damaged = checked.left = 1
+    if not reply.repairing:
+        checked.text = f"{reply.damage}; no other replica in sync is undamaged"
+        return checked
+    values = await _back(replica, target, applied)
+    if values is None:
+        checked.text = f"{reply.damage}; it stopped to restart and is not back after {BACK_S:.0f} s: start it"
+    else:
+        checked.checked, checked.repaired, checked.left = values, 1, 0
+    return checked
+
+
+async def _leader(role: str, partition: int, target: str) -> ReplicaStatus:
+    for process in (await read_status(target)).processes:
+        found = process.replica
+        if found is not None and found.state == LEADING and (found.node.role, found.node.partition) == (role, partition):
+            return found
+    raise Unavailable(f"{role} partition {partition} has no leader")
+
+
+async def set_back(role: str, partition: int, reason: str, target: str) -> str:
+    """Set a partition's clock; returns the outcome in words."""
+    leader = await _leader(role, partition, target)
+    request = replication_pb2.OperatorRequest(operator=operator(), reason=reason, member=int(leader.member, 16))
+    async with peer_channel(leader.node.address, leader.node.role, PEER_CHANNEL) as channel:
+        stub: Any = ReplicationStub(channel)
+        try:
+            await stub.SetClock(request, timeout=ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{leader.node.address}: {error.details()}") from error
+    return f"the time of {role} partition {partition} follows its replicas' clocks again"
+
+
+async def _until_applied(partition: int, target: str) -> None:
+    """Wait until every replica of a partition of Pi has applied what is committed now, or until a time limit."""
+    until, wanted = time.monotonic() + ANSWER_S, (await _leader("pi", partition, target)).committed
+    while time.monotonic() < until:
+        found = [process.replica for process in await _registered("pi", partition, target)]
+        if all(replica is not None and replica.applied >= wanted for replica in found):
+            return
+        await asyncio.sleep(ANSWER_POLL_S)
+
+
+async def give_up(partition: int, reason: str, target: str) -> str:
+    """Make the leader of a partition of Pi give up lost values; returns a description of them."""
+    address = (await _leader("pi", partition, target)).node.address
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
+        stub: Any = PiReplicasStub(channel)
+        try:
+            reply = await stub.GiveUp(pi_replicas_pb2.PiGiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{address}: {error.details()}") from error
+    await _until_applied(partition, target)
+    return "\n".join([f"{reply.values} values were given up:", *reply.lost])
+
+
+async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
+    """Find a replica by its member: after a repair it has another address."""
+    for process in (await read_status(target)).processes:
+        if process.replica is not None and (process.replica.node.role, process.replica.member) == (role, member):
+            return process.replica
+    return None
+
+
+async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompareReply:
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
+        stub: Any = PiReplicasStub(channel)
+        reply: pi_replicas_pb2.PiCompareReply = await stub.Compare(pi_replicas_pb2.PiCompareRequest(repair=mend), timeout=CHECK_S)
+        return reply
+
+
+async def _compare_pi(checked: Checked, target: str) -> None:
+    """Compare a Pi with its leader. If their states differ it takes the leader's state, like a damaged one."""
+    if not checked.well:
+        return  # its problem is reported already
+    until = time.monotonic() + ANSWER_S
+    while (replica := await _now(checked.role, checked.member, target)) is None:
+        if time.monotonic() > until:
+            checked.text = "it no longer answers; it was not compared with its leader"
+            return
+        await asyncio.sleep(ANSWER_POLL_S)
+    address = replica.node.address
+    try:
+        reply = await _ask_compare(address, mend=True)
+        checked.differed = checked.differing = len(reply.differing)
+        if not reply.differing:
+            return
+        ranges = f"differs from the leader at entry {reply.position}, in ranges {', '.join(map(str, reply.differing[:8]))} of users"
+        if not reply.repairing:
+            checked.text = f"{ranges}; no other replica is in sync"
+            return
+        if await _back(replica, target, replica.applied) is None:
+            checked.text = f"{ranges}; it stopped to restart and is not back after {BACK_S:.0f} s: start it"
+            return
+        back = await _now(checked.role, checked.member, target)
+        address = back.node.address if back is not None else address
+        again = await _ask_compare(address, mend=False)
+    except grpc.aio.AioRpcError as error:
+        checked.text = f"{address}: {error.details()}"
+        return
+    checked.repaired, checked.differing = 1, len(again.differing)
+
+
+async def _back(replica: ReplicaStatus, target: str, applied: int) -> int | None:
+    """Wait until the replica runs again, has applied the log up to a position, and is intact. Returns its number of values; None
+    after the time limit."""
+    end = time.monotonic() + BACK_S
+    while time.monotonic() < end:
+        await asyncio.sleep(BACK_POLL_S)
+        for process in (await read_status(target)).processes:
+            now = process.replica
+            if now is None or now.member != replica.member or now.node.endpoint == replica.node.endpoint:
+                continue
+            if now.applied < applied:
+                continue
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                reply = await _verify_pi(now.node.address, mend=False)
+                if not reply.damage:
+                    return int(reply.values)
+    return None

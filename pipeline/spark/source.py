@@ -1,0 +1,380 @@
+"""`format("pixiu")`: Spark's view of a cluster. Batch and streaming reads by Xiu partition and position; writes in
+`pipeline.spark.sink`.
+
+    driver     initialOffset, latestOffset ──▶ Bounds of every partition ──▶ offsets, within the trigger's limit
+    executors  a task for each range ──▶ Rows, from any replica that serves ──▶ Arrow record batches, untouched
+
+`pushFilters` is not implemented, and must not be: Spark 4.3 keeps pushed filters on the source object that all scans of a DataFrame
+share, and returns wrong rows silently. Filters are options.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pipeline.spark.offsets import EARLIEST, LATEST, Offsets, cluster_of, from_json, other_cluster, share_out, to_json
+from pipeline.spark.options import ReadOptions, read_options, write_options
+from pipeline.spark.replicas import Addresses, Replicas, Rows
+from pipeline.spark.schema import spark_schema
+from pixiu.errors import Gone, InvalidArgument, PixiuError
+from pixiu.ids import MAX_MSG_SEQUENCE
+from pixiu.wire.export_tables import MESSAGES, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipeline.spark.sink import PixiuBatchWriter, PixiuStreamWriter
+    from pixiu.wire.v1 import export_pb2
+
+REFRESH_S: Final = 5.0
+"""Interval at which a stream looks for new replicas and partitions, seconds; after failures it looks at once."""
+LOG: Final = logging.getLogger("pixiu.pipeline")
+
+
+class PixiuSource(DataSource):
+    """The data source behind `format("pixiu")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "pixiu"
+
+    def schema(self) -> StructType:
+        """The schema of the table and columns that the options name."""
+        options = {name.lower(): value for name, value in self.options.items()}
+        names = [part.strip() for part in options.get("columns", "").split(",") if part.strip()]
+        return spark_schema(columns_of(options.get("table", MESSAGES).strip().lower(), names))
+
+    def reader(self, schema: StructType) -> PixiuReader:
+        """Make the reader of `spark.read`."""
+        return PixiuReader(with_schema(read_options(dict(self.options), streaming=False), schema))
+
+    def streamReader(self, schema: StructType) -> PixiuStreamReader:
+        """Make the reader of `spark.readStream`."""
+        return PixiuStreamReader(with_schema(read_options(dict(self.options), streaming=True), schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> PixiuBatchWriter:
+        """Make the writer of `df.write`."""
+        from pipeline.spark.sink import PixiuBatchWriter, columns_to_write
+
+        if overwrite:
+            raise InvalidArgument('messages that were sent cannot be overwritten: write with .mode("append")')
+        options = write_options(dict(self.options))
+        return PixiuBatchWriter(options, columns_to_write(schema, options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PixiuStreamWriter:
+        """Make the writer of `df.writeStream`."""
+        from pipeline.spark.sink import PixiuStreamWriter, columns_to_write
+
+        if overwrite:
+            raise InvalidArgument('messages that were sent cannot be overwritten: use .outputMode("append")')
+        options = write_options(dict(self.options))
+        return PixiuStreamWriter(options, columns_to_write(schema, options))
+
+
+def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
+    """Apply the columns of `.schema("seq long, body binary")`; without a schema Spark passes the source's own. Raises
+    InvalidArgument for columns that the table does not have in this form, before anything is read."""
+    asked = [name for name, _ in options.columns]
+    if schema.names == asked:
+        chosen = options.columns
+    elif asked != [name for name, _ in columns_of(options.table, ())]:
+        raise InvalidArgument(f"give a schema or option columns: one names {', '.join(schema.names)}, the other {', '.join(asked)}")
+    else:
+        chosen = columns_of(options.table, schema.names)
+    for given, field in zip(schema.fields, spark_schema(chosen).fields, strict=True):
+        if given.dataType != field.dataType:
+            is_, said = field.dataType.simpleString(), given.dataType.simpleString()
+            raise InvalidArgument(f"column {field.name!r} of table {options.table} is {is_}, and the schema says {said}")
+    return replace(options, columns=chosen)
+
+
+class RowsPartition(InputPartition):
+    """One task's rows, and the addresses of the replicas when it was planned."""
+
+    def __init__(self, rows: Rows, addresses: tuple[str, ...]) -> None:
+        super().__init__((rows, addresses))
+        self.rows, self.addresses = rows, addresses
+
+
+def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Run a task: yield record batches as they come."""
+    if not isinstance(partition, RowsPartition):
+        return  # Spark reads InputPartition(None) if there is nothing to read
+    rows = partition.rows
+    known: Addresses = {rows.partition: partition.addresses}
+    with Replicas(options.target, options.role, known, options.retry_s) as replicas:
+        try:
+            yield from replicas.read(rows)
+        except Gone as gone:
+            raise data_loss(rows.partition, str(gone)) from None
+
+
+def data_loss(partition: int, text: str) -> Gone:
+    """Make the error that `failOnDataLoss` controls."""
+    return Gone(
+        f"Xiu partition {partition}: {text}; rows are lost to this query: set failOnDataLoss=false to go on without them, "
+        "or begin again at startingOffsets=earliest"
+    )
+
+
+class Planner:
+    """Turns requested positions into real ones, for batch and streaming reads."""
+
+    def __init__(self, options: ReadOptions, replicas: Replicas) -> None:
+        self.options, self.replicas = options, replicas
+
+    def partitions(self) -> list[int]:
+        """The partitions to read. Raises errors of `Replicas.find`; InvalidArgument for one that does not exist."""
+        count = self.replicas.find(REFRESH_S)
+        wanted = self.options.partitions
+        if wanted and max(wanted) >= count:
+            raise InvalidArgument(f"option partitions names {max(wanted)}; the cluster has {self.options.role} 0 to {count - 1}")
+        return sorted(wanted) if wanted else list(range(count))
+
+    def check_cluster(self, offset: Mapping[str, object]) -> None:
+        """Raise InvalidArgument if an offset belongs to another cluster. Call this after a replica has answered; an unknown cluster
+        means that an older release made the offset, or runs the replica."""
+        made, here = cluster_of(offset), self.replicas.cluster
+        if made and here and made != here:
+            raise other_cluster(made, self.options.target, here)
+
+    def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
+        """The position for a requested one."""
+        if at_ms:
+            return self.replicas.bounds(partition, at_us=at_ms * 1000).at
+        if wanted == EARLIEST:
+            return bounds.first
+        return bounds.end if wanted == LATEST else wanted
+
+    def begin(self, partition: int, position: int, bounds: export_pb2.BoundsReply) -> int:
+        """The begin of a read. Raises Gone if retention has passed it and `failOnDataLoss` is set; position 0 counts, too."""
+        if position >= bounds.first:
+            return position
+        if self.options.fail_on_data_loss:
+            raise data_loss(partition, f"retention has passed position {position}; the first that is stored is {bounds.first}")
+        LOG.warning("partition %d: positions %d to %d were trimmed and are not read", partition, position, bounds.first - 1)
+        return int(bounds.first)
+
+    def end(self, partition: int, bounds: export_pb2.BoundsReply) -> int:
+        """The end of a batch. Raises InvalidArgument for a position that was not written yet."""
+        end = self.position(partition, self.options.ending.of(partition), self.options.ending_ms, bounds)
+        if end > bounds.end and bounds.leads:
+            raise InvalidArgument(
+                f"option endingOffsets names position {end} of Xiu partition {partition}, which ends at {bounds.end}"
+            )
+        return end  # if the leader does not answer, a task waits for a replica that has it
+
+    def tasks(self, begins: Offsets, ends: Offsets) -> list[RowsPartition]:
+        """Make tasks of ranges: one for each partition, or `minPartitions` in all."""
+        found: list[RowsPartition] = []
+        ranges = [(partition, begins[partition], end) for partition, end in sorted(ends.items()) if begins[partition] < end]
+        pieces = -(-self.options.min_partitions // len(ranges)) if ranges and self.options.min_partitions else 1
+        for partition, begin, end in ranges:
+            for low, high in self._cut(partition, begin, end, pieces):
+                rows = Rows(partition, MESSAGES, self.options.columns, self.options.users, low, high)
+                found.append(RowsPartition(rows, self.replicas.addresses.get(partition, ())))
+        return found
+
+    def _cut(self, partition: int, begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
+        if pieces > 1:
+            rows = self.replicas.bounds(partition, begin, end).rows
+            each = -(-rows // pieces)
+            while each and pieces > 1:
+                behind = self.replicas.bounds(partition, begin, end, each).advanced
+                if not begin < behind < end:
+                    break
+                yield begin, behind
+                begin, pieces = behind, pieces - 1
+        yield begin, end
+
+
+class PixiuReader(DataSourceReader):
+    """A batch read. Its end is fixed when the query is planned: later messages are not in it."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the tasks."""
+        options = self._options
+        with Replicas(options.target, options.role, retry_s=options.retry_s) as replicas:
+            planner = Planner(options, replicas)
+            wanted = planner.partitions()
+            if options.table != MESSAGES:
+                return self._of_pi(replicas, wanted)
+            begins: Offsets = {}
+            ends: Offsets = {}
+            for partition in wanted:
+                bounds = replicas.bounds(partition)
+                ends[partition] = planner.end(partition, bounds)
+                begin = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
+                begins[partition] = planner.begin(partition, begin, bounds)
+            return planner.tasks(begins, ends)
+
+    def _of_pi(self, replicas: Replicas, wanted: Sequence[int]) -> list[RowsPartition]:
+        """Plan a task for each partition, or for each that has one of the users."""
+        options, count, found = self._options, replicas.count, list[RowsPartition]()
+        for partition in wanted:
+            users = tuple(uin for uin in options.users if uin % count == partition)
+            if options.users and not users:
+                continue
+            applied = replicas.bounds(partition).applied
+            rows = Rows(partition, options.table, options.columns, users, applied=applied)
+            found.append(RowsPartition(rows, replicas.addresses.get(partition, ())))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Run one task."""
+        return read_partition(self._options, partition)
+
+
+class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read: offsets are the next positions to read."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._replicas: Replicas | None = None
+        self._target: Offsets | None = None
+        """With `Trigger.AvailableNow`: the end of the query."""
+        self._planned: Offsets = {}
+        """The end of the newest micro-batch."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_replicas": None}
+
+    def _planner(self) -> Planner:
+        if self._replicas is None:
+            self._replicas = Replicas(self._options.target, self._options.role, retry_s=self._options.retry_s)
+        return Planner(self._options, self._replicas)
+
+    @property
+    def cluster(self) -> str:
+        """The cluster of the messages, once a replica or the registry has reported it."""
+        return self._planner().replicas.cluster
+
+    def initialOffset(self) -> dict[str, int | str]:
+        """The first offset of a query without a checkpoint."""
+        planner, options = self._planner(), self._options
+        found: Offsets = {}
+        for partition in planner.partitions():
+            bounds = planner.replicas.bounds(partition)
+            position = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
+            found[partition] = planner.begin(partition, position, bounds)
+        self._hold(planner, found)
+        return to_json(found, planner.replicas.cluster)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit by `maxOffsetsPerTrigger`."""
+        most = self._options.max_offsets_per_trigger
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the query's end at the partitions' current ends."""
+        self._target = self._ends(self._planner())
+
+    def _ends(self, planner: Planner) -> Offsets:
+        return {partition: int(planner.replicas.bounds(partition).end) for partition in planner.partitions()}
+
+    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, int | str]:
+        """The end of the next micro-batch."""
+        planner, begins = self._planner(), from_json(start)
+        wanted = planner.partitions() if self._target is None else sorted(self._target)
+        ends: Offsets = dict(begins)
+        rows: dict[int, int] = {}
+        for partition in wanted:
+            begin = begins.get(partition, 0)
+            target = MAX_MSG_SEQUENCE if self._target is None else self._target[partition]
+            bounds = planner.replicas.bounds(partition, begin, target)
+            planner.check_cluster(start)
+            if begin > bounds.end and bounds.leads:
+                why = (
+                    "messages that were read are no longer stored: restore the partition from an archive, or"
+                    if cluster_of(start) and planner.replicas.cluster
+                    else "it is another cluster's;"
+                )
+                raise InvalidArgument(
+                    f"the checkpoint is at position {begin} of Xiu partition {partition}, and the cluster ends at {bounds.end}: "
+                    f"{why} use another checkpointLocation"
+                )
+            ends[partition] = max(begin, min(bounds.end, target))
+            rows[partition] = bounds.rows
+        if isinstance(limit, ReadMaxRows) and sum(rows.values()) > limit.max_rows:
+            for partition, share in share_out(limit.max_rows, rows).items():
+                begin = begins.get(partition, 0)
+                if rows[partition] > share:
+                    ends[partition] = (
+                        int(planner.replicas.bounds(partition, begin, ends[partition], share).advanced) if share else begin
+                    )
+        self._planned = ends
+        return to_json(ends, planner.replicas.cluster or cluster_of(start))
+
+    def reportLatestOffset(self) -> dict[str, int | str]:
+        """The newest offset, for the query's progress, and `rows_behind`: the number of rows after the newest micro-batch.
+        Positions alone do not show it: they jump with every epoch."""
+        planner, ends, behind = self._planner(), dict[int, int](), 0
+        for partition in planner.partitions():
+            bounds = planner.replicas.bounds(partition, self._planned.get(partition, 0))
+            ends[partition] = int(bounds.end)
+            behind += bounds.rows
+        return to_json(ends, planner.replicas.cluster) | {"rows_behind": behind}
+
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
+        """Plan the tasks of a micro-batch."""
+        begins = self.begins(start, end)
+        return self._planner().tasks(begins, from_json(end))
+
+    def begins(self, start: Mapping[str, object], end: Mapping[str, object]) -> Offsets:
+        """The begin of a micro-batch in each partition; 0 in those that a doubling added. Raises Gone."""
+        planner, begins = self._planner(), from_json(start)
+        if not planner.replicas.addresses:
+            planner.partitions()
+        found: Offsets = {}
+        for partition, behind in from_json(end).items():
+            begin = begins.get(partition, 0)
+            found[partition] = begin
+            if begin < behind:
+                bounds = planner.replicas.bounds(partition)
+                planner.check_cluster(end)
+                found[partition] = planner.begin(partition, begin, bounds)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Run one task."""
+        return read_partition(self._options, partition)
+
+    def commit(self, end: Mapping[str, object]) -> None:
+        """Report that everything before this was processed: retention need not wait for it. It lags a batch behind, which is
+        safe."""
+        self._hold(self._planner(), from_json(end))
+
+    def _hold(self, planner: Planner, offsets: Offsets) -> None:
+        """Report this reader's positions to every partition: 0, for everything, to those that the offsets do not name yet."""
+        reader = self._options.reader
+        if not reader:
+            return
+        try:
+            partitions = planner.partitions()
+        except PixiuError as problem:
+            LOG.warning("partitions that were added are not held for reader %s: %s", reader, problem)
+            partitions = []
+        for partition in sorted({*partitions, *offsets}):
+            try:
+                planner.replicas.hold(partition, reader, offsets.get(partition, 0))
+            except PixiuError as problem:
+                LOG.warning("retention does not wait for reader %s in Xiu partition %d: %s", reader, partition, problem)
+
+    def stop(self) -> None:
+        """Close the connections at the end of the query."""
+        if self._replicas is not None:
+            self._replicas.close()
+            self._replicas = None

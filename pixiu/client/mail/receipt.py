@@ -1,0 +1,54 @@
+"""The receipt of a mail."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pixiu.client.mail.core import MailTicket
+from pixiu.client.send.awaited import Awaited, FailureReports
+from pixiu.client.send.events import Failure
+from pixiu.errors import PixiuError
+from pixiu.ids import MsgID, SnowflakeID
+from pixiu.wire.levels import Level
+
+
+class MailReceipt(Awaited, MailTicket):
+    """Receipt of a mail. `await receipt` waits until the mail is confirmed at its level, and raises its failure.
+
+    Source: docs/architecture.md: "a Future exists only for a message that is awaited".
+    """
+
+    __slots__ = ("_waiters", "unclaimed")
+
+    def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
+        super().__init__(record, message_id, level, more)
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def begin(self, record: bytes, message_id: int) -> None:
+        """Set record and ID, which the mail got after the receipt was given out."""
+        self.record, self.message_id = record, message_id
+        self.size += len(record)
+
+    @property
+    def id(self) -> SnowflakeID:
+        """The sender's ID of the mail; the same each time it is sent."""
+        return SnowflakeID(self.message_id)
+
+    @property
+    def stored_as(self) -> MsgID:
+        """The MsgID that Xiu assigned; 0 until it is known."""
+        return MsgID(self.msg_id)
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas, of Xiu and of Pi, that had the mail when it was confirmed."""
+        return self.copies
+
+    def _problem(self) -> PixiuError | None:
+        return self.problem()
+
+    def fail(self, failure: Failure, reports: FailureReports) -> None:
+        """Fail a mail that never reached the core."""
+        self.resolved, self.failure = True, failure
+        reports.watch(self, failure)
+        self.wake()

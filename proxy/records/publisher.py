@@ -1,0 +1,350 @@
+"""The gRPC side of a proxy: the `Publisher` service.
+
+One stream is one publisher. Its batches go to the core; its replies report the position up to which everything is resolved. A
+publisher with more than its window unresolved is not read from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import grpc.aio
+
+from cluster.access.guard import Session
+from cluster.core.turn import Turn
+from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
+from cluster.rpc.framed import FramedHandler
+from cluster.trust.loans import Lent, Loan
+from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.ids import EndpointID
+from pixiu.rpc.duplex import Duplex, Served
+from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.rpc.status import GRPC_STATUS
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from proxy import events as ev
+from proxy.options import Options
+from proxy.publishers.message_ids import MessageIDs
+from proxy.publishers.permits import Foreseeing, permitted
+from proxy.publishers.sender_tickets import SenderTickets
+from proxy.publishers.worker_leases import NO_WORKER, Lender
+
+MAX_CLIENT_BYTES = 128
+MAX_FAILURES_A_REPLY = 1_000
+MAX_UNREAD = 1_000
+"""Failures and receipts that wait for a publisher that does not read them, besides those of one request and of what is in flight.
+Policy: no more is read from it until it does."""
+CLUSTER_BYTES = 1_000
+"""Bytes that `Cluster` counts in a login's quota, besides one message."""
+RENEW_S = 1.0
+"""Least time between two answered renewals, seconds."""
+FINISH_TIMEOUT_S = 10.0
+"""Time for which a publisher that has ended its side is still answered, seconds."""
+
+Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
+Enter = Callable[[Callable[[str], None]], Awaitable[Session | None]]
+"""Makes a session for a call, given the function that ends it. See `PublisherHost.enter`."""
+
+
+class PublisherHost(Protocol):
+    """Interface of the proxy's service for its publishers."""
+
+    options: Options
+    lender: Lender
+    ids: MessageIDs
+    senders: SenderTickets | None
+    """Senders for whom gateways have shown login tickets; None: their word counts."""
+    turn: Turn
+
+    def admit(self, publisher: PublisherStream) -> int:
+        """Number a new publisher. Raises `Overloaded` or `Draining`."""
+
+    def begins(self, stream: int, count: int, position: int) -> None:
+        """Note that a request with `count` records has come on a publisher's stream."""
+
+    def publish(self, batch: ev.BatchPublished) -> None:
+        """Take a batch of a publisher's stream, or a slice of one."""
+
+    def left(self, stream: int) -> None:
+        """Forget a publisher that is gone."""
+
+    def members(self) -> wire_pb2.ClusterReply:
+        """Addresses of the cluster's proxies and gateways."""
+
+    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+        """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
+
+    def exempt(self, stream: int) -> None:
+        """Note that a stream belongs to a gateway, which limits its clients' rates."""
+
+
+class PublisherStream:
+    """One publisher: its window, and the reply that is being built."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self.expected = 1
+        self.worker: int | None = None
+        self._window = window_bytes
+        self._sizes: deque[tuple[int, int]] = deque()
+        self._unresolved = 0
+        self._up_to = 0
+        self._failures: list[ev.Failure] = []
+        self._beside: wire_pb2.PublishReply | None = None
+        """Everything to report besides resolved positions, merged into one reply."""
+        self._delivered: list[int] = []
+        self._gateways: list[int] = []
+        """Gateway that delivered each signal of `_delivered`."""
+        self._written = 0
+        self.work = asyncio.Event()
+        """Set when `give` has something."""
+        self._room = asyncio.Event()
+        self._room.set()
+        self._all_resolved = asyncio.Event()
+        self._all_resolved.set()
+        self.greeted = self.gateway = False
+        self.renewed_s = 0.0
+        """Time of the last answered renewal."""
+        self.endpoint: EndpointID | None = None
+        """Of a gateway that publishes for its clients."""
+        self.access: Session | None = None
+        """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
+        self.lent: Lent | None = None
+        """Message IDs that it may use; None: any, because nobody has to log in, or it is a gateway."""
+        self.over = ""
+        """Reason why its login is over."""
+        self.cut: Callable[[str], None] = lambda _text: None
+        """Ends the stream now."""
+
+    def login_over(self, text: str) -> None:
+        """End the stream: its login has expired, or an operator ended it."""
+        self.over = text
+        self.cut(text)
+
+    def close(self) -> None:
+        """Close the session of a publisher that is gone."""
+        if self.access is not None:
+            self.access.close()
+
+    async def room(self) -> None:
+        """Wait until the window has space."""
+        await self._room.wait()
+
+    async def finished(self) -> None:
+        """Wait until everything is resolved and answered."""
+        await self._all_resolved.wait()
+
+    def took(self, last: int, size: int) -> None:
+        """Note that a batch up to position `last` is in flight."""
+        self._sizes.append((last, size))
+        self._unresolved += size
+        self._all_resolved.clear()
+        if self._unresolved >= self._window:
+            self._room.clear()
+
+    def resolved(self, reply: ev.Reply) -> None:
+        """Queue the core's reply for the publisher."""
+        self._up_to = reply.up_to
+        for failure in reply.failures:
+            ev.add_failure(self._failures, failure)
+        while self._sizes and self._sizes[0][0] <= reply.up_to:
+            self._unresolved -= self._sizes.popleft()[1]
+        if self._unresolved < self._window:
+            self._room.set()
+        self.work.set()
+
+    def say(self, reply: wire_pb2.PublishReply) -> None:
+        """Queue something besides resolved positions."""
+        self._all_resolved.clear()
+        if self._beside is None:
+            self._beside = reply
+        else:
+            self._beside.MergeFrom(reply)
+        self.work.set()
+
+    def delivered(self, signals: list[int], gateway: int) -> None:
+        """Queue a report that a gateway delivered these of its signals."""
+        self._delivered += signals
+        self._gateways += [gateway] * len(signals)
+        self.work.set()
+
+    def reads_on(self) -> bool:
+        """True while there is space for more failures and receipts."""
+        return len(self._failures) + len(self._delivered) < MAX_UNREAD
+
+    def give(self) -> wire_pb2.PublishReply | None:
+        """Next reply; everything that comes while one is being written is joined."""
+        if self._beside is not None:
+            beside, self._beside = self._beside, None
+            return beside
+        if self._delivered:
+            reply = wire_pb2.PublishReply(delivered=self._delivered, gateways=self._gateways)
+            self._delivered, self._gateways = [], []
+            return reply
+        if self._up_to > self._written or self._failures:
+            # Failures of positions up to `up_to` must not come after it.
+            failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
+            self._written = self._up_to if not self._failures else max(self._written, self._failures[0].first - 1)
+            return wire_pb2.PublishReply(up_to=self._written, failures=[_failure_of(failure) for failure in failures])
+        if not self._sizes:
+            self._all_resolved.set()
+        return None
+
+
+def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
+    return wire_pb2.PublishFailure(
+        first=failure.first, last=failure.last, code=failure.code, text=failure.text, retry_after_ms=failure.retry_after_ms
+    )
+
+
+class PublisherService(wire_pb2_grpc.PublisherServicer):
+    """The gRPC service `pixiu.v1.Publisher` for clients, and gateways' streams of messages."""
+
+    def __init__(self, host: PublisherHost) -> None:
+        self._host = host
+
+    async def Cluster(
+        self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
+    ) -> wire_pb2.ClusterReply:
+        """Answer with the addresses of the cluster's proxies and gateways."""
+        try:
+            access = await self._host.enter(context, lambda _: None)
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+        if access is not None:
+            try:
+                if access.spend(1, CLUSTER_BYTES):
+                    await access.hold()
+            finally:
+                access.close()
+        return self._host.members()
+
+    async def Publish(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
+    ) -> None:
+        """Serve one publisher's stream."""
+        await self._publish(GrpcHandler(context), lambda end: self._host.enter(context, end))
+
+    async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
+        """Serve one gateway's stream: its hello has proved its role, if there are keys to prove it."""
+        await self._publish(handler, None, EndpointID(handler.endpoint))
+
+    async def _publish(
+        self,
+        handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest],
+        enter: Enter | None,
+        endpoint: EndpointID | None = None,
+    ) -> None:
+        """`enter`: logs a client in; None: the caller is the gateway `endpoint`, as it says."""
+        publisher = PublisherStream(self._host.options.publisher_window_bytes)
+        publisher.endpoint = endpoint
+        publisher.gateway = gateway = enter is None
+        try:
+            publisher.access = None if enter is None else await enter(publisher.login_over)
+            if publisher.access is not None:
+                publisher.lent = self._host.ids.of(publisher.access)
+            number = self._host.admit(publisher)
+        except PixiuError as error:
+            publisher.close()
+            await handler.refuse(error)
+        if gateway:
+            self._host.exempt(number)
+
+        def over() -> None:
+            publisher.close()
+            self._host.left(number)
+            if publisher.worker is not None:
+                self._host.lender.give_back(publisher.worker, 0)
+
+        stream = Duplex(
+            handler, lambda request: self._request(number, publisher, request), publisher.give,
+            reads_on=publisher.reads_on, work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
+        )  # fmt: skip
+        publisher.cut = stream.end
+        try:
+            await stream.run()
+        except PixiuError as error:
+            await handler.refuse(error)
+        if publisher.over:
+            await handler.refuse(Unavailable(publisher.over))
+
+    async def _request(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+        if request.HasField("hello"):
+            await self._hello(number, publisher, request.hello)
+        if publisher.lent is not None:
+            self._host.ids.show(publisher.lent, request.loans)
+        if request.renew_worker and publisher.worker is not None:
+            self._renew(publisher, publisher.worker)
+        if request.last_used_ms and publisher.worker is not None:
+            self._host.lender.give_back(publisher.worker, request.last_used_ms)
+            publisher.worker = None
+        if request.count:
+            await self._batch(number, publisher, request)
+
+    async def _batch(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+        """Take a batch: checked, charged, and processed in slices, each in its turn."""
+        data, count, access = request.batch, request.count, publisher.access
+        if request.position != publisher.expected:
+            raise InvalidArgument(f"positions must be consecutive: {publisher.expected} was expected, {request.position} came")
+        check_batch(count, len(data), bounded=not publisher.gateway)
+        publisher.expected += count
+        if access is not None and access.spend(count, len(data)):
+            await access.hold()
+        self._host.begins(number, count, request.position)
+        turn = self._host.turn
+        for first, part, records in slices(data, count):
+            if access is not None and access.asks:
+                await turn.run(partial(permitted, records, part, Foreseeing(access), None), len(records))
+                await access.ask()
+            more = request.more or first + part < count
+            batch = ev.BatchPublished(number, records, part, request.position + first, request.copy, request.receipt, more)
+            await turn.run(partial(self._take, publisher, batch), len(data))
+            await publisher.room()
+
+    def _renew(self, publisher: PublisherStream, worker: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= publisher.renewed_s + RENEW_S:
+            publisher.renewed_s = now
+            publisher.say(self._lent(publisher, self._host.lender.renew(worker, _now_ms())))
+
+    async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
+        if publisher.greeted:
+            raise InvalidArgument("a stream sends `hello` once")
+        publisher.greeted = True
+        if len(hello.client.encode()) > MAX_CLIENT_BYTES:
+            raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
+        reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
+        if not publisher.gateway:
+            reply.max_batch_bytes, reply.max_batch_records = MAX_BATCH_BYTES, MAX_BATCH_RECORDS
+        if hello.lend_worker:
+            returned = hello.returned_worker if hello.returned_until_ms else NO_WORKER
+            loan = await self._host.lender.lend(_now_ms(), self._host.ids.owner(publisher.access), returned)
+            publisher.worker = loan.worker
+            reply.MergeFrom(self._lent(publisher, loan))
+        publisher.say(reply)
+
+    def _lent(self, publisher: PublisherStream, loan: Loan) -> wire_pb2.PublishReply:
+        return wire_pb2.PublishReply(
+            worker=loan.worker,
+            worker_from_ms=loan.from_ms,
+            worker_until_ms=loan.until_ms,
+            loan=self._host.ids.prove(loan, publisher.access),
+        )
+
+    def _take(self, publisher: PublisherStream, batch: ev.BatchPublished) -> None:
+        publisher.took(batch.position + batch.count - 1, len(batch.data))
+        access = publisher.access
+        if access is not None and publisher.lent is not None:
+            batch = replace(batch, data=self._host.ids.permitted(batch.data, batch.count, access, publisher.lent))
+        elif publisher.endpoint is not None and (senders := self._host.senders) is not None:
+            changed = senders.permitted(publisher.endpoint, batch.data, 0, len(batch.data), batch.count)
+            batch = batch if changed is None else replace(batch, data=changed)
+        self._host.publish(batch)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,133 @@
+"""A small MQTT server over `ServerSession`, for tests with real sockets: every connection sees the same rooms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from cluster.mqtt import codec
+from cluster.mqtt.events import (
+    Close,
+    CloseReason,
+    Connected,
+    Effect,
+    PauseReading,
+    PublishMessages,
+    ResumeReading,
+    Send,
+    SubscribeFilters,
+    UnsubscribeFilters,
+)
+from cluster.mqtt.packets import ConnackCode, Connect
+from cluster.mqtt.server import ServerSession, SessionLimits, accept_all
+from pixiu.ids import RoomID
+
+
+class Hub:
+    """Who is connected, who subscribed to what, and why connections ended."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.limits = SessionLimits()
+        self.admit: Callable[[Connect], ConnackCode] = accept_all
+        self.connections: list[HubConnection] = []
+        self.members: dict[str, list[HubConnection]] = {}
+        self.connected: list[Connected] = []
+        self.closed: list[CloseReason] = []
+        self.confirm = True
+        """Whether subscriptions and messages of QoS 1 are answered at once."""
+
+
+class HubConnection(asyncio.Protocol):
+    """One connection: carries out the session's effects."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.session = ServerSession(self._loop.time(), f"assigned-{len(hub.connections)}", hub.limits, hub.admit)
+        self.transport: asyncio.Transport | None = None
+        hub.connections.append(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        self.perform(self.session.receive(data, self._loop.time()))
+        while self.session.has_more:
+            self.perform(self.session.receive(b"", self._loop.time()))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.perform(self.session.connection_lost(self._loop.time()))
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Carry out effects in order."""
+        assert self.transport is not None
+        for effect in effects:
+            match effect:
+                case Send(data):
+                    self.transport.write(data)
+                case Connected():
+                    self._hub.connected.append(effect)
+                case SubscribeFilters(packet_id, filters):
+                    for name, _ in filters:
+                        members = self._hub.members.setdefault(name, [])
+                        if self not in members:
+                            members.append(self)
+                    if self._hub.confirm:
+                        self.perform(self.session.subscription_confirmed(packet_id, self._loop.time()))
+                case UnsubscribeFilters(filters):
+                    for name, _ in filters:
+                        self._hub.members[name].remove(self)
+                case PublishMessages(messages):
+                    self._publish(effect)
+                    accepted = [message.packet_id for _, message in messages if message.qos]
+                    if self._hub.confirm:
+                        self.perform(self.session.publish_accepted(accepted, self._loop.time()))
+                case PauseReading():
+                    self.transport.pause_reading()
+                case ResumeReading():
+                    self.transport.resume_reading()
+                case Close(reason):
+                    self._hub.closed.append(reason)
+                    for members in self._hub.members.values():
+                        if self in members:
+                            members.remove(self)
+                    self.transport.close()
+        self._arm()
+
+    def _publish(self, effect: PublishMessages) -> None:
+        for room, message in effect.messages:
+            assert isinstance(room, int)
+            assert RoomID(room) == room
+            body = codec.topic_prefix(message.topic) + message.payload
+            for member in self._hub.members.get(message.topic, ()):
+                assert member.transport is not None
+                member.transport.write(codec.publish_qos0(body))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.session.next_deadline()
+        self._timer = None if deadline is None else self._loop.call_at(deadline, self._fire)
+
+    def _fire(self) -> None:
+        self.perform(self.session.timeout(self._loop.time()))
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    """A running server on a free port."""
+    state = Hub()
+    server = await asyncio.get_running_loop().create_server(lambda: HubConnection(state), "127.0.0.1", 0)
+    state.port = server.sockets[0].getsockname()[1]
+    yield state
+    server.close()
+    for connection in state.connections:
+        if connection.transport is not None:
+            connection.transport.abort()
+    await server.wait_closed()

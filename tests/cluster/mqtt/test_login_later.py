@@ -1,0 +1,46 @@
+"""A CONNECT about which the shell decides later: what stands behind it waits, and is done in order or never."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.mqtt import codec
+from cluster.mqtt.events import Close, CloseReason, Connected, PauseReading, PublishMessages, ResumeReading, Send
+from cluster.mqtt.packets import Connack, ConnackCode, Connect, Publish
+from cluster.mqtt.server import ServerSession, SessionLimits, State
+
+CONNECT = codec.encode(Connect("c", user_name="7"))
+PUBLISH = codec.encode(Publish("room/42", b"x"))
+
+
+def waiting() -> ServerSession:
+    return ServerSession(0.0, "assigned", SessionLimits(connect_timeout_s=5.0), lambda _: None)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_comes_behind_is_done_once_the_client_is_admitted(together: bool) -> None:
+    session = waiting()
+    parts = [CONNECT + PUBLISH] if together else [CONNECT, PUBLISH]
+    effects = [effect for part in parts for effect in session.receive(part, 1.0)]
+    assert effects == [PauseReading()]
+    assert session.state is State.CONNECTING
+    found = session.admitted(ConnackCode.ACCEPTED, 2.0)
+    assert [type(effect) for effect in found] == [Connected, Send, ResumeReading, PublishMessages]
+    assert session.admitted(ConnackCode.ACCEPTED, 2.0) == []
+
+
+def test_who_is_not_admitted_is_told_and_nothing_behind_is_done() -> None:
+    session = waiting()
+    session.receive(CONNECT + PUBLISH, 1.0)
+    code = ConnackCode.BAD_USER_NAME_OR_PASSWORD
+    refused = [Send(codec.encode(Connack(False, code))), Close(CloseReason.CONNECT_REFUSED, code.name.lower())]
+    assert session.admitted(code, 2.0) == refused
+    assert session.admitted(ConnackCode.ACCEPTED, 2.0) == []
+
+
+def test_a_decision_that_never_comes_is_a_timeout_and_one_after_the_end_changes_nothing() -> None:
+    session = waiting()
+    session.receive(CONNECT, 1.0)
+    assert session.timeout(5.0) == [Close(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")]
+    assert session.admitted(ConnackCode.ACCEPTED, 6.0) == []
+    assert session.admitted(ConnackCode.NOT_AUTHORISED, 6.0) == []

@@ -1,0 +1,328 @@
+"""What `pixiu up` decides: starts, back-off, giving up, the order of the end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onebox.supervisor import (
+    FIRST_TRIES,
+    MAX_BACKOFF_S,
+    SLOW_START_S,
+    START_ORDER,
+    START_SLOTS,
+    STEADY_S,
+    STOP_ORDER,
+    Effect,
+    Fail,
+    Kill,
+    ProcessSpec,
+    ProcessState,
+    Start,
+    SupervisorCore,
+    Terminate,
+    wanted_processes,
+)
+from onebox.up import UpOptions
+from pixiu.discovery.view import Layout, RoleLayout
+from tests.support.effort import runs
+
+
+def specs() -> list[ProcessSpec]:
+    return wanted_processes(proxies=1, gateways=1, brokers=2, broker_replicas=1, routers=1, router_replicas=1)
+
+
+def all_up(core: SupervisorCore, now: float = 0.0) -> None:
+    todo: list[Effect] = core.tick(now)
+    while todo:
+        effect = todo.pop()
+        assert isinstance(effect, Start)
+        todo += core.running(effect.name, now)
+    assert core.all_running
+
+
+def test_the_default_cluster_has_twenty_processes_in_the_order_of_their_start() -> None:
+    names = [spec.name for spec in UpOptions().specs()]
+    assert names == [
+        *("xiu-0-0", "xiu-0-1", "pi-0-0", "pi-0-1"),
+        *(f"{role}-{partition}-{number}" for role in ("router", "relay", "broker") for number in (0, 1) for partition in (0, 1)),
+        *("proxy-0", "proxy-1", "gateway-0", "gateway-1"),
+    ]
+    assert [name for name in names if "relay" not in name] == [spec.name for spec in UpOptions(relays=0).specs()]
+
+
+def test_a_few_start_at_once_and_each_that_runs_makes_room_for_the_next() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    first = core.tick(0.0)
+    assert first == [Start("router-0-0"), Start("broker-0-0"), Start("broker-1-0"), Start("proxy-0")][:START_SLOTS]
+    assert core.tick(0.1) == []
+    assert core.running("broker-0-0", 0.5) == [Start("gateway-0")]
+
+
+def test_one_that_never_gets_ready_holds_up_the_others_only_for_a_while() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    assert core.next_deadline() == SLOW_START_S
+    assert core.tick(SLOW_START_S) == [Start("gateway-0")]
+
+
+def test_a_crashed_process_comes_back_after_a_back_off_that_doubles_to_its_limit() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    now, waits = 1.0, []
+    for _ in range(9):
+        assert core.exited("proxy-0", -9, now) == []
+        deadline = core.next_deadline()
+        assert deadline is not None
+        waits.append(round(deadline - now, 6))
+        assert core.tick(deadline - 0.001) == []
+        assert core.tick(deadline) == [Start("proxy-0")]
+        core.running("proxy-0", deadline)
+        now = deadline + 1
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, MAX_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
+    assert core.processes["proxy-0"].restarts == 9
+
+
+def test_the_back_off_is_shortened_by_chance_by_up_to_a_half() -> None:
+    core = SupervisorCore(specs(), lambda: 0.999)
+    all_up(core)
+    core.exited("proxy-0", 1, 10.0)
+    assert core.next_deadline() == pytest.approx(10.1, abs=0.001)
+
+
+def test_a_steady_time_starts_the_back_off_anew() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    for now in (1.0, 2.0, 3.0):
+        core.exited("proxy-0", 1, now)
+        core.tick(now + 0.9)
+        core.running("proxy-0", now + 0.9)
+    core.exited("proxy-0", 1, 4.0 + STEADY_S)
+    assert core.next_deadline() == pytest.approx(4.2 + STEADY_S)
+
+
+def test_a_wrong_option_fails_the_start_at_once() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    assert core.exited("router-0-0", 2, 0.5) == [Fail("router-0-0", 2)]
+
+
+def test_a_process_that_was_never_running_fails_the_start_after_its_tries() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    for name in ("broker-0-0", "broker-1-0", "proxy-0", "gateway-0"):
+        core.running(name, 0.1)
+    now = 0.5
+    for _ in range(FIRST_TRIES - 1):
+        assert Fail("router-0-0", 1) not in core.exited("router-0-0", 1, now)
+        now += 5
+        core.tick(now)
+    assert core.exited("router-0-0", 1, now) == [Fail("router-0-0", 1)]
+
+
+def test_one_that_ran_before_is_started_again_whatever_its_code() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    for turn in range(10):
+        assert core.exited("broker-0-0", 2, turn * 20.0) == []
+        assert core.tick(turn * 20.0 + 15) == [Start("broker-0-0")]
+
+
+def test_all_end_in_order_gateways_proxies_brokers_relays_routers() -> None:
+    relay = wanted_processes(
+        proxies=0, gateways=0, brokers=0, broker_replicas=0, routers=0, router_replicas=0, relays=1, relay_replicas=1
+    )
+    core = SupervisorCore([*specs(), *relay], lambda: 0.0)
+    all_up(core)
+    assert core.stop(1.0) == [Terminate("gateway-0")]
+    assert core.stop(1.1) == []
+    assert core.exited("gateway-0", 0, 2.0) == [Terminate("proxy-0")]
+    assert core.exited("proxy-0", 0, 3.0) == [Terminate("broker-0-0"), Terminate("broker-1-0")]
+    assert core.exited("broker-1-0", 0, 4.0) == []
+    assert core.exited("broker-0-0", 0, 4.0) == [Terminate("relay-0-0")]
+    assert core.exited("relay-0-0", 0, 4.5) == [Terminate("router-0-0")]
+    assert not core.all_stopped
+    assert core.exited("router-0-0", 0, 5.0) == []
+    assert core.all_stopped
+    assert core.next_deadline() is None
+
+
+def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0, grace_s=5.0)
+    all_up(core)
+    core.stop(1.0)
+    assert core.next_deadline() == 6.0
+    assert core.tick(5.9) == []
+    assert core.tick(6.0) == [Kill("gateway-0")]
+    assert core.tick(6.1) == []
+    assert core.exited("gateway-0", -9, 6.2) == [Terminate("proxy-0")]
+
+
+def test_a_second_interrupt_kills_everything_at_once() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.stop(1.0)
+    killed = core.kill(1.5)
+    assert {effect.name for effect in killed} == set(core.processes)
+    assert all(isinstance(effect, Kill) for effect in killed)
+    for name in core.processes:
+        core.exited(name, -9, 2.0)
+    assert core.all_stopped
+
+
+def test_an_end_during_the_start_starts_nothing_more() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    core.exited("proxy-0", 1, 0.1)
+    effects = core.stop(0.2)
+    while effects:
+        assert not any(isinstance(effect, Start) for effect in effects)
+        effects = [later for effect in effects for later in core.exited(effect.name, -15, 0.3)]
+    assert core.all_stopped
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=25, ci=100), deadline=None)
+def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
+    chance = random.Random(seed)
+    core, now = SupervisorCore(specs(), chance.random), 0.0
+    alive: set[str] = set()
+
+    def apply(effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Start):
+                assert effect.name not in alive
+                alive.add(effect.name)
+            else:
+                assert not isinstance(effect, Fail)
+                assert effect.name in alive
+
+    apply(core.tick(now))
+    while not core.all_running:
+        now += 0.1
+        for name in sorted(alive):
+            apply(core.running(name, now))
+    for _ in range(200):
+        now += chance.random()
+        apply(core.tick(now))
+        if alive:
+            name = chance.choice(sorted(alive))
+            if chance.random() < 0.5:
+                alive.discard(name)
+                apply(core.exited(name, -9, now))
+            else:
+                apply(core.running(name, now))
+    for _ in range(100):
+        now += 5
+        apply(core.tick(now))
+        for name in sorted(alive):
+            apply(core.running(name, now))
+    assert core.all_running
+    apply(core.stop(now))
+    while alive:
+        now += 0.1
+        name = chance.choice(sorted(name for name in alive if core.processes[name].state is ProcessState.STOPPING))
+        alive.discard(name)
+        apply(core.exited(name, 0, now))
+    assert core.all_stopped
+
+
+def test_stores_start_first_and_end_last() -> None:
+    names = [spec.name for spec in UpOptions(xius=0, pis=2, pi_replicas=2).specs()]
+    assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
+    assert UpOptions(pis=2).layout()["pi"].n == 2
+    assert START_ORDER[:2] == STOP_ORDER[:-3:-1] == ("xiu", "pi")
+
+
+def brokers(core: SupervisorCore) -> list[str]:
+    return [name for name in core.processes if name.startswith("broker")]
+
+
+def test_more_wanted_replicas_start_and_fewer_end_the_last_ones() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0, grace_s=10.0)
+    all_up(core)
+    assert core.set_replicas("broker", 2, 1.0) == [Start("broker-0-1"), Start("broker-1-1")]
+    assert not core.all_running
+    core.running("broker-0-1", 2.0)
+    core.running("broker-1-1", 2.0)
+    assert core.all_running
+    assert core.set_replicas("broker", 2, 3.0) == []
+    assert core.set_replicas("broker", 1, 4.0) == [Terminate("broker-0-1"), Terminate("broker-1-1")]
+    assert core.exited("broker-0-1", 0, 5.0) == []
+    assert brokers(core) == ["broker-0-0", "broker-1-0", "broker-1-1"]
+    assert core.next_deadline() == 14.0
+    assert core.tick(13.9) == []
+    assert core.tick(14.0) == [Kill("broker-1-1")]
+    core.exited("broker-1-1", -9, 14.1)
+    assert brokers(core) == ["broker-0-0", "broker-1-0"]
+    assert core.all_running
+    assert core.next_deadline() is None
+
+
+def test_one_that_ends_and_is_wanted_again_is_started_anew() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("gateway", 2, 1.0)
+    core.running("gateway-1", 1.5)
+    assert core.set_replicas("gateway", 1, 2.0) == [Terminate("gateway-1")]
+    assert core.set_replicas("gateway", 2, 3.0) == []
+    assert core.exited("gateway-1", 0, 4.0) == [Start("gateway-1")]
+    assert core.running("gateway-1", 5.0) == []
+    assert core.all_running
+
+
+def test_one_that_rests_is_forgotten_at_once_when_it_is_no_longer_wanted() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("gateway", 2, 1.0)
+    core.running("gateway-1", 1.5)
+    core.exited("gateway-1", 1, 2.0)
+    assert core.set_replicas("gateway", 1, 2.0) == []
+    assert core.all_running
+    assert core.tick(1000.0) == []
+
+
+def test_a_new_replica_that_fails_is_tried_again_and_does_not_end_a_cluster_that_runs() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("gateway", 2, 1.0)
+    now = 1.0
+    for _ in range(2 * FIRST_TRIES):
+        assert core.exited("gateway-1", 2, now) == []
+        now = core.next_deadline() or now
+        assert core.tick(now) == [Start("gateway-1")]
+
+
+def test_a_cluster_that_ends_starts_no_replicas() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.stop(1.0)
+    assert core.set_replicas("broker", 5, 2.0) == []
+    assert brokers(core) == ["broker-0-0", "broker-1-0"]
+
+
+def test_partitions_that_a_doubling_adds_start_and_end_when_it_is_taken_back() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0, grace_s=5.0)
+    all_up(core)
+    assert core.set_replicas("broker", 1, 1.0, 4) == [Start("broker-2-0"), Start("broker-3-0")]
+    assert core.set_replicas("broker", 1, 1.1, 4) == []
+    core.running("broker-2-0", 2.0)
+    assert core.set_replicas("broker", 1, 30.0, 2) == [Terminate("broker-2-0"), Terminate("broker-3-0")]
+    assert core.exited("broker-2-0", 0, 31.0) == []
+    assert core.tick(35.0) == [Kill("broker-3-0")]
+    core.exited("broker-3-0", -9, 35.1)
+    assert brokers(core) == ["broker-0-0", "broker-1-0"]
+    assert core.all_running
+
+
+def test_a_cluster_runs_as_many_partitions_as_its_layout_has_and_those_that_are_coming() -> None:
+    options = UpOptions(pis=0)
+    layout = Layout(3, {**options.layout(), "router": RoleLayout(4, 4, 2, ("a" * 16,)), "broker": RoleLayout(2, 4, 2, ("b" * 16,))})
+    counts = Counter(spec.role for spec in options.grown(layout))
+    assert counts == {"xiu": 2, "router": 8, "broker": 8, "relay": 4, "proxy": 2, "gateway": 2}
+    assert replace(options, grow=False).grown(layout) == options.specs()

@@ -1,0 +1,333 @@
+"""The core of sending mail: windows, batches, generations, what time brings."""
+
+from __future__ import annotations
+
+import pytest
+
+from pixiu.client.mail.core import (
+    HOPELESS,
+    MAX_BACKOFF_S,
+    STALL_S,
+    Effect,
+    MailOutcome,
+    MailResolved,
+    MailSender,
+    MailTicket,
+    OpenMailStream,
+)
+from pixiu.client.options import ClientOptions
+from pixiu.client.send.events import CloseStream, Failure, RefreshCluster, Writable
+from pixiu.errors import all_errors
+from pixiu.ids import snowflake
+from pixiu.wire.inbox_operations import GENERATION_EPOCH_S
+from pixiu.wire.levels import Level
+from pixiu.wire.record import Kind, encode
+
+PROXIES = ("a:1", "b:1")
+CLOCK_S = GENERATION_EPOCH_S + 5000.0
+
+
+class Sending:
+    """A core, its time, and who it says it is."""
+
+    def __init__(self, **options: float) -> None:
+        self.now = 100.0
+        self.worker = 3
+        self.core = MailSender(
+            ClientOptions(**options), PROXIES, lambda: self.worker, lambda: CLOCK_S + self.now - 100, lambda: 0.5  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._made = 0
+
+    def ticket(self, level: Level = Level.REPLICATED, size: int = 10) -> MailTicket:
+        """A mail that somebody waits for."""
+        self._made += 1
+        identity = snowflake(1_750_000_000_000, 3, self._made)
+        found = MailTicket(encode(Kind.MAIL, 7, bytes(size), identity), identity, level)
+        found.watched = True
+        return found
+
+    def offer(self, *levels: Level) -> list[MailTicket]:
+        """Some mails."""
+        tickets = [self.ticket(level) for level in levels or (Level.REPLICATED,)]
+        for ticket in tickets:
+            self.core.offer(ticket, self.now)
+        return tickets
+
+    def sent(self, stream: int) -> list[tuple[int, int]]:
+        """(position, count) of every batch that leaves now."""
+        found = []
+        while (batch := self.core.next_batch(stream, self.now)) is not None:
+            found.append((batch.position, batch.count))
+        return found
+
+    def confirm(self, stream: int, position: int, count: int) -> list[Effect]:
+        """A proxy confirms."""
+        return self.core.reply(stream, self.now, [MailOutcome(position, count, 2, range(count), None, ())])
+
+
+def opened(effects: list[Effect]) -> OpenMailStream:
+    """The only stream that is to be opened."""
+    (found,) = (effect for effect in effects if isinstance(effect, OpenMailStream))
+    return found
+
+
+def test_the_first_mail_opens_a_stream_and_further_ones_wake_it() -> None:
+    sending = Sending()
+    effect = opened(sending.core.offer(sending.ticket(), sending.now))
+    assert (effect.stream, effect.worker, effect.generation) == (1, 3, 5000)
+    assert sending.core.offer(sending.ticket(), sending.now) == [Writable(1)]
+    assert sending.sent(1) == [(1, 2)]
+
+
+def test_a_batch_has_one_level() -> None:
+    sending = Sending()
+    levels = (Level.REPLICATED, Level.REPLICATED, Level.ACCEPTED, Level.REPLICATED)
+    sending.offer(*levels)
+    assert sending.sent(1) == [(1, 2), (3, 1), (4, 1)]
+
+
+def test_windows_in_records_and_bytes_hold_back() -> None:
+    sending = Sending(window_records=3, batch_records=2)
+    sending.offer(*[Level.REPLICATED] * 6)
+    assert sending.sent(1) == [(1, 2), (3, 1)]
+    assert sending.confirm(1, 1, 2)[-1] == Writable(1)
+    assert sending.sent(1) == [(4, 2)]
+    small = Sending(window_bytes=120)
+    small.offer(*[Level.REPLICATED] * 4)
+    assert small.sent(1) == [(1, 2)]
+    small.core.reply(1, small.now, [], window_bytes=1000)
+    assert small.sent(1) == [(3, 2)]
+
+
+def test_batches_of_mail_are_no_larger_than_the_proxy_takes() -> None:
+    sending = Sending()
+    sending.offer(*[Level.REPLICATED] * 5)
+    sending.core.reply(1, sending.now, [], window_bytes=1 << 20, batch_records=2)
+    assert sending.sent(1) == [(1, 2), (3, 2), (5, 1)]
+
+
+def test_one_that_is_larger_than_the_window_goes_alone() -> None:
+    sending = Sending(window_bytes=10)
+    sending.offer(Level.REPLICATED, Level.REPLICATED)
+    assert sending.sent(1) == [(1, 1)]
+
+
+def test_confirmed_out_of_order_and_the_rest_again_in_order() -> None:
+    sending = Sending()
+    tickets = sending.offer(*[Level.REPLICATED] * 5)
+    sending.sent(1)
+    (resolved,) = (effect for effect in sending.confirm(1, 3, 2) if isinstance(effect, MailResolved))
+    assert resolved.tickets == (tickets[2], tickets[3])
+    effects = sending.core.ended(1, sending.now, Failure("STALE_STREAM", "x"))
+    assert effects[0] == CloseStream(1)
+    again = opened(effects)
+    assert again.generation == 5001
+    (newest,) = sending.offer()
+    batch = sending.core.next_batch(again.stream, sending.now)
+    assert batch is not None
+    wanted = [ticket.record for ticket in (tickets[0], tickets[1], tickets[4], newest)]
+    assert (batch.data, batch.position) == (b"".join(wanted), 1)
+    assert sending.core.counters.resent == 3
+    assert sending.confirm(1, 1, 5) == []
+
+
+def test_a_broken_stream_goes_to_the_next_proxy_and_failures_rest_longer_and_longer() -> None:
+    sending = Sending(mail_timeout_s=1000)
+    first = opened(sending.core.offer(sending.ticket(), sending.now))
+    effects = sending.core.stream_died(1, sending.now, "gone")
+    assert RefreshCluster() in effects
+    second = opened(effects)
+    assert {first.address, second.address} == set(PROXIES)
+    rests = []
+    stream = second.stream
+    for _ in range(8):
+        sending.core.stream_died(stream, sending.now, "gone")
+        due = sending.core.next_deadline()
+        assert due is not None
+        rests.append(due - sending.now)
+        sending.now = due
+        stream = opened(sending.core.tick(sending.now)).stream
+    assert rests == sorted(rests)
+    assert 0 < rests[0] < rests[3] <= MAX_BACKOFF_S
+    sending.sent(stream)
+    sending.confirm(stream, 1, 1)
+    sending.offer()
+    assert opened(sending.core.stream_died(stream, sending.now, "gone")).generation > 5008
+
+
+def test_a_stale_writer_jumps_over_whoever_has_its_number_with_a_higher_generation() -> None:
+    sending = Sending(mail_timeout_s=1000)
+    generation = opened(sending.core.offer(sending.ticket(), sending.now)).generation
+    jumps = []
+    for stream in range(1, 12):
+        effects = sending.core.ended(stream, sending.now, Failure("STALE_WRITER", "x"))
+        sending.now += 2
+        found = opened(effects + sending.core.tick(sending.now)).generation
+        jumps.append(found - generation)
+        generation = found
+    assert jumps == sorted(jumps)
+    assert sum(jumps) > 1000
+
+
+def test_another_worker_number_begins_another_stream() -> None:
+    sending = Sending()
+    sending.offer()
+    sending.sent(1)
+    sending.worker = 4
+    effects = sending.core.offer(sending.ticket(), sending.now)
+    assert effects[0] == CloseStream(1)
+    assert (opened(effects).worker, opened(effects).stream) == (4, 2)
+    assert sending.sent(2) == [(1, 2)]
+
+
+def test_a_silent_proxy_is_left() -> None:
+    sending = Sending(mail_timeout_s=1000)
+    sending.offer()
+    sending.sent(1)
+    assert sending.core.next_deadline() == sending.now + STALL_S
+    sending.now += STALL_S
+    assert opened(sending.core.tick(sending.now)).stream == 2
+
+
+def test_what_expires_in_flight_is_not_sent_again() -> None:
+    sending = Sending(mail_timeout_s=5)
+    (old,) = sending.offer()
+    sending.sent(1)
+    sending.now += 3
+    (young,) = sending.offer()
+    sending.now += 2
+    effects = sending.core.tick(sending.now)
+    assert effects[0] == MailResolved((old,))
+    assert old.failure is not None
+    assert old.failure.code == "OUTCOME_UNKNOWN"
+    again = opened(sending.core.ended(1, sending.now, Failure("OVERLOADED", "busy", 0)))
+    batch = sending.core.next_batch(again.stream, sending.now)
+    assert batch is not None
+    assert batch.data == young.record
+    sending.now += 5
+    sending.core.tick(sending.now)
+    assert young.failure is not None
+    assert young.failure.code == "OUTCOME_UNKNOWN", "it had left before the refusals, and nobody answered it"
+    assert "OVERLOADED: busy" in young.failure.text
+    assert (sending.core.unresolved, sending.core.unresolved_bytes) == (0, 0)
+
+
+def test_a_range_that_begins_with_an_expired_one_confirms_the_others() -> None:
+    sending = Sending(mail_timeout_s=5)
+    sending.offer()
+    sending.now += 3
+    others = sending.offer(Level.REPLICATED, Level.REPLICATED)
+    assert sending.sent(1) == [(1, 3)]
+    sending.now += 2
+    sending.core.tick(sending.now)
+    sending.confirm(1, 1, 3)
+    assert [(ticket.resolved, ticket.failure, ticket.msg_id) for ticket in others] == [(True, None, 1), (True, None, 2)]
+
+
+def test_what_waits_ask_for_is_told_of_each_number() -> None:
+    sending = Sending(batch_records=1, window_records=2)
+    sending.offer(*[Level.REPLICATED] * 3)
+    core = sending.core
+    assert [core.flushed(number) for number in (1, 2, 3)] == [False] * 3
+    sending.sent(1)
+    assert [core.flushed(number) for number in (1, 2, 3)] == [True, True, False]
+    core.reply(1, sending.now, [], taken=1)
+    assert [core.sent(number) for number in (1, 2)] == [True, False]
+    assert not core.finished(1)
+    sending.confirm(1, 1, 1)
+    assert [core.finished(number) for number in (1, 2)] == [True, False]
+    core.ended(1, sending.now, Failure("STALE_STREAM", "x"))
+    assert [core.flushed(2), core.sent(2), core.sent(1)] == [True, False, True]
+
+
+def test_replies_of_nonsense_do_no_harm() -> None:
+    sending = Sending()
+    tickets = sending.offer(*[Level.REPLICATED] * 2)
+    sending.sent(1)
+    for outcome in (
+        MailOutcome(7, 1 << 40, 1, (), None, ()),
+        MailOutcome(0, 0, 1, (), None, ()),
+        MailOutcome(1, 1, 1, (), None, ()),
+    ):
+        sending.core.reply(1, sending.now, [outcome])
+        sending.core.reply(9, sending.now, [outcome])
+    assert [ticket.resolved for ticket in tickets] == [True, False]
+    sending.core.reply(1, sending.now, [MailOutcome(1, 1, 1, (), None, ())])
+    assert sending.core.unresolved == 1
+
+
+def test_after_an_attempt_without_an_answer_only_the_stores_own_look_settles_a_mail() -> None:
+    looked = {"INBOX_FULL", "ID_REUSED", "TOO_OLD"}
+    codes = {error.code for error in all_errors()} - {"OUTCOME_UNKNOWN", "DROPPED", "UNDELIVERED"}
+    for code in sorted(codes):
+        for attempts in (1, 2):
+            sending = Sending()
+            (ticket,) = sending.offer()
+            assert sending.sent(1) == [(1, 1)]
+            if attempts == 2:  # the proxy is gone: it may have stored the mail
+                again = opened(
+                    [*sending.core.ended(1, sending.now, Failure("UNAVAILABLE", "gone")), *_later(sending, MAX_BACKOFF_S)]
+                )
+                assert sending.sent(again.stream) == [(1, 1)]
+            sending.core.reply(attempts, sending.now, [MailOutcome(1, 1, 0, (), Failure(code, "no"), ())])
+            assert ticket.failure is not None
+            assert ticket.failure.code == (code if code in looked or attempts == 1 else "OUTCOME_UNKNOWN")
+            assert "no" in ticket.failure.text
+            assert code in (ticket.failure.code, ticket.failure.text.split(":")[0])
+
+
+def test_what_was_answered_before_it_is_sent_again_is_no_doubt() -> None:
+    sending = Sending()
+    (ticket,) = sending.offer()
+    for position, code in ((1, "DISK_FULL"), (2, "CHECKSUM_WRONG")):
+        assert sending.sent(1) == [(position, 1)]
+        sending.core.reply(1, sending.now, [MailOutcome(position, 1, 0, (), Failure(code, "no"), ())])
+        assert ticket.failure == Failure(code, "no")
+        sending.core.offer(ticket, sending.now)
+
+
+@pytest.mark.parametrize("code", sorted(HOPELESS))
+def test_the_end_of_a_stream_is_no_answer_to_what_had_left_before(code: str) -> None:
+    sending = Sending()
+    (old,) = sending.offer()
+    sending.sent(1)
+    again = opened(sending.core.stream_died(1, sending.now, "gone"))
+    (young,) = sending.offer()
+    sending.core.next_batch(again.stream, sending.now)
+    (never,) = sending.offer()
+    sending.core.ended(again.stream, sending.now, Failure(code, "no"))
+    failures = [ticket.failure for ticket in (old, young, never)]
+    assert [failure and failure.code for failure in failures] == ["OUTCOME_UNKNOWN", code, code]
+
+    sending = Sending(batch_records=1)
+    first, second = sending.offer(), sending.offer()
+    sending.sent(1)  # two batches: which one is it about?
+    sending.core.ended(1, sending.now, Failure(code, "no"))
+    certain = code if code == "NOT_SERVED" else "OUTCOME_UNKNOWN"
+    assert [ticket.failure and ticket.failure.code for ticket in (*first, *second)] == [certain] * 2
+
+    sending = Sending()
+    (taken,) = sending.offer()
+    sending.sent(1)
+    sending.core.reply(1, sending.now, [], taken=1)
+    sending.core.ended(1, sending.now, Failure(code, "no"))
+    assert taken.failure is not None
+    assert taken.failure.code == "OUTCOME_UNKNOWN"
+
+
+def test_when_every_proxy_refuses_the_login_mail_fails_at_once_and_what_may_have_left_is_unknown() -> None:
+    sending = Sending()
+    (old,) = sending.offer()
+    sending.sent(1)
+    again = opened(sending.core.stream_died(1, sending.now, "reset"))
+    (young,) = sending.offer()
+    sending.core.next_batch(again.stream, sending.now)
+    third = opened([*sending.core.stream_died(again.stream, sending.now, "x", "over"), *_later(sending, MAX_BACKOFF_S)])
+    sending.core.next_batch(third.stream, sending.now)
+    assert MailResolved((old, young)) in sending.core.stream_died(third.stream, sending.now, "x", "over")
+    assert [ticket.failure and ticket.failure.code for ticket in (old, young)] == ["OUTCOME_UNKNOWN", "UNAUTHENTICATED"]
+
+
+def _later(sending: Sending, seconds: float) -> list[Effect]:
+    sending.now += seconds
+    return sending.core.tick(sending.now)

@@ -1,0 +1,88 @@
+"""Names of topics and the rooms that carry them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pixiu.errors import InvalidArgument
+from pixiu.ids import MAX_ID, MAX_ROOM, topic_room
+from pixiu.placement.topics import MAX_TOPIC_LENGTH, Refusal, destination, is_filter, resolve, room_of_topic
+
+
+@pytest.mark.parametrize("room", [1, 7, 10, 4294967296, MAX_ROOM])
+def test_a_room_has_its_number_as_name(room: int) -> None:
+    assert room_of_topic(f"room/{room}") == room
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "room/", "room/0", "room/01", "room/+1", "room/-1", "room/1 ", "room/ 1", "room/1/2", "room/abc", "room/1.0", "room/0x1",
+        "room/١", "room/²", f"room/{MAX_ROOM + 1}", f"room/{MAX_ID}", "room/" + "9" * 19, "room/" + "1" * 4000,
+    ],
+)  # fmt: skip
+def test_other_room_names_are_errors(name: str) -> None:
+    assert resolve(name) in (Refusal.ROOM_NUMBER, Refusal.WILDCARD)
+    with pytest.raises(InvalidArgument):
+        room_of_topic(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "/", "/a", "room", "user", "rooms/1", "Room/1", "a$", "a/$b", "x" * MAX_TOPIC_LENGTH])
+def test_free_topics_belong_to_the_room_of_their_first_level(name: str) -> None:
+    assert room_of_topic(name) == topic_room(name) > MAX_ROOM
+
+
+def test_topics_with_the_same_first_level_share_a_room() -> None:
+    assert room_of_topic("sensors/1/temperature") == room_of_topic("sensors/2") != room_of_topic("alarms/1")
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("", Refusal.EMPTY),
+        ("x" * (MAX_TOPIC_LENGTH + 1), Refusal.LONG),
+        ("user/1", Refusal.USER),
+        ("user/", Refusal.USER),
+        ("$SYS/broker", Refusal.SYSTEM),
+        ("$", Refusal.SYSTEM),
+        ("#", Refusal.WILDCARD),
+        ("+", Refusal.WILDCARD),
+        ("a/+/b", Refusal.WILDCARD),
+        ("room/#", Refusal.WILDCARD),
+        ("user/+", Refusal.WILDCARD),
+    ],
+)
+def test_names_that_no_room_carries(name: str, refusal: Refusal) -> None:
+    assert resolve(name) is refusal
+    with pytest.raises(InvalidArgument, match="no room carries"):
+        room_of_topic(name)
+
+
+@pytest.mark.parametrize("name", ["#", "+", "a/#", "+/+", "/+", "+/", "a/+/b/#", "/#", "plain"])
+def test_mqtt_4_7_1_valid_filters(name: str) -> None:
+    assert is_filter(name)
+
+
+@pytest.mark.parametrize("name", ["##", "#/", "a#", "a/#/b", "a+", "+a", "a/b+/c", "+#", "#/#"])
+def test_mqtt_4_7_1_invalid_filters(name: str) -> None:
+    assert not is_filter(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("user/1", 1),
+        (f"user/{MAX_ID}", MAX_ID),
+        (f"user/{MAX_ID + 1}", Refusal.USER),
+        ("user/01", Refusal.USER),
+        ("user/0", Refusal.USER),
+        ("user/", Refusal.USER),
+        ("user/٣", Refusal.USER),
+        ("user/7/x", Refusal.USER),
+        ("user/+", Refusal.WILDCARD),
+        ("room/7", 7),
+        ("$SYS", Refusal.SYSTEM),
+    ],
+)
+def test_a_user_is_named_by_a_decimal_uin(name: str, found: object) -> None:
+    assert destination(name) == found

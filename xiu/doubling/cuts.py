@@ -1,0 +1,312 @@
+"""A Xiu's shell of doubling: requests of the operator's tool, questions of a child, and a parent's answers.
+
+    tool ──Advance──▶ leader ──▶ log            child's core ──AskParent──▶ parent's leader ──(forwarded)──▶ its parent's leader
+
+Source: docs/doubling.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
+
+import grpc.aio
+
+from cluster.process.context import Context
+from cluster.replication.doubling import DoublingService
+from cluster.replication.export.export import abort
+from cluster.replication.replica import Replica
+from pixiu.discovery.view import RoleLayout
+from pixiu.errors import NotYet, PixiuError, Unavailable
+from pixiu.ids import hex_id
+from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
+from pixiu.rpc.tls import generation, peer_channel
+from pixiu.wire.levels import Level
+from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
+from xiu.core import Core
+from xiu.doubling.answering import MAX_ASKED, Answers, Known, Wanted, check_layout, check_question, problem_of, status_of
+from xiu.events import AskParent, ParentAnswered
+from xiu.export.holding import Holding
+from xiu.options import Options
+from xiu.state.doubling import NO_DOUBLING, Change, Phase, parent_of, reached
+from xiu.state.readers import inherited
+from xiu.state.state import Head
+
+ADVANCED: Final = "xiu_doubling_advanced"
+ANSWERS: Final = Answers()
+SPLIT_WAIT_MS: Final = 500
+"""Time for which a parent that is not split delays its answer to a child that learns, milliseconds: moved users wait for the split.
+Shorter than `CALL_S`."""
+SPLIT_POLL_S: Final = 0.02
+"""Pause before a child asks again, seconds: a parent that does not lead, or one of an earlier version, answers at once."""
+CALL_S: Final = 1.0
+ASK_S: Final = 2.0
+"""Time limit of a whole question, seconds. Policy: then there was no answer, and the mail is refused for now."""
+
+
+class Shell(Protocol):
+    """Interface of the service."""
+
+    @property
+    def core(self) -> Core | None:
+        """The core while the partition is open."""
+
+    @property
+    def head(self) -> Head:
+        """The head of the committed state."""
+
+    @property
+    def holding(self) -> Holding:
+        """The readers for which retention waits."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> object:
+        """Run a coroutine as a task."""
+
+
+class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
+    """Serves `pixiu.v1.Doubling` and `pixiu.v1.XiuPartitions` of one partition.
+
+    Args:
+        context: of the process.
+        replica: of the partition.
+        shell: the service.
+        answered: called with the parent's answers.
+    """
+
+    def __init__(
+        self, context: Context[Options], replica: Replica, shell: Shell, answered: Callable[[ParentAnswered], None]
+    ) -> None:
+        self._context, self._replica, self._shell, self._answered = context, replica, shell, answered
+        self._partition = context.options.partition
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        """By address. Bounded by the number of the parent's replicas."""
+        self._generation = generation()
+        self._leader = ""
+        """Address of the replica that answered last."""
+        self._doubling = NO_DOUBLING
+        """From the head, as last seen."""
+        self._changed = asyncio.Event()
+        DoublingService(context.server, replica, self)
+        xiu_partitions_pb2_grpc.add_XiuPartitionsServicer_to_server(self, context.server)
+
+    async def close(self) -> None:
+        """Close the channels to the parent."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    def applied(self) -> None:
+        """Note that entries were applied: waiting children get their answer when this partition was split."""
+        if self._doubling is not (now := self._shell.head.doubling):
+            self._doubling = now
+            self._changed.set()
+
+    # --- the operator's tool
+
+    async def open_when_split(self) -> None:
+        """Open this child as soon as its parent is split, even without the tool, since moved users wait for it. Runs while it
+        learns."""
+        while True:
+            now = self._shell.head.doubling if self._shell.core is not None else NO_DOUBLING
+            if now.phase is not Phase.LEARNING or not self._replica.is_leader:
+                return
+            request = doubling_pb2.DoublingAdvanceRequest(
+                doubling=now.id,
+                partitions=now.partitions,
+                phase=doubling_pb2.DOUBLING_OPEN,
+                operator=f"xiu partition {self._partition}",
+            )
+            with contextlib.suppress(PixiuError):  # its parent is not split yet, or has no leader
+                await self._advance(request, SPLIT_WAIT_MS)
+                return
+            await asyncio.sleep(SPLIT_POLL_S)
+
+    async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
+        """See `Doubled`."""
+        await self._advance(request)
+
+    async def take_back_doubling(self, request: doubling_pb2.DoublingTakeBackRequest) -> None:
+        """See `Doubled`."""
+        change = Change(Phase.NONE, request.doubling, request.partitions)
+        self._core.doubling_entry(change)
+        await asyncio.to_thread(self._replica.audit, request.operator, "doubling taken back", self._what(change))
+        proposal = self._replica.submit([self._core.doubling_entry(change)])
+        await proposal.reached(Level.REPLICATED)
+        if self._shell.head.doubling.fence < proposal.last:
+            raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
+        self._context.log.info(ADVANCED, operator=request.operator, **self._what(change))
+
+    @staticmethod
+    def _what(change: Change) -> dict[str, object]:
+        name = doubling_pb2.DoublingPhase.Name(doubling_pb2.DoublingPhase.ValueType(change.step))
+        return {"doubling": hex_id(change.doubling), "partitions": change.partitions, "phase": name}
+
+    async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int = 0) -> None:
+        """`wait_ms`: time for which a parent that is not split may delay its answer."""
+        change = await self._change(request, wait_ms)
+        if change is None:
+            return
+        self._core.doubling_entry(change)
+        what = self._what(change)
+        audit = functools.partial(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
+        if change.step is not Phase.OPEN:  # moved users wait for OPEN; it follows from a SPLIT, which was audited
+            await asyncio.to_thread(audit)
+        # The state at the append decides, and another caller may have asked for the same meanwhile. The parent's answer about its
+        # cut stays true.
+        if not reached(self._shell.head.doubling, change):
+            if change.step in (Phase.LEARNING, Phase.SPLIT):
+                self._check_layout(change)
+            await self._replica.submit([self._core.doubling_entry(change)]).reached(Level.REPLICATED)
+            self._context.log.info(ADVANCED, operator=request.operator, **what)
+        if change.step is Phase.OPEN:
+            await asyncio.to_thread(audit)
+        if not reached(self._shell.head.doubling, change):
+            raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
+
+    async def _change(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int) -> Change | None:
+        """The step to a phase; None: the partition has reached it. Raises PixiuError."""
+        change = Change(Phase(request.phase), request.doubling, request.partitions, fence=request.fence)
+        if reached(self._shell.head.doubling, change):
+            return None
+        if change.step in (Phase.LEARNING, Phase.SPLIT):
+            self._check_layout(change)
+        if change.step is Phase.OPEN and self._partition > 0:
+            said = await self._ask_once([], wait_ms)
+            if said.doubling != request.doubling or not said.split_at:
+                parent = parent_of(self._partition)
+                raise NotYet(f"partition {parent} is not split, or that is not committed: advance it to SPLIT first")
+            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us, holds=said.holds)
+        return change
+
+    @property
+    def _layout(self) -> RoleLayout | None:
+        return self._context.view.layout.roles.get("xiu")
+
+    def _check_layout(self, change: Change) -> None:
+        check_layout((change.doubling, change.partitions), self._layout)
+
+    @property
+    def problem(self) -> str:
+        """A problem that an operator must solve; "" if there is none."""
+        return problem_of(self._shell.head.doubling, self._layout or RoleLayout(1, 1))
+
+    async def doubling_status(self) -> doubling_pb2.DoublingStatus:
+        """See `Doubled`."""
+        learned = 0
+        if self._shell.head.doubling.phase is Phase.LEARNING:
+            try:
+                said = await self._ask_once([])
+                learned = said.split_at if said.doubling == self._shell.head.doubling.id else 0
+            except PixiuError:
+                pass  # the parent has no leader now
+        core, layout = self._core, self._context.view.layout.partitions("xiu")
+        return status_of(self._partition, self._shell.head.doubling, core.doubling(), core.committed, learned, layout)
+
+    @property
+    def _core(self) -> Core:
+        core = self._shell.core
+        if core is None:
+            raise Unavailable("this Xiu is not open; try again soon")
+        return core
+
+    # --- a child asks
+
+    def ask(self, effect: AskParent) -> None:
+        """Send the core's question to the parent; it is answered in any case."""
+        self._shell.spawn(self._ask(effect))
+
+    async def _ask(self, effect: AskParent) -> None:
+        known: Known | None
+        try:
+            known, copies = await self._known_to_parent(effect.wanted)
+        except PixiuError:
+            known, copies = None, 0
+        self._answered(ParentAnswered(effect.number, known, copies))
+
+    async def _known_to_parent(self, wanted: Wanted) -> tuple[Known, int]:
+        """Ask the parent for MsgIDs and CRCs, and the number of disks with them. Raises PixiuError if it does not answer, or was
+        not split."""
+        found: Known = []
+        on_disks: list[int] = []
+        while len(found) < len(wanted):
+            part = wanted[len(found) : len(found) + MAX_ASKED]
+            said = await self._ask_once(part)
+            if not said.doubling or len(said.msg_ids) != len(part) or len(said.crcs) != len(part):
+                raise Unavailable(f"partition {parent_of(self._partition)} does not answer for {len(part)} SnowflakeIDs")
+            found += [(msg_id, crc) if msg_id else None for msg_id, crc in zip(said.msg_ids, said.crcs, strict=True)]
+            if any(said.msg_ids):
+                on_disks.append(said.copies)
+        return found, min(on_disks, default=0)
+
+    async def _ask_once(self, wanted: Wanted, wait_ms: int = 0) -> xiu_partitions_pb2.AskReply:
+        parent = parent_of(self._partition)
+        request = xiu_partitions_pb2.AskRequest(
+            child=self._partition,
+            snowflakes=[one for one, _ in wanted],
+            derived=[at for at, (_, derived) in enumerate(wanted) if derived],
+            wait_ms=wait_ms,
+        )
+        reason = "no replica of it is running"
+        try:
+            async with asyncio.timeout(ASK_S):
+                addresses = [node.address for node in self._context.view.replicas("xiu", parent)]
+                for address in sorted(addresses, key=lambda one: one != self._leader):
+                    try:
+                        reply = await self._call(address, request)
+                    except STREAM_ERRORS as error:
+                        reason = (error.details() or "") if isinstance(error, grpc.aio.AioRpcError) else repr(error)
+                        continue
+                    self._leader = address
+                    return reply
+        except TimeoutError:
+            reason = "no answer in time"
+        raise Unavailable(f"partition {parent} of Xiu cannot be asked: {reason}")
+
+    async def _call(self, address: str, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
+        if generation() != self._generation:  # with the former certificates a channel would never reconnect
+            self._generation, former, self._channels = generation(), self._channels, {}
+            for channel in former.values():
+                await channel.close(CALL_S)
+        if address not in self._channels:
+            there = {node.address for node in self._context.view.of_role("xiu")}
+            for gone in [held for held in self._channels if held not in there]:
+                await self._channels.pop(gone).close()
+            self._channels[address] = peer_channel(address, "xiu", CHANNEL_OPTIONS)
+        stub: Any = xiu_partitions_pb2_grpc.XiuPartitionsStub(self._channels[address])
+        reply: xiu_partitions_pb2.AskReply = await stub.Ask(request, timeout=CALL_S)
+        return reply
+
+    # --- a parent answers
+
+    async def _until_split(self, child: int, wait_s: float) -> None:
+        """Wait until this partition was split from a child, at most `wait_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._shell.head.doubling.partitions <= child and self._replica.is_leader:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def Ask(
+        self, request: xiu_partitions_pb2.AskRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> xiu_partitions_pb2.AskReply:
+        """Answer a child's question about SnowflakeIDs."""
+        try:
+            return await self._asked(request)
+        except PixiuError as error:
+            await abort(context, error)
+
+    async def _asked(self, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
+        check_question(self._partition, request)
+        self._replica.check_leader()
+        if request.wait_ms and not request.snowflakes:
+            await self._until_split(request.child, min(request.wait_ms, SPLIT_WAIT_MS) / 1000)
+            self._replica.check_leader()
+        layout = self._layout or RoleLayout(1, 1)
+        look = ANSWERS.look(request, self._shell.head, self._core, layout, self._replica.lease_valid())
+        reply = look.reply(*(await self._known_to_parent(look.asked()) if look.above else ([], 0)))
+        if not request.snowflakes:
+            reply.holds = inherited(self._shell.holding.readers)
+        return reply

@@ -1,0 +1,206 @@
+"""Export of a Xiu: its messages as Arrow record batches, from any position to any other, on any replica.
+
+Positions are sequences (Partition_Msg_IDs); they are dense within an epoch of leaders.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final, Protocol
+
+import grpc.aio
+
+from cluster.replication.export.export import PART_BYTES, PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, users_of
+from pixiu.discovery.view import View
+from pixiu.errors import Gone, InvalidArgument, NotYet, PixiuError
+from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS
+from pixiu.wire.export_tables import MESSAGES, Columns, columns_of
+from pixiu.wire.v1 import export_pb2, export_pb2_grpc
+from xiu.core import Core
+from xiu.export.holding import Holding
+from xiu.options import Options
+from xiu.records.block import Block
+from xiu.state.readers import EVERYTHING
+from xiu.state.state import Head
+
+NO_LIMIT: Final = MAX_MSG_SEQUENCE
+"""Limit of a scan: it counts whole blocks, including records before the first position."""
+
+
+class Messages(Protocol):
+    """Interface of `xiu.store.reading.Reading` to an export."""
+
+    @property
+    def head(self) -> Head:
+        """The head of the readable state."""
+
+    def scan(self, begin: int, end: int, limit: int) -> Iterator[Block]:
+        """Yield blocks with records from one sequence to another, both included."""
+
+    def first_at_or_after(self, sequence: int) -> int | None:
+        """Return the first sequence of a record at or after one; None at the end."""
+
+    def last_before(self, sequence: int) -> int:
+        """Return the last sequence of a record before one; 0: there is none."""
+
+    def stored_since(self, at_us: int) -> int | None:
+        """Return the first sequence of a record stored at a time or later; None: there is none."""
+
+
+class Export:
+    """Reads the rows of one request, a part at a time. Its methods must be called in one thread.
+
+    Args:
+        partition: of the Xiu.
+        messages: stored ones.
+        columns, users: see `Rows`.
+        begin: the first position.
+        end: after the last one.
+    """
+
+    def __init__(self, partition: int, messages: Messages, columns: Columns, users: frozenset[int], begin: int, end: int) -> None:
+        self._partition, self._messages, self._columns, self._users = partition, messages, columns, users
+        self._next, self._end = begin, end
+        self._expected = 0
+
+    def part(self) -> Part:
+        """Read the next rows. Raises Gone if they were trimmed meanwhile, StoreDamaged, DiskFailed."""
+        check_floor(self._next, self._messages.head)
+        from xiu.export.rows import Rows  # a process that exports nothing saves Arrow's 40 MiB
+
+        rows, breath = Rows(self._partition, self._columns, self._users), Breath()
+        seen = size = 0
+        for block in self._messages.scan(self._next, self._end - 1, NO_LIMIT):
+            begin, end = max(block.first, self._next), min(block.last, self._end - 1)
+            rows.add(block, begin, end)
+            self._next = end + 1
+            seen += end - begin + 1
+            size += len(block.records)
+            if seen >= PART_ROWS or size >= PART_BYTES:
+                return Part(rows.batch(), self._next, last=self._next >= self._end)
+            breath.take()
+        self._next = self._end
+        return Part(rows.batch(), self._end, last=True)
+
+
+def check_floor(position: int, head: Head) -> None:
+    """Raise Gone if the record at a position was trimmed."""
+    if position < head.floor:
+        raise Gone(f"position {position} was trimmed by retention; the first that is stored is {head.floor}")
+
+
+def check_restored(begin: int, end: int, head: Head) -> None:
+    """Raise NotYet if a restore may still bring messages between two positions, the end excluded."""
+    if begin < min(end, head.below) and end > head.restored + 1:
+        raise NotYet("the partition is being restored: read again when `pixiu pipeline restore` has ended")
+
+
+def advance(messages: Messages, begin: int, end: int, limit: int) -> tuple[int, int]:
+    """Return the position after `limit` rows from `begin` on, at most `end`, and the number of rows between `begin` and it.
+
+    Sequences are dense within an epoch: a few look-ups, however many rows there are.
+    """
+    position, left = begin, limit
+    while left > 0 and position < end:
+        first = messages.first_at_or_after(position)
+        if first is None or first >= end:
+            return end, limit - left
+        next_epoch = (first >> MSG_COUNTER_BITS) + 1 << MSG_COUNTER_BITS
+        last = messages.last_before(min(next_epoch, end))
+        take = min(left, last - first + 1)
+        position, left = first + take, left - take
+    return position, limit - left
+
+
+def bounds(messages: Messages, request: export_pb2.BoundsRequest) -> export_pb2.BoundsReply:
+    """Report bounds of positions. Raises StoreDamaged, DiskFailed."""
+    head = messages.head
+    end = head.last + 1
+    begin, stop = max(request.begin, head.floor), min(request.end or end, end)
+    reply = export_pb2.BoundsReply(role="xiu", first=head.floor, end=end, applied=head.applied.counter)
+    reply.rows = advance(messages, begin, stop, end)[1]
+    if request.limit:
+        reply.advanced = advance(messages, begin, stop, request.limit)[0]
+    if request.at_us:
+        found = messages.stored_since(request.at_us)
+        reply.at = end if found is None else found
+    return reply
+
+
+class Shell(Protocol):
+    """Interface of the role to the service."""
+
+    @property
+    def reading(self) -> Messages | None:
+        """Readable messages while the partition is open."""
+
+    @property
+    def core(self) -> Core | None:
+        """The core while the partition is open."""
+
+    @property
+    def holding(self) -> Holding:
+        """The readers for which retention waits."""
+
+
+class XiuExport(export_pb2_grpc.ExportServicer):
+    """Serves `pixiu.v1.Export`."""
+
+    def __init__(self, shell: Shell, options: Options) -> None:
+        self._shell = shell
+        self._partition = options.partition
+        self.exporter = Exporter(options.export_share)
+        self.view: View | None = None
+        """View of the cluster."""
+
+    async def Bounds(
+        self, request: export_pb2.BoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> export_pb2.BoundsReply:
+        """Report bounds of positions, and the replicas that have them."""
+        try:
+            messages = self._messages()
+            reply = await self.exporter.run(lambda: bounds(messages, request))
+        except PixiuError as error:
+            await abort(context, error)
+        core = self._shell.core
+        reply.leads = core is not None and core.epoch > 0
+        reply.partition = self._partition
+        reply.partitions = self.view.layout.partitions("xiu") if self.view is not None and self.view.layout.roles else 1
+        reply.replicas.extend(replicas_of(self.view, "xiu"))
+        reply.cluster = self.view.layout.cluster if self.view is not None else ""
+        return reply
+
+    async def Rows(
+        self, request: export_pb2.RowsOfRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[export_pb2.RowsOfReply]:
+        """Stream messages in order."""
+        try:
+            messages = self._messages()
+            if request.table != MESSAGES:
+                raise InvalidArgument(f"a Xiu has the table {MESSAGES}, not {request.table!r}")
+            columns, users = columns_of(request.table, request.columns), users_of(request)
+            if request.end > messages.head.last + 1:
+                raise NotYet(f"this replica has no position {request.end - 1} so far; its last is {messages.head.last}")
+            check_restored(request.begin, request.end, messages.head)
+            export = Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end))
+            async for reply in self.exporter.stream(columns, export.part):
+                yield reply
+        except PixiuError as error:
+            await abort(context, error)
+
+    async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
+        """Note a reader in the partition's log: a replica that does not lead refuses."""
+        try:
+            self._messages()
+            await self._shell.holding.hold(request.reader, EVERYTHING if request.release else request.position)
+        except PixiuError as error:
+            await abort(context, error)
+        return export_pb2.HoldReply()
+
+    def _messages(self) -> Messages:
+        found = self._shell.reading
+        if found is None:
+            raise closed("Xiu")
+        return found
