@@ -14,9 +14,9 @@ from typing import Final
 
 from cluster.links.api import Peer
 from cluster.membership.events import Gateway
+from cluster.wire.v1 import control_pb2
 from pixiu.discovery.view import View
 from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID
-from pixiu.wire.v1 import control_pb2
 
 MAX_INTRODUCED: Final = 4_096
 """Limit of introduced gateways; further ones wait for the registry."""

@@ -21,11 +21,11 @@ from cluster.membership.map.lww_map import LwwMap
 from cluster.membership.member.service import MemberService, gateways_of
 from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
+from cluster.wire.v1 import control_pb2
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Hop
-from pixiu.wire.v1 import control_pb2
 
 WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
 MEMBERSHIP_READY: Final = "membership_ready"

@@ -19,6 +19,7 @@ from cluster.core.contract import NEVER, EndOfTurn, EventTable, RecordsReceived,
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.lww_map import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.delivery.dedupe import Dedupe
 from gateway.delivery.mail import MailBook
@@ -32,7 +33,6 @@ from pixiu.placement.big_rooms import VRooms, with_key
 from pixiu.placement.ordered_routes import Routes
 from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, has_expired, intact_body
 from pixiu.wire.trace import UNTRACED, Tracer
-from pixiu.wire.v1 import control_pb2
 
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""

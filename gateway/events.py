@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 from cluster.core.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.lww_map import Update
+from cluster.wire.v1 import control_pb2
 from gateway.mail.run import MailRun
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import control_pb2
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from cluster.process.tracing import tracer_of
 from cluster.rpc.methods import DELIVER
 from cluster.settings.options import ClusterOptions
 from cluster.trust.door_tls import DoorTls
+from cluster.wire.v1 import control_pb2, delivery_pb2
 from gateway import events as ev
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
@@ -52,7 +53,7 @@ from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.trace import Hop
-from pixiu.wire.v1 import control_pb2, delivery_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import wire_pb2_grpc
 from registry.kicks import KickRequests
 
 DRAIN_POLL_S: Final = 0.05

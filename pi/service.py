@@ -23,6 +23,7 @@ from cluster.replication.doubling import DoublingService, phase_samples
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
 from cluster.rpc.methods import EXCHANGE
+from cluster.wire.v1 import pi_replicas_pb2_grpc
 from pi import events as ev
 from pi.core import Core
 from pi.doubling.phases import Phase, Record
@@ -43,7 +44,7 @@ from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuEr
 from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc
 
 MAX_STREAMS: Final = 4096
 """Limit of callers' streams. Policy: further ones are refused with OVERLOADED."""

@@ -26,6 +26,7 @@ from cluster.rpc import methods
 from cluster.settings.options import ClusterOptions
 from cluster.trust import tickets
 from cluster.trust.followed_keys import ProofKeys
+from cluster.wire.v1 import control_pb2, tickets_pb2
 from pixiu.discovery.node import NodeState, run_of
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
@@ -35,7 +36,7 @@ from pixiu.placement.link_quality import Quality
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
-from pixiu.wire.v1 import control_pb2, tickets_pb2, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core

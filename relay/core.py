@@ -24,9 +24,9 @@ from cluster.membership.map.lww_map import ENTRY_BYTES, Applied, Update
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.forwards import Group, Outcome
 from cluster.membership.replica.state import State
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import UNTRACED, Tracer
-from pixiu.wire.v1 import control_pb2
 from relay.chat import ChatFanout
 from relay.login_conflicts import Contests
 from relay.login_proofs import LoginProofs

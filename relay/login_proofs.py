@@ -13,7 +13,7 @@ from typing import Final
 
 from cluster.membership.map.lww_map import ENTRY, VALUE, Update
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, TICKET_BYTES, signer
-from pixiu.wire.v1 import control_pb2
+from cluster.wire.v1 import control_pb2
 
 CONNECT_TIME_SHIFT: Final = 3
 """Flags below the connect time in a device's value: see `cluster.membership.map.devices`."""

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/import_graph.md"
 ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
 PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "ops", "onebox", "tools", "pipeline")
-GENERATED = "pixiu.wire.v1"
-"""The folder of generated modules, which has as many as there are protocols."""
+GENERATED = {"cluster.wire.v1", "pixiu.wire.v1"}
+"""The folders of generated modules, which have as many as there are protocols."""
 MAX_MODULES = 15
 """Modules in a folder, `__init__` not counted; more ask for folders inside."""
 
@@ -125,7 +125,7 @@ def broken(imports: Graph) -> list[str]:
     found += [
         f"{folder} has {count} modules, and {MAX_MODULES} is the most: make folders inside"
         for folder, count in sorted(sizes(imports).items())
-        if count > MAX_MODULES and folder != GENERATED
+        if count > MAX_MODULES and folder not in GENERATED
     ]
     return found
 
@@ -170,7 +170,7 @@ def page(imports: Graph) -> str:
     packages = graph_of_families(imports)
     inner = set(folders(imports))
     count = sizes(imports)
-    largest = max((size, folder) for folder, size in count.items() if folder != GENERATED)
+    largest = max((size, folder) for folder, size in count.items() if folder not in GENERATED)
     lines = [
         "# Import graph",
         "",

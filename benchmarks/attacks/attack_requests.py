@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2  # type: ignore[import-untyped]
 
+import cluster.wire.v1
 import pixiu.wire.v1
 from cluster.listeners.request_limits import BESIDE_BATCH_BYTES, MAX_BATCH_BYTES, MAX_BATCH_RECORDS, MAX_NAMES
 from pixiu.ids import snowflake
@@ -54,7 +55,8 @@ class Method:
 
 def methods() -> list[Method]:
     """Return every method of every service that the generated code describes, and of gRPC's own two."""
-    modules = [import_module(f"pixiu.wire.v1.{found.name}") for found in pkgutil.iter_modules(pixiu.wire.v1.__path__)]
+    packages = cluster.wire.v1, pixiu.wire.v1
+    modules = [import_module(f"{of.__name__}.{found.name}") for of in packages for found in pkgutil.iter_modules(of.__path__)]
     files = [module.DESCRIPTOR for module in modules if hasattr(module, "DESCRIPTOR")]
     return [
         Method(f"/{service.full_name}/{one.name}", one.client_streaming, one.server_streaming,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import control_pb2
 
 NOTICE_INTERVAL_S: Final = 1.0
 FIRST_REFRESH_S: Final = 2.0

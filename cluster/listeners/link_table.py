@@ -9,7 +9,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from pixiu.wire.v1 import control_pb2
+from cluster.wire.v1 import control_pb2
 
 RECORDS: Final = "records"
 _MEMBERS: Final[dict[str, tuple[str, ...]]] = {

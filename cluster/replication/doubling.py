@@ -13,9 +13,9 @@ import grpc.aio
 
 from cluster.replication.export.export import abort
 from cluster.replication.replica import Replica
+from cluster.wire.v1 import doubling_pb2, doubling_pb2_grpc
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.placement.partition import is_partition_count
-from pixiu.wire.v1 import doubling_pb2, doubling_pb2_grpc
 
 MAX_TEXT: Final = 512
 """Characters of an operator's name or reason."""

@@ -23,6 +23,7 @@ from cluster.core.turn import Newcomers, PacedLine, Turn
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.server import SessionLimits
 from cluster.trust.identity import Credentials, Identity
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.clients.admission import Admission
 from gateway.clients.join_share import JoinRate, JoinShare
@@ -37,7 +38,6 @@ from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
-from pixiu.wire.v1 import control_pb2
 
 REMEMBERED_S: Final = 60.0
 """Time for which the IDs of a departed client's messages are kept, seconds, in case it sends these again with DUP. Longer than

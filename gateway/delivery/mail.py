@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cluster.mqtt.mail import lane_of
+from cluster.wire.v1 import delivery_pb2
 from gateway import events as ev
 from gateway.mail.lane import MailLane
 from gateway.mail.run import MailRun, read_runs
 from pixiu.errors import MalformedData
 from pixiu.wire.record import INBOX_LANES
-from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024
 """A relay may name this number of devices beyond twice the connections that take mail here. Policy: departed ones are forgotten; if

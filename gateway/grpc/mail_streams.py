@@ -13,13 +13,13 @@ from typing import Final
 from structlog.typing import FilteringBoundLogger
 
 from cluster.core.log import once_per
+from cluster.wire.v1 import delivery_pb2
 from gateway import events as ev
 from gateway.core import Core
 from gateway.delivery.mail import Acknowledgement, read_batch
 from pixiu.errors import Draining, InvalidArgument, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Duplex, Served
-from pixiu.wire.v1 import delivery_pb2
 
 MAX_STREAMS: Final = 1024
 """Relays connected at one time; a further one is refused."""

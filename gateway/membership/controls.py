@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cluster.membership.map.anti_entropy import is_anti_entropy
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import control_pb2
 
 
 def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None) -> ev.Event | None:

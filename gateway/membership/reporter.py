@@ -29,11 +29,11 @@ from typing import NamedTuple
 from cluster.core.contract import NEVER, SendControl
 from cluster.membership.map.anti_entropy import Source, rule_of
 from cluster.membership.map.lww_map import MESSAGES_A_CONTROL, LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.membership.feedback import Feedback, absences
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous, serves
-from pixiu.wire.v1 import control_pb2
 
 CONFIRM_TIMEOUT_S = 1.0
 """A message that no replica confirmed within this time, seconds, is sent again; after twice, four times, … this time, while its

@@ -25,13 +25,13 @@ from cluster.rpc.framed import OPEN_S, Framed
 from cluster.rpc.methods import TICKETS
 from cluster.trust.identity import Credentials, Identity
 from cluster.trust.tickets import SHOWN, TICKET_BYTES
+from cluster.wire.v1 import tickets_pb2
 from gateway.tickets.held import Tickets, session_end
 from pixiu.discovery.node import Node
 from pixiu.errors import NotAuthenticated, Overloaded, Unavailable, error_of_code
 from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.duplex import Duplex, StreamEnded
-from pixiu.wire.v1 import tickets_pb2
 
 ASK_S: Final = 8.0
 """Time limit of a login's check, seconds: passwords are hashed, and callbacks are asked."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from pixiu.discovery.paths import PARTITIONED_ROLES
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 STORED: Final = ("xiu", "pi")
 """Roles whose partitions are split in their logs."""

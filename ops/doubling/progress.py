@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling.doubling import COPIED, STORED, Phase, Seen
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 MIN_SHARE: Final = 0.02
 """Share of the work that must be done before the time left is estimated."""

@@ -19,6 +19,8 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
+from cluster.wire.v1 import doubling_pb2 as pb
+from cluster.wire.v1.doubling_pb2_grpc import DoublingStub
 from ops.doubling import doubling as plan
 from ops.doubling.doubling import Phase, Seen
 from ops.doubling.forecast import Plan
@@ -34,8 +36,6 @@ from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from pixiu.version import __version__
-from pixiu.wire.v1 import doubling_pb2 as pb
-from pixiu.wire.v1.doubling_pb2_grpc import DoublingStub
 from registry.layout import abort_doubling, begin_doubling, commit_doubling, read_layout
 from tools.cli.http import fetch
 

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import typer
 
+from cluster.wire.v1 import replication_pb2 as pb
+from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.v1 import replication_pb2 as pb
-from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 from tools.cli.output import DEFAULT_TARGET, Target, console, guarded, operator
 from tools.cli.replicas import LEADING, ReplicaStatus
 from tools.cli.status import read_status

@@ -18,13 +18,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.wire.v1 import pi_replicas_pb2, replication_pb2
+from cluster.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
+from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, replication_pb2, xiu_pb2
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
-from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
-from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
 from tools.cli.replicas import LEADING, ReplicaStatus

@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from typing import Final, Protocol
 
 from cluster.replication.model import START, Entry, Position
+from cluster.wire.v1 import pi_replicas_pb2 as pb
 from pi.doubling.phases import (
     HOLD_S,
     Command,
@@ -31,7 +32,6 @@ from pi.doubling.state import DoublingState
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, MalformedData, Unavailable
 from pixiu.ids import hex_id
-from pixiu.wire.v1 import pi_replicas_pb2 as pb
 
 FOLLOW_ENTRIES: Final = 1024
 FOLLOW_BYTES: Final = 1 << 20

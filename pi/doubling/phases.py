@@ -71,7 +71,7 @@ _RECORD: Final = struct.Struct("<BQHHIQIQBQIQQQQ")
 
 
 class Phase(IntEnum):
-    """The phases of `proto/pixiu/wire/v1/doubling.proto`."""
+    """The phases of `proto/cluster/wire/v1/doubling.proto`."""
 
     NONE = 0
     LEARNING = 1

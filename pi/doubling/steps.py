@@ -10,11 +10,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, NamedTuple
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from pi.doubling.phases import Command, Cut, Doubling, Phase, Record, Step, fence_body
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, NotYet, Unavailable
 from pixiu.ids import hex_id
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 PARENT: Final = (Phase.SPLIT, Phase.CLEANING, Phase.NONE)
 CHILD: Final = (Phase.LEARNING, Phase.OPEN, Phase.NONE)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from cluster.process.context import Context
 from cluster.replication.replica import Replica
+from cluster.wire.v1 import doubling_pb2 as pb
 from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Phase, Record, Step, cut_in, note_body
 from pi.doubling.steps import Act, EndTurn, Standing, Work, problem_of, status_of, steps_back, steps_to, work_of
 from pi.handover.learner import Learner
@@ -28,7 +29,6 @@ from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 ADVANCED: Final = "pi_doubling_advanced"
 TAKEN_BACK: Final = "pi_doubling_taken_back"

@@ -24,6 +24,8 @@ from cluster.process.context import Context
 from cluster.replication.export.export import abort
 from cluster.replication.model import Position
 from cluster.replication.replica import Replica
+from cluster.wire.v1 import pi_replicas_pb2 as pb
+from cluster.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
 from pi.doubling.phases import DOUBLING_KIND, HOLD_S, Command, Doubling, rows_body
 from pi.keys import uin_of, unseal
@@ -33,8 +35,6 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.errors import PixiuError, Unavailable
 from pixiu.rpc.channels import MESSAGE_BYTES, PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.v1 import pi_replicas_pb2 as pb
-from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
 SILENT_S: Final = 5.0
 """Time without a message after which a child leaves its parent, seconds."""

@@ -21,6 +21,8 @@ import grpc
 import grpc.aio
 
 from cluster.replication.replica import Replica
+from cluster.wire.v1 import pi_replicas_pb2 as pb
+from cluster.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 from pi.repair.repairer import Repairer
 from pi.store.digest import Digest
 from pi.store.machine import Machine
@@ -31,8 +33,6 @@ from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import pi_replicas_pb2 as pb
-from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
 MARK_S: Final = 30.0
 """Time limit for a replica to apply the mark, seconds."""

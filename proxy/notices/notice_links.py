@@ -14,11 +14,11 @@ from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import NOTIFY
+from cluster.wire.v1 import delivery_pb2
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
-from pixiu.wire.v1 import delivery_pb2
 from proxy import mail_events as ev
 from proxy.notices.mail_notices import Notices
 

@@ -26,10 +26,10 @@ from cluster.core.turn import Turn
 from cluster.rpc.framed import FramedHandler
 from cluster.trust.identity import Credentials, Identity, machine_of
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, shown_of, sign
+from cluster.wire.v1 import tickets_pb2
 from pixiu.errors import InvalidArgument, NotAllowed, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID, hex_id
 from pixiu.rpc.duplex import Duplex
-from pixiu.wire.v1 import tickets_pb2
 from proxy.publishers.sender_tickets import SenderTickets
 
 MAX_LOGINS: Final = 256

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from cluster.wire.v1 import delivery_pb2
 from pixiu.errors import Gone, NotYet, OldSession, Overloaded, UnknownDevice
 from pixiu.ids import msg_lane, msg_partition
 from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, Code
 from pixiu.wire.record import MIN_SIZE, SIZE_FIELD
-from pixiu.wire.v1 import delivery_pb2, pi_pb2
+from pixiu.wire.v1 import pi_pb2
 from relay.delivery import events as ev
 
 MAX_NOTICES: Final = 4096

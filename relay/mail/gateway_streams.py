@@ -16,12 +16,12 @@ from typing import Final, Protocol
 
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import DELIVER
+from cluster.wire.v1 import delivery_pb2
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.duplex import Duplex, StreamEnded, ask
-from pixiu.wire.v1 import delivery_pb2
 from relay.delivery.events import Chunk, DeviceLane
 from relay.mail.devices import Place
 

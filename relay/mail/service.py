@@ -19,10 +19,11 @@ from cluster.core.role import RoleShell, Runner, totals
 from cluster.process.context import Context
 from cluster.rpc.methods import NOTIFY
 from cluster.rpc.xiu_fetcher import Fetcher
+from cluster.wire.v1 import delivery_pb2
 from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Served, StreamEnded
-from pixiu.wire.v1 import delivery_pb2, pi_pb2
+from pixiu.wire.v1 import pi_pb2
 from relay.core import Core
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits

@@ -12,9 +12,9 @@ from cluster.membership.map.anti_entropy import Source, is_anti_entropy
 from cluster.membership.map.digest import Rule
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
 from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
-from pixiu.wire.v1 import control_pb2
 from tests.support.effects import of
 
 ME, LOW, HIGH = EndpointID(20), EndpointID(15), EndpointID(25)

@@ -13,9 +13,9 @@ from cluster.core.contract import Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.lww_map import Chunk, LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.partition import rendezvous
-from pixiu.wire.v1 import control_pb2
 from tests.support.effects import of
 
 ME = EndpointID(20)

@@ -11,10 +11,10 @@ from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendCon
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.lww_map import Update
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
-from pixiu.wire.v1 import control_pb2
 
 ME, ROUTER, PROXY = EndpointID(20), EndpointID(10), EndpointID(40)
 G1, G2, G3 = EndpointID(31), EndpointID(32), EndpointID(33)

@@ -12,10 +12,10 @@ from cluster.core.contract import SendControl
 from cluster.membership import events as ev
 from cluster.membership.map.lww_map import Update, decode_messages
 from cluster.membership.member.service import gateways_of, introduction
+from cluster.wire.v1 import control_pb2
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 from router.core import Core as RouterCore
 from tests.support.effects import of
 from tests.support.zookeeper import make_node

@@ -31,13 +31,14 @@ from cluster.mqtt.packets import Connect, PacketType, Publish
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import PUBLISH, TICKETS
 from cluster.settings.options import ClusterOptions
+from cluster.wire.v1 import tickets_pb2
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import snowflake, snowflake_worker
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.record import Flag, Kind, encode
-from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, tickets_pb2, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
 from registry.session import read_view
 from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins

@@ -18,13 +18,14 @@ from cluster.membership.map.devices import device_key
 from cluster.mqtt.mail import packet_id_of
 from cluster.rpc.framed import FramedCall
 from cluster.rpc.methods import DELIVER
+from cluster.wire.v1 import delivery_pb2, membership_pb2, membership_pb2_grpc
 from pixiu.discovery.node import Node
 from pixiu.ids import device_class_of_name, device_of_name
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
-from pixiu.wire.v1 import delivery_pb2, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.framed import framed_of
 from tests.support.roles import WAIT_S, Roles, at_least
 from tests.support.waiting import until
@@ -124,8 +125,8 @@ class Stage:
 
         async def known() -> bool:
             async with grpc.aio.insecure_channel(f"{self.relay.host}:{self.relay.port}") as channel:
-                request = wire_pb2.SnapshotRequest(endpoint=RELAY, role="relay", partition=0, partitions=1)
-                async for chunk in wire_pb2_grpc.MembershipStub(channel).Snapshot(request):
+                request = membership_pb2.SnapshotRequest(endpoint=RELAY, role="relay", partition=0, partitions=1)
+                async for chunk in membership_pb2_grpc.MembershipStub(channel).Snapshot(request):
                     values = [value for (value,) in struct.iter_unpack("<Q", chunk.values)]
                     for entry, value in zip(struct.iter_unpack("<QQQ", chunk.entries), values, strict=True):
                         if entry[:2] == (uin, key) and value & 4:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pixiu.wire.v1 import doubling_pb2 as pb
+from cluster.wire.v1 import doubling_pb2 as pb
 from tests.history.checker import check, report
 from tests.history.record import Fault, History
 from tests.history.violation import Limits

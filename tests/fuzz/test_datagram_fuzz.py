@@ -21,8 +21,8 @@ from cluster.links.datagrams.head import (
     join_control,
 )
 from cluster.links.peer.sender import Address
+from cluster.wire.v1.control_pb2 import Heartbeat
 from pixiu.ids import EndpointID
-from pixiu.wire.v1.control_pb2 import Heartbeat
 from tests.cluster.links.world import Node, World, make_record, ring_of
 from tests.support.corpus import seeds
 from tests.support.effort import runs

@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 
 from cluster.mqtt.events import CloseReason
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.clients.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S
 from gateway.delivery.dedupe import WINDOW_S
@@ -18,7 +19,6 @@ from gateway.mail.run import MailRun
 from gateway.options import Options
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import SnowflakeID
-from pixiu.wire.v1 import control_pb2
 from tests.gateway.world import World
 
 

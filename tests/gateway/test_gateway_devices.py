@@ -11,12 +11,12 @@ from cluster.membership.map.anti_entropy import Puller
 from cluster.membership.map.devices import Devices, connection_of, device_key
 from cluster.membership.map.digest import bucket_of
 from cluster.membership.map.lww_map import Update
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.core import Core
 from gateway.membership.hybrid_clock import COUNT_BITS
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance
 from pixiu.wire.record import Flag, Kind, encode
-from pixiu.wire.v1 import control_pb2
 from tests.gateway.world import arrive, fan_out, of, turn
 
 ROUTER, R1, R2 = EndpointID(101), EndpointID(201), EndpointID(202)

@@ -8,13 +8,13 @@ from cluster.core.contract import SendControl
 from cluster.links.api import Outcome
 from cluster.membership.map.digest import Rule
 from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.core import Core
 from gateway.membership.feedback import MAX_ROOMS, Feedback
 from gateway.membership.reporter import FEW_MEMBERS, REPEAT_S
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
-from pixiu.wire.v1 import control_pb2
 from tests.gateway.world import arrive, hand_over, of, turn
 
 R1, R2 = EndpointID(101), EndpointID(102)

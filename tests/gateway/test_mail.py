@@ -8,6 +8,7 @@ import pytest
 
 from cluster.membership.map.devices import connection_of, device_key
 from cluster.mqtt.mail import packet_id_of
+from cluster.wire.v1 import control_pb2, delivery_pb2
 from gateway import events as ev
 from gateway.core import Core
 from gateway.delivery.mail import SPARE_DEVICES, Acknowledgement, read_batch
@@ -16,7 +17,6 @@ from pixiu.ids import EndpointID
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode
 from pixiu.wire.record import Kind, decode
 from pixiu.wire.record import encode as record_of
-from pixiu.wire.v1 import control_pb2, delivery_pb2
 from tests.gateway.world import mails_of, of, runs_of, turn, updates
 from tests.support.for_each import for_each
 

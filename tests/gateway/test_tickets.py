@@ -19,6 +19,7 @@ from cluster.rpc.methods import TICKETS
 from cluster.trust.audit import Audit
 from cluster.trust.identity import NEVER_S, Credentials, Identity
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign
+from cluster.wire.v1 import tickets_pb2
 from gateway.tickets import client as ticket_client
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import NONE, Tickets, session_end
@@ -26,7 +27,6 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotAuthenticated, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import StreamEnded
-from pixiu.wire.v1 import tickets_pb2
 from tests.support.logins import Logins
 from tests.support.waiting import until
 

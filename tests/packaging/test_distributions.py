@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import re
+from importlib import import_module
 from pathlib import Path
 
 from pixiu.version import __version__
@@ -31,6 +33,21 @@ def test_the_sdk_has_every_package_of_its_folder_and_nothing_else() -> None:
 def test_the_servers_have_no_package_of_the_sdk() -> None:
     included = lines(setup(".")["options.packages.find"]["include"])
     assert not [name for name in included if name.startswith("pixiu")]
+
+
+def test_the_sdk_has_only_the_protos_that_clients_use() -> None:
+    """Clients: the SDK itself, the pipeline and the tools."""
+    modules = [path for name in ("pixiu", "pipeline", "tools") for path in (ROOT / name).rglob("*.py") if "v1" not in path.parts]
+    used = {name for path in modules for name in re.findall(r"\b(\w+)_pb2\b", path.read_text())}
+    assert {path.stem for path in (ROOT / "proto/pixiu").rglob("*.proto")} == used
+
+
+def test_the_generated_modules_are_those_of_the_protos_and_share_a_process() -> None:
+    for folder in ("pixiu/wire/v1", "cluster/wire/v1"):
+        names = {path.stem.removesuffix("_pb2") for path in (ROOT / folder).glob("*_pb2.py")}
+        assert names == {path.stem for path in (ROOT / "proto" / folder).glob("*.proto")}
+        for name in names:
+            assert import_module(f"{folder.replace('/', '.')}.{name}_pb2").DESCRIPTOR.package == "pixiu.v1"
 
 
 def test_both_have_the_same_version_and_ask_for_each_other_in_it() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cluster.replication.model import START, Entry, Position
+from cluster.wire.v1 import doubling_pb2 as pb
 from pi.doubling.learning import Lesson, check_pupil
 from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Phase, Record, Step, fence_body, followed
 from pi.doubling.steps import EndTurn, Standing, Work, Write, problem_of, status_of, steps_back, steps_to, work_of
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, NotYet, Unavailable
 from pixiu.wire.inbox_operations import ENTRY_KIND
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 DOUBLING = Doubling(0xAA, 4, 3)
 ID = f"{0xAA:016x}"

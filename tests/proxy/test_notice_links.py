@@ -11,12 +11,12 @@ import pytest
 
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import NOTIFY
+from cluster.wire.v1 import delivery_pb2
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Served, StreamEnded
-from pixiu.wire.v1 import delivery_pb2
 from proxy import mail_events as ev
 from proxy.notices.notice_links import NoticeLinks
 from tests.support.framed import framed_of

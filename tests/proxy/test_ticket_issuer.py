@@ -23,11 +23,11 @@ from cluster.rpc.methods import TICKETS
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign, signer, until_of
+from cluster.wire.v1 import tickets_pb2
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotAuthenticated
 from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import StreamEnded
-from pixiu.wire.v1 import tickets_pb2
 from proxy.publishers import sender_tickets, ticket_issuer
 from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.ticket_issuer import SPREAD, TicketIssuer

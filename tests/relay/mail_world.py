@@ -16,6 +16,7 @@ from cluster.membership.map.lww_map import Update
 from cluster.rpc.framed import FramedCall, FramedHandler
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import DELIVER, EXCHANGE, NOTIFY
+from cluster.wire.v1 import delivery_pb2
 from pi.state import Refusal
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
@@ -24,7 +25,7 @@ from pixiu.rpc.duplex import Served, StreamEnded
 from pixiu.wire.envelope import Delivery, split
 from pixiu.wire.inbox_operations import decode
 from pixiu.wire.record import Kind, encode
-from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
 from relay.mail.devices import TrackedDevices
 from relay.mail.service import MailService
 from relay.options import Options

@@ -14,8 +14,8 @@ from cluster.membership.map.devices import connected
 from cluster.membership.map.digest import bucket_of
 from cluster.membership.map.lww_map import LwwMap, Update, decode_messages, encode_messages
 from cluster.trust.tickets import MAX_TICKET_S, sign
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id, gateway_run
-from pixiu.wire.v1 import control_pb2
 from relay.core import Core
 from relay.login_proofs import LoginProofs
 from tests.support.effects import of

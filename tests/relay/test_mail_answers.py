@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cluster.wire.v1 import delivery_pb2
 from pixiu.wire import inbox_operations as op
 from pixiu.wire.inbox_operations import MAX_READ_ENTRIES
-from pixiu.wire.v1 import delivery_pb2, pi_pb2
+from pixiu.wire.v1 import pi_pb2
 from relay.delivery import events as ev
 from relay.mail.answers import ReadItem, listings_of, notices_of, numbers_of, read_requests, reads_of, records_of
 

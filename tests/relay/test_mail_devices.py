@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cluster.membership.map.devices import Connection, connected, device_key
 from cluster.membership.map.lww_map import Update, decode_messages, encode_messages
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import gateway_msg_id
 from pixiu.wire.inbox_operations import KEPT_NAME_BYTES
-from pixiu.wire.v1 import control_pb2
 from relay.delivery import events as ev
 from relay.mail.devices import LATER_S, MAX_ASKED, NUMBER_AGE_S, REFUSED_S, Looked, MailDevices, TrackedDevices
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.wire.v1 import delivery_pb2
 from pixiu.ids import EndpointID, msg_id
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
-from pixiu.wire.v1 import delivery_pb2
 from relay.delivery.events import Asked, Chunk, Fetched, FetchMessages
 from relay.mail import core as mail_core
 from relay.mail import events as mail_events

@@ -13,11 +13,11 @@ from cluster.membership.events import Effect
 from cluster.membership.map.devices import Devices, LoginPolicy, connected, device_key
 from cluster.membership.map.lww_map import Update, decode_messages
 from cluster.membership.replica.state import State
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
 from pixiu.wire.uin_list import address, uin_list
-from pixiu.wire.v1 import control_pb2
 from relay.core import Core
 from relay.login_conflicts import Contests
 from tests.support.effects import of

@@ -16,9 +16,9 @@ from cluster.membership.replica.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
 from cluster.membership.replica.forwards import MAX_TRIES
 from cluster.membership.replica.state import State
 from cluster.membership.replica.subscribers import MAX_SUBSCRIBERS
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 from router.core import Core
 from tests.support.effects import of
 

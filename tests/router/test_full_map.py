@@ -6,8 +6,8 @@ from cluster.core.contract import SendControl
 from cluster.membership import events as ev
 from cluster.membership.map.lww_map import LwwMap, Update
 from cluster.membership.replica.state import State
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 from router.core import Core
 from tests.support.effects import of
 

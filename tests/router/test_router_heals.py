@@ -15,8 +15,8 @@ from cluster.membership.map.digest import Rule
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
 from cluster.membership.map.lww_map import Key, LwwMap, Update, decode_messages
 from cluster.membership.replica.state import State
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 from router.core import Core
 from tests.support.effects import of
 

@@ -15,8 +15,8 @@ from cluster.membership.events import Effect
 from cluster.membership.map.lww_map import ENTRY, LwwMap, Update
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.state import State
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import LAST_GENERATION, EndpointID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 from tests.support.effects import of
 
 ME, PEER = EndpointID(10), EndpointID(11)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc.aio
 
-from pixiu.wire.v1 import doubling_pb2, doubling_pb2_grpc
+from cluster.wire.v1 import doubling_pb2, doubling_pb2_grpc
 
 
 async def call(address: str, wanted: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:

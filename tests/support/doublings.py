@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 MOVES = {
     (pb.DOUBLING_NONE, pb.DOUBLING_LEARNING),

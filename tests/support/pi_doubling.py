@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.wire.v1 import doubling_pb2 as pb
+from cluster.wire.v1 import doubling_pb2_grpc as pb_grpc
 from pixiu.discovery.paths import DEFAULT_ROOT
-from pixiu.wire.v1 import doubling_pb2 as pb
-from pixiu.wire.v1 import doubling_pb2_grpc as pb_grpc
 from registry.layout import begin_doubling, commit_doubling
 from tests.support.roles import Roles
 from tests.support.waiting import until

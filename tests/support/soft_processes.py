@@ -14,6 +14,7 @@ from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.membership.map.lww_map import Update, encode_messages
 from cluster.settings.options import ClusterOptions, RoleOptions, link_options
+from cluster.wire.v1 import control_pb2
 from onebox.embedded import EmbeddedZooKeeper
 from onebox.fork_server import Forked
 from pixiu.discovery import paths
@@ -23,7 +24,6 @@ from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode, split
-from pixiu.wire.v1 import control_pb2
 from registry.layout import ensure_layout
 from registry.membership import Membership
 from tests.support.forks import fork

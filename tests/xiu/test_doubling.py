@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+from cluster.wire.v1 import doubling_pb2
+from cluster.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import snowflake
-from pixiu.wire.v1 import doubling_pb2
-from pixiu.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
 from xiu.doubling.answering import Answers, Known, Look, Wanted, check_question, status_of
 from xiu.state.doubling import (
     ASK_US,

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from cluster.wire.v1 import doubling_pb2
+from cluster.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import hex_id
-from pixiu.wire.v1 import doubling_pb2
-from pixiu.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
 from xiu.state.doubling import Doubling, Phase, is_asked, parent_of
 from xiu.state.state import Head
 

@@ -19,13 +19,13 @@ from cluster.process.context import Context
 from cluster.replication.doubling import DoublingService
 from cluster.replication.export.export import abort
 from cluster.replication.replica import Replica
+from cluster.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import NotYet, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
 from pixiu.rpc.tls import generation, peer_channel
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
 from xiu.core import Core
 from xiu.doubling.answering import MAX_ASKED, Answers, Known, Wanted, check_layout, check_question, problem_of, status_of
 from xiu.events import AskParent, ParentAnswered

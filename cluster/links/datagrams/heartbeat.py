@@ -1,6 +1,6 @@
 """The body of a heartbeat.
 
-Source: docs/links.md; proto/pixiu/wire/v1/control.proto.
+Source: docs/links.md; proto/cluster/wire/v1/control.proto.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from pixiu.wire.v1.control_pb2 import Heartbeat
+from cluster.wire.v1.control_pb2 import Heartbeat
 
 MAX_ATTACHMENT_BYTES: Final = 512
 _REST: Final = struct.Struct("<BQBQBQ")

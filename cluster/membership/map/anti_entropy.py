@@ -30,10 +30,10 @@ from typing import Final
 
 from cluster.membership.map.digest import BUCKET, BUCKETS, Rule, Sum, Sums
 from cluster.membership.map.lww_map import ENTRY, INSTANCE_SHIFT, VALUE, Applied, Listing, LwwMap, Purged
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import INSTANCES, MAX_ID, EndpointID, gateway_generation
 from pixiu.placement.partition import is_partition_count
-from pixiu.wire.v1 import control_pb2
 
 PAGE_ENTRIES: Final = 30
 """Entries of a page, each 24 bytes and a value of 8, so that it fits one datagram."""

@@ -30,9 +30,9 @@ from typing import Final, NamedTuple, cast
 from cluster.membership.map import digest as digests
 from cluster.membership.map.digest import BUCKETS, Digest, DigestKey, Rule, bucket_of
 from cluster.membership.map.shards import SHARDS, Register, Shard, shard_of
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 
 ENTRY: Final = digests.ENTRY
 """Group, member, GatewayMsgID: one entry of a snapshot."""

@@ -41,10 +41,10 @@ from cluster.membership.map.anti_entropy import Puller
 from cluster.membership.map.instance_purge import InstancePurge
 from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged
 from cluster.membership.member.state import ClusterView, MemberCounters
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous, serves
-from pixiu.wire.v1 import control_pb2
 
 HOUSEKEEPING_S: Final = 1.0
 PURGE_PAUSE_S: Final = 0.001

@@ -24,10 +24,10 @@ from cluster.membership.member.core import MemberCore
 from cluster.membership.member.snapshot_client import SnapshotReader
 from cluster.process.context import Context
 from cluster.process.restate import Restate
+from cluster.wire.v1 import control_pb2
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID, hex_id
-from pixiu.wire.v1 import control_pb2
 
 SNAPSHOT_FAILED: Final = "snapshot_failed"
 DRAIN_POLL_S: Final = 0.05

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 
 from cluster.membership.map.lww_map import Chunk
+from cluster.wire.v1 import membership_pb2, membership_pb2_grpc
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 CHUNK_TIMEOUT_S: Final = 10.0
 """Time after which a router that sends no chunk has failed, seconds."""
@@ -55,7 +55,9 @@ class SnapshotReader:
             before.cancel()
         node = view.by_endpoint(source)
         place = (node.address, node.role) if node is not None and len(self._tasks) < MAX_SNAPSHOTS else None
-        request = wire_pb2.SnapshotRequest(endpoint=self._endpoint, role=self._role, partition=partition, partitions=partitions)
+        request = membership_pb2.SnapshotRequest(
+            endpoint=self._endpoint, role=self._role, partition=partition, partitions=partitions
+        )
         self._tasks[source] = asyncio.create_task(self._take(source, place, request))
 
     async def close(self) -> None:
@@ -66,21 +68,21 @@ class SnapshotReader:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take(self, source: EndpointID, place: tuple[str, str] | None, request: wire_pb2.SnapshotRequest) -> None:
+    async def _take(self, source: EndpointID, place: tuple[str, str] | None, request: membership_pb2.SnapshotRequest) -> None:
         error = "the router is no longer in the registry" if place is None else await self._read(source, *place, request)
         # A cancelled task does not get here, so only the newest one of a source reports.
         del self._tasks[source]
         self._on_finished(source, error)
 
-    async def _read(self, source: EndpointID, address: str, role: str, request: wire_pb2.SnapshotRequest) -> str | None:
+    async def _read(self, source: EndpointID, address: str, role: str, request: membership_pb2.SnapshotRequest) -> str | None:
         """Read a snapshot. Returns None if it is complete, otherwise the reason why it is not."""
         try:
             async with peer_channel(address, role, PEER_CHANNEL) as channel:
-                call = wire_pb2_grpc.MembershipStub(channel).Snapshot(request)
+                call = membership_pb2_grpc.MembershipStub(channel).Snapshot(request)
                 while True:
                     async with asyncio.timeout(CHUNK_TIMEOUT_S):
                         chunk = await call.read()
-                    if not isinstance(chunk, wire_pb2.SnapshotChunk):
+                    if not isinstance(chunk, membership_pb2.SnapshotChunk):
                         return f"{address} ended the snapshot before its last part"
                     self._on_chunk(source, Chunk(chunk.entries, chunk.tombstones, chunk.values))
                     if chunk.last:

@@ -10,8 +10,8 @@ from cluster.membership.map.anti_entropy import Outcome, Puller, Source, rule_of
 from cluster.membership.map.digest import Rule, common_rule
 from cluster.membership.map.lww_map import ENTRY, ENTRY_BYTES, LwwMap
 from cluster.membership.member.state import ClusterView
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance, gateway_run
-from pixiu.wire.v1 import control_pb2
 
 MAX_ABSENT_ROOMS = 1024
 """Rooms in one message of negative feedback. Policy: a longer one is malformed."""

@@ -29,10 +29,10 @@ from cluster.membership.replica.anti_entropy import ReplicaAntiEntropy, speaks_f
 from cluster.membership.replica.forwards import Forwards, Group, Outcome
 from cluster.membership.replica.state import Counters, State
 from cluster.membership.replica.subscribers import Subscribers, valid_filter
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData, Overloaded, Unavailable, WrongPartition
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance, gateway_run
 from pixiu.placement.partition import rendezvous_order, serves
-from pixiu.wire.v1 import control_pb2
 
 MAX_QUEUED_MESSAGES: Final = 200_000
 """Gateway messages that wait until the snapshot is merged. Policy: messages beyond this are taken at once."""

@@ -22,12 +22,12 @@ from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.store import StoreError
 from cluster.membership.replica.store_writer import StoreWriter
 from cluster.process.context import Context
+from cluster.wire.v1 import control_pb2, membership_pb2, membership_pb2_grpc
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID, hex_id
 from pixiu.rpc.status import GRPC_STATUS
-from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 
 STORE_FAILED: Final = "db_failed"
 STORE_ABSENT: Final = "db_absent"
@@ -60,7 +60,7 @@ class ReplicaService(MemberService):
         on(ev.LoadStore, lambda _: self.spawn(self._load()))
         on(ev.ServeSnapshot, self._answered)
         on(ev.RefuseSnapshot, self._answered)
-        wire_pb2_grpc.add_MembershipServicer_to_server(MembershipService(self), context.server)
+        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipService(self), context.server)
 
     # Called by the runtime.
 
@@ -132,7 +132,7 @@ class ReplicaService(MemberService):
 
     # Called by the snapshot service.
 
-    def snapshot(self, request: wire_pb2.SnapshotRequest) -> ev.ServeSnapshot | ev.RefuseSnapshot:
+    def snapshot(self, request: membership_pb2.SnapshotRequest) -> ev.ServeSnapshot | ev.RefuseSnapshot:
         """The chunks of a snapshot, made on demand; the asking process is subscribed from this call on."""
         number = next(self._requests)
         endpoint = EndpointID(request.endpoint)
@@ -200,20 +200,20 @@ class ReplicaService(MemberService):
         }
 
 
-class MembershipService(wire_pb2_grpc.MembershipServicer):
+class MembershipService(membership_pb2_grpc.MembershipServicer):
     """The gRPC service of snapshots."""
 
     def __init__(self, service: ReplicaService) -> None:
         self._service = service
 
     async def Snapshot(
-        self, request: wire_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[wire_pb2.SnapshotChunk]:
+        self, request: membership_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[membership_pb2.SnapshotChunk]:
         """Stream the present content; the asking process gets live messages from the first moment on."""
         found = self._service.snapshot(request)
         if isinstance(found, ev.RefuseSnapshot):
             await context.abort(GRPC_STATUS[found.code], found.text)
             return
         for chunk in found.chunks:
-            yield wire_pb2.SnapshotChunk(entries=chunk.entries, tombstones=chunk.tombstones, values=chunk.values)
-        yield wire_pb2.SnapshotChunk(last=True)
+            yield membership_pb2.SnapshotChunk(entries=chunk.entries, tombstones=chunk.tombstones, values=chunk.values)
+        yield membership_pb2.SnapshotChunk(last=True)

@@ -31,6 +31,7 @@ from cluster.replication.peers.registry import LiveReplica
 from cluster.replication.peers.wire import decode_message
 from cluster.rpc.framed import Framed, FramedCall, FramedHandler
 from cluster.rpc.methods import REPLICATE
+from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.errors import ConfigurationError, MalformedData, Overloaded, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
@@ -38,7 +39,6 @@ from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.v1 import replication_pb2 as pb
 
 SERVICE: Final = "pixiu.v1.Replication"
 MAX_MESSAGE_BYTES: Final = 4 << 20

@@ -35,9 +35,9 @@ from cluster.replication.model import MemberID, Position
 from cluster.replication.peers.peers import MAX_MESSAGE_BYTES, Peers
 from cluster.replication.storage.folder import DataFolder
 from cluster.replication.storage.log import SegmentedLog
+from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.errors import MalformedData, Overloaded, PixiuError, StorageError, Unavailable
 from pixiu.ids import MAX_ID, hex_id
-from pixiu.wire.v1 import replication_pb2 as pb
 
 PART_BYTES: Final = 256 << 10
 MAX_FILES: Final = 100_000

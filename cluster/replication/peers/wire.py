@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 from cluster.replication.core.messages import Append, Appended, Message, Mismatch, Refused
 from cluster.replication.model import MAX_FORCED, NOBODY, Entry, Forced, MemberID, PartitionState, Position
 from cluster.replication.storage.entry import decode, encode
+from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID
-from pixiu.wire.v1 import replication_pb2 as pb
 
 MAX_ENTRIES: Final = 65_536
 """Entries in one message. Policy: more are refused; a leader sends at most `max_append_entries`."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pixiu/wire/v1/wire.proto\x12\x08pixiu.v1\"X\n\x0fSnapshotRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\x06\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x12\n\npartitions\x18\x04 \x01(\r\"R\n\rSnapshotChunk\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x0c\x12\x12\n\ntombstones\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0e\n\x06values\x18\n \x01(\x0c\"g\n\x0cPublishHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x13\n\x0blend_worker\x18\x02 \x01(\x08\x12\x17\n\x0freturned_worker\x18\x03 \x01(\r\x12\x19\n\x11returned_until_ms\x18\x04 \x01(\x04\"\xcf\x01\n\x0ePublishRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pixiu.v1.PublishHello\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x14\n\x0crenew_worker\x18\x05 \x01(\x08\x12\x14\n\x0clast_used_ms\x18\x06 \x01(\x04\x12\r\n\x05loans\x18\x07 \x03(\x0c\x12\x0c\n\x04more\x18\x08 \x01(\x08\x12\x0c\n\x04\x63opy\x18\x14 \x01(\r\x12\x0f\n\x07receipt\x18\x15 \x01(\x08\"\x99\x02\n\x0cPublishReply\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12*\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x18.pixiu.v1.PublishFailure\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x16\n\x0eworker_from_ms\x18\x04 \x01(\x04\x12\x17\n\x0fworker_until_ms\x18\x05 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0c\n\x04loan\x18\x08 \x01(\x0c\x12\x17\n\x0fmax_batch_bytes\x18\t \x01(\r\x12\x19\n\x11max_batch_records\x18\n \x01(\r\x12\x11\n\tdelivered\x18\x14 \x03(\x06\x12\x10\n\x08gateways\x18\x15 \x03(\x06\"a\n\x0ePublishFailure\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x10\n\x0e\x43lusterRequest\"I\n\rClusterMember\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x02 \x01(\t\x12\x14\n\x0cmqtt_address\x18\x03 \x01(\t\"a\n\x0c\x43lusterReply\x12(\n\x07members\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.ClusterMember\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\"o\n\x0eSubscribeHello\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0c\n\x04\x63hat\x18\n \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\x06\x12\x14\n\x0c\x64\x65vice_class\x18\x0c \x01(\t\x12\x0c\n\x04mail\x18P \x01(\x08\"\xde\x01\n\x10SubscribeRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pixiu.v1.SubscribeHello\x12\x12\n\njoin_rooms\x18\x02 \x03(\x06\x12\x13\n\x0bleave_rooms\x18\x03 \x03(\x06\x12\x13\n\x0bjoin_topics\x18\x04 \x03(\t\x12\x14\n\x0cleave_topics\x18\x05 \x03(\t\x12\x0f\n\x07request\x18\x06 \x01(\x04\x12<\n\x15mail_acknowledgements\x18P \x03(\x0b\x32\x1d.pixiu.v1.MailAcknowledgement\"@\n\x13MailAcknowledgement\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"\xe4\x01\n\x0eSubscribeReply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x04\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x12\n\nerror_text\x18\x05 \x01(\t\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0b\n\x03uin\x18\x08 \x01(\x06\x12\x16\n\x0eretry_after_ms\x18\n \x01(\x04\x12\x0c\n\x04mail\x18P \x01(\x0c\x12\x12\n\nmail_count\x18Q \x01(\r\x12\x11\n\tmax_names\x18\t \x01(\r\"\x1f\n\x0fPresenceRequest\x12\x0c\n\x04uins\x18\x01 \x03(\x06\",\n\x0cUserPresence\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0f\n\x07\x64\x65vices\x18\x02 \x01(\r\"6\n\rPresenceReply\x12%\n\x05users\x18\x01 \x03(\x0b\x32\x16.pixiu.v1.UserPresence2N\n\nMembership\x12@\n\x08Snapshot\x12\x19.pixiu.v1.SnapshotRequest\x1a\x17.pixiu.v1.SnapshotChunk0\x01\x32\x89\x01\n\tPublisher\x12?\n\x07Publish\x12\x18.pixiu.v1.PublishRequest\x1a\x16.pixiu.v1.PublishReply(\x01\x30\x01\x12;\n\x07\x43luster\x12\x18.pixiu.v1.ClusterRequest\x1a\x16.pixiu.v1.ClusterReply2S\n\nSubscriber\x12\x45\n\tSubscribe\x12\x1a.pixiu.v1.SubscribeRequest\x1a\x18.pixiu.v1.SubscribeReply(\x01\x30\x01\x32G\n\x08Presence\x12;\n\x05Query\x12\x19.pixiu.v1.PresenceRequest\x1a\x17.pixiu.v1.PresenceReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pixiu/wire/v1/wire.proto\x12\x08pixiu.v1\"g\n\x0cPublishHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x13\n\x0blend_worker\x18\x02 \x01(\x08\x12\x17\n\x0freturned_worker\x18\x03 \x01(\r\x12\x19\n\x11returned_until_ms\x18\x04 \x01(\x04\"\xcf\x01\n\x0ePublishRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pixiu.v1.PublishHello\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x14\n\x0crenew_worker\x18\x05 \x01(\x08\x12\x14\n\x0clast_used_ms\x18\x06 \x01(\x04\x12\r\n\x05loans\x18\x07 \x03(\x0c\x12\x0c\n\x04more\x18\x08 \x01(\x08\x12\x0c\n\x04\x63opy\x18\x14 \x01(\r\x12\x0f\n\x07receipt\x18\x15 \x01(\x08\"\x99\x02\n\x0cPublishReply\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12*\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x18.pixiu.v1.PublishFailure\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x16\n\x0eworker_from_ms\x18\x04 \x01(\x04\x12\x17\n\x0fworker_until_ms\x18\x05 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0c\n\x04loan\x18\x08 \x01(\x0c\x12\x17\n\x0fmax_batch_bytes\x18\t \x01(\r\x12\x19\n\x11max_batch_records\x18\n \x01(\r\x12\x11\n\tdelivered\x18\x14 \x03(\x06\x12\x10\n\x08gateways\x18\x15 \x03(\x06\"a\n\x0ePublishFailure\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x10\n\x0e\x43lusterRequest\"I\n\rClusterMember\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x02 \x01(\t\x12\x14\n\x0cmqtt_address\x18\x03 \x01(\t\"a\n\x0c\x43lusterReply\x12(\n\x07members\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.ClusterMember\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\"o\n\x0eSubscribeHello\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0c\n\x04\x63hat\x18\n \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\x06\x12\x14\n\x0c\x64\x65vice_class\x18\x0c \x01(\t\x12\x0c\n\x04mail\x18P \x01(\x08\"\xde\x01\n\x10SubscribeRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pixiu.v1.SubscribeHello\x12\x12\n\njoin_rooms\x18\x02 \x03(\x06\x12\x13\n\x0bleave_rooms\x18\x03 \x03(\x06\x12\x13\n\x0bjoin_topics\x18\x04 \x03(\t\x12\x14\n\x0cleave_topics\x18\x05 \x03(\t\x12\x0f\n\x07request\x18\x06 \x01(\x04\x12<\n\x15mail_acknowledgements\x18P \x03(\x0b\x32\x1d.pixiu.v1.MailAcknowledgement\"@\n\x13MailAcknowledgement\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"\xe4\x01\n\x0eSubscribeReply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x04\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x12\n\nerror_text\x18\x05 \x01(\t\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0b\n\x03uin\x18\x08 \x01(\x06\x12\x16\n\x0eretry_after_ms\x18\n \x01(\x04\x12\x0c\n\x04mail\x18P \x01(\x0c\x12\x12\n\nmail_count\x18Q \x01(\r\x12\x11\n\tmax_names\x18\t \x01(\r\"\x1f\n\x0fPresenceRequest\x12\x0c\n\x04uins\x18\x01 \x03(\x06\",\n\x0cUserPresence\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0f\n\x07\x64\x65vices\x18\x02 \x01(\r\"6\n\rPresenceReply\x12%\n\x05users\x18\x01 \x03(\x0b\x32\x16.pixiu.v1.UserPresence2\x89\x01\n\tPublisher\x12?\n\x07Publish\x12\x18.pixiu.v1.PublishRequest\x1a\x16.pixiu.v1.PublishReply(\x01\x30\x01\x12;\n\x07\x43luster\x12\x18.pixiu.v1.ClusterRequest\x1a\x16.pixiu.v1.ClusterReply2S\n\nSubscriber\x12\x45\n\tSubscribe\x12\x1a.pixiu.v1.SubscribeRequest\x1a\x18.pixiu.v1.SubscribeReply(\x01\x30\x01\x32G\n\x08Presence\x12;\n\x05Query\x12\x19.pixiu.v1.PresenceRequest\x1a\x17.pixiu.v1.PresenceReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,44 +32,38 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.wire_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
-  _globals['_SNAPSHOTREQUEST']._serialized_start=38
-  _globals['_SNAPSHOTREQUEST']._serialized_end=126
-  _globals['_SNAPSHOTCHUNK']._serialized_start=128
-  _globals['_SNAPSHOTCHUNK']._serialized_end=210
-  _globals['_PUBLISHHELLO']._serialized_start=212
-  _globals['_PUBLISHHELLO']._serialized_end=315
-  _globals['_PUBLISHREQUEST']._serialized_start=318
-  _globals['_PUBLISHREQUEST']._serialized_end=525
-  _globals['_PUBLISHREPLY']._serialized_start=528
-  _globals['_PUBLISHREPLY']._serialized_end=809
-  _globals['_PUBLISHFAILURE']._serialized_start=811
-  _globals['_PUBLISHFAILURE']._serialized_end=908
-  _globals['_CLUSTERREQUEST']._serialized_start=910
-  _globals['_CLUSTERREQUEST']._serialized_end=926
-  _globals['_CLUSTERMEMBER']._serialized_start=928
-  _globals['_CLUSTERMEMBER']._serialized_end=1001
-  _globals['_CLUSTERREPLY']._serialized_start=1003
-  _globals['_CLUSTERREPLY']._serialized_end=1100
-  _globals['_SUBSCRIBEHELLO']._serialized_start=1102
-  _globals['_SUBSCRIBEHELLO']._serialized_end=1213
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=1216
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=1438
-  _globals['_MAILACKNOWLEDGEMENT']._serialized_start=1440
-  _globals['_MAILACKNOWLEDGEMENT']._serialized_end=1504
-  _globals['_SUBSCRIBEREPLY']._serialized_start=1507
-  _globals['_SUBSCRIBEREPLY']._serialized_end=1735
-  _globals['_PRESENCEREQUEST']._serialized_start=1737
-  _globals['_PRESENCEREQUEST']._serialized_end=1768
-  _globals['_USERPRESENCE']._serialized_start=1770
-  _globals['_USERPRESENCE']._serialized_end=1814
-  _globals['_PRESENCEREPLY']._serialized_start=1816
-  _globals['_PRESENCEREPLY']._serialized_end=1870
-  _globals['_MEMBERSHIP']._serialized_start=1872
-  _globals['_MEMBERSHIP']._serialized_end=1950
-  _globals['_PUBLISHER']._serialized_start=1953
-  _globals['_PUBLISHER']._serialized_end=2090
-  _globals['_SUBSCRIBER']._serialized_start=2092
-  _globals['_SUBSCRIBER']._serialized_end=2175
-  _globals['_PRESENCE']._serialized_start=2177
-  _globals['_PRESENCE']._serialized_end=2248
+  _globals['_PUBLISHHELLO']._serialized_start=38
+  _globals['_PUBLISHHELLO']._serialized_end=141
+  _globals['_PUBLISHREQUEST']._serialized_start=144
+  _globals['_PUBLISHREQUEST']._serialized_end=351
+  _globals['_PUBLISHREPLY']._serialized_start=354
+  _globals['_PUBLISHREPLY']._serialized_end=635
+  _globals['_PUBLISHFAILURE']._serialized_start=637
+  _globals['_PUBLISHFAILURE']._serialized_end=734
+  _globals['_CLUSTERREQUEST']._serialized_start=736
+  _globals['_CLUSTERREQUEST']._serialized_end=752
+  _globals['_CLUSTERMEMBER']._serialized_start=754
+  _globals['_CLUSTERMEMBER']._serialized_end=827
+  _globals['_CLUSTERREPLY']._serialized_start=829
+  _globals['_CLUSTERREPLY']._serialized_end=926
+  _globals['_SUBSCRIBEHELLO']._serialized_start=928
+  _globals['_SUBSCRIBEHELLO']._serialized_end=1039
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=1042
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1264
+  _globals['_MAILACKNOWLEDGEMENT']._serialized_start=1266
+  _globals['_MAILACKNOWLEDGEMENT']._serialized_end=1330
+  _globals['_SUBSCRIBEREPLY']._serialized_start=1333
+  _globals['_SUBSCRIBEREPLY']._serialized_end=1561
+  _globals['_PRESENCEREQUEST']._serialized_start=1563
+  _globals['_PRESENCEREQUEST']._serialized_end=1594
+  _globals['_USERPRESENCE']._serialized_start=1596
+  _globals['_USERPRESENCE']._serialized_end=1640
+  _globals['_PRESENCEREPLY']._serialized_start=1642
+  _globals['_PRESENCEREPLY']._serialized_end=1696
+  _globals['_PUBLISHER']._serialized_start=1699
+  _globals['_PUBLISHER']._serialized_end=1836
+  _globals['_SUBSCRIBER']._serialized_start=1838
+  _globals['_SUBSCRIBER']._serialized_end=1921
+  _globals['_PRESENCE']._serialized_start=1923
+  _globals['_PRESENCE']._serialized_end=1994
 # @@protoc_insertion_point(module_scope)

@@ -26,34 +26,6 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class MembershipStub:
-    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
-
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> MembershipAsyncStub: ...
-    Snapshot: _grpc.UnaryStreamMultiCallable[_wire_pb2.SnapshotRequest, _wire_pb2.SnapshotChunk]
-
-@_typing.type_check_only
-class MembershipAsyncStub(MembershipStub):
-    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
-
-    def __init__(self, channel: _aio.Channel) -> None: ...
-    Snapshot: _aio.UnaryStreamMultiCallable[_wire_pb2.SnapshotRequest, _wire_pb2.SnapshotChunk]  # type: ignore[assignment]
-
-class MembershipServicer(metaclass=_abc_1.ABCMeta):
-    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
-
-    @_abc_1.abstractmethod
-    def Snapshot(
-        self,
-        request: _wire_pb2.SnapshotRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_wire_pb2.SnapshotChunk], _abc.AsyncIterator[_wire_pb2.SnapshotChunk]]: ...
-
-def add_MembershipServicer_to_server(servicer: MembershipServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
-
 class PublisherStub:
     """What back ends use: any proxy."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.links.datagrams import heartbeat
-from pixiu.wire.v1.control_pb2 import Heartbeat
+from cluster.wire.v1.control_pb2 import Heartbeat
 
 
 @pytest.mark.parametrize("reply", [False, True])

@@ -9,8 +9,8 @@ from cluster.links.datagrams import heartbeat
 from cluster.links.datagrams.head import CONTROL, FLAG_ANY_DESTINATION, HEAD_SIZE, HEARTBEAT, RECORDS, Codec, Refusal, join_control
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import control_pb2
 from tests.cluster.links.world import Recorder, make_record
 
 OWN, STRANGER, MEMBER = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)

@@ -10,9 +10,9 @@ import pytest
 from cluster.links.api import Outcome
 from cluster.listeners.handler import Handler
 from cluster.listeners.link_table import MAY_SAY, RECORDS, kind_of, may_say
+from cluster.wire.v1 import control_pb2
 from pixiu.discovery.paths import ROLES
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import control_pb2
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/security.md"
 KINDS = [field.name for field in control_pb2.Control.DESCRIPTOR.oneofs_by_name["body"].fields]

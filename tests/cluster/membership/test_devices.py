@@ -8,10 +8,10 @@ import pytest
 
 from cluster.membership.map.devices import Devices, LoginPolicy, connected, device_key
 from cluster.membership.map.lww_map import Chunk, Key, Update, decode_messages, encode_messages
+from cluster.wire.v1 import control_pb2
 from gateway.membership.hybrid_clock import COUNT_BITS, HybridClock
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 
 A, B = 3, 4
 """Gateway instances."""

@@ -20,9 +20,9 @@ from cluster.membership.map.anti_entropy import (
 )
 from cluster.membership.map.digest import BUCKETS, SLOTS, Digest, Rule, Sum, bucket_of, common_rule
 from cluster.membership.map.lww_map import ENTRY, Listing, LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 
 GATEWAY, ROUTER = EndpointID(1), EndpointID(2)
 INSTANCE = 5

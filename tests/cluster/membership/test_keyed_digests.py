@@ -10,8 +10,8 @@ import xxhash
 from cluster.membership.map.anti_entropy import Puller, Source
 from cluster.membership.map.digest import ALL_GROUPS, ENTRY, UNKEYED, Digest, DigestKey, Rule, digest_key
 from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 
 ROOM, INSTANCE, SOURCE = 77, 3, EndpointID(5)
 OLD, NEW = digest_key(b"a secret of the cluster"), digest_key(b"another one, the next")

@@ -26,9 +26,9 @@ from cluster.membership.map.lww_map import (
     decode_messages,
     encode_messages,
 )
+from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import gateway_msg_id
-from pixiu.wire.v1 import control_pb2
 
 
 def login(counter: int, room: int, uin: int, instance: int = 1, generation: int = 1) -> Update:

@@ -14,28 +14,28 @@ import pytest
 from cluster.core.layout_notices import MAX_NOTICED, LayoutNotices
 from cluster.membership.map.lww_map import Chunk
 from cluster.membership.member.snapshot_client import SnapshotReader
+from cluster.wire.v1 import control_pb2, membership_pb2, membership_pb2_grpc
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 
 ROUTER = EndpointID(10)
 
 
-class Server(wire_pb2_grpc.MembershipServicer):
+class Server(membership_pb2_grpc.MembershipServicer):
     """Sends `parts` chunks, then ends as `ending` says."""
 
     def __init__(self, parts: int, ending: str) -> None:
         self.parts, self.ending = parts, ending
-        self.requests: list[wire_pb2.SnapshotRequest] = []
+        self.requests: list[membership_pb2.SnapshotRequest] = []
         self.cancelled = asyncio.Event()
 
     async def Snapshot(
-        self, request: wire_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[wire_pb2.SnapshotChunk]:
+        self, request: membership_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[membership_pb2.SnapshotChunk]:
         self.requests.append(request)
         for i in range(self.parts):
-            yield wire_pb2.SnapshotChunk(entries=bytes([i]) * 24)
+            yield membership_pb2.SnapshotChunk(entries=bytes([i]) * 24)
         if self.ending == "refuse":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this router is Syncing")
         if self.ending == "hang":
@@ -44,7 +44,7 @@ class Server(wire_pb2_grpc.MembershipServicer):
             finally:
                 self.cancelled.set()
         if self.ending == "last":
-            yield wire_pb2.SnapshotChunk(tombstones=b"t" * 24, last=True)
+            yield membership_pb2.SnapshotChunk(tombstones=b"t" * 24, last=True)
 
 
 class Asker:
@@ -66,7 +66,7 @@ class Asker:
 @asynccontextmanager
 async def serving(service: Server) -> AsyncIterator[View]:
     server = grpc.aio.server()
-    wire_pb2_grpc.add_MembershipServicer_to_server(service, server)
+    membership_pb2_grpc.add_MembershipServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

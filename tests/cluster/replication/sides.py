@@ -21,10 +21,10 @@ from cluster.replication.storage.folder import DataFolder
 from cluster.replication.storage.log import SegmentedLog
 from cluster.rpc.framed_door import FramedDoor
 from cluster.settings.options import ClusterOptions
+from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotLeader, StateDamaged
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import replication_pb2 as pb
 from tests.support.framed import framed_of
 
 A, B = MemberID(0xA), MemberID(0xB)

@@ -21,9 +21,9 @@ from cluster.replication.peers.wire import encode_message
 from cluster.rpc.framed_door import FramedDoor
 from cluster.rpc.methods import REPLICATE
 from cluster.settings.options import ClusterOptions
+from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.errors import Unavailable
 from pixiu.rpc.duplex import StreamEnded
-from pixiu.wire.v1 import replication_pb2 as pb
 from tests.cluster.replication.sides import OPTIONS, A, B, Side, begin, data, end, log_of, parts_of
 from tests.support.framed import framed_of
 from tests.support.waiting import until

@@ -12,8 +12,8 @@ import pytest
 from cluster.replication.core.messages import Append, Appended, Message, Mismatch, Refused
 from cluster.replication.model import NOBODY, Entry, Forced, MemberID, Position
 from cluster.replication.peers.wire import decode_message, decode_state, encode_message, encode_state
+from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.errors import MalformedData
-from pixiu.wire.v1 import replication_pb2 as pb
 from tests.cluster.replication.replica import A, B, C, entries, state
 
 MESSAGES: list[Message] = [

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling.doubling import (
     Action,
     Advance,
@@ -25,7 +26,6 @@ from ops.doubling.doubling import (
 )
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.wire.v1 import doubling_pb2 as pb
 from tests.support.doublings import Stores
 
 ID, OTHER = "00000000000000aa", "00000000000000bb"

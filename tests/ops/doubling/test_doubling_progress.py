@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling.doubling import Phase, Seen
 from ops.doubling.progress import Moved, Pace, Step, moved
 from pixiu.discovery.view import RoleLayout
-from pixiu.wire.v1 import doubling_pb2 as pb
 
 ID = "00000000000000aa"
 BEGUN, DONE = RoleLayout(1, 2, 2, (ID,)), RoleLayout(2, 2, 2, (ID,))

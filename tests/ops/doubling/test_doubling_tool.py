@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling import tool as doubling_tool
 from ops.doubling.doubling import Phase, Seen, phases
 from ops.doubling.tool import DoublingTool
@@ -21,7 +22,6 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.version import __version__
-from pixiu.wire.v1 import doubling_pb2 as pb
 from registry.layout import ensure_layout, read_layout
 from tests.support.doublings import Stores
 

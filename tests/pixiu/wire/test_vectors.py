@@ -16,7 +16,7 @@ from pixiu.wire import envelope, record
 from scripts.test_vectors import PLACE, ROOT, vectors
 
 FOUND: dict[str, Any] = json.loads((ROOT / PLACE).read_text())
-PROTOS = sorted((ROOT / "proto").rglob("*.proto"))
+PROTOS = sorted((ROOT / "proto/pixiu").rglob("*.proto"))
 
 
 def test_the_vectors_are_up_to_date() -> None:
@@ -75,7 +75,7 @@ def test_ids_partitions_and_envelopes_are_the_products() -> None:
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.stem)
-def test_every_proto_names_its_package_in_other_languages(path: Path) -> None:
+def test_every_proto_of_clients_names_its_package_in_other_languages(path: Path) -> None:
     text = path.read_text()
     for option in (
         'go_package = "pixiu/wire/v1;wirev1"',

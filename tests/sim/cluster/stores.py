@@ -15,8 +15,8 @@ from cluster.membership.map.anti_entropy import is_anti_entropy
 from cluster.membership.map.lww_map import Chunk, Key, LwwMap, Update, decode_messages
 from cluster.membership.member.core import MemberCore
 from cluster.membership.replica.core import ReplicaCore
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_instance
-from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.process import Process
 from tests.sim.cluster.registry import POLL_S, Node
 

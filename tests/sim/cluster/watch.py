@@ -18,12 +18,12 @@ from cluster.links.api import PeerState
 from cluster.links.datagrams.head import CONTROL, RECORDS, Refusal
 from cluster.membership.events import Effect
 from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.big_rooms import vrooms_of
 from pixiu.placement.partition import serves
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.uin_list import take_apart
-from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.clients import ROOMS, USERS, Connection, Message
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.cluster.registry import POLL_S

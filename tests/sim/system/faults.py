@@ -19,6 +19,7 @@ from cluster.membership.events import ClusterChanged, MessagesReceived, Replica
 from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.member.core import MemberCore
 from cluster.replication.model import START
+from cluster.wire.v1.doubling_pb2 import DOUBLING_SPLIT
 from ops.doubling.doubling import Action, Advance, Commit, Phase, Seen, decide
 from pi.doubling.learning import Lesson
 from pi.doubling.phases import Phase as PiPhase
@@ -28,7 +29,6 @@ from pi.doubling.steps import Act
 from pi.state import State
 from pixiu.placement.partition import serves
 from pixiu.wire.inbox_operations import Writer
-from pixiu.wire.v1.doubling_pb2 import DOUBLING_SPLIT
 from proxy.mail.batches import Batch
 from proxy.mail.requests import Link, Request
 from proxy.mail_events import Effect as MailEffect

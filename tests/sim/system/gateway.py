@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import gateway.events as ge
+from cluster.wire.v1 import delivery_pb2
 from gateway.delivery.mail import read_batch
 from gateway.grpc.mail_streams import MAX_ACKNOWLEDGEMENTS
 from gateway.mail.queue import MailQueue, acknowledged_ranges
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import delivery_pb2, wire_pb2
+from pixiu.wire.v1 import wire_pb2
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.system.base import Served
 from tests.sim.system.streams import Stream

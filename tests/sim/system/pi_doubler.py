@@ -12,6 +12,8 @@ import pi.events as pe
 from cluster.core.contract import END_OF_TURN
 from cluster.replication.core import events as ev
 from cluster.replication.model import Position
+from cluster.wire.v1 import doubling_pb2
+from cluster.wire.v1 import pi_replicas_pb2 as pb
 from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
 from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Record, Step, cut_in, note_body, rows_body
 from pi.doubling.steps import Act, EndTurn, Standing, Work, status_of, work_of
@@ -19,8 +21,6 @@ from pi.handover.learner import SILENT_S
 from pi.keys import uin_of
 from pi.store.digest import Digest
 from pixiu.errors import PixiuError
-from pixiu.wire.v1 import doubling_pb2
-from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from tests.sim.system.streams import Stream
 
 if TYPE_CHECKING:

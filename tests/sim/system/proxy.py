@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import proxy.mail_events as me
 from cluster.core.contract import END_OF_TURN, TICK
+from cluster.wire.v1 import delivery_pb2
 from pixiu.errors import Draining, WrongPartition
 from pixiu.wire.levels import Triple
-from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from proxy.mail.service import POLL_S
 from proxy.notices.mail_notices import Notices
 from proxy.notices.notice_links import batch_of

@@ -8,10 +8,11 @@ from typing import Any, Final
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.membership.map.devices import LoginPolicy
 from cluster.rpc.xiu_fetcher import CALL_S
+from cluster.wire.v1 import delivery_pb2
 from pixiu.errors import NotLeader, NotYet, WrongPartition
 from pixiu.ids import msg_partition
 from pixiu.wire.record import split
-from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits
 from relay.mail import events as ev

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling import doubling as plan
 from ops.doubling.doubling import Phase, Seen
 from pi.doubling.steps import steps_back, steps_to
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument
-from pixiu.wire.v1 import doubling_pb2 as pb
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.xiu import XiuProcess
 from xiu.state.doubling import Change

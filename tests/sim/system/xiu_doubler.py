@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import xiu.events as xe
+from cluster.wire.v1 import doubling_pb2
+from cluster.wire.v1 import xiu_partitions_pb2 as pb
 from pixiu.errors import PixiuError
-from pixiu.wire.v1 import doubling_pb2
-from pixiu.wire.v1 import xiu_partitions_pb2 as pb
 from tests.sim.system.base import unary
 from tests.sim.system.streams import Stream
 from xiu.doubling.answering import Known, Wanted, check_layout, check_question, status_of

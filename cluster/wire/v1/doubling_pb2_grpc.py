@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from pixiu.wire.v1 import doubling_pb2 as pixiu_dot_wire_dot_v1_dot_doubling__pb2
+from cluster.wire.v1 import doubling_pb2 as cluster_dot_wire_dot_v1_dot_doubling__pb2
 
 GRPC_GENERATED_VERSION = '1.75.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in pixiu/wire/v1/doubling_pb2_grpc.py depends on'
+        + f' but the generated code in cluster/wire/v1/doubling_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class DoublingStub(object):
         """
         self.Status = channel.unary_unary(
                 '/pixiu.v1.Doubling/Status',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatusRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatusRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
                 _registered_method=True)
         self.Advance = channel.unary_unary(
                 '/pixiu.v1.Doubling/Advance',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
                 _registered_method=True)
         self.TakeBack = channel.unary_unary(
                 '/pixiu.v1.Doubling/TakeBack',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
                 _registered_method=True)
 
 
@@ -82,18 +82,18 @@ def add_DoublingServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatusRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatusRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
             ),
             'Advance': grpc.unary_unary_rpc_method_handler(
                     servicer.Advance,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
             ),
             'TakeBack': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeBack,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -121,8 +121,8 @@ class Doubling(object):
             request,
             target,
             '/pixiu.v1.Doubling/Status',
-            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatusRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatusRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -148,8 +148,8 @@ class Doubling(object):
             request,
             target,
             '/pixiu.v1.Doubling/Advance',
-            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingAdvanceRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -175,8 +175,8 @@ class Doubling(object):
             request,
             target,
             '/pixiu.v1.Doubling/TakeBack',
-            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingTakeBackRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.DoublingStatus.FromString,
             options,
             channel_credentials,
             insecure,

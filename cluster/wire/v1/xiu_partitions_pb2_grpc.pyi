@@ -3,9 +3,9 @@
 isort:skip_file
 What a partition of Xiu that came from a doubling asks the one that it came from. See docs/doubling.md."""
 
+from cluster.wire.v1 import xiu_partitions_pb2 as _xiu_partitions_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from pixiu.wire.v1 import xiu_partitions_pb2 as _xiu_partitions_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

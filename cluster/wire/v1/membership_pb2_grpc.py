@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from pixiu.wire.v1 import xiu_partitions_pb2 as pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2
+from cluster.wire.v1 import membership_pb2 as cluster_dot_wire_dot_v1_dot_membership__pb2
 
 GRPC_GENERATED_VERSION = '1.75.0'
 GRPC_VERSION = grpc.__version__
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in pixiu/wire/v1/xiu_partitions_pb2_grpc.py depends on'
+        + f' but the generated code in cluster/wire/v1/membership_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class XiuPartitionsStub(object):
+class MembershipStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -34,45 +34,43 @@ class XiuPartitionsStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Ask = channel.unary_unary(
-                '/pixiu.v1.XiuPartitions/Ask',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2.AskRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2.AskReply.FromString,
+        self.Snapshot = channel.unary_stream(
+                '/pixiu.v1.Membership/Snapshot',
+                request_serializer=cluster_dot_wire_dot_v1_dot_membership__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_membership__pb2.SnapshotChunk.FromString,
                 _registered_method=True)
 
 
-class XiuPartitionsServicer(object):
+class MembershipServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Ask(self, request, context):
-        """Of the parent's leader, by a leader of its child: when the partition was split, and which of these SnowflakeIDs were stored before
-        that, here or in a parent's parent. Any other replica refuses with NOT_LEADER and names the leader.
-        """
+    def Snapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_XiuPartitionsServicer_to_server(servicer, server):
+def add_MembershipServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Ask': grpc.unary_unary_rpc_method_handler(
-                    servicer.Ask,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2.AskRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2.AskReply.SerializeToString,
+            'Snapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_membership__pb2.SnapshotRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_membership__pb2.SnapshotChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'pixiu.v1.XiuPartitions', rpc_method_handlers)
+            'pixiu.v1.Membership', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('pixiu.v1.XiuPartitions', rpc_method_handlers)
+    server.add_registered_method_handlers('pixiu.v1.Membership', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class XiuPartitions(object):
+class Membership(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Ask(request,
+    def Snapshot(request,
             target,
             options=(),
             channel_credentials=None,
@@ -82,12 +80,12 @@ class XiuPartitions(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
-            '/pixiu.v1.XiuPartitions/Ask',
-            pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2.AskRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_xiu__partitions__pb2.AskReply.FromString,
+            '/pixiu.v1.Membership/Snapshot',
+            cluster_dot_wire_dot_v1_dot_membership__pb2.SnapshotRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_membership__pb2.SnapshotChunk.FromString,
             options,
             channel_credentials,
             insecure,

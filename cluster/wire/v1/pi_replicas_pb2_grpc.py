@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from pixiu.wire.v1 import pi_replicas_pb2 as pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2
+from cluster.wire.v1 import pi_replicas_pb2 as cluster_dot_wire_dot_v1_dot_pi__replicas__pb2
 
 GRPC_GENERATED_VERSION = '1.75.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in pixiu/wire/v1/pi_replicas_pb2_grpc.py depends on'
+        + f' but the generated code in cluster/wire/v1/pi_replicas_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class PiReplicasStub(object):
         """
         self.Digest = channel.unary_unary(
                 '/pixiu.v1.PiReplicas/Digest',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestReply.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestReply.FromString,
                 _registered_method=True)
         self.Compare = channel.unary_unary(
                 '/pixiu.v1.PiReplicas/Compare',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.FromString,
                 _registered_method=True)
         self.GiveUp = channel.unary_unary(
                 '/pixiu.v1.PiReplicas/GiveUp',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.FromString,
                 _registered_method=True)
 
 
@@ -80,18 +80,18 @@ def add_PiReplicasServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Digest': grpc.unary_unary_rpc_method_handler(
                     servicer.Digest,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestReply.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestReply.SerializeToString,
             ),
             'Compare': grpc.unary_unary_rpc_method_handler(
                     servicer.Compare,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.SerializeToString,
             ),
             'GiveUp': grpc.unary_unary_rpc_method_handler(
                     servicer.GiveUp,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -119,8 +119,8 @@ class PiReplicas(object):
             request,
             target,
             '/pixiu.v1.PiReplicas/Digest',
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestReply.FromString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiDigestReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -146,8 +146,8 @@ class PiReplicas(object):
             request,
             target,
             '/pixiu.v1.PiReplicas/Compare',
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.FromString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -173,8 +173,8 @@ class PiReplicas(object):
             request,
             target,
             '/pixiu.v1.PiReplicas/GiveUp',
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.FromString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -198,8 +198,8 @@ class PiDoublingStub(object):
         """
         self.Learn = channel.unary_stream(
                 '/pixiu.v1.PiDoubling/Learn',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.FromString,
                 _registered_method=True)
 
 
@@ -219,8 +219,8 @@ def add_PiDoublingServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Learn': grpc.unary_stream_rpc_method_handler(
                     servicer.Learn,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -249,8 +249,8 @@ class PiDoubling(object):
             request,
             target,
             '/pixiu.v1.PiDoubling/Learn',
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.FromString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from pixiu.wire.v1 import replication_pb2 as pixiu_dot_wire_dot_v1_dot_replication__pb2
+from cluster.wire.v1 import replication_pb2 as cluster_dot_wire_dot_v1_dot_replication__pb2
 
 GRPC_GENERATED_VERSION = '1.75.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in pixiu/wire/v1/replication_pb2_grpc.py depends on'
+        + f' but the generated code in cluster/wire/v1/replication_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -38,23 +38,23 @@ class ReplicationStub(object):
         """
         self.Snapshot = channel.stream_unary(
                 '/pixiu.v1.Replication/Snapshot',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.FromString,
                 _registered_method=True)
         self.ResumeSnapshot = channel.unary_unary(
                 '/pixiu.v1.Replication/ResumeSnapshot',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.FromString,
                 _registered_method=True)
         self.Promote = channel.unary_unary(
                 '/pixiu.v1.Replication/Promote',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
                 _registered_method=True)
         self.SetClock = channel.unary_unary(
                 '/pixiu.v1.Replication/SetClock',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
+                request_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
                 _registered_method=True)
 
 
@@ -94,23 +94,23 @@ def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Snapshot': grpc.stream_unary_rpc_method_handler(
                     servicer.Snapshot,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.SerializeToString,
             ),
             'ResumeSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeSnapshot,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.SerializeToString,
             ),
             'Promote': grpc.unary_unary_rpc_method_handler(
                     servicer.Promote,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.SerializeToString,
             ),
             'SetClock': grpc.unary_unary_rpc_method_handler(
                     servicer.SetClock,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.SerializeToString,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,8 +140,8 @@ class Replication(object):
             request_iterator,
             target,
             '/pixiu.v1.Replication/Snapshot',
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.FromString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.FromString,
             options,
             channel_credentials,
             insecure,
@@ -167,8 +167,8 @@ class Replication(object):
             request,
             target,
             '/pixiu.v1.Replication/ResumeSnapshot',
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.FromString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.FromString,
             options,
             channel_credentials,
             insecure,
@@ -194,8 +194,8 @@ class Replication(object):
             request,
             target,
             '/pixiu.v1.Replication/Promote',
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -221,8 +221,8 @@ class Replication(object):
             request,
             target,
             '/pixiu.v1.Replication/SetClock',
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,9 +3,9 @@
 isort:skip_file
 Doubling of Xiu and Pi: what the operator's tool asks of the leaders of parents and children. See docs/doubling.md."""
 
+from cluster.wire.v1 import doubling_pb2 as _doubling_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from pixiu.wire.v1 import doubling_pb2 as _doubling_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -3,9 +3,9 @@
 isort:skip_file
 What replicas of a partition of Xiu or Pi say to each other. Every message carries the sender's epoch."""
 
+from cluster.wire.v1 import replication_pb2 as _replication_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from pixiu.wire.v1 import replication_pb2 as _replication_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -3,9 +3,9 @@
 isort:skip_file
 Replicas of a Pi partition compared with each other, at one position of their log."""
 
+from cluster.wire.v1 import pi_replicas_pb2 as _pi_replicas_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from pixiu.wire.v1 import pi_replicas_pb2 as _pi_replicas_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
