@@ -32,7 +32,7 @@ SENTENCES: Sentences = {
     "only the leader takes writes": ("xiu/core::a_follower_refuses_writers_and_applies_what_commits",),
     "a follower takes over from a leader that is gone (chosen from those in sync, not by the smallest ID)": (
         "cluster/replication/core::only_a_member_of_the_in_sync_set_is_promoted",
-        "e2e/xiu_replicas::a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing",
+        "xiu/xiu_process::two_replicas_lose_nothing_when_the_leader_is_killed_again_and_again",
     ),
     "a follower that is too far behind takes the whole state": (
         "cluster/replication/core::a_follower_behind_the_oldest_kept_entry_gets_a_snapshot",
