@@ -45,6 +45,7 @@ from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.options import Options
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
+from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
@@ -53,7 +54,7 @@ from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import control_pb2, delivery_pb2, wire_pb2_grpc
-from registry.kicks import KickRequests
+from registry.mailbox import Requests
 
 DRAIN_POLL_S: Final = 0.05
 CLIENT_WAIT: Final = (
@@ -73,7 +74,7 @@ class Service(RoleShell):
         self._core: Core | None = None
         self._digest_keys = DigestKeys(context.cluster)
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
-        self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
+        self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
         self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log)

@@ -13,19 +13,21 @@ from typing import Annotated, Final
 import typer
 
 from ops.drain_plan import against, choose, name_of, not_back, restart_order, running_beside
+from pixiu.discovery import paths
 from pixiu.discovery.lacks import Lack
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import ROLES
+from pixiu.discovery.zookeeper import NodeExists, ZooKeeper
 from pixiu.errors import InvalidArgument, Unavailable
-from registry.drain_requests import drain_process
+from registry.mailbox import data_at, posted
 from registry.session import registry_of
-from registry.supervised import supervisor_of
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
 from tools.cli.replicas import ReplicaStatus
 from tools.cli.status import ClusterStatus, read_status
 
 TIMEOUT_S: Final = 120.0
 POLL_S: Final = 1.0
+GONE_POLL_S: Final = 0.2
 Say = Callable[[str, Node], None]
 
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that each process has to drain.")]
@@ -111,7 +113,25 @@ async def _drain(target: str, words: Sequence[str], force: bool, timeout_s: floa
             say("drains", node)
             await drain_process(zookeeper, root, node, operator(), timeout_s)
             say("has_left", node)
-        return await supervisor_of(zookeeper, root)
+        return (await data_at(zookeeper, paths.supervisor(root))).decode(errors="replace")
+
+
+async def drain_process(zookeeper: ZooKeeper, root: str, node: Node, by: str, timeout_s: float) -> None:
+    """Ask a process to drain, and wait until it has left the registry. by: the requester, for the process's log.
+
+    Raises `Unavailable` when it does not leave in time, or another command already drains it, `RegistryUnavailable`.
+    """
+    place = f"{paths.node_prefix(root, node.role, node.partition)}{node.replica:010d}"
+    until = time.monotonic() + timeout_s
+    try:
+        async with posted(zookeeper, paths.drain(root, node.endpoint), by):
+            while await zookeeper.exists(place) is not None:
+                if time.monotonic() >= until:
+                    late = f"has not left after {timeout_s:g} s: its log says why (pid {node.pid})"
+                    raise Unavailable(f"{node.role} at {node.address} {late}")
+                await asyncio.sleep(GONE_POLL_S)
+    except NodeExists:
+        raise Unavailable(f"{node.role} at {node.address} is being drained by another command already") from None
 
 
 async def _plan(target: str, roles: Sequence[str], force: bool) -> list[Node]:

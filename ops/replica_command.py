@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ops.drain_plan import name_of
+from pixiu.discovery import paths
 from pixiu.discovery.lacks import lacks
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout, View
@@ -19,8 +20,8 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import Unavailable
 from registry.layout import change_replicas
 from registry.layout_change import role_text
+from registry.mailbox import data_at
 from registry.session import read_view, registry_of
-from registry.supervised import supervisor_of
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from tools.cli.status import read_status
 
@@ -70,7 +71,7 @@ async def _change(target: str, role: str, by: int, timeout_s: float) -> dict[str
     hand."""
     async with registry_of(target) as (zookeeper, root):
         wanted = (await change_replicas(zookeeper, root, role, by)).roles[role]
-        supervisor = await supervisor_of(zookeeper, root)
+        supervisor = (await data_at(zookeeper, paths.supervisor(root))).decode(errors="replace")
         if supervisor:
             await _wait(zookeeper, root, role, wanted, timeout_s)
         todo = _todo(await read_view(zookeeper, root), role)

@@ -26,6 +26,7 @@ from cluster.rpc import methods
 from cluster.settings.options import ClusterOptions
 from cluster.trust import tickets
 from cluster.trust.followed_keys import ProofKeys
+from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState, run_of
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
@@ -48,8 +49,8 @@ from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.ticket_issuer import LOOK_S, TicketIssuer
 from proxy.publishers.worker_leases import Lender
 from proxy.records.publisher import PublisherService, PublisherStream
-from registry.kicks import KickRequests
 from registry.leases import WORKERS_TO_LEND, WorkerLeases
+from registry.mailbox import Requests
 
 DRAIN_POLL_S = 0.05
 PUBLISH = "Time from taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
@@ -79,7 +80,7 @@ class Service(RoleShell):
         self.options = context.options
         self._context, self.turn = context, context.turn
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
-        self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
+        self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
         options, cluster = context.options, context.cluster
         self._sampler = _sampler(cluster)
         self._traced_before = 0

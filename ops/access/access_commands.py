@@ -12,9 +12,10 @@ from typing import Annotated, Final
 
 import typer
 
+from pixiu.discovery import paths
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import MAX_ID
-from registry.kicks import request_kick
+from registry.mailbox import posted
 from registry.session import registry_of
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 
@@ -129,5 +130,5 @@ def kick(
 
 
 async def _kick(target: str, request: str) -> None:
-    async with registry_of(target) as (zookeeper, root):
-        await request_kick(zookeeper, root, request, KICK_S)
+    async with registry_of(target) as (zookeeper, root), posted(zookeeper, f"{paths.kicks(root)}/r", request, sequence=True):
+        await asyncio.sleep(KICK_S)
