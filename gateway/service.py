@@ -113,8 +113,8 @@ class Service(RoleShell):
         self._signal_problem = ""
         self._traces: TraceWriter | None = None
         self._enter_effects()
-        for server in context.servers_of_clients:
-            wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), server)
+        assert context.client_server is not None
+        wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), context.client_server)
         context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add

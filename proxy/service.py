@@ -36,7 +36,7 @@ from pixiu.placement.link_quality import Quality
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
-from pixiu.wire.v1 import control_pb2, tickets_pb2, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import control_pb2, mail_pb2_grpc, tickets_pb2, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
@@ -122,9 +122,10 @@ class Service(RoleShell):
         self.run(self.mail.notices.runner)
         publishers = PublisherService(self)
         context.streams.serve(methods.PUBLISH, wire_pb2.PublishRequest.FromString, publishers.publish_framed)
-        for server in context.servers_of_clients:
-            wire_pb2_grpc.add_PublisherServicer_to_server(publishers, server)
-            wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
+        assert context.client_server is not None
+        wire_pb2_grpc.add_PublisherServicer_to_server(publishers, context.client_server)
+        wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.client_server)
+        mail_pb2_grpc.add_MailerServicer_to_server(self.mail, context.client_server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)

@@ -36,12 +36,8 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.MailDelivery/Deliver": ("relay",),
     "/pixiu.v1.MailNotices/Notify": ("proxy",),
     "/pixiu.v1.Publisher/Publish": ("gateway",),
-    "/pixiu.v1.Publisher/Cluster": ("gateway",),
     "/pixiu.v1.Tickets/Exchange": ("gateway",),
     "/pixiu.v1.Presence/Query": ("proxy",),
-    # At the clients' listeners; nobody calls them at the cluster's.
-    "/pixiu.v1.Subscriber/Subscribe": (),
-    "/pixiu.v1.Mailer/Send": (),
     "/pixiu.v1.Pi/Exchange": ("proxy", "relay", OPERATOR),
     "/pixiu.v1.Pi/Verify": ("pi", OPERATOR),
     "/pixiu.v1.PiReplicas/Digest": ("pi",),

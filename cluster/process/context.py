@@ -128,11 +128,6 @@ class Context(Generic[OptionsT_co]):
     """Time budget of this process's clients, for all protocols."""
 
     @property
-    def servers_of_clients(self) -> tuple[grpc.aio.Server, ...]:
-        """The servers that get the clients' services: their own, and the cluster's, for gateways and older clients."""
-        return (self.server,) if self.client_server is None else (self.client_server, self.server)
-
-    @property
     def view(self) -> View:
         """The newest view of the cluster."""
         return self.current_view()
