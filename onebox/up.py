@@ -352,7 +352,7 @@ class LocalCluster:
     async def _prepare_registry(self) -> None:
         self._session = ZooKeeper(self.address)
         await self._session.connect()
-        if self.zookeeper is not None:  # nothing else of this folder runs yet; a registry of an older version is guarded now
+        if self.zookeeper is not None:  # nothing else of this folder runs yet
             credentials = read_credentials(self.zookeeper.credentials)
             await guard(self._session, self.address.root, credentials, force=True, whole=True)
         else:

@@ -53,7 +53,7 @@ class Taken:
 
     node: Node
     version: int
-    """Version that the process uses; -1: it does not answer, or its release has no settings."""
+    """Version that the process uses; -1: it does not answer."""
     refused: Mapping[str, str]
 
 
@@ -161,7 +161,7 @@ def behind(taken: list[Taken], version: int) -> list[str]:
     for one in taken:
         who = f"{one.node.role} at {one.node.address}"
         if one.version < 0 and version:
-            said.append(f"{who} does not report which settings it uses: it is dead, or of a release without them")
+            said.append(f"{who} does not report which settings it uses: is it dead?")
         elif 0 <= one.version < version:
             said.append(f"{who} uses version {one.version} of the settings: does its ZooKeeper server lag?")
         said += [f"{who} refuses {name}: {why}" for name, why in one.refused.items() if one.version >= version]

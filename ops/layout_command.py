@@ -123,7 +123,7 @@ def render(target: str, view: View, gone: Container[int] = ()) -> RenderableType
     missing = [
         f"  {escape(str(lack))}{_where(view, lack, gone)}; start: {escape(lack.start(target))}" for lack in lacks(view, gone)
     ]
-    head = f"{escape(target)}  layout version {view.layout.version}  cluster {view.layout.cluster or 'without an ID'}"
+    head = f"{escape(target)}  layout version {view.layout.version}  cluster {view.layout.cluster}"
     return Group(head, table, *missing)
 
 
