@@ -46,7 +46,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.PiDoubling/Learn": ("pi",),
     "/pixiu.v1.Xiu/Store": ("proxy",),
     "/pixiu.v1.Xiu/Fetch": ("relay", "xiu", OPERATOR),
-    "/pixiu.v1.Xiu/Scan": ("xiu", OPERATOR, PIPELINE),
+    "/pixiu.v1.Xiu/Scan": ("xiu",),
     "/pixiu.v1.Xiu/Position": ("relay", "xiu", OPERATOR, PIPELINE),
     "/pixiu.v1.Xiu/Rows": ("xiu",),
     "/pixiu.v1.Xiu/Verify": (OPERATOR,),
