@@ -46,6 +46,7 @@ from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.options import Options
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
+from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
@@ -54,7 +55,7 @@ from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import wire_pb2_grpc
-from registry.kicks import KickRequests
+from registry.mailbox import Requests
 
 DRAIN_POLL_S: Final = 0.05
 CLIENT_WAIT: Final = (
@@ -74,7 +75,7 @@ class Service(RoleShell):
         self._core: Core | None = None
         self._digest_keys = DigestKeys(context.cluster)
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
-        self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
+        self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
         self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log)
@@ -113,8 +114,8 @@ class Service(RoleShell):
         self._signal_problem = ""
         self._traces: TraceWriter | None = None
         self._enter_effects()
-        for server in context.servers_of_clients:
-            wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), server)
+        assert context.client_server is not None
+        wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), context.client_server)
         context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add

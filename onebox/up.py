@@ -44,7 +44,7 @@ from onebox.supervisor import (
 from pixiu.discovery import login as logins
 from pixiu.discovery.login import Login
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, supervisor
 from pixiu.discovery.target import RegistryAddress, parse_address
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
@@ -53,7 +53,7 @@ from pixiu.errors import ConfigurationError, PixiuError, Unavailable
 from pixiu.rpc import tls
 from registry.guarding import guard, guard_first, read_credentials
 from registry.layout import ensure_layout, set_replicas
-from registry.supervised import SupervisorMark
+from registry.mailbox import Mark
 
 READY_TIMEOUT_S: Final = 180.0
 """Time limit for all processes to be Running; a loaded machine needs a minute."""
@@ -231,7 +231,7 @@ class LocalCluster:
         self._failure: PixiuError | None = None
         self._forks = Forks(child_environment())
         self._lock = -1
-        self._mark: SupervisorMark | None = None
+        self._mark: Mark | None = None
         self._replicas = {role: wanted.replicas for role, wanted in options.layout().items()}
         """Number of replicas of each role to run."""
         self._partitions = dict.fromkeys(self._replicas, 0)
@@ -352,7 +352,7 @@ class LocalCluster:
     async def _prepare_registry(self) -> None:
         self._session = ZooKeeper(self.address)
         await self._session.connect()
-        if self.zookeeper is not None:  # nothing else of this folder runs yet; a registry of an older version is guarded now
+        if self.zookeeper is not None:  # nothing else of this folder runs yet
             credentials = read_credentials(self.zookeeper.credentials)
             await guard(self._session, self.address.root, credentials, force=True, whole=True)
         else:
@@ -372,7 +372,7 @@ class LocalCluster:
                 await set_replicas(self._session, self.address.root, role, said.replicas)
         self._discovery = Discovery(self._session, self.address.root, self._on_view)
         await self._discovery.start()
-        self._mark = SupervisorMark(self._session, self.address.root)
+        self._mark = Mark(self._session, supervisor(self.address.root), f"{socket.gethostname()} (pid {os.getpid()})")
         self._mark.start()
 
     def _fit_tables(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -21,15 +20,15 @@ from rich.table import Table
 from cluster.settings.fields import field_docs, show
 from cluster.settings.live_settings import ALL, CLUSTER, LIVE, Settings, live_keys, live_names, spec_of, value_of
 from cluster.settings.options import ClusterOptions, RoleOptions
+from ops.polling import polled
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import ROLES
 from pixiu.discovery.view import View
-from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument
 from registry.session import read_view, registry_of
 from registry.settings import change_settings, read_changes, read_settings
 from tools.cli.http import fetch
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json, print_text
 
 AT_ONCE: Final = 32
 POLL_S: Final = 0.1
@@ -53,7 +52,7 @@ class Taken:
 
     node: Node
     version: int
-    """Version that the process uses; -1: it does not answer, or its release has no settings."""
+    """Version that the process uses; -1: it does not answer."""
     refused: Mapping[str, str]
 
 
@@ -108,7 +107,7 @@ def history(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
         return
     for line in lines:
         what = ", ".join(f"{name} {'unset' if value is None else f'= {show(value)}'}" for name, value in line["settings"].items())
-        console().print(f"{line['time']}  {line['operator']}  version {line['version']}: {what}", highlight=False, markup=False)
+        print_text(f"{line['time']}  {line['operator']}  version {line['version']}: {what}")
 
 
 async def _history(target: str) -> list[dict[str, Any]]:
@@ -130,11 +129,11 @@ def _change(target: str, wanted: Mapping[str, Any], timeout_s: float, *, as_json
     else:
         for name, value in differs.items():
             said = "as each process is configured" if value is None else show(value)
-            console().print(f"{name} = {said}", highlight=False, markup=False)
+            print_text(f"{name} = {said}")
         done = f"version {settings.version}: {len(taken) - len(late)} of {len(taken)} processes use it"
         console().print(done if differs else f"nothing to change; {done}", highlight=False)
         for text in late:
-            console().print(f"! {text}", highlight=False, markup=False)
+            print_text(f"! {text}")
     if late:
         raise typer.Exit(1)
 
@@ -142,17 +141,11 @@ def _change(target: str, wanted: Mapping[str, Any], timeout_s: float, *, as_json
 async def _changed(target: str, wanted: Mapping[str, Any], timeout_s: float) -> tuple[Settings, dict[str, Any], list[Taken]]:
     async with registry_of(target) as (zookeeper, root):
         settings, differs = await change_settings(zookeeper, root, wanted, operator())
-        return settings, differs, await _wait(zookeeper, root, settings.version, timeout_s)
 
+        async def taken() -> list[Taken]:
+            return await ask(await read_view(zookeeper, root))
 
-async def _wait(zookeeper: ZooKeeper, root: str, version: int, timeout_s: float) -> list[Taken]:
-    """Wait until every process uses this version or the time is over; return their last answers."""
-    until = time.monotonic() + timeout_s
-    while True:
-        taken = await ask(await read_view(zookeeper, root))
-        if not behind(taken, version) or time.monotonic() >= until:
-            return taken
-        await asyncio.sleep(POLL_S)
+        return settings, differs, await polled(taken, lambda taken: not behind(taken, settings.version), timeout_s, POLL_S)
 
 
 def behind(taken: list[Taken], version: int) -> list[str]:
@@ -161,7 +154,7 @@ def behind(taken: list[Taken], version: int) -> list[str]:
     for one in taken:
         who = f"{one.node.role} at {one.node.address}"
         if one.version < 0 and version:
-            said.append(f"{who} does not report which settings it uses: it is dead, or of a release without them")
+            said.append(f"{who} does not report which settings it uses: is it dead?")
         elif 0 <= one.version < version:
             said.append(f"{who} uses version {one.version} of the settings: does its ZooKeeper server lag?")
         said += [f"{who} refuses {name}: {why}" for name, why in one.refused.items() if one.version >= version]
@@ -209,4 +202,4 @@ def _show(settings: Settings, taken: list[Taken], names: list[str], types: Mappi
         console().print(f"Of one role alone: {', '.join(f'ROLE.{key}' for key in live_keys(ALL))} ({', '.join(roles)})")
     console().print(f"version {settings.version}: {len(taken) - len(late)} of {len(taken)} processes use it", highlight=False)
     for text in late:
-        console().print(f"! {text}", highlight=False, markup=False)
+        print_text(f"! {text}")

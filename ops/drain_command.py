@@ -6,26 +6,28 @@ Source: docs/operations.md, "Draining and adding processes".
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
 import typer
 
 from ops.drain_plan import against, choose, name_of, not_back, restart_order, running_beside
+from ops.polling import polled
+from pixiu.discovery import paths
 from pixiu.discovery.lacks import Lack
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import ROLES
+from pixiu.discovery.zookeeper import NodeExists, ZooKeeper
 from pixiu.errors import InvalidArgument, Unavailable
-from registry.drain_requests import drain_process
+from registry.mailbox import data_at, posted
 from registry.session import registry_of
-from registry.supervised import supervisor_of
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, guarded, operator, print_result, print_text
 from tools.cli.replicas import ReplicaStatus
 from tools.cli.status import ClusterStatus, read_status
 
 TIMEOUT_S: Final = 120.0
 POLL_S: Final = 1.0
+GONE_POLL_S: Final = 0.2
 Say = Callable[[str, Node], None]
 
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that each process has to drain.")]
@@ -49,13 +51,13 @@ def drain(
     """
     supervisor = asyncio.run(_drain(target, processes, force, timeout_s, _says(as_json)))
     if supervisor and not as_json:
-        console().print(f"`pixiu up` on {supervisor} starts again what it ran", highlight=False, markup=False)
+        print_text(f"`pixiu up` on {supervisor} starts again what it ran")
 
 
 @guarded
 def rolling_restart(
     roles: Annotated[list[str] | None, typer.Option("--role", help="Only this role; may be repeated.", metavar="ROLE")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the order, and do nothing.")] = False,
     force: Force = False,
     timeout_s: Timeout = TIMEOUT_S,
@@ -72,7 +74,7 @@ def rolling_restart(
     plan = asyncio.run(_plan(target, roles or ROLES, force))
     if dry_run or not (yes or as_json):
         for node in plan:
-            console().print(f"{name_of(node)} at {node.address}", highlight=False, markup=False)
+            print_text(f"{name_of(node)} at {node.address}")
     if dry_run:
         return
     if not yes:
@@ -84,10 +86,8 @@ def rolling_restart(
 
 def _says(as_json: bool) -> Say:
     def say(what: str, node: Node) -> None:
-        if as_json:
-            print_json({"event": what, "process": name_of(node), "address": node.address, "pid": node.pid})
-        else:
-            console().print(f"{name_of(node)} at {node.address} {what.replace('_', ' ')}", highlight=False, markup=False)
+        value = {"event": what, "process": name_of(node), "address": node.address, "pid": node.pid}
+        print_result(value, f"{name_of(node)} at {node.address} {what.replace('_', ' ')}", as_json=as_json)
 
     return say
 
@@ -111,7 +111,22 @@ async def _drain(target: str, words: Sequence[str], force: bool, timeout_s: floa
             say("drains", node)
             await drain_process(zookeeper, root, node, operator(), timeout_s)
             say("has_left", node)
-        return await supervisor_of(zookeeper, root)
+        return (await data_at(zookeeper, paths.supervisor(root))).decode(errors="replace")
+
+
+async def drain_process(zookeeper: ZooKeeper, root: str, node: Node, by: str, timeout_s: float) -> None:
+    """Ask a process to drain, and wait until it has left the registry. by: the requester, for the process's log.
+
+    Raises `Unavailable` when it does not leave in time, or another command already drains it, `RegistryUnavailable`.
+    """
+    place = f"{paths.node_prefix(root, node.role, node.partition)}{node.replica:010d}"
+    try:
+        async with posted(zookeeper, paths.drain(root, node.endpoint), by):
+            there = await polled(lambda: zookeeper.exists(place), lambda stat: stat is None, timeout_s, GONE_POLL_S)
+    except NodeExists:
+        raise Unavailable(f"{node.role} at {node.address} is being drained by another command already") from None
+    if there is not None:
+        raise Unavailable(f"{node.role} at {node.address} has not left after {timeout_s:g} s: its log says why (pid {node.pid})")
 
 
 async def _plan(target: str, roles: Sequence[str], force: bool) -> list[Node]:
@@ -147,12 +162,7 @@ async def _restart(target: str, plan: Sequence[Node], force: bool, timeout_s: fl
 
 async def _until(target: str, wrong: Callable[[ClusterStatus], list[str]], what: str, timeout_s: float) -> ClusterStatus:
     """Wait until no problem is left. Raises `Unavailable` with the remaining ones."""
-    end = time.monotonic() + timeout_s
-    while True:
-        status = await read_status(target)
-        problems = wrong(status)
-        if not problems:
-            return status
-        if time.monotonic() >= end:
-            raise Unavailable(f"{what}: after {timeout_s:g} s: {'; '.join(problems)}")
-        await asyncio.sleep(POLL_S)
+    status = await polled(lambda: read_status(target), lambda status: not wrong(status), timeout_s, POLL_S)
+    if problems := wrong(status):
+        raise Unavailable(f"{what}: after {timeout_s:g} s: {'; '.join(problems)}")
+    return status

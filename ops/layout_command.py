@@ -21,7 +21,7 @@ from registry.guarding import guard_first
 from registry.layout import read_layout, set_layout
 from registry.layout_change import Change, changed_layout, changes, parse_wanted
 from registry.session import registry_of
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json, print_text
 from tools.cli.status import read_status
 
 layout = typer.Typer(name="layout", help=(__doc__ or "").split("\n\n")[0], no_args_is_help=True)
@@ -66,9 +66,9 @@ def set_(
         print_json(said, indent=2)
         return
     for change in made:
-        console().print(f"{change}{'  (not written)' if dry_run else ''}", highlight=False, markup=False)
+        print_text(f"{change}{'  (not written)' if dry_run else ''}")
     end = "nothing changes" if not made else f"would become version {before.version + 1}" if dry_run else f"version {after.version}"
-    console().print(f"layout of {target}: {end}", highlight=False, markup=False)
+    print_text(f"layout of {target}: {end}")
 
 
 async def _set(target: str, wanted: dict[str, RoleLayout], *, dry_run: bool) -> tuple[Layout, Layout]:
@@ -123,7 +123,7 @@ def render(target: str, view: View, gone: Container[int] = ()) -> RenderableType
     missing = [
         f"  {escape(str(lack))}{_where(view, lack, gone)}; start: {escape(lack.start(target))}" for lack in lacks(view, gone)
     ]
-    head = f"{escape(target)}  layout version {view.layout.version}  cluster {view.layout.cluster or 'without an ID'}"
+    head = f"{escape(target)}  layout version {view.layout.version}  cluster {view.layout.cluster}"
     return Group(head, table, *missing)
 
 

@@ -6,22 +6,22 @@ Source: docs/operations.md, "Draining and adding processes".
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, Any, Final
 
 import typer
 
 from ops.drain_plan import name_of
+from ops.polling import polled
+from pixiu.discovery import paths
 from pixiu.discovery.lacks import lacks
 from pixiu.discovery.node import NodeState
-from pixiu.discovery.view import RoleLayout, View
-from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from registry.layout import change_replicas
 from registry.layout_change import role_text
+from registry.mailbox import data_at
 from registry.session import read_view, registry_of
-from registry.supervised import supervisor_of
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, guarded, print_json, print_text
 from tools.cli.status import read_status
 
 TIMEOUT_S: Final = 120.0
@@ -70,22 +70,18 @@ async def _change(target: str, role: str, by: int, timeout_s: float) -> dict[str
     hand."""
     async with registry_of(target) as (zookeeper, root):
         wanted = (await change_replicas(zookeeper, root, role, by)).roles[role]
-        supervisor = await supervisor_of(zookeeper, root)
-        if supervisor:
-            await _wait(zookeeper, root, role, wanted, timeout_s)
-        todo = _todo(await read_view(zookeeper, root), role)
-    return {"wanted": wanted, "supervisor": supervisor, "do": todo}
+        supervisor = (await data_at(zookeeper, paths.supervisor(root))).decode(errors="replace")
 
+        async def todo() -> list[str]:
+            return _todo(await read_view(zookeeper, root), role)
 
-async def _wait(zookeeper: ZooKeeper, root: str, role: str, wanted: RoleLayout, timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
-    while todo := _todo(await read_view(zookeeper, root), role):
-        if time.monotonic() >= end:
-            raise Unavailable(
-                f"{role}: {role_text(role, wanted)} wanted, but `pixiu up` has not reached that after {timeout_s:g} s: look at "
-                f"its output and its logs. Still to do: {'; '.join(todo)}"
-            )
-        await asyncio.sleep(POLL_S)
+        left = await polled(todo, lambda left: not left, timeout_s if supervisor else 0.0, POLL_S)
+    if supervisor and left:
+        raise Unavailable(
+            f"{role}: {role_text(role, wanted)} wanted, but `pixiu up` has not reached that after {timeout_s:g} s: look at "
+            f"its output and its logs. Still to do: {'; '.join(left)}"
+        )
+    return {"wanted": wanted, "supervisor": supervisor, "do": left}
 
 
 def _todo(view: View, role: str) -> list[str]:
@@ -110,4 +106,4 @@ def _show(role: str, said: dict[str, Any], *, as_json: bool) -> None:
     lines = [f"{role}: {role_text(role, said['wanted'])} wanted", *(f"  {line}" for line in said["do"])]
     if said["supervisor"]:
         lines.append(f"done by `pixiu up` on {said['supervisor']}")
-    console().print("\n".join(lines), highlight=False, markup=False)
+    print_text("\n".join(lines))

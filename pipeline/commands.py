@@ -20,7 +20,7 @@ import typer
 from pipeline.reading import problem_of, write_tables
 from pipeline.session import open_session
 from pixiu.errors import InvalidArgument, PixiuError
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, error_console, guarded, operator, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +182,7 @@ def restore(
     cluster: Annotated[
         str, typer.Option(help="Cluster of the archive, where the registry was lost and created again.", metavar="ID")
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     target: Target = DEFAULT_TARGET,
     master: Master = "",
     html: Html = None,
@@ -216,7 +216,7 @@ def retention(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what could be trimmed; trim nothing.")] = False,
     reader: Annotated[str, typer.Option(help="Name that the archive was made with.", metavar="NAME")] = "archive",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     target: Target = DEFAULT_TARGET,
     master: Master = "",
     html: Html = None,

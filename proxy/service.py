@@ -27,6 +27,7 @@ from cluster.settings.options import ClusterOptions
 from cluster.trust import tickets
 from cluster.trust.followed_keys import ProofKeys
 from cluster.wire.v1 import control_pb2, tickets_pb2
+from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState, run_of
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
@@ -36,7 +37,7 @@ from pixiu.placement.link_quality import Quality
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
-from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
@@ -49,8 +50,8 @@ from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.ticket_issuer import LOOK_S, TicketIssuer
 from proxy.publishers.worker_leases import Lender
 from proxy.records.publisher import PublisherService, PublisherStream
-from registry.kicks import KickRequests
 from registry.leases import WORKERS_TO_LEND, WorkerLeases
+from registry.mailbox import Requests
 
 DRAIN_POLL_S = 0.05
 PUBLISH = "Time from taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
@@ -80,7 +81,7 @@ class Service(RoleShell):
         self.options = context.options
         self._context, self.turn = context, context.turn
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
-        self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
+        self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
         options, cluster = context.options, context.cluster
         self._sampler = _sampler(cluster)
         self._traced_before = 0
@@ -122,9 +123,10 @@ class Service(RoleShell):
         self.run(self.mail.notices.runner)
         publishers = PublisherService(self)
         context.streams.serve(methods.PUBLISH, wire_pb2.PublishRequest.FromString, publishers.publish_framed)
-        for server in context.servers_of_clients:
-            wire_pb2_grpc.add_PublisherServicer_to_server(publishers, server)
-            wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
+        assert context.client_server is not None
+        wire_pb2_grpc.add_PublisherServicer_to_server(publishers, context.client_server)
+        wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.client_server)
+        mail_pb2_grpc.add_MailerServicer_to_server(self.mail, context.client_server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)

@@ -203,15 +203,13 @@ async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
 
 
 async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], Layout], also: Sequence[Check] = ()) -> Layout:
-    """Read, change, write by compare-and-set; repeat after a conflict. A layout without the cluster's ID, which is new or from
-    an older release, gets one. also: checks that must hold at the write. Raises `RegistryConflict` when one does not."""
+    """Read, change, write by compare-and-set; repeat after a conflict. A new layout gets the cluster's ID. also: checks that
+    must hold at the write. Raises `RegistryConflict` when one does not."""
     paths.check_root(root)
     for _ in range(MAX_TRIES):
         found = await _read(zookeeper, root)
-        layout, node_version = found or (Layout(), -1)
+        layout, node_version = found or (Layout(cluster=secrets.token_hex(8)), -1)
         changed = change(layout)
-        if not changed.cluster:
-            changed = replace(changed, cluster=secrets.token_hex(8))
         if found and changed == layout:
             return layout
         changed = replace(changed, version=layout.version + 1)

@@ -29,17 +29,14 @@ from pixiu.discovery.zookeeper import (
     ZooKeeper,
 )
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RemoteError, Unavailable
-from registry.drain_requests import DrainRequests
 from registry.leases import lease_checks
+from registry.mailbox import Mailbox
 from registry.restorer import Restorer
-from registry.settings_watch import SettingsWatch
 
 MAX_TRIES: Final = 10
 """Number of tries of a registration that conflicts with a change of the registry."""
 MAX_COMPARED: Final = 64
 """Number of registered nodes with which a new one is compared: these agree with each other already."""
-MAX_BACKOFF_S: Final = 5.0
-"""Longest back-off of registering again, while connected."""
 CONFLICT_POLL_S: Final = 0.2
 
 _log = logging.getLogger("registry.membership")
@@ -54,8 +51,9 @@ class Membership:
         on_registered: called in the event loop with the node each time it was registered again.
         conflict_wait_s: time for which `register` waits until incompatible nodes are gone (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
-        on_drain: called in the event loop with the name of a requester who asks this run of the process to drain, while registered.
-        on_settings: called in the event loop with the data of the registry's node of settings, while registered.
+        on_drain: called in the event loop with the name of a requester who asks this run of the process to drain, while registered;
+            empty: nobody does.
+        on_settings: called in the event loop with the data of the registry's node of settings, while registered; empty: none.
 
     Source: docs/registry.md.
     """
@@ -67,7 +65,7 @@ class Membership:
         *,
         on_registered: Callable[[Node], None] | None = None,
         conflict_wait_s: float = 0.0,
-        on_drain: Callable[[str], None] | None = None,
+        on_drain: Callable[[bytes], None] | None = None,
         on_settings: Callable[[bytes], None] | None = None,
     ) -> None:
         self._zookeeper = zookeeper
@@ -75,15 +73,14 @@ class Membership:
         self._on_registered = on_registered
         self._before: Callable[[Node], Awaitable[Node]] | None = None
         self._conflict_wait_s = conflict_wait_s
-        self._on_drain = on_drain
-        self._settings = SettingsWatch(zookeeper, self._root, on_settings) if on_settings is not None else None
-        self._drains: DrainRequests | None = None
+        self._on_drain, self._on_settings = on_drain, on_settings
+        self._mailboxes: list[Mailbox] = []
         self._node: Node | None = None
         self._path = ""
         self._unwritten = False
         """True if the node's data in the registry may be older than ours."""
         self._lock = asyncio.Lock()
-        self._restorer = Restorer(zookeeper, self._restore, "the process's node", MAX_BACKOFF_S)
+        self._restorer = Restorer(zookeeper, self._restore, "the process's node")
         self.registrations = 0
         """Number of times that the node was created."""
 
@@ -121,11 +118,13 @@ class Membership:
             self._node = registered
             await self._announce(registered.role)
             self._restorer.start()
-            if self._on_drain is not None:
-                self._drains = DrainRequests(self._zookeeper, self._root, registered.endpoint, self._on_drain)
-                self._drains.start()
-            if self._settings is not None:
-                self._settings.start()
+            watched = (
+                (paths.drain(self._root, registered.endpoint), self._on_drain),
+                (paths.settings(self._root), self._on_settings),
+            )
+            self._mailboxes = [Mailbox(self._zookeeper, path, told) for path, told in watched if told is not None]
+            for mailbox in self._mailboxes:
+                mailbox.start()
             return registered
 
     async def set_state(self, state: NodeState) -> bool:
@@ -146,11 +145,8 @@ class Membership:
     async def unregister(self) -> bool:
         """Remove the node. Returns False when the registry cannot be reached: the node then ends with the session."""
         await self._restorer.stop()
-        if self._drains is not None:
-            await self._drains.stop()
-            self._drains = None
-        if self._settings is not None:
-            await self._settings.stop()
+        for mailbox in self._mailboxes:
+            await mailbox.stop()
         async with self._lock:
             if self._node is None:
                 return True

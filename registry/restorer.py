@@ -14,6 +14,7 @@ from pixiu.rpc.backoff import Backoff
 
 FIRST_BACKOFF_S: Final = 0.2
 """First back-off while connected; doubles up to the owner's limit, with jitter."""
+MAX_BACKOFF_S: Final = 5.0
 
 _log = logging.getLogger("registry.restorer")
 
@@ -29,7 +30,9 @@ class Restorer:
         max_backoff_s: the longest wait between attempts, seconds.
     """
 
-    def __init__(self, zookeeper: ZooKeeper, restore: Callable[[], Awaitable[None]], what: str, max_backoff_s: float) -> None:
+    def __init__(
+        self, zookeeper: ZooKeeper, restore: Callable[[], Awaitable[None]], what: str, max_backoff_s: float = MAX_BACKOFF_S
+    ) -> None:
         self._zookeeper, self._restore = zookeeper, restore
         self._what = what
         self._backoff = Backoff(FIRST_BACKOFF_S, max_backoff_s, random.random)

@@ -14,6 +14,7 @@ from cluster.settings.live_settings import Settings, changed
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
 from pixiu.errors import Unavailable
+from registry.mailbox import data_at
 
 MAX_TRIES: Final = 20
 AUDIT_LINES: Final = 100
@@ -27,11 +28,7 @@ async def read_settings(zookeeper: ZooKeeper, root: str) -> Settings:
 
 async def read_changes(zookeeper: ZooKeeper, root: str) -> list[dict[str, Any]]:
     """Read the audit of changes, the newest last. Raises `RegistryUnavailable`."""
-    try:
-        data, _ = await zookeeper.get(paths.settings_changes(root))
-    except NoNode:
-        return []
-    return [json.loads(line) for line in data.decode().splitlines()]
+    return [json.loads(line) for line in (await data_at(zookeeper, paths.settings_changes(root))).decode().splitlines()]
 
 
 async def change_settings(

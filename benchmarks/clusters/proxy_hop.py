@@ -138,7 +138,8 @@ async def case(running: Running, way: str, batch: int, seconds: float) -> dict[s
         "--seconds",
         str(seconds),
     ]
-    arguments += ["--port", str(running.ports["proxy"][0]), "--endpoint", str(running.endpoints["proxy"][0])]
+    port = running.proxies.rpartition(":")[2] if way == "grpc" else str(running.ports["proxy"][0])
+    arguments += ["--port", port, "--endpoint", str(running.endpoints["proxy"][0])]
     before, started = cpu_seconds(pids), time.monotonic()
     process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
     output, _ = await process.communicate()

@@ -3,8 +3,6 @@
     port          Membership, Xiu, Pi, Replication, …: single calls    processes and tools of the cluster
     client_port   Publisher, Mailer, Presence of a proxy; Subscriber    clients
 
-The clients' services are at the cluster's port too, for clients that know one port only.
-
 Source: docs/operations.md.
 """
 

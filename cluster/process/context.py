@@ -57,9 +57,8 @@ class MembershipFactory(Protocol):
     """Makes the membership of a process. Passed in by a role's __main__, because this package only reads the registry.
 
     on_registered: called with the node when it was registered again. conflict_wait_s: time to wait until registered processes with
-    other settings are gone. on_drain: called with the name of the requester of a drain. on_settings: called with the data of the
-    registry's node of settings, at the start and after every change.
-
+    other settings are gone. on_drain: called with the name of the requester of a drain; empty: nobody. on_settings: called with
+    the data of the registry's node of settings, at the start and after every change.
     """
 
     def __call__(
@@ -69,7 +68,7 @@ class MembershipFactory(Protocol):
         *,
         on_registered: Callable[[Node], None],
         conflict_wait_s: float,
-        on_drain: Callable[[str], None],
+        on_drain: Callable[[bytes], None],
         on_settings: Callable[[bytes], None],
     ) -> Membership: ...
 
@@ -126,11 +125,6 @@ class Context(Generic[OptionsT_co]):
 
     turn: Turn = field(default_factory=lambda: Turn(time.monotonic, asyncio.get_running_loop().call_soon))
     """Time budget of this process's clients, for all protocols."""
-
-    @property
-    def servers_of_clients(self) -> tuple[grpc.aio.Server, ...]:
-        """The servers that get the clients' services: their own, and the cluster's, for gateways and older clients."""
-        return (self.server,) if self.client_server is None else (self.client_server, self.server)
 
     @property
     def view(self) -> View:

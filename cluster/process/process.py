@@ -96,6 +96,8 @@ STRANGER_S: Final = 1.0
 STRANGER_POLL_S: Final = 0.05
 REGISTRY_TIMEOUT_S: Final = 5.0
 """Seconds to wait for ZooKeeper while ending; without it the node ends with the session."""
+MAX_OPERATOR: Final = 200
+"""Maximum length of the name of an operator who asks for a drain, characters."""
 
 OptionsT = TypeVar("OptionsT", bound=RoleOptions)
 
@@ -616,9 +618,10 @@ class Process(Generic[OptionsT]):
             os._exit(128 + number)
         self._stopping.set()
 
-    def _drain_asked(self, by: str) -> None:
-        """Handle a request to drain from an operator's tool, which acts as SIGTERM."""
-        if not self._stopping.is_set():
+    def _drain_asked(self, request: bytes) -> None:
+        """Handle a request to drain, the name of the operator who asks, which acts as SIGTERM; empty: there is none."""
+        if request and not self._stopping.is_set():
+            by = request.decode(errors="replace")[:MAX_OPERATOR]
             self._log.info(log.DRAIN_ASKED, by=by)
             self._audit.write("drain", operator=by)
             self._stopping.set()

@@ -50,7 +50,7 @@ class Settings:
     values: Mapping[str, Any] = field(default_factory=dict)
     """TABLE.KEY → value, as in JSON."""
     operator: str = ""
-    """Author of the last change; empty: set by a release that did not record it."""
+    """Author of the last change; empty: nothing was ever set."""
 
     def to_json(self) -> bytes:
         """Encode for the registry."""
@@ -117,8 +117,7 @@ class Effective:
 
 
 def effective(role: str, cluster: ClusterOptions, options: RoleOptions, settings: Settings) -> Effective:
-    """Apply the registry's settings to a process's options. Unknown settings, as in an older release, and invalid ones are left
-    out."""
+    """Apply the registry's settings to a process's options. Unknown and invalid settings are left out."""
     taken: dict[str, Any] = {}
     refused: dict[str, str] = {}
     changes: dict[str, dict[str, Any]] = {CLUSTER: {}, role: {}}

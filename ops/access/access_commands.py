@@ -12,11 +12,12 @@ from typing import Annotated, Final
 
 import typer
 
+from pixiu.discovery import paths
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import MAX_ID
-from registry.kicks import request_kick
+from registry.mailbox import posted
 from registry.session import registry_of
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, guarded, print_json, print_text
 
 KICK_S: Final = 2.0
 """Seconds for which a request to end sessions stays in the registry."""
@@ -43,7 +44,7 @@ def passwd(
     else:
         password = sys.stdin.buffer.readline().decode("utf-8-sig").rstrip("\r\n")
     known = put_user(file, user, line_of(user, password, uin, tuple(groups or ())))
-    console().print(f"{user} {'changed' if known else 'added'} in {file}", highlight=False, markup=False)
+    print_text(f"{user} {'changed' if known else 'added'} in {file}")
 
 
 @guarded
@@ -102,7 +103,7 @@ def try_rules(
         print_json({"allowed": allowed, "rule": rule, "by": by, "asks": asked})
     else:
         outcome = f"the callback {asked} decides" if asked else "allowed" if allowed else "denied"
-        console().print(f"{outcome}: {by}", highlight=False, markup=False)
+        print_text(f"{outcome}: {by}")
     if not allowed:
         raise typer.Exit(1)
 
@@ -125,9 +126,9 @@ def kick(
     kick_.check()
     asyncio.run(_kick(target, kick_.text()))
     who = user or (f"all who came by {by}" + (f" ({key})" if key else "") if by else "everybody")
-    console().print(f"all gateways and proxies were notified to end the sessions of {who}", highlight=False, markup=False)
+    print_text(f"all gateways and proxies were notified to end the sessions of {who}")
 
 
 async def _kick(target: str, request: str) -> None:
-    async with registry_of(target) as (zookeeper, root):
-        await request_kick(zookeeper, root, request, KICK_S)
+    async with registry_of(target) as (zookeeper, root), posted(zookeeper, f"{paths.kicks(root)}/r", request, sequence=True):
+        await asyncio.sleep(KICK_S)

@@ -14,7 +14,7 @@ import typer
 
 from cluster.trust.audit import verify as verify_chain
 from pixiu.errors import MalformedData
-from tools.cli.output import AsJson, console, guarded, print_json
+from tools.cli.output import AsJson, guarded, print_json, print_text
 
 EXIT_CHANGED: Final = 1
 
@@ -44,5 +44,5 @@ def verify(
         print_json(asdict(found))
         return
     older = f"; the {found.first - 1} before are in older files, or were removed" if found.first > 1 else ""
-    console().print(f"{found.lines} lines, {found.first} to {found.last}{older}", highlight=False, markup=False)
-    console().print(f"the last one's hash: {found.head}", highlight=False, markup=False)
+    print_text(f"{found.lines} lines, {found.first} to {found.last}{older}")
+    print_text(f"the last one's hash: {found.head}")

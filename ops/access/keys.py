@@ -11,29 +11,25 @@ from typing import Annotated
 import typer
 
 from cluster.trust.key_folder import add_key, drop_keys, use_key
-from tools.cli.output import console, guarded
+from tools.cli.output import guarded, print_text
 
 keys = typer.Typer(help="The keys that sign datagrams between processes, or login tickets.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="Their folder: what [cluster] key_dir or ticket_key_dir names.", metavar="DIR")]
 FOLDER = Path("keys")
 
 
-def _say(path: Path) -> None:
-    console().print(str(path), highlight=False, markup=False, soft_wrap=True)
-
-
 @keys.command("add")
 @guarded
 def add(folder: Folder = FOLDER) -> None:
     """Make the next key. Give the folder to every machine before it is used."""
-    _say(add_key(folder))
+    print_text(add_key(folder))
 
 
 @keys.command("use")
 @guarded
 def use(folder: Folder = FOLDER) -> None:
     """Sign with the next key, on one machine after the other."""
-    _say(use_key(folder))
+    print_text(use_key(folder))
 
 
 @keys.command("drop")
@@ -41,4 +37,4 @@ def use(folder: Folder = FOLDER) -> None:
 def drop(folder: Folder = FOLDER) -> None:
     """Remove the keys before the one in use, once every machine signs with that."""
     for path in drop_keys(folder):
-        _say(path)
+        print_text(path)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cluster.trust.pki import DAYS, issue, make_authority, renew
-from tools.cli.output import console, guarded
+from tools.cli.output import guarded, print_text
 
 pki = typer.Typer(help="Certificates for the cluster's ports.", no_args_is_help=True)
 
@@ -22,10 +22,6 @@ AUTHORITY = Path("pki")
 OUT = Path("tls")
 
 
-def _say(path: Path) -> None:
-    console().print(str(path), highlight=False, markup=False, soft_wrap=True)
-
-
 @pki.command("init")
 @guarded
 def init(
@@ -33,7 +29,7 @@ def init(
 ) -> None:
     """Make an authority. Keep its `ca.key` off the machines of the cluster."""
     make_authority(ca, name)
-    _say(ca / "ca.pem")
+    print_text(ca / "ca.pem")
 
 
 @pki.command("issue")
@@ -51,7 +47,7 @@ def issue_command(
 ) -> None:
     """Issue certificates, each with its private key in one file."""
     for role in roles:
-        _say(issue(ca, role, out, hosts=host or (), name=name, days=days))
+        print_text(issue(ca, role, out, hosts=host or (), name=name, days=days))
 
 
 @pki.command("renew")
@@ -67,4 +63,4 @@ def renew_command(
 ) -> None:
     """Renew the certificates in a folder. Processes load them without a restart."""
     for path in renew(ca, out, days=days, before_days=before_days):
-        _say(path)
+        print_text(path)

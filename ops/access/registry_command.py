@@ -18,7 +18,7 @@ from pixiu.discovery.target import parse_address
 from pixiu.errors import ConfigurationError
 from registry.guarding import Guarded, guard, make_credentials, read_credentials
 from registry.session import registry_of
-from tools.cli.output import DEFAULT_TARGET, Target, console, guarded
+from tools.cli.output import DEFAULT_TARGET, Target, guarded, print_text
 
 registry = typer.Typer(help="Logins in the registry, and who may do what there.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def credentials(
         )
     found = make_credentials(file, renew=renew, drop=drop)
     count = sum(map(len, found.values()))
-    console().print(f"{file}: {count} passwords of {len(found)} logins", highlight=False, markup=False, soft_wrap=True)
+    print_text(f"{file}: {count} passwords of {len(found)} logins")
 
 
 @registry.command()
@@ -55,7 +55,7 @@ def secure(
     """Admit only the logins in the file, each to its own nodes. Run it again after each change of the file."""
     done = asyncio.run(_secure(target, file, force=force, whole=not shared))
     text = f"{done.nodes} nodes of {target} are guarded; {done.changed} had another access list"
-    console().print(text, highlight=False, markup=False, soft_wrap=True)
+    print_text(text)
 
 
 async def _secure(target: str, file: Path | None, *, force: bool, whole: bool) -> Guarded:

@@ -23,7 +23,7 @@ from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, error_console, guarded, operator, print_json, print_result
 
 STOP_VARIABLE: Final = "PIXIU_DOUBLE_KILLED_AFTER"
 """Test hook: the tool kills itself (SIGKILL) after its first step in this phase, or in the first of several (comma-separated)."""
@@ -41,7 +41,7 @@ def double(
     force: Annotated[
         bool, typer.Option("--force", help="Delete what moved although it could not be compared; what is lost then stays lost.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which this run ends; another run continues.")] = 600.0,
     as_json: AsJson = False,
     target: Target = DEFAULT_TARGET,
@@ -173,10 +173,7 @@ class _Run:
         return True
 
     def _say(self, fields: dict[str, object], text: str) -> None:
-        if self._as_json:
-            print_json(fields)
-        else:
-            console().print(text, highlight=False, markup=False)
+        print_result(fields, text, as_json=self._as_json)
 
 
 def _plan_lines(plan: Plan) -> list[str]:

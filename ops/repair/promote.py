@@ -6,7 +6,6 @@ Source: docs/replication.md.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, Any, Final
 
 import grpc
@@ -15,10 +14,11 @@ import typer
 
 from cluster.wire.v1 import replication_pb2 as pb
 from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
+from ops.polling import polled
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
-from tools.cli.output import DEFAULT_TARGET, Target, console, guarded, operator
+from tools.cli.output import DEFAULT_TARGET, Target, Yes, console, guarded, operator, print_text
 from tools.cli.replicas import LEADING, ReplicaStatus
 from tools.cli.status import read_status
 
@@ -36,7 +36,7 @@ def promote(
     member: Annotated[str, typer.Argument(help="Replica to promote: its member, as `pixiu status` shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="Reason, for the replica's audit log.")],
     force: Annotated[bool, typer.Option("--force", help="Required: promotion by hand is always forced.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     target: Target = DEFAULT_TARGET,
 ) -> None:
     """Force a replica to lead with the entries that it has, even if others are lost. Acknowledged messages may be lost: the last
@@ -46,7 +46,7 @@ def promote(
     if not force:
         raise InvalidArgument("replicas elect their leaders by themselves; a promotion by hand may lose messages: add --force")
     chosen, others = asyncio.run(_find(role, partition, member, target))
-    console().print(_warning(chosen, others), highlight=False, markup=False)
+    print_text(_warning(chosen, others))
     if not yes:
         typer.confirm("Promote it?", abort=True)
     epoch = asyncio.run(_promote(chosen, reason, target))
@@ -102,10 +102,11 @@ async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
             await stub.Promote(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{chosen.node.address}: {error.details()}") from error
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        for replica in await _replicas(chosen.node.role, target):
-            if replica.member == chosen.member and replica.state == LEADING:
-                return replica.epoch
-        await asyncio.sleep(POLL_S)
+
+    async def epoch() -> int:
+        found = await _replicas(chosen.node.role, target)
+        return next((replica.epoch for replica in found if replica.member == chosen.member and replica.state == LEADING), 0)
+
+    if leads_in := await polled(epoch, bool, WAIT_S, POLL_S):
+        return leads_in
     raise Unavailable(f"{chosen.member} does not lead after {WAIT_S:.0f} s; look at its log")

@@ -21,13 +21,14 @@ from rich.table import Table
 from cluster.wire.v1 import pi_replicas_pb2, replication_pb2
 from cluster.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
 from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
+from ops.polling import polled
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json, print_text
 from tools.cli.replicas import LEADING, ReplicaStatus
 from tools.cli.status import ProcessStatus, read_status
 
@@ -118,7 +119,7 @@ def repair(
     if set_clock:
         if not role or partition < 0 or not reason:
             raise InvalidArgument("--set-clock is for one partition: add --role, --partition P and --reason TEXT")
-        console().print(asyncio.run(set_back(role, partition, reason, target)), highlight=False, markup=False)
+        print_text(asyncio.run(set_back(role, partition, reason, target)))
         return
     found = asyncio.run(_repair(role, partition, target))
     if drop and any(each.left for each in found):
@@ -128,7 +129,7 @@ def repair(
             typer.confirm("Give up, for good, every value that cannot be read?", abort=True)
         lost = asyncio.run(give_up(partition, reason, target))
         if not as_json:
-            console().print(lost, highlight=False, markup=False)
+            print_text(lost)
         found = asyncio.run(_repair(role, partition, target))
     if as_json:
         print_json({"replicas": [each.json() for each in found]}, indent=2)
@@ -182,16 +183,13 @@ def absent(replicas: Sequence[ReplicaStatus]) -> list[Checked]:
 
 async def _registered(role: str, partition: int, target: str) -> list[ProcessStatus]:
     """Find the processes to check once each of them answers; after a time limit, include those that do not."""
-    until = time.monotonic() + ANSWER_S
-    while True:
-        found = [
-            process
-            for process in (await read_status(target)).processes
-            if process.node.role in ((role,) if role else ROLES) and partition in (-1, process.node.partition)
-        ]
-        if all(process.replica is not None for process in found) or time.monotonic() > until:
-            return found
-        await asyncio.sleep(ANSWER_POLL_S)
+
+    async def look() -> list[ProcessStatus]:
+        roles = (role,) if role else ROLES
+        found = (await read_status(target)).processes
+        return [each for each in found if each.node.role in roles and partition in (-1, each.node.partition)]
+
+    return await polled(look, lambda found: all(each.replica is not None for each in found), ANSWER_S, ANSWER_POLL_S)
 
 
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
@@ -286,12 +284,12 @@ async def set_back(role: str, partition: int, reason: str, target: str) -> str:
 
 async def _until_applied(partition: int, target: str) -> None:
     """Wait until every replica of a partition of Pi has applied what is committed now, or until a time limit."""
-    until, wanted = time.monotonic() + ANSWER_S, (await _leader("pi", partition, target)).committed
-    while time.monotonic() < until:
-        found = [process.replica for process in await _registered("pi", partition, target)]
-        if all(replica is not None and replica.applied >= wanted for replica in found):
-            return
-        await asyncio.sleep(ANSWER_POLL_S)
+    wanted = (await _leader("pi", partition, target)).committed
+
+    def applied(found: list[ProcessStatus]) -> bool:
+        return all(each.replica is not None and each.replica.applied >= wanted for each in found)
+
+    await polled(lambda: _registered("pi", partition, target), applied, ANSWER_S, ANSWER_POLL_S)
 
 
 async def give_up(partition: int, reason: str, target: str) -> str:
@@ -326,12 +324,12 @@ async def _compare_pi(checked: Checked, target: str) -> None:
     """Compare a Pi with its leader. If their states differ it takes the leader's state, like a damaged one."""
     if not checked.well:
         return  # its problem is reported already
-    until = time.monotonic() + ANSWER_S
-    while (replica := await _now(checked.role, checked.member, target)) is None:
-        if time.monotonic() > until:
-            checked.text = "it no longer answers; it was not compared with its leader"
-            return
-        await asyncio.sleep(ANSWER_POLL_S)
+    replica = await polled(
+        lambda: _now(checked.role, checked.member, target), lambda replica: replica is not None, ANSWER_S, ANSWER_POLL_S
+    )
+    if replica is None:
+        checked.text = "it no longer answers; it was not compared with its leader"
+        return
     address = replica.node.address
     try:
         reply = await _ask_compare(address, mend=True)

@@ -63,27 +63,26 @@ def parse_wanted(option: str, text: str, default: int) -> Wanted:
     return Wanted(default, tuple(sorted(positions.items())))
 
 
-def to_json(offsets: Mapping[int, int], cluster: str = "") -> dict[str, int | str]:
-    """Encode as in Spark's checkpoint. `cluster`: of the positions, 16 hex digits; empty: unknown."""
-    found: dict[str, int | str] = {str(partition): position for partition, position in sorted(offsets.items())}
-    return found | {CLUSTER: cluster} if cluster else found
+def to_json(offsets: Mapping[int, int], cluster: str) -> dict[str, int | str]:
+    """Encode as in Spark's checkpoint. `cluster`: of the positions, 16 hex digits."""
+    return {**{str(partition): position for partition, position in sorted(offsets.items())}, CLUSTER: cluster}
 
 
 def from_json(found: Mapping[str, object]) -> Offsets:
     """Decode from a checkpoint. Raises `InvalidArgument` for one of another source."""
     offsets: Offsets = {}
     for key, value in found.items():
-        if key == CLUSTER and isinstance(value, str):
+        if key == CLUSTER:
             continue
-        if not key.isdecimal() or isinstance(value, bool) or not isinstance(value, int):
+        if CLUSTER not in found or not key.isdecimal() or isinstance(value, bool) or not isinstance(value, int):
             raise InvalidArgument(f"the checkpoint holds no offset of this source: {dict(found)!r}; use another checkpointLocation")
         offsets[int(key)] = value
     return offsets
 
 
 def cluster_of(found: Mapping[str, object]) -> str:
-    """The cluster of a checkpoint; empty: unknown, because an older release made it."""
-    return str(found.get(CLUSTER, ""))
+    """The cluster of a checkpoint."""
+    return str(found[CLUSTER])
 
 
 def other_cluster(made: str, target: str, here: str) -> InvalidArgument:

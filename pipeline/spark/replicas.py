@@ -154,7 +154,7 @@ class Replicas:
         else:
             layout, self.addresses = asyncio.run(_registered(self._target, self._role))
             wanted = layout.roles[self._role]
-            self.count, self.doubling, self.cluster = wanted.n, wanted.next > wanted.n, layout.cluster or self.cluster
+            self.count, self.doubling, self.cluster = wanted.n, wanted.next > wanted.n, layout.cluster
         missing = [partition for partition in range(self.count) if not self.addresses.get(partition)]
         if missing:
             raise Unavailable(f"no replica of {self._role} partition {missing[0]} is running; `pixiu status` shows who is")
@@ -192,7 +192,7 @@ class Replicas:
         while True:
             replies, problem = self._ask_all(partition, request)
             if replies:
-                self.cluster = next((reply.cluster for reply in replies if reply.cluster), self.cluster)
+                self.cluster = replies[0].cluster
                 return max(replies, key=lambda reply: (reply.end, reply.applied, reply.leads))
             self._wait_or_raise(partition, problem, until, pause)
             pause = min(2 * pause, MAX_PAUSE_S)

@@ -141,14 +141,14 @@ class Written(WriterCommitMessage):
     """Report of a task to the driver."""
 
     cluster: str
-    """The cluster that it wrote to; empty: unknown."""
+    """The cluster that it wrote to."""
 
 
 class PixiuWriter:
     """Writes the rows of one task, and waits until the cluster has confirmed all of them.
 
     Args:
-        cluster: of the checkpoint; empty: unknown.
+        cluster: of the checkpoint; empty: it has no note of it.
     """
 
     def __init__(self, options: WriteOptions, columns: WrittenColumns, cluster: str = "") -> None:
@@ -163,7 +163,7 @@ class PixiuWriter:
         options = self._options
         async with connect(options.target, client=f"spark-{options.query}"[:64], mail_timeout_s=options.retry_s) as px:
             here = px.cluster().id
-            if self._cluster and here and self._cluster != here:
+            if self._cluster and self._cluster != here:
                 raise other_cluster(self._cluster, options.target, here)
             # The next batch is computed while this one waits for confirmations: not in the event loop's thread.
             following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
@@ -249,7 +249,7 @@ class PixiuStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Note the cluster, if the checkpoint does not have it yet."""
-        cluster = next((message.cluster for message in messages if isinstance(message, Written) and message.cluster), "")
+        cluster = next((message.cluster for message in messages if isinstance(message, Written)), "")
         if cluster and self._checkpoint and not self._cluster:
             write_cluster(self._checkpoint, cluster)
 

@@ -142,10 +142,9 @@ class Planner:
         return sorted(wanted) if wanted else list(range(count))
 
     def check_cluster(self, offset: Mapping[str, object]) -> None:
-        """Raise InvalidArgument if an offset belongs to another cluster. Call this after a replica has answered; an unknown cluster
-        means that an older release made the offset, or runs the replica."""
+        """Raise InvalidArgument if an offset belongs to another cluster. Call this after a replica has answered."""
         made, here = cluster_of(offset), self.replicas.cluster
-        if made and here and made != here:
+        if made != here:
             raise other_cluster(made, self.options.target, here)
 
     def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
@@ -297,14 +296,10 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = planner.replicas.bounds(partition, begin, target)
             planner.check_cluster(start)
             if begin > bounds.end and bounds.leads:
-                why = (
-                    "messages that were read are no longer stored: restore the partition from an archive, or"
-                    if cluster_of(start) and planner.replicas.cluster
-                    else "it is another cluster's;"
-                )
                 raise InvalidArgument(
                     f"the checkpoint is at position {begin} of Xiu partition {partition}, and the cluster ends at {bounds.end}: "
-                    f"{why} use another checkpointLocation"
+                    "messages that were read are no longer stored: restore the partition from an archive, or use another "
+                    "checkpointLocation"
                 )
             ends[partition] = max(begin, min(bounds.end, target))
             rows[partition] = bounds.rows
@@ -316,7 +311,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         int(planner.replicas.bounds(partition, begin, ends[partition], share).advanced) if share else begin
                     )
         self._planned = ends
-        return to_json(ends, planner.replicas.cluster or cluster_of(start))
+        return to_json(ends, planner.replicas.cluster)
 
     def reportLatestOffset(self) -> dict[str, int | str]:
         """The newest offset, for the query's progress, and `rows_behind`: the number of rows after the newest micro-batch.

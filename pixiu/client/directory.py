@@ -43,7 +43,7 @@ class ClusterMap:
     """The last list that was not empty: once known, it is never empty."""
     gateways: tuple[str, ...] = ()
     id: str = ""
-    """Unique ID of this cluster, 16 hex digits; empty if not known, because older releases do not send it."""
+    """Unique ID of this cluster, 16 hex digits; empty: not known yet, or the cluster has no layout."""
 
 
 class Directory(Protocol):

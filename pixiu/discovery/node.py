@@ -164,8 +164,8 @@ class Node:
 
     @property
     def client_address(self) -> str:
-        """host:port of the gRPC services for clients."""
-        return _address(self.client_host or self.host, self.client_port) if self.client_port else self.address
+        """host:port of the gRPC services for clients; empty: the role has no clients of its own."""
+        return _address(self.client_host or self.host, self.client_port) if self.client_port else ""
 
     def to_json(self) -> bytes:
         """Encode the data of the node, without the replica. Raises `InvalidArgument` if it could not be read back."""

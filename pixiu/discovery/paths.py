@@ -10,6 +10,7 @@
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
     ROOT/ROLE/doublings                persistent: a JSON line for each step of the tool
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
+    ROOT/kick/r…                       ephemeral, held by the tool that asks gateways and proxies to end sessions
     ROOT/settings                      persistent JSON: version and values of settings that change at run time
     ROOT/settings_changes              persistent: a JSON line for each change of it
     ROOT/supervisor                    ephemeral, the `pixiu up` that starts and ends processes as the layout requires
@@ -119,6 +120,11 @@ def doubling(root: str, role: str) -> str:
 def drain(root: str, endpoint: int) -> str:
     """Node that asks a run of a process to drain."""
     return f"{root}/drain/{endpoint:016x}"
+
+
+def kicks(root: str) -> str:
+    """Directory of the requests to end sessions."""
+    return f"{root}/kick"
 
 
 def settings(root: str) -> str:

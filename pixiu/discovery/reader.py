@@ -8,7 +8,7 @@
 
 One recursive watch per role reports all changes below it. A *marker* (`ROOT/ROLE/changes`) is written after every change of a node
 of the role, so that one read of its version, compared with the changes reported, shows whether any was missed. Polls find what a
-marker cannot show (a session that ended, a writer of an older version), a few nodes at a time; heartbeats notice deaths much
+marker cannot show (a session that ended, a write of it that failed), a few nodes at a time; heartbeats notice deaths much
 earlier.
 
 Source: docs/registry.md, "What a process watches and reads".

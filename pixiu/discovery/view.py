@@ -76,7 +76,7 @@ class Layout:
     """0: there is no layout yet."""
     roles: Mapping[str, RoleLayout] = field(default_factory=dict)
     cluster: str = ""
-    """Unique ID of this cluster: 16 hex digits, made when the layout is first written; empty: not known."""
+    """Unique ID of this cluster: 16 hex digits, made when the layout is first written; empty: there is no layout yet."""
 
     def partitions(self, role: str) -> int:
         """The number of partitions of a role, at least 1."""
@@ -85,9 +85,7 @@ class Layout:
 
     def to_json(self) -> bytes:
         """Encode as {"version": 3, "cluster": "0123456789abcdef", "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
-        fields: dict[str, object] = {"version": self.version}
-        if self.cluster:
-            fields["cluster"] = self.cluster
+        fields: dict[str, object] = {"version": self.version, "cluster": self.cluster}
         for role, wanted in sorted(self.roles.items()):
             doubled = {"doublings": list(wanted.doublings)} if wanted.doublings else {}
             fields[role] = {"n": wanted.n, "next": wanted.next, "replicas": wanted.replicas, **doubled}
@@ -98,8 +96,8 @@ class Layout:
         """Decode a layout; unknown keys are ignored. Raises `MalformedData`."""
         fields = json_object(data, MAX_LAYOUT_BYTES, "the layout")
         version = integer(fields, "version", 1, MAX_ID)
-        cluster = fields.get("cluster", "")
-        if cluster != "" and not _is_id(cluster):
+        cluster = fields.get("cluster")
+        if not _is_id(cluster):
             raise MalformedData("the cluster's ID in the layout is not 16 hex digits")
         roles = {}
         for role in ROLES:

@@ -10,13 +10,12 @@
     5 add device     UIN u64 | client ID; of a relay the DeviceID, 6 bytes, big-endian
     6 drop devices   n × (UIN u64 | device u16)
     7 trims          n × (UIN u64 | lane u8 | UpTo u64)
-    8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds; then, if it is not 0: from_now u8
+    8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds | from_now u8
    10 deletes        n × (UIN u64 | lane u8 | first u64 | last u64)
    11 give up        n × (size u8 | key of a value of the state that no replica has intact)
 
 A leader reads them in place (`spans`) and joins its callers' requests; each replica decodes them once, when they are applied.
-Number 9 was never used. Later additions are written only if they are used, so that old logs stay readable, and replicas of an older
-version can read logs without them.
+Number 9 is not used.
 
 Source: docs/protocol.md, "Inboxes"; docs/pi.md, "Modules".
 """
@@ -65,7 +64,7 @@ ACKNOWLEDGE: Final = struct.Struct("<QHBxIQQ")
 USER_DEVICE: Final = struct.Struct("<QH")
 TRIM: Final = struct.Struct("<QBQ")
 DELETE: Final = struct.Struct("<QBQQ")
-LIMITS: Final = struct.Struct("<IBIIII")
+LIMITS: Final = struct.Struct("<IBIIIIB")
 _WRITER_BYTES: Final = WRITER.size
 FANOUT_HEAD: Final = WRITER.size + U64.size
 """Bytes of a fan-out before its receivers."""
@@ -122,14 +121,14 @@ class Limits(NamedTuple):
 
     def encode(self) -> bytes:
         """Encode as in the log and the store."""
-        return LIMITS.pack(*self[:6]) + (bytes((self.from_now,)) if self.from_now else b"")
+        return LIMITS.pack(*self)
 
     @classmethod
     def decode(cls, body: bytes) -> Limits:
         """Decode from the log or the store. Raises MalformedData."""
-        if not LIMITS.size <= len(body) <= LIMITS.size + 1:
+        if len(body) != LIMITS.size:
             raise MalformedData(f"limits of {len(body)} bytes")
-        return cls(*LIMITS.unpack_from(body), *body[LIMITS.size :])
+        return cls(*LIMITS.unpack(body))
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -225,7 +224,7 @@ _FORMS: Final = {
     int(Op.ADD_DEVICE): (U64.size, 1, U64.size + MAX_CLIENT_ID_BYTES),
     int(Op.DROP_DEVICES): (0, USER_DEVICE.size, _ANY),
     int(Op.TRIMS): (0, TRIM.size, _ANY),
-    int(Op.CLOCK): (LIMITS.size, 1, LIMITS.size + 1),
+    int(Op.CLOCK): (LIMITS.size, 1, LIMITS.size),
     int(Op.DELETES): (0, DELETE.size, _ANY),
     int(Op.GIVE_UP): (2, 1, _ANY),
 }

@@ -169,8 +169,6 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._numbers = itertools.count(1)
         self._links: dict[ev.Store, StoreLink] = {}
         self._draining = False
-        for server in context.servers_of_clients:
-            mail_pb2_grpc.add_MailerServicer_to_server(self, server)
 
     # --- what the proxy's service calls
 

@@ -148,7 +148,7 @@ async def stage(roles: Roles) -> AsyncIterator[Stage]:
         roles.start(name, partition=0, cluster_guests=True)
     roles.start("gateway-0", drain_jitter_s=0.1, cluster_guests=True)
     _, relay, gateway = await roles.running("router-0", "relay-0", "gateway-0")
-    async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
+    async with grpc.aio.insecure_channel(gateway.client_address) as channel:
         yield Stage(roles, gateway, relay, channel)
 
 
@@ -218,7 +218,7 @@ async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: St
     await stage.roles.layout("/none", router=1, broker=1)
     stage.roles.start("gateway-none", "/none", drain_jitter_s=0.1)
     (gateway,) = await stage.roles.running("gateway-none")
-    async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
+    async with grpc.aio.insecure_channel(gateway.client_address) as channel:
         client = Subscriber(channel)
         await client.open(5)
         refused = await client.read()

@@ -182,6 +182,6 @@ async def test_a_proxy_that_takes_rooms_alone_refuses_mail(roles: Roles) -> None
     await roles.layout(proxy=1, xiu=1, pi=1)
     roles.start("proxy-0", kinds='["room", "chat"]')
     (node,) = await roles.running("proxy-0")
-    async with pixiu.connect(node.address) as px:
+    async with pixiu.connect(node.client_address) as px:
         with pytest.raises(pixiu.NotServed, match=r"proxy\.kinds"):
             await px.user(7).mail(b"x")

@@ -44,7 +44,7 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
     roles.start("proxy-0", deaf=True)
     gateway, proxy, broker, router = await roles.running("gateway-0", "proxy-0", "broker-0", "router-0")
 
-    async with pixiu.connect(proxy.address, connect_timeout_s=WAIT_S) as px, px.subscribe(rooms=ROOMS) as subscription:
+    async with pixiu.connect(proxy.client_address, connect_timeout_s=WAIT_S) as px, px.subscribe(rooms=ROOMS) as subscription:
         sent: dict[int, list[bytes]] = {room: [] for room in ROOMS}
 
         async def send(times: int) -> None:
@@ -93,7 +93,7 @@ async def test_nothing_is_lost_where_processes_do_not_know_a_new_one_yet(roles: 
     await roles.running("broker-0")
     roles.start("proxy-0")
     (proxy,) = await roles.running("proxy-0")
-    async with pixiu.connect(proxy.address, connect_timeout_s=WAIT_S) as px:
+    async with pixiu.connect(proxy.client_address, connect_timeout_s=WAIT_S) as px:
         for _ in range(10):
             px.room(1).send_soon(b"x")
         await px.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import begin_doubling, ensure_layout, read_layout
+from registry.mailbox import Mark, data_at
 from registry.membership import Membership
-from registry.supervised import SupervisorMark, supervisor_of
 from tests.support.zookeeper import PATIENCE_S, connected, expire, make_node
 from tools.cli.main import application
 
@@ -94,7 +93,7 @@ async def test_the_mark_of_a_supervisor_outlives_its_session(
     zookeeper_server: EmbeddedZooKeeper, zookeeper: ZooKeeper, root: str
 ) -> None:
     session = await connected(zookeeper_server)
-    mark = SupervisorMark(session, root)
+    mark = Mark(session, paths.supervisor(root), "desk (pid 7)")
     mark.start()
 
     async def stands(before: int) -> int:
@@ -107,7 +106,7 @@ async def test_the_mark_of_a_supervisor_outlives_its_session(
         first = await stands(0)
         await expire(session)
         await stands(first)
-    assert f"(pid {os.getpid()})" in await supervisor_of(zookeeper, root)
+    assert await data_at(zookeeper, paths.supervisor(root)) == b"desk (pid 7)"
     await mark.stop()
     await session.close()
-    assert await supervisor_of(zookeeper, root) == ""
+    assert await data_at(zookeeper, paths.supervisor(root)) == b""

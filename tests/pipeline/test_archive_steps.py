@@ -13,10 +13,9 @@ from pipeline.archive.archive import ArchiveOptions, Summary, archive_new
 from pipeline.archive.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, check_cluster, cluster_of, covered, holes, reach
 from pipeline.spark.offsets import Offsets
 from pixiu.errors import Gone, InvalidArgument, Unavailable
-from tests.pipeline.test_planning import Cluster, cluster, stream
+from tests.pipeline.test_planning import HERE, Cluster, cluster, stream
 
 __all__ = ["cluster"]
-HERE = "a" * 16
 OPTIONS = ArchiveOptions("127.0.0.1:7000", "archive")
 CLOCK = itertools.count(1000)
 Position = tuple[int, int]
@@ -156,6 +155,7 @@ def test_another_run_at_the_same_time_is_noticed_and_its_files_stay(cluster: Clu
 
 
 def test_another_clusters_archive_is_refused(cluster: Cluster) -> None:
+    cluster.id = ""
     cluster.put(0, 10)
     files = Files(cluster)
     with pytest.raises(Unavailable, match="do not say yet of which cluster they are"):

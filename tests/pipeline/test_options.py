@@ -85,9 +85,10 @@ def test_a_write_needs_a_name_that_stays() -> None:
 
 
 def test_offsets_come_back_from_a_checkpoint() -> None:
-    assert from_json(to_json({1: 5, 0: 1 << 40})) == {0: 1 << 40, 1: 5}
-    with pytest.raises(InvalidArgument, match="use another checkpointLocation"):
-        from_json({"logOffset": 3})
+    assert from_json(to_json({1: 5, 0: 1 << 40}, "a" * 16)) == {0: 1 << 40, 1: 5}
+    for other in ({"logOffset": 3}, {"0": 3}, {"logOffset": 3, "cluster": "a" * 16}):
+        with pytest.raises(InvalidArgument, match="use another checkpointLocation"):
+            from_json(other)
     assert parse_wanted("startingOffsets", "LATEST", EARLIEST).of(5) == LATEST
 
 

@@ -18,6 +18,7 @@ from pixiu.errors import Gone, InvalidArgument, Overloaded
 from pixiu.wire.v1 import export_pb2
 
 TARGET = {"target": "127.0.0.1:7000"}
+HERE = "a" * 16
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Cluster:
     partitions: list[list[int]]
     floors: dict[int, int] = field(default_factory=dict)
     held: dict[tuple[int, str], int] = field(default_factory=dict)
-    id: str = ""
+    id: str = HERE
     full: str = ""
     """Why no reader is held."""
 
@@ -98,7 +99,7 @@ def test_a_stream_goes_on_by_its_limit_over_epochs(cluster: Cluster) -> None:
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(12)
     offset = reader.initialOffset()
-    assert offset == {"0": 0, "1": 0}
+    assert offset == {"0": 0, "1": 0, "cluster": HERE}
     seen: list[tuple[int, int]] = []
     sizes = []
     while (after := reader.latestOffset(offset, limit)) != offset:
@@ -113,7 +114,7 @@ def test_a_stream_goes_on_by_its_limit_over_epochs(cluster: Cluster) -> None:
         offset = after
     assert sizes == [12, 12, 12, 12, 12]
     assert sorted(seen) == [(partition, position) for partition in (0, 1) for position in cluster.partitions[partition]]
-    assert reader.latestOffset({"0": 0, "1": 0}, ReadAllAvailable()) == offset, "all available is all"
+    assert reader.latestOffset({"0": 0, "1": 0, "cluster": HERE}, ReadAllAvailable()) == offset, "all available is all"
     assert reader.reportLatestOffset() == offset | {"rows_behind": 0}
     cluster.put(0, 7, epoch=2)
     assert reader.reportLatestOffset()["rows_behind"] == 7, "the lag is in rows, whatever positions do"
@@ -128,7 +129,7 @@ def test_available_now_ends_at_what_was_there(cluster: Cluster) -> None:
     cluster.partitions.append([])
     cluster.put(2, 5)
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == {"0": 11, "1": 1}
+    assert end == {"0": 11, "1": 1, "cluster": HERE}
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
@@ -136,7 +137,7 @@ def test_partitions_that_are_added_begin_at_their_earliest(cluster: Cluster) -> 
     cluster.put(0, 3)
     reader = stream(startingOffsets="latest", reader="b")
     start = reader.initialOffset()
-    assert start == {"0": 4, "1": 1}
+    assert start == {"0": 4, "1": 1, "cluster": HERE}
     cluster.partitions += [[], []]
     cluster.put(2, 4)
     end = reader.latestOffset(start, ReadAllAvailable())
@@ -149,7 +150,7 @@ def test_what_was_trimmed_of_an_added_partition_is_told(cluster: Cluster) -> Non
     cluster.partitions.append([])
     cluster.put(2, 4)
     cluster.floors[2] = 2
-    start, end = {"0": 0, "1": 0}, {"0": 1, "1": 1, "2": 5}
+    start, end = {"0": 0, "1": 0, "cluster": HERE}, {"0": 1, "1": 1, "2": 5, "cluster": HERE}
     with pytest.raises(Gone, match="partition 2: retention has passed position 0; the first that is stored is 2"):
         stream().partitions(start, end)
     assert ranges(stream(failOnDataLoss="false").partitions(start, end))[-1] == (2, 2, 5)
@@ -165,8 +166,8 @@ def test_what_was_trimmed_is_told_or_passed(cluster: Cluster) -> None:
     cluster.put(0, 10)
     cluster.floors[0] = 6
     with pytest.raises(Gone, match="partition 0: retention has passed position 3; the first that is stored is 6; rows are lost"):
-        stream().partitions({"0": 3}, {"0": 11})
-    assert ranges(stream(failOnDataLoss="false").partitions({"0": 3}, {"0": 11})) == [(0, 6, 11)]
+        stream().partitions({"0": 3, "cluster": HERE}, {"0": 11, "cluster": HERE})
+    assert ranges(stream(failOnDataLoss="false").partitions({"0": 3, "cluster": HERE}, {"0": 11, "cluster": HERE})) == [(0, 6, 11)]
     with pytest.raises(Gone, match="retention has passed position 3"):
         PixiuReader(read_options(TARGET | {"startingOffsets": '{"0": 3}'}, streaming=False)).partitions()
 
@@ -174,34 +175,26 @@ def test_what_was_trimmed_is_told_or_passed(cluster: Cluster) -> None:
 def test_another_clusters_checkpoint_is_refused(cluster: Cluster) -> None:
     cluster.put(0, 3)
     with pytest.raises(InvalidArgument, match="the checkpoint is at position 99 of Xiu partition 0, and the cluster ends at 4"):
-        stream().latestOffset({"0": 99, "1": 1}, ReadAllAvailable())
+        stream().latestOffset({"0": 99, "1": 1, "cluster": HERE}, ReadAllAvailable())
     with pytest.raises(InvalidArgument, match="use another checkpointLocation"):
         stream().latestOffset({"logOffset": 3}, ReadAllAvailable())
 
 
 def test_an_offset_says_of_which_cluster_it_is(cluster: Cluster) -> None:
     cluster.put(0, 3)
-    made_by_an_older_release = stream(startingOffsets="earliest").initialOffset()
-    assert made_by_an_older_release == {"0": 0, "1": 0}
-    cluster.id = "a" * 16
     reader = stream(startingOffsets="earliest")
-    offset = reader.latestOffset(made_by_an_older_release, ReadAllAvailable())
-    assert offset == {"0": 4, "1": 1, "cluster": "a" * 16}
+    offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert offset == {"0": 4, "1": 1, "cluster": HERE}
     assert reader.reportLatestOffset() == offset | {"rows_behind": 0}
-    assert ranges(reader.partitions(made_by_an_older_release, offset)) == [(0, 0, 4), (1, 0, 1)]
-    reader.commit(offset)
-    cluster.id = ""
-    assert stream().latestOffset(offset, ReadAllAvailable()) == offset, "replicas of an older release do not say; it is kept"
+    with pytest.raises(InvalidArgument, match="messages that were read are no longer stored: restore the partition"):
+        stream().latestOffset(offset | {"0": 99}, ReadAllAvailable())
     cluster.id = "b" * 16
     said = "made with cluster a{16}, and 127.0.0.1:7000 is cluster b{16}: use another checkpointLocation, or the target"
     with pytest.raises(InvalidArgument, match=said):
         stream().latestOffset(offset, ReadAllAvailable())
     cluster.floors[0] = 2
     with pytest.raises(InvalidArgument, match=said):  # the last micro-batch once more, before anything else is asked
-        stream().partitions({"0": 1, "1": 1}, offset)
-    cluster.id = "a" * 16
-    with pytest.raises(InvalidArgument, match="messages that were read are no longer stored: restore the partition"):
-        stream().latestOffset(offset | {"0": 99}, ReadAllAvailable())
+        stream().partitions({"0": 1, "1": 1, "cluster": HERE}, offset)
 
 
 def test_a_batch_is_cut_as_it_is_told(cluster: Cluster) -> None:
@@ -231,7 +224,7 @@ def test_retention_is_told_what_is_still_needed(cluster: Cluster) -> None:
     reader = stream(startingOffsets="earliest", reader="archive")
     reader.initialOffset()
     assert cluster.held == {(0, "archive"): 0, (1, "archive"): 0}
-    reader.commit({"0": 7, "1": 1})
+    reader.commit({"0": 7, "1": 1, "cluster": HERE})
     assert cluster.held[0, "archive"] == 7
 
 
@@ -240,7 +233,7 @@ def test_a_reader_travels_without_its_connections(cluster: Cluster) -> None:
     reader.initialOffset()
     again = pickle.loads(pickle.dumps(reader))
     assert again._replicas is None
-    assert again.initialOffset() == {"0": 0, "1": 0}
+    assert again.initialOffset() == {"0": 0, "1": 0, "cluster": HERE}
 
 
 def test_a_schema_chooses_columns_or_is_refused_when_planning() -> None:

@@ -118,14 +118,13 @@ def test_a_stream_takes_no_more_than_its_limit_and_ends_at_the_end(spark: Any, s
 
 
 def with_cluster(checkpoint: Path, cluster: str) -> str:
-    """Write another cluster's ID into a checkpoint's newest offset, or none; the one that was there."""
+    """Write another cluster's ID into a checkpoint's newest offset; the one that was there."""
     newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     *head, line = newest.read_text().splitlines()
     offset = json.loads(line)
-    before = offset.pop("cluster", "")
-    newest.write_text("\n".join([*head, json.dumps(offset | ({"cluster": cluster} if cluster else {}))]))
+    newest.write_text("\n".join([*head, json.dumps(offset | {"cluster": cluster})]))
     (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
-    return str(before)
+    return str(offset["cluster"])
 
 
 def test_a_checkpoint_of_another_cluster_is_refused(spark: Any, store: Store, tmp_path: Path) -> None:
@@ -143,11 +142,10 @@ def test_a_checkpoint_of_another_cluster_is_refused(spark: Any, store: Store, tm
         f"the checkpoint was made with cluster 0123456789abcdef, and {store.target} is cluster {here}: use another "
         "checkpointLocation, or the target that it was made with"
     )
-    with_cluster(tmp_path / "checkpoint", "")
+    with_cluster(tmp_path / "checkpoint", here)
     to_parquet(stream(spark, store, users=of(uin)), tmp_path)
     rows = [row.msg_id for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
-    assert Counter(rows) == Counter([*first, *more]), "an older release's checkpoint goes on, each row once"
-    assert with_cluster(tmp_path / "checkpoint", "") == here
+    assert Counter(rows) == Counter([*first, *more]), "each row once"
 
 
 def test_a_driver_that_dies_neither_loses_nor_repeats(spark: Any, store: Store, tmp_path: Path) -> None:
@@ -267,7 +265,7 @@ def test_a_sinks_checkpoint_of_another_cluster_is_refused(spark: Any, store: Sto
         shutil.rmtree(tmp_path / "in")
     note.unlink()
     run(20)
-    assert note.read_text() == here, "an older release's checkpoint goes on, and says it from then on"
+    assert note.read_text() == here, "a checkpoint without a note gets one"
     assert batch(spark, store, users=of(uin)).count() == 20
 
 

@@ -9,8 +9,8 @@ import pytest
 from cluster.settings.live_settings import Settings
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import ZooKeeper
+from registry.mailbox import Mailbox
 from registry.settings import AUDIT_LINES, change_settings, read_changes, read_settings
-from registry.settings_watch import SettingsWatch
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.zookeeper
@@ -37,7 +37,7 @@ async def test_changes_are_kept_with_who_made_them_and_none_is_lost(zookeeper: Z
 
 async def test_who_watches_is_told_at_the_start_and_of_every_change(zookeeper: ZooKeeper, root: str) -> None:
     told: list[bytes] = []
-    watch = SettingsWatch(zookeeper, root, told.append)
+    watch = Mailbox(zookeeper, paths.settings(root), told.append)
     watch.start()
 
     async def knows(version: int) -> bool:

@@ -30,7 +30,7 @@ from tools.cli.inbox_tables import (
     table,
     unread_json,
 )
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, fail, guarded, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, fail, guarded, print_json, print_result, print_text
 
 ALL: Final = "all"
 SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
@@ -65,7 +65,6 @@ Uin = Annotated[int, typer.Argument(help="Whose inbox.", metavar="UIN")]
 AnyLane = Annotated[int, typer.Option("--lane", min=-1, max=1, help="Only this lane: 0 first, 1 normal. Default: both.")]
 OneLane = Annotated[int, typer.Option("--lane", min=0, max=1, help="Lane of the numbers: 0 first, 1 normal.")]
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_PAGE, help="Number of entries to list of each lane.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for confirmation.")]
 
 
 @inbox.command("list")
@@ -100,7 +99,7 @@ def unread(uin: Uin, lane: AnyLane = -1, target: Target = DEFAULT_TARGET, as_jso
     for each in found:
         waiting = ", ".join(f"device {device.number}: {device.unread}" for device in each.devices) or "no devices yet"
         text = f"lane {each.lane}: {each.readable} can be read, the newest is number {each.last}; unread: {waiting}"
-        console().print(text, highlight=False, markup=False)
+        print_text(text)
 
 
 @inbox.command()
@@ -133,7 +132,7 @@ def acknowledge(
     _check(uin)
     found = _run(target, lambda view: view.acknowledge(uin, lane, up_to, device))
     text = f"device {found.number} ({device}) of {uin} has acknowledged lane {lane} up to {found.up_to}, {found.unread} unread"
-    _say(as_json, {"uin": uin, "lane": lane, **device_json(found)}, text)
+    print_result({"uin": uin, "lane": lane, **device_json(found)}, text, as_json=as_json)
 
 
 @inbox.command("drop-device")
@@ -149,7 +148,7 @@ def drop_device(
     """Remove a device: the inbox no longer waits for it. If it comes back, it counts as a new device."""
     _check(uin)
     _run(target, lambda view: view.drop_device(uin, number))
-    _say(as_json, {"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any longer")
+    print_result({"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any longer", as_json=as_json)
 
 
 @inbox.command()
@@ -186,7 +185,9 @@ def resend(uin: Uin, letter: Letter, target: Target = DEFAULT_TARGET, as_json: A
     _check(uin)
     done, left = _handle_dead(target, uin, letter.lower(), drop=False)
     rest = f"; {left} cannot be read and were kept" if left else ""
-    _say(as_json, {"uin": uin, "sent": done, "unreadable": left}, f"sent again: {done} mail{'' if done == 1 else 's'}{rest}")
+    print_result(
+        {"uin": uin, "sent": done, "unreadable": left}, f"sent again: {done} mail{'' if done == 1 else 's'}{rest}", as_json=as_json
+    )
     if left:
         raise typer.Exit(1)
 
@@ -201,7 +202,7 @@ def drop(uin: Uin, letter: Letter, yes: Yes = False, target: Target = DEFAULT_TA
         what = "all dead letters" if wanted == ALL else f"dead letter {wanted}"
         typer.confirm(f"Delete {what} of {uin}?", abort=True, err=True)
     done, _ = _handle_dead(target, uin, wanted, drop=True)
-    _say(as_json, {"uin": uin, "deleted": done}, f"deleted: {done} dead letter{'' if done == 1 else 's'} of {uin}")
+    print_result({"uin": uin, "deleted": done}, f"deleted: {done} dead letter{'' if done == 1 else 's'} of {uin}", as_json=as_json)
 
 
 def _check(uin: int) -> None:
@@ -221,13 +222,6 @@ def _run(target: str, work: Callable[[InboxView], Awaitable[T]]) -> T:
             return await work(view)
 
     return asyncio.run(run())
-
-
-def _say(as_json: bool, value: dict[str, object], text: str) -> None:
-    if as_json:
-        print_json(value)
-    else:
-        console().print(text, highlight=False, markup=False)
 
 
 def _show(lanes: Sequence[Lane], uin: int, after: int, before: int, as_json: bool) -> None:
@@ -263,7 +257,7 @@ def _delete(target: str, uin: int, lane: int, wanted: str, yes: bool, as_json: b
     if not yes:
         typer.confirm(f"Delete {begin}-{end} of lane {lane} of {uin}, for all devices?", abort=True, err=True)
     count = _run(target, lambda view: view.delete(uin, lane, begin, end))
-    _say(as_json, {"uin": uin, "lane": lane, "deleted": count}, f"deleted: {count} of lane {lane} of {uin}")
+    print_result({"uin": uin, "lane": lane, "deleted": count}, f"deleted: {count} of lane {lane} of {uin}", as_json=as_json)
 
 
 def _show_dead(letters: Sequence[DeadLetterEntry], uin: int, as_json: bool) -> None:

@@ -39,6 +39,8 @@ Target = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -58,6 +60,19 @@ def print_json(value: object, *, indent: int | None = None) -> None:
     every = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     sys.stdout.write(json.dumps(value, ensure_ascii=not every, indent=indent, default=str) + "\n")
     sys.stdout.flush()
+
+
+def print_text(text: object) -> None:
+    """Print a text as it is: without styles, and with no line breaks of our own."""
+    console().print(str(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def print_result(value: object, text: object, *, as_json: bool) -> None:
+    """Print a result as JSON, or as text for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print_text(text)
 
 
 def print_anywhere() -> None:

@@ -185,7 +185,10 @@ def percentile(values: Iterable[int], part: float) -> int:
 
 def members_of(view: View, role: str) -> tuple[Member, ...]:
     """The Running processes of a role."""
-    return tuple(Member(role, node.partition, node.replica, int(node.endpoint), node.client_address) for node in view.running(role))
+    return tuple(
+        Member(role, node.partition, node.replica, int(node.endpoint), node.client_address or node.address)
+        for node in view.running(role)
+    )
 
 
 def firm_choice(key: int, endpoints: Sequence[int]) -> int | None:

@@ -41,7 +41,7 @@ SPLIT_WAIT_MS: Final = 500
 """Time for which a parent that is not split delays its answer to a child that learns, milliseconds: moved users wait for the split.
 Shorter than `CALL_S`."""
 SPLIT_POLL_S: Final = 0.02
-"""Pause before a child asks again, seconds: a parent that does not lead, or one of an earlier version, answers at once."""
+"""Pause before a child asks again, seconds: a parent that does not lead answers at once."""
 CALL_S: Final = 1.0
 ASK_S: Final = 2.0
 """Time limit of a whole question, seconds. Policy: then there was no answer, and the mail is refused for now."""

@@ -128,7 +128,8 @@ async def tried(address: str, role: str, method: str) -> grpc.StatusCode:
 
 def test_every_method_is_in_the_table() -> None:
     streams = {method for name, method in vars(methods).items() if name.isupper()}
-    assert {*SERVED, *streams} == {method for method in METHODS if method.startswith("/pixiu")}
+    of_clients = {"/pixiu.v1.Publisher/Cluster", "/pixiu.v1.Subscriber/Subscribe", "/pixiu.v1.Mailer/Send"}
+    assert {*SERVED, *streams} - of_clients == {method for method in METHODS if method.startswith("/pixiu")}
 
 
 def test_replicas_take_each_others_word_and_no_other_roles() -> None:

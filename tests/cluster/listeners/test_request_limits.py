@@ -186,7 +186,6 @@ async def test_the_largest_batches_of_fifty_writers_are_worked_off_over_many_tur
     context: Any = SimpleNamespace(
         options=Options(), cluster=ClusterOptions(), turn=clock.turn, now=lambda: clock.now, endpoint_id=1, view=None,
         crash=lambda _error: None, framed=None, metrics=SimpleNamespace(histogram=lambda *_: SimpleNamespace(add=lambda _: None)),
-        servers_of_clients=(),
     )  # fmt: skip
     service = MailService(context, MessageIDs(ClusterOptions()))
 

@@ -24,11 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.metrics.metrics import ALERTS
 from onebox.embedded import EmbeddedZooKeeper
+from ops.drain_command import drain_process
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
-from registry.drain_requests import drain_process
 from registry.layout import ensure_layout
 from registry.settings import change_settings
 from tests.support.alerts import firing, moment

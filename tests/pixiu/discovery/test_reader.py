@@ -19,7 +19,7 @@ from tests.support.registry_model import Registrar, RegistryModel, SimulatedProc
 from tests.support.zookeeper import make_node
 
 ROOT = "/test"
-LAYOUT = Layout(1, {role: RoleLayout(16, 16, 3) for role in paths.PARTITIONED_ROLES})
+LAYOUT = Layout(1, {role: RoleLayout(16, 16, 3) for role in paths.PARTITIONED_ROLES}, "a" * 16)
 
 
 def cluster_of(gateways: int) -> tuple[RegistryModel, Registrar]:

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
+from ops.drain_command import drain_process
 from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import Unavailable
-from registry.drain_requests import DrainRequests, drain_process
+from registry.mailbox import Mailbox
 from registry.membership import Membership
 from tests.support.zookeeper import PATIENCE_S, connected, expire, make_node
 
@@ -25,9 +26,10 @@ class Process:
         self.node = make_node(port=port, state=NodeState.RUNNING)
         self.membership = Membership(zookeeper, root, on_drain=self._asked)
 
-    def _asked(self, by: str) -> None:
-        self.asked.append(by)
-        self.heard.set()
+    def _asked(self, by: bytes) -> None:
+        if by:
+            self.asked.append(by.decode())
+            self.heard.set()
 
     async def start(self) -> Process:
         self.node = await self.membership.register(self.node)
@@ -53,7 +55,7 @@ async def test_a_process_whose_session_was_lost_still_hears(
 ) -> None:
     session = await connected(zookeeper_server)
     heard = asyncio.Event()
-    requests = DrainRequests(session, root, 77, lambda _by: heard.set())
+    requests = Mailbox(session, paths.drain(root, 77), lambda by: heard.set() if by else None)
     requests.start()
     await expire(session)
     await zookeeper.create(paths.drain(root, 77), b"ann", ephemeral=True, make_parents=True)
