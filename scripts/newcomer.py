@@ -95,6 +95,7 @@ PLAYED: Final[dict[str, Play]] = {
     "make run": Play(
         stays=True, shows=("starting .* processes", "are Running"), later=("(?m)^Replay", *REPORT, "every promise was kept")
     ),
+    "# hello.py": Play(shows=("b'hello'",)),
     f"{PX} status": Play(shows=(*(f"(?m)^{role} " for role in ROLES), "✓ healthy")),
     f"{PX} listen --room 42": Play(
         stays=True, shows=("Ctrl-C ends",), later=("room 42 .*: hello\n", "room 42 .*: go\n", "room 42 .*: hello from MQTT\n")

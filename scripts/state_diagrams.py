@@ -5,8 +5,6 @@ action's docstring describes it.
 
     python scripts/state_diagrams.py           writes the pages
     python scripts/state_diagrams.py --check   names outdated pages, exit code 1
-
-Source: docs/decisions/README.md: `docs/` shows a diagram generated from the table.
 """
 
 from __future__ import annotations

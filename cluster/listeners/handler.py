@@ -1,8 +1,7 @@
 """Sits between the links and a service: refuses messages that a peer's role may not send, keeps bugs in a service from breaking the
 links, and reports dead peers to discovery.
 
-Source: docs/links.md, docs/registry.md; docs/decisions/README.md.
-
+Source: docs/links.md, docs/registry.md.
 """
 
 from __future__ import annotations

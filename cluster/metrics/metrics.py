@@ -6,7 +6,7 @@ Histograms have names that all roles share. Every sample has the labels `role` a
 
 A page is made in slices, between which the event loop turns: a scrape of thousands of samples delays nothing by a millisecond.
 
-Source: docs/operations.md, "Watching a cluster"; docs/decisions/0199-role-and-partition-are-labels-too.md.
+Source: docs/operations.md, "Watching a cluster"; docs/decisions/0199-labels-of-metrics.md.
 """
 
 from __future__ import annotations

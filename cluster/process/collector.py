@@ -4,7 +4,7 @@ A full collection visits every container in one go: a second with four million m
 garbage, so everything is set aside (`gc.freeze`), and the next one visits only newer objects. Objects that were set aside are still
 freed when the last reference goes; only a cycle that dies later stays in memory.
 
-Source: docs/decisions/0222-what-a-collection-found-alive-is-set-aside.md.
+Source: docs/decisions/0222-frozen-after-full-collections.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A join costs the replicas of a router's and a broker's partition some 25 µs eac
 thousand connections cost together. So each connection has a few free joins, as many as an app with its rooms needs, and all further
 ones share one rate: clients that join without end wait for each other, and a new app does not wait for them.
 
-Source: docs/promises.md, "Failure rules" 4; docs/decisions/0276-who-joins-much-waits-in-line.md.
+Source: docs/promises.md, "Failure rules" 4; docs/decisions/0276-bulk-joins-are-queued.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ keeps one machine from having others disconnected; machines behind one address s
 fill its place again, so packets are read slowly while little capacity is left (`is_crowded`).
 
 Source: docs/promises.md, "Failure rules" 4; docs/architecture.md, "The gateway's edge";
-docs/decisions/0287-a-crowded-address-is-read-slowly.md.
+docs/decisions/0287-partial-packets-are-read-slowly.md.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ PAGES: Final = tuple(
     for path in sorted(ROOT.glob(place))
     if path.parent.name[:1] != "."  # a cache of some tool
 )
+RECORDS: Final = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/decisions").glob("*.md")))
+"""The decisions, which describe what was measured."""
 READ_FOR_NAMES: Final = tuple(page for page in PAGES if page != "CHANGELOG.md" and "do not edit" not in (ROOT / page).read_text())
 """Pages whose text says what there is: not what was removed, and not what a script writes."""
 DRAWINGS: Final = ("", "mermaid")

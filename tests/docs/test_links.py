@@ -6,10 +6,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.docs.snippets import FENCE, PAGES, ROOT
+from tests.docs.snippets import FENCE, PAGES, RECORDS, ROOT
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-RECORDS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/decisions").glob("*.md")))
 
 
 @cache

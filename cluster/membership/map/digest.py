@@ -16,7 +16,7 @@ Sums are kept by slot, the group's number modulo 128 (the largest number of part
 number of partitions is a sum of slots: nothing is computed anew when partitions double, or when broker and router have different
 numbers of them. An instance has at most 8 192 cells of about 140 bytes each.
 
-Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0255-digests-of-memberships-have-keys.md.
+Source: docs/memberships.md, "Anti-entropy", "Keys of digests".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Selects the keys of a process's digests: those of the cluster's ring, and no key as well while some processes know no keys.
 
-Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0255-digests-of-memberships-have-keys.md.
+Source: docs/memberships.md, "Keys of digests".
 """
 
 from __future__ import annotations
