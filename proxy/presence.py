@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from cluster.access.doors import enter
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, Session
 from cluster.access.rules import PRESENCE, of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
@@ -45,7 +45,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         guard: authenticates callers; None: nobody has to log in.
     """
 
-    def __init__(self, view: Callable[[], View], guard: Guard | None = None) -> None:
+    def __init__(self, view: Callable[[], View], guard: LoginGuard | None = None) -> None:
         self._view, self._guard = view, guard
         self._channels = Channels("relay")
         self._slots = asyncio.Semaphore(MAX_QUERIES)

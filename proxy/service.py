@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from cluster.access.authorities import Authorities
 from cluster.access.doors import enter, guard_of
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, Session
 from cluster.core.contract import TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
@@ -129,7 +129,7 @@ class Service(RoleShell):
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
         self._resolving = OneAtATime(histogram("pixiu_publish_seconds", PUBLISH))
 
-    def _serve_tickets(self, guard: Guard) -> None:
+    def _serve_tickets(self, guard: LoginGuard) -> None:
         context = self._context
         context.cluster.ticket_ring()  # a process that cannot read the keys does not start
         self.senders = SenderTickets(self._ticket_keys.newest, time.time)

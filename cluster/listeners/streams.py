@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 
-from cluster.listeners.guard import Guard, may_call
+from cluster.listeners.call_guard import CallGuard, may_call
 from cluster.listeners.server import message_bytes
 from cluster.rpc.framed import Framed
 from cluster.rpc.framed_door import FramedDoor
@@ -27,7 +27,7 @@ def stream_keys(ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes
 
 
 def framed_door(
-    role: str, cluster: ClusterOptions, tls: Tls | None, guard: Guard | None, ring: Callable[[], KeyRing | None],
+    role: str, cluster: ClusterOptions, tls: Tls | None, guard: CallGuard | None, ring: Callable[[], KeyRing | None],
     failed: Callable[[str, Exception], None],
 ) -> FramedDoor:  # fmt: skip
     """Make the listener of a process of this role. Raises ConfigurationError."""

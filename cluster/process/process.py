@@ -33,8 +33,8 @@ from cluster.core.pacing import new_loop, pacer_of
 from cluster.core.turn import Turn
 from cluster.links.api import PeerState
 from cluster.links.endpoint import Endpoint
+from cluster.listeners.call_guard import CallGuard
 from cluster.listeners.doors import ClientRoleOptions
-from cluster.listeners.guard import Guard
 from cluster.listeners.handler import Handler
 from cluster.listeners.handshakes import Handshakes
 from cluster.listeners.http import HttpServer
@@ -128,7 +128,7 @@ class Process(Generic[OptionsT]):
         self._layout_audited = -1
         self._ring: KeyRing | None = None
         cluster_door = self._handshakes["cluster"]
-        self._guard = Guard(role, self._tls, self._audit, cluster_door.called) if self._tls is not None else None
+        self._guard = CallGuard(role, self._tls, self._audit, cluster_door.called) if self._tls is not None else None
         with cluster_door.watching(self._tls is not None):
             self._server = Server(
                 cluster,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, Session
 from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_user
 from cluster.mqtt.packets import ConnackCode, Connect, Publish
 from cluster.trust.identity import Credentials, Identity
@@ -23,8 +23,8 @@ def credentials_of(connect: Connect, address: str, certificate: bytes) -> Creden
     return Credentials(connect.user_name or "", secret, connect.client_id, address, certificate)
 
 
-def open_user(guard: Guard, identity: Identity, address: str, client: str, end: Callable[[str], None]) -> Session:
-    """Open the session of a user who receives. Raises `NotAllowed` for a service, and what `Guard.open` raises."""
+def open_user(guard: LoginGuard, identity: Identity, address: str, client: str, end: Callable[[str], None]) -> Session:
+    """Open the session of a user who receives. Raises `NotAllowed` for a service, and what `LoginGuard.open` raises."""
     with guard.refusing(address, client):
         if not identity.uin:
             raise NotAllowed("this login has no UIN: services publish at proxies, only users connect to gateways")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core.pacing import pacer_of
 from cluster.core.role import totals
 from cluster.core.turn import Newcomers, PacedLine, Turn
@@ -182,7 +182,7 @@ class Clients:
         vrooms: VRooms,
         through_relays: bool,
         topics: TopicRooms = BY_FIRST_LEVEL,
-        guard: Guard | None = None,
+        guard: LoginGuard | None = None,
         tickets: TicketSource | None = None,
         turn: Turn | None = None,
     ) -> None:

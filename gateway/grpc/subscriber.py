@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from cluster.access.doors import address_of, brought
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, Session
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
 from cluster.mqtt.server import SessionLimits
@@ -501,7 +501,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
 
 async def _log_in(
-    guard: Guard, tickets: TicketSource | None, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest
+    guard: LoginGuard, tickets: TicketSource | None, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest
 ) -> Session:
     client = first.hello.client
     credentials = brought(guard, context, client)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, Session
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.doors import host_of
 from cluster.mqtt import events as session_events
@@ -418,7 +418,7 @@ class MQTTConnection(asyncio.Protocol):
             return ConnackCode.SERVER_UNAVAILABLE
         return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
 
-    def _log_in(self, guard: Guard, connect: Connect) -> ConnackCode | None:
+    def _log_in(self, guard: LoginGuard, connect: Connect) -> ConnackCode | None:
         """Ask the guard. Returns None if it answers later."""
         assert self._transport is not None
         address = host_of(self._transport)
@@ -436,7 +436,7 @@ class MQTTConnection(asyncio.Protocol):
             return code_of(error)
         return ConnackCode.ACCEPTED
 
-    async def _log_in_later(self, guard: Guard, credentials: Credentials, identity: Identity | None) -> None:
+    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None) -> None:
         code = ConnackCode.ACCEPTED
         try:
             if identity is None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from cluster.access.guard import Session
+from cluster.access.login_guard import Session
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Publish
 from gateway import events as ev

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import grpc.aio
 
-from cluster.listeners.guard import Caller, caller_of
+from cluster.listeners.call_guard import Caller, caller_of
 from cluster.rpc.framed import FramedHandler
 from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply

@@ -15,7 +15,7 @@ from typing import Final
 import grpc.aio
 
 from cluster.access.doors import enter
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, Session
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
@@ -154,7 +154,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         guard: authenticates writers; None: nobody has to log in.
     """
 
-    def __init__(self, context: Context[Options], ids: MessageIDs, guard: Guard | None = None) -> None:
+    def __init__(self, context: Context[Options], ids: MessageIDs, guard: LoginGuard | None = None) -> None:
         self._context, self._ids, self._guard = context, ids, guard
         options = context.options
         self._window = options.publisher_window_bytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from cluster.access.doors import LOANS
-from cluster.access.guard import Session
+from cluster.access.login_guard import Session
 from cluster.settings.options import ClusterOptions
 from cluster.trust.followed_keys import ProofKeys
 from cluster.trust.loans import WORKER_MASK, Lent, Loan, owner_of, prove

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from cluster.access.guard import Session
+from cluster.access.login_guard import Session
 from cluster.access.rules import MAIL as MAY_MAIL
 from cluster.access.rules import PUBLISH, Target
 from cluster.access.rules import SIGNAL as MAY_SIGNAL
@@ -46,7 +46,7 @@ assert HEAD.size == HEADER_SIZE
 
 
 class Access(Protocol):
-    """A login, as far as batches need it: `cluster.access.guard.Session`."""
+    """A login, as far as batches need it: `cluster.access.login_guard.Session`."""
 
     def allows(self, action: str, target: Target) -> bool:
         """True if the login may do it."""

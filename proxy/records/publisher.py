@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from cluster.access.guard import Session
+from cluster.access.login_guard import Session
 from cluster.core.turn import Turn
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.rpc.framed import FramedHandler

@@ -24,7 +24,7 @@ import pytest
 
 import pixiu
 import pixiu.testing
-from cluster.listeners.guard import METHODS
+from cluster.listeners.call_guard import METHODS
 from cluster.listeners.streams import stream_keys
 from cluster.mqtt.codec import encode as encode_packet
 from cluster.mqtt.packets import Connect, PacketType, Publish

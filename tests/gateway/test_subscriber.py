@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.access.rules import RuleSet
 from cluster.access.settings import parse
 from cluster.core import log
@@ -174,7 +174,7 @@ async def test_rules_that_change_while_many_names_are_checked_are_those_that_cou
     logins = Logins(tmp_path)
     logins.write_rules('[[rule]]\nallow = ["subscribe"]\n')
     world = World(Options(joins_per_s=0, client_joins_per_s=0))
-    guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
     try:
         service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
         identity = await guard.check(Credentials("alice", logins.token("alice", 7)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.rpc.framed import Framed, FramedHandler
 from cluster.rpc.framed_door import FramedDoor
@@ -118,7 +118,7 @@ class Proxy:
 class Bench:
     def __init__(self, folder: Path, proxies: Sequence[Proxy]) -> None:
         logins = Logins(folder)
-        self.guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+        self.guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
         self.proxies, self.held, self.changes = proxies, Tickets(), 0
         self.crashes: list[BaseException] = []
         framed = Framed("gateway", 30, lambda _role: None, 1 << 20)

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cluster.access.authorities import Authorities
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.core.turn import Turn
 from cluster.rpc.framed import Framed, FramedCall
@@ -46,7 +46,7 @@ class Bench:
         self.logins = Logins(folder)
         self.audited: list[str] = []
         audit = Audit(None, tell=lambda kind, fields: self.audited.append(f"{kind} {fields}"))
-        self.guard = Guard(str(self.logins.file), log.get_logger(), audit)
+        self.guard = LoginGuard(str(self.logins.file), log.get_logger(), audit)
         self.keys: tuple[bytes, ...] = (KEY,)
         self.senders = SenderTickets(lambda: self.keys, time.time)
         loop = asyncio.get_running_loop()

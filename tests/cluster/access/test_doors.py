@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.access.doors import LOANS, address_of, credentials_of, enter
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
@@ -66,7 +66,7 @@ class Caller:
 )  # fmt: skip
 async def test_a_call_with_no_login_or_half_a_one_is_refused_counted_and_audited(tmp_path: Path, headers: tuple[str, ...]) -> None:
     lines: list[Mapping[str, object]] = []
-    guard = Guard(str(Logins(tmp_path).file), log.get_logger(), Audit(None, tell=lambda _, fields: lines.append(fields)))
+    guard = LoginGuard(str(Logins(tmp_path).file), log.get_logger(), Audit(None, tell=lambda _, fields: lines.append(fields)))
     with pytest.raises(NotAuthenticated):
         await enter(guard, Caller(*headers), "", lambda _: None)
     assert guard.counts["refused"] == 1

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from cluster.listeners.guard import Guard
+from cluster.listeners.call_guard import CallGuard
 from cluster.listeners.handshakes import HANDSHAKES_FAILED, Handshakes
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
@@ -40,7 +40,7 @@ async def door(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterator[s
     own = Tls(folder / "own", "xiu")
     others = [grpc.aio.server() for _ in range(3)]  # which nobody has asked channelz for
     with found.watching():
-        server = grpc.aio.server(interceptors=[Guard("xiu", own, audit, found.called)])
+        server = grpc.aio.server(interceptors=[CallGuard("xiu", own, audit, found.called)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_secure_port("127.0.0.1:0", own.server_credentials(found.begins))
     await server.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.listeners.guard import Guard
+from cluster.listeners.call_guard import CallGuard
 from cluster.listeners.streams import framed_calls, framed_door, stream_keys
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
@@ -54,10 +54,10 @@ def being(certificates: Tls | None) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[Guard, Node]]:
+async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[CallGuard, Node]]:
     """The door of a Xiu with the certificates in a folder."""
     own = Tls(folder, "xiu")
-    guard = Guard("xiu", own, Audit(None))
+    guard = CallGuard("xiu", own, Audit(None))
     door = framed_door("xiu", cluster, own, guard, cluster.key_ring, lambda _method, error: pytest.fail(repr(error)))
     door.serve(STORE, bytes, echo)
     port = await door.bind(HOST, 0, fallback=True)

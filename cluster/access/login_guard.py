@@ -63,7 +63,7 @@ class Session:
     """
 
     def __init__(
-        self, guard: Guard, identity: Identity, permissions: Permissions, address: str, end: Callable[[str], None]
+        self, guard: LoginGuard, identity: Identity, permissions: Permissions, address: str, end: Callable[[str], None]
     ) -> None:
         self.identity, self.address = identity, address
         self.end = end
@@ -190,7 +190,7 @@ class Session:
         self.end("the login has expired; connect again with a new token")
 
 
-class Guard:
+class LoginGuard:
     """Admits clients at a process's client ports, and tracks their sessions.
 
     Args:
