@@ -15,7 +15,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from cluster.access.doors import guard_of
+from cluster.access.logins import guard_of
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
@@ -27,7 +27,7 @@ from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
 from cluster.rpc.methods import DELIVER
 from cluster.settings.options import ClusterOptions
-from cluster.trust.door_tls import DoorTls
+from cluster.trust.listener_tls import ListenerTls
 from gateway import events as ev
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
@@ -106,7 +106,7 @@ class Service(RoleShell):
             tickets=self._tickets,
             turn=context.turn,
         )
-        self._listeners = self._doors(context.options, context.client_tls)
+        self._listeners = self._new_listeners(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
@@ -118,7 +118,7 @@ class Service(RoleShell):
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
-    def _doors(self, options: Options, tls: DoorTls | None) -> list[Listener]:
+    def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:
         """Listeners for MQTT clients; the registry knows the first one's port."""
         clients = self._clients
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from cluster.access.doors import enter
 from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.logins import enter
 from cluster.access.rules import PRESENCE, of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View

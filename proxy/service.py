@@ -14,8 +14,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from cluster.access.authorities import Authorities
-from cluster.access.doors import enter, guard_of
 from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.logins import enter, guard_of
 from cluster.core.contract import TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState

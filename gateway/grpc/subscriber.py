@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from cluster.access.doors import address_of, brought
 from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.logins import address_of, brought
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
 from cluster.mqtt.server import SessionLimits

@@ -17,7 +17,7 @@ from functools import partial
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, Session
 from cluster.core.turn import SMALL_READ_BYTES
-from cluster.listeners.doors import host_of
+from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails

@@ -14,8 +14,8 @@ from typing import Final
 
 import grpc.aio
 
-from cluster.access.doors import enter
 from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.logins import enter
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices

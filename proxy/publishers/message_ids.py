@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from cluster.access.doors import LOANS
 from cluster.access.login_guard import Session
+from cluster.access.logins import LOANS
 from cluster.settings.options import ClusterOptions
 from cluster.trust.followed_keys import ProofKeys
 from cluster.trust.loans import WORKER_MASK, Lent, Loan, owner_of, prove

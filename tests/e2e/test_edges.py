@@ -401,13 +401,13 @@ async def test_a_publisher_over_its_rate_is_told_when_to_try_again(limited: Loca
         await px.room(42).send(b"again", timeout_s=WAIT_S)  # after as long as the refusal says
 
 
-@pytest.mark.parametrize("door", ["client_address", "address"])
-async def test_a_clients_name_exempts_it_from_no_rate(limited: LocalCluster, door: str) -> None:
-    """S11: whoever took a gateway's name sent as fast as he liked. At the cluster's door, where clients are not, it is still
+@pytest.mark.parametrize("listener", ["client_address", "address"])
+async def test_a_clients_name_exempts_it_from_no_rate(limited: LocalCluster, listener: str) -> None:
+    """S11: whoever took a gateway's name sent as fast as he liked. At the cluster's listener, where clients are not, it is still
     how gateways of a cluster without keys are known."""
     (gateway,), (proxy, *_) = limited.processes("gateway"), limited.processes("proxy")
     batches, records = 4, [encode(Kind.ROOM, 42, b"x", 1000 + number, flags=Flag.TO_ROOM) for number in range(3000)]
-    async with grpc.aio.insecure_channel(proxy[door]) as channel:
+    async with grpc.aio.insecure_channel(proxy[listener]) as channel:
         call: Any = wire_pb2_grpc.PublisherStub(channel).Publish()
         hello = wire_pb2.PublishHello(client=f"gateway-{gateway['endpoint']}")
         await call.write(wire_pb2.PublishRequest(hello=hello))
@@ -422,7 +422,7 @@ async def test_a_clients_name_exempts_it_from_no_rate(limited: LocalCluster, doo
                 if reply.up_to >= batches * len(records):
                     break
         call.cancel()
-    assert set(failed) == (set() if door == "address" else {"OVERLOADED"})
+    assert set(failed) == (set() if listener == "address" else {"OVERLOADED"})
 
 
 async def test_an_mqtt_client_over_its_rate_waits_at_qos_1_and_loses_qos_0(limited: LocalCluster) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from cluster.access.login_guard import LoginGuard
 from cluster.links.stream import LinkStreams
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from gateway.clients.clients import Clients
 from proxy.presence import PresenceService
 
 
-def _framed(door: FramedDoor) -> dict[str, int]:
-    return {"strangers": door._strangers.total(), "open": door.open, "tasks": len(door._tasks)}
+def _framed(listener: FramedListener) -> dict[str, int]:
+    return {"strangers": listener._strangers.total(), "open": listener.open, "tasks": len(listener._tasks)}
 
 
 def _links(streams: LinkStreams) -> dict[str, int]:
@@ -46,7 +46,7 @@ def _presence(service: PresenceService) -> dict[str, int]:
 
 
 COUNTS: Final[dict[type[Any], Callable[[Any], dict[str, int]]]] = {
-    FramedDoor: _framed, LinkStreams: _links, LoginGuard: _guard, Clients: _clients, PresenceService: _presence,
+    FramedListener: _framed, LinkStreams: _links, LoginGuard: _guard, Clients: _clients, PresenceService: _presence,
 }  # fmt: skip
 """What is looked at, and what of it is to be zero."""
 

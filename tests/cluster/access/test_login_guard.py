@@ -858,9 +858,7 @@ async def test_a_session_of_a_callback_ends_one_day(service: Service, guards: Ca
     assert identity.claims == {"banned": "true", "level": "1", "long": "\0"}
 
 
-async def test_a_stranger_closes_the_callbacks_door_to_nobody_and_pays(
-    service: Service, guards: Callable[[str], LoginGuard]
-) -> None:
+async def test_a_stranger_closes_the_callback_to_nobody_and_pays(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     async def refuses(request: web.Request) -> web.StreamResponse:
         user = service.asked[-1]["user"]
         if user.startswith("long"):

@@ -1,4 +1,4 @@
-"""The cluster's door with certificates: every method is tried with every identity, and the page says the same."""
+"""The cluster's listener with certificates: every method is tried with every identity, and the page says the same."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def being(certificates: Tls | None) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def door(folder: Path, role: str, audit: Audit) -> AsyncIterator[tuple[str, CallGuard]]:
+async def listener(folder: Path, role: str, audit: Audit) -> AsyncIterator[tuple[str, CallGuard]]:
     own = Tls(folder, role)
     guard = CallGuard(role, own, audit)
     server = grpc.aio.server(interceptors=[guard])
@@ -155,7 +155,7 @@ def test_the_page_says_who_may_call_what() -> None:
 async def test_every_method_with_every_identity(folders: Path, tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     found: dict[tuple[str, str], bool] = {}
-    async with door(folders / "tls", "xiu", audit) as (address, guard):
+    async with listener(folders / "tls", "xiu", audit) as (address, guard):
         for caller in CALLERS:
             with being(Tls(folders / "tls", caller)):
                 async with peer_channel(address, "xiu") as channel:
@@ -178,7 +178,7 @@ async def test_another_authority_no_certificate_and_another_role_at_the_address_
 ) -> None:
     audit = Audit(None)
     method = "/grpc.health.v1.Health/Check"
-    async with door(folders / "tls", "xiu", audit) as (address, _):
+    async with listener(folders / "tls", "xiu", audit) as (address, _):
         with being(Tls(folders / "other", "operator")):
             assert await tried(address, "xiu", method) is grpc.StatusCode.UNAVAILABLE
         with being(None):
@@ -196,7 +196,7 @@ async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
     for role in ("xiu", "operator"):
         issue(folders / "ca", role, tmp_path)
     channels = []
-    async with door(tmp_path, "xiu", Audit(None)) as (address, _):
+    async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
         with being(Tls(tmp_path, "operator")):
             shared = Channels("xiu")
             channels.append(shared.acquire(address))
@@ -266,11 +266,13 @@ def test_half_of_a_list_is_not_taken_though_it_be_a_good_one(
     assert tls.refresh()
 
 
-async def test_certificates_are_exchanged_while_the_door_is_open_even_those_of_the_authority(folders: Path, tmp_path: Path) -> None:
+async def test_certificates_are_exchanged_while_the_listener_is_open_even_those_of_the_authority(
+    folders: Path, tmp_path: Path
+) -> None:
     for role in ("xiu", "operator"):
         issue(folders / "ca", role, tmp_path)
     method = "/pixiu.v1.Xiu/Verify"
-    async with door(tmp_path, "xiu", Audit(None)) as (address, _):
+    async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
         with being(Tls(tmp_path, "operator")):
             assert await tried(address, "xiu", method) is grpc.StatusCode.OK
             for role in ("xiu", "operator"):

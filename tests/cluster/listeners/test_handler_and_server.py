@@ -27,7 +27,7 @@ from cluster.listeners.server import (
     keep_grpc_from_printing,
     server_options,
 )
-from cluster.settings.options import ClientDoorOptions, ClusterOptions, RoleOptions
+from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions
 from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
 from tests.support.waiting import until
@@ -167,15 +167,15 @@ async def test_clients_have_a_port_of_their_own_beside_the_clusters() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         servers = [Server(ClusterOptions()) for _ in range(2)]
-        found = bind_clients(ClientDoorOptions(), port - 2, servers[0])
+        found = bind_clients(ClientListenerOptions(), port - 2, servers[0])
         assert found not in (0, port)
         with pytest.raises(ConfigurationError, match=rf"port {port} on 127\.0\.0\.1 cannot be used for clients .*set client_port"):
-            bind_clients(ClientDoorOptions(client_port=port), 1, servers[1])
+            bind_clients(ClientListenerOptions(client_port=port), 1, servers[1])
         for server in servers:
             await server.grpc.stop(0)
 
 
-async def test_the_clusters_door_names_its_services_only_where_it_shall() -> None:
+async def test_the_clusters_listener_names_its_services_only_where_it_shall() -> None:
     for shall in (False, True):
         server = Server(ClusterOptions(), reflection=shall)
         port = server.grpc.add_insecure_port("127.0.0.1:0")

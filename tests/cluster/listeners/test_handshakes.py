@@ -1,4 +1,4 @@
-"""Handshakes at a real gRPC door that come to nothing are counted and audited, and nobody else's are."""
+"""Handshakes at a real gRPC listener that come to nothing are counted and audited, and nobody else's are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def door(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterator[str]:
+async def listener(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterator[str]:
     own = Tls(folder / "own", "xiu")
     others = [grpc.aio.server() for _ in range(3)]  # which nobody has asked channelz for
     with found.watching():
@@ -78,7 +78,7 @@ async def test_handshakes_that_come_to_nothing_are_counted_and_audited(folder: P
     lines: list[tuple[str, dict[str, Any]]] = []
     audit = Audit(None, tell=lambda kind, fields: lines.append((kind, dict(fields))))
     found = Handshakes("cluster", audit, settle_s=0.0)
-    async with door(folder, found, audit) as address, peer_channel(address, "xiu") as stays:
+    async with listener(folder, found, audit) as address, peer_channel(address, "xiu") as stays:
         await call(stays)
         for _ in range(3):
             async with peer_channel(address, "xiu") as goes:
@@ -108,4 +108,4 @@ async def test_handshakes_that_come_to_nothing_are_counted_and_audited(folder: P
         assert (found.begun, found.failed) == (9, 4)
     assert {kind for kind, _ in lines} == {HANDSHAKES_FAILED}
     assert sum(fields["count"] for _, fields in lines) == 4
-    assert {fields["door"] for _, fields in lines} == {"cluster"}
+    assert {fields["listener"] for _, fields in lines} == {"cluster"}

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from structlog.typing import FilteringBoundLogger
 
 from cluster.access.login_guard import LoginGuard, Session
-from cluster.listeners.doors import ClientRoleOptions
+from cluster.listeners.clients import ClientRoleOptions
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
 from cluster.trust.identity import Credentials

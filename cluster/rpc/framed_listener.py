@@ -53,7 +53,7 @@ def anybody(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
     return hello.role, ""
 
 
-class FramedDoor:
+class FramedListener:
     """Listens on a port.
 
     Args:
