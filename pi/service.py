@@ -71,7 +71,7 @@ class Service(RoleShell):
         self._replica = Replica(
             context, self._machine, folder / "replica", options.replication(),
             on_leading=self._leading, on_deposed=self._deposed,
-            has_room=lambda: not (self._machine.refuses or self._machine.beyond),
+            has_space=lambda: not (self._machine.refuses or self._machine.beyond),
             segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)

@@ -333,7 +333,7 @@ class State:
                     found.append(stored)
                     continue
                 highest = head.highest[partition]
-            if head.last - head.floor >= cap and not self._make_room(uin, lane, head):
+            if head.last - head.floor >= cap and not self._make_space(uin, lane, head):
                 found.append(-Code.INBOX_FULL)
                 continue
             tail = head.tail
@@ -352,7 +352,7 @@ class State:
             found.append(seq)
         return found
 
-    def _make_room(self, uin: int, lane: int, head: Head) -> bool:
+    def _make_space(self, uin: int, lane: int, head: Head) -> bool:
         """Return True if an inbox at its cap takes one more entry: its oldest goes, unless it is set to refuse."""
         self._expiry.settle(uin, lane, head, PURGE_A_TOUCH)
         if head.last - head.floor < self.inboxes.limits.cap:

@@ -104,7 +104,7 @@ class Store(Protocol):
 class Table(Protocol):
     """The core's interface to the table."""
 
-    def has_room(self, records_bytes: int) -> bool:
+    def has_space(self, records_bytes: int) -> bool:
         """Return True if unpersisted records of this size fit."""
 
     def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
@@ -469,7 +469,7 @@ class Core:
         head = self._state.head
         if self.settings.await_restore and not head.last and not head.below:
             return errors.Unavailable.code, "the partition waits to be restored (`xiu.await_restore`); send again later"
-        if not self._table.has_room(len(event.data)):
+        if not self._table.has_space(len(event.data)):
             return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
         return None
 

@@ -113,7 +113,7 @@ class Service(RoleShell):
             options.replication(),
             on_leading=self._leading,
             on_deposed=lambda epoch: self._runner.step(Deposed(epoch)),
-            has_room=self._has_room,
+            has_space=self._has_space,
             segment_bytes=options.segment_mb << 20,
         )
         self.holding = Holding(self._machine, self._replica, options.reader_hold_h)
@@ -402,7 +402,7 @@ class Service(RoleShell):
             )
         self._runner.step(space)
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         """True if this store has the space that a leader needs, and a margin."""
         blocked = self.core is not None and self.core.full
         return not blocked and self._machine.free_bytes() >= 2 * self._options.reserve_mb << 20

@@ -611,7 +611,7 @@ class ServerSession:
         answers, joined, mail, _ = asked
         for name, qos in packet.filters:
             # The limit is checked first: it costs the least, and a client that sends endless filters has reached it.
-            if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):
+            if not self._has_space_for(name) or isinstance(room := self._resolve(name), Refusal):
                 self.fruitless_filters += 1
                 answers.append(None)
                 continue
@@ -636,7 +636,7 @@ class ServerSession:
         effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), frozenset(mail)))
         self._pause_or_resume(now, effects)
 
-    def _has_room_for(self, name: str) -> bool:
+    def _has_space_for(self, name: str) -> bool:
         limits = self._limits
         if name in self._subscriptions:
             return True

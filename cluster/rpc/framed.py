@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._receives = True
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._room = True
+        self._space = True
         self._over: _Over | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writers: list[asyncio.Future[None]] = []
@@ -127,11 +127,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Hold writers back: the other side does not read fast enough."""
-        self._room = False
+        self._space = False
 
     def resume_writing(self) -> None:
         """Let writers continue: there is space again."""
-        self._room = True
+        self._space = True
         self._wake_writers()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -182,9 +182,9 @@ class Connection(asyncio.Protocol):
         if self._out_bytes >= WRITE_HIGH:
             self._flush()
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until the other side takes more. Raises `StreamEnded`."""
-        while not self._room:
+        while not self._space:
             if self._over is not None:
                 raise self._over.error()
             waiting = asyncio.get_running_loop().create_future()
@@ -338,7 +338,7 @@ class FramedCall(Generic[Out, In]):
         """Send a message. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
         connection.put(Kind.MESSAGE, packed(message))
-        await connection.room()
+        await connection.space()
 
     async def done_writing(self) -> None:
         """Announce that no more will be sent. Raises `StreamEnded`."""
@@ -445,7 +445,7 @@ class FramedHandler(Generic[Out, In]):
     async def write(self, message: Out) -> None:
         """Send a message. Raises `StreamEnded`."""
         self._connection.put(Kind.MESSAGE, packed(message))
-        await self._connection.room()
+        await self._connection.space()
 
     async def done_writing(self) -> None:
         """Do nothing: the handler's return ends the stream."""

@@ -116,10 +116,10 @@ class Holder(Named, Protocol):
 class Publishers(Protocol):
     """Sends messages of QoS 1; see `gateway.clients.publishing.ConfirmedPublishers`."""
 
-    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
+    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_space` is called when there may be some."""
 
-    def forget(self, when_room: Callable[[], None]) -> None:
+    def forget(self, when_space: Callable[[], None]) -> None:
         """Forget a client that waits for capacity."""
 
 

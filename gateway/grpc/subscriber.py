@@ -60,7 +60,7 @@ FIRST_STEP = 1 << 64
 """First number of a step; no request has such a number."""
 
 SLOW = "the client does not read its messages fast enough"
-NO_ROOM = (
+NO_SPACE = (
     "a router or relay of the cluster has no space for what was asked (router.max_entries, relay.max_entries): nothing was joined"
 )
 
@@ -173,7 +173,7 @@ class _Stream:
                 return
             request = steps.request
         if refused:
-            self.reply(wire_pb2.SubscribeReply(request=request, error_code=LimitError.code, error_text=NO_ROOM))
+            self.reply(wire_pb2.SubscribeReply(request=request, error_code=LimitError.code, error_text=NO_SPACE))
         else:
             self.reply(wire_pb2.SubscribeReply(request=request))
 
@@ -446,7 +446,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
                 joins.append(piece)
                 yield
             yield from self._check_allowed(stream, joins, chat=chat, mail=mail)
-            self._check_room(stream, leaves, joins)
+            self._check_space(stream, leaves, joins)
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
@@ -489,7 +489,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             if access.permissions is rules:
                 return
 
-    def _check_room(self, stream: _Stream, leaves: list[Channels], joins: list[Channels]) -> None:
+    def _check_space(self, stream: _Stream, leaves: list[Channels], joins: list[Channels]) -> None:
         if not joins:
             return
         limit, wanted = self._clients.options.max_subscriptions, stream.channels.difference(*leaves).union(*joins)

@@ -102,8 +102,8 @@ class PublisherStream:
         self._written = 0
         self.work = asyncio.Event()
         """Set when `give` has something."""
-        self._room = asyncio.Event()
-        self._room.set()
+        self._space = asyncio.Event()
+        self._space.set()
         self._all_resolved = asyncio.Event()
         self._all_resolved.set()
         self.greeted = self.gateway = False
@@ -130,9 +130,9 @@ class PublisherStream:
         if self.access is not None:
             self.access.close()
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until the window has space."""
-        await self._room.wait()
+        await self._space.wait()
 
     async def finished(self) -> None:
         """Wait until everything is resolved and answered."""
@@ -144,7 +144,7 @@ class PublisherStream:
         self._unresolved += size
         self._all_resolved.clear()
         if self._unresolved >= self._window:
-            self._room.clear()
+            self._space.clear()
 
     def resolved(self, reply: ev.Reply) -> None:
         """Queue the core's reply for the publisher."""
@@ -154,7 +154,7 @@ class PublisherStream:
         while self._sizes and self._sizes[0][0] <= reply.up_to:
             self._unresolved -= self._sizes.popleft()[1]
         if self._unresolved < self._window:
-            self._room.set()
+            self._space.set()
         self.work.set()
 
     def say(self, reply: wire_pb2.PublishReply) -> None:
@@ -303,7 +303,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             more = request.more or first + part < count
             batch = ev.BatchPublished(number, records, part, request.position + first, request.copy, request.receipt, more)
             await turn.run(partial(self._take, publisher, batch), len(data))
-            await publisher.room()
+            await publisher.space()
 
     def _renew(self, publisher: PublisherStream, worker: int) -> None:
         now = asyncio.get_running_loop().time()

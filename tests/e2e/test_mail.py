@@ -109,7 +109,7 @@ class Load:
                 number += 1
                 uin = USERS[number % len(USERS)]
                 to = (USERS[(number + 1) % len(USERS)], USERS[(number + 5) % len(USERS)]) if number % SEVERAL == 0 else ()
-                await self._writer.room()
+                await self._writer.space()
                 self.sent.append((self._writer.send(uin, b"mail %d" % number, to=to), (uin, *to)))
             await asyncio.sleep(0.01)
 

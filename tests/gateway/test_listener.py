@@ -1,4 +1,4 @@
-"""Clients are accepted a few at a time, all of them in the end, and again when the process had no room for one."""
+"""Clients are accepted a few at a time, all of them in the end, and again when the process had no space for one."""
 
 from __future__ import annotations
 

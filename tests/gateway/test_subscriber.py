@@ -101,7 +101,7 @@ async def test_the_names_of_a_streams_topics_have_one_bound_of_bytes() -> None:
     service._take(stream, asks(18, "devices/1/".ljust(large - 1, "x"), leave=True))
     service._take(stream, asks(19, "devices/19/".ljust(large - 1, "x")))
     joined = [join.request for join in of(ev.Join, world.events)]
-    assert joined == [*range(1, 17), 19], "the seventeenth has no room until another one left"
+    assert joined == [*range(1, 17), 19], "the seventeenth has no space until another one left"
 
 
 async def test_a_stream_that_joins_and_leaves_without_end_is_not_read_from_for_a_while() -> None:

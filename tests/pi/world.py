@@ -29,10 +29,10 @@ class Shelf:
             raise StateDamaged("broken")
         return number
 
-    room = True
+    space = True
 
     def may_grow(self) -> bool:
-        return self.room
+        return self.space
 
     def may_read(self) -> bool:
         return self.lease

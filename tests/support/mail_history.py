@@ -220,7 +220,7 @@ class Traffic:
         ):
             waiting: set[asyncio.Task[None]] = set()
             while self._sending:
-                await writer.room()
+                await writer.space()
                 receivers = tuple(self._random.sample(self._uins, self._random.choice((1, 1, 1, 1, 3))))
                 lane = self._random.choice((0, 1, 1, 1))
                 expire, expires_us = None, 0
@@ -258,7 +258,7 @@ class Traffic:
         process, began = call.process, time.monotonic()
         while not await self._confirmed(receipt, call, sent):
             while True:
-                await writer.room()
+                await writer.space()
                 call = self._history.invoke(process, sent)
                 try:
                     receipt = writer.resend(receipt)

@@ -122,11 +122,11 @@ class MemoryTable:
     """As much of a table as a Xiu's core uses."""
 
     def __init__(self) -> None:
-        self.room = True
+        self.space = True
         self.there: dict[int, bool] = {}
 
-    def has_room(self, records_bytes: int) -> bool:
-        return self.room
+    def has_space(self, records_bytes: int) -> bool:
+        return self.space
 
     def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
         self.there.update({block.first: persisted for block, _ in new})

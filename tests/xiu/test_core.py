@@ -191,7 +191,7 @@ def test_every_rejection_has_a_code_and_a_text(reason: Rejection) -> None:
 
 def test_a_table_full_of_unpersisted_records_pushes_back() -> None:
     xiu = Xiu()
-    xiu.table.room = False
+    xiu.table.space = False
     assert codes(xiu.send(user(1))) == ["OVERLOADED"]
 
 
@@ -234,7 +234,7 @@ def test_a_full_store_refuses_nothing_for_good_that_is_on_its_way_into_it() -> N
     assert codes(xiu.send(user(1), position=3)) == [""]
 
 
-def test_what_is_committed_and_has_no_room_in_the_store_is_read_all_the_same() -> None:
+def test_what_is_committed_and_has_no_space_in_the_store_is_read_all_the_same() -> None:
     xiu = Xiu()
     reading = Reading(1, cast(Any, xiu.store), NoTable(), xiu.core.owed)
     ids = [msg_id(1, 64, first(number)) for number in range(1, 5)]

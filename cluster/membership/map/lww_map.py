@@ -43,7 +43,7 @@ MAX_ENTRIES: Final = 4_000_000
 """Live entries of one map. Policy: a login with a new key is refused and counted."""
 RESERVE: Final = 16
 """Divisor of the share reserved for entries that others hold already: replicas that heal, restart or merge. See
-`LwwMap.without_room`."""
+`LwwMap.without_space`."""
 MAX_TOMBSTONES: Final = 1_000_000
 """Tombstones of one map. Policy: the oldest one in the shard that gets another one is forgotten early, and counted."""
 SNAPSHOT_CHUNK_BYTES: Final = 4096
@@ -315,7 +315,7 @@ class LwwMap:
         """Value of a live entry; 0 if it has none or does not exist."""
         return self._shards[shard_of(group)].values.get(Key(group, member, instance), 0)
 
-    def without_room(self, batch: Iterable[Update]) -> list[Update]:
+    def without_space(self, batch: Iterable[Update]) -> list[Update]:
         """Logins of a batch that would be new keys beyond the share of gateways, which is all entries but a sixteenth: a replica
         that heals must always be able to become equal to a fuller one. The caller refuses these logins and does not pass them
         on."""

@@ -408,7 +408,7 @@ class ReplicaCore(MemberCore):
 
     def _refuse(self, gateway: EndpointID, messages: list[Update], out: list[Effect]) -> set[Update]:
         """Inform a gateway of its logins that exceed the capacity: if confirmed, they would never get a message."""
-        refused = self.membership.without_room(messages)
+        refused = self.membership.without_space(messages)
         self.counters.logins_refused += len(refused)
         for start in range(0, len(refused), self.MAX_CONFIRMS):
             ids = [message.id for message in refused[start : start + self.MAX_CONFIRMS]]

@@ -459,7 +459,7 @@ class Core:
         mine = context.live[context.member].node
         # A replica without space for a first entry comes after all others.
         others = [context.live[m] for m in state.in_sync if m in context.live and m != context.member]
-        before = sum(1 for other in others if other.node < mine or not context.room)
+        before = sum(1 for other in others if other.node < mine or not context.space)
         if now < self._vacant_since + before * options.candidate_step_s:
             return
         if state.leader != NOBODY and now < self.follower.confirmed_at + options.confirm_wait_s:
@@ -660,7 +660,7 @@ class Core:
         self._ticked_at = now
         if event.wall_us:
             self.context.clock.saw(event.wall_us, now)
-        self.context.room = event.room
+        self.context.space = event.space
         leader = self.leader
         poll_s = self.context.options.poll_s
         if leader is not None:

@@ -170,7 +170,7 @@ class Tick:
 
     wall_us: int = 0
     """Wall clock, Unix µs; 0: not known."""
-    room: bool = True
+    space: bool = True
     """True if there is enough space to lead."""
 
 

@@ -355,7 +355,7 @@ async def test_who_hangs_up_before_the_answer_pays_for_it(
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-    assert most <= MAX_HASHING  # what hangs up does not make room for one more
+    assert most <= MAX_HASHING  # what hangs up does not make space for one more
     with pytest.raises(Overloaded, match="failed"):
         await guard.check(login("secret", "carol"))
     hashed.set()

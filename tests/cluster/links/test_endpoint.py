@@ -452,7 +452,7 @@ async def test_who_paces_the_loop_is_told_when_somebody_waits() -> None:
 
 
 async def test_streams_that_say_nothing_shut_nobody_out(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest makes room; one on which a peer has spoken stays."""
+    """The oldest makes space; one on which a peer has spoken stays."""
     monkeypatch.setattr(stream, "MAX_SILENT", 4)
     alice, bob = await two(processes, LinkOptions(push_back_ms=20_000))
     alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)

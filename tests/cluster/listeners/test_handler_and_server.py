@@ -207,7 +207,7 @@ def test_grpc_prints_no_traceback_of_its_own(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
 
 
-async def test_connections_of_clients_are_bounded_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_clients_are_bounded_and_idle_ones_make_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "connections_of_clients", lambda _limit, *, beside_mqtt: 3)
     monkeypatch.setattr(module, "CLIENT_IDLE_MS", 1_000)
     server = Server(ClusterOptions(), of_clients=True)
@@ -231,7 +231,7 @@ async def test_connections_of_clients_are_bounded_and_idle_ones_make_room(monkey
     assert not await comes_in(channels[3])
     for call in held:
         call.cancel()
-    await until(lambda: comes_in(channels[4]), "connections without a call made room")
+    await until(lambda: comes_in(channels[4]), "connections without a call made space")
     for connection in silent:
         connection.close()
     for channel in channels:

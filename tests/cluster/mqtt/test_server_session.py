@@ -272,7 +272,7 @@ def test_filters_above_the_maximum_of_a_connection_are_refused_and_known_ones_ar
     assert send(session, Subscribe(3, (("c", 0),))) == [SubscribeFilters(3, [("c", topic_room("c"))])]
 
 
-def test_filters_that_the_shell_has_no_room_for_are_refused_unseen_and_those_before_stay() -> None:
+def test_filters_that_the_shell_has_no_space_for_are_refused_unseen_and_those_before_stay() -> None:
     asked = list[int]()
 
     def in_vain(filters: int) -> bool:

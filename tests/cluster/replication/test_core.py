@@ -670,11 +670,11 @@ def _full(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     replica.read(6, replica.core.leader.in_sync.state)
 
 
-def test_a_leader_with_a_full_disk_hands_over_to_a_member_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_with_a_full_disk_hands_over_to_a_member_with_space(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = Replica(A)
     replica.lead(B)
     _full(replica, monkeypatch)
-    replica.appended(B, 1, room=True)
+    replica.appended(B, 1, space=True)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
     effects = replica.wait(0.25)
     release = only(ev.CompareAndSet, effects)
@@ -689,17 +689,17 @@ def test_a_role_that_has_no_space_for_its_state_leaves_the_office_too() -> None:
     replica = Replica(A)
     replica.lead(B)
     replica.read(6, state(2, A, A, B))
-    replica.appended(B, 1, room=True)
+    replica.appended(B, 1, space=True)
     replica.step(ev.OutOfSpace())
     assert only(ev.CompareAndSet, replica.wait(0.25)).state.leader == NOBODY
 
 
-@pytest.mark.parametrize("room", [False, True])
-def test_a_leader_with_a_full_disk_stays_where_nobody_else_can_take_more(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = Replica(A, options=replace(OPTIONS, min_in_sync=2 if room else 1))
+@pytest.mark.parametrize("space", [False, True])
+def test_a_leader_with_a_full_disk_stays_where_nobody_else_can_take_more(space: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A, options=replace(OPTIONS, min_in_sync=2 if space else 1))
     replica.lead(B)
     _full(replica, monkeypatch)
-    replica.appended(B, 1, room=room)
+    replica.appended(B, 1, space=space)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DISK_FULL)]
     assert ev.CompareAndSet not in kinds(replica.wait(1.0))
     assert replica.core.state is State.LEADING
@@ -710,22 +710,22 @@ def test_a_leader_with_a_full_disk_that_nobody_takes_over_from_tries_writes_agai
     replica.lead(B, C)
     replica.read(6, state(2, A, A, B, C))
     replica.propose(b"on its way")
-    replica.appended(B, 1, room=True)
+    replica.appended(B, 1, space=True)
     replica.step(ev.OutOfSpace())
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
     for _ in range(20):
         replica.wait(0.25)
-        replica.appended(B, 1, room=True)
+        replica.appended(B, 1, space=True)
     assert ev.Accepted in kinds(replica.propose(b"x"))
 
 
 def test_who_has_no_space_stands_behind_all_other_candidates() -> None:
     replica = Replica(A)
     replica.present(B)
-    replica.step(ev.Tick(0, room=False))
+    replica.step(ev.Tick(0, space=False))
     assert ev.CompareAndSet not in kinds(replica.read(5, state(1, NOBODY, A, B, incarnation=0)))
     replica.now += OPTIONS.candidate_step_s
-    assert only(ev.CompareAndSet, replica.step(ev.Tick(0, room=False))).state == state(2, A, A, B)
+    assert only(ev.CompareAndSet, replica.step(ev.Tick(0, space=False))).state == state(2, A, A, B)
 
 
 # --- a leader that the registry does not know

@@ -97,12 +97,12 @@ class Rows:
 
 
 class NoTable:
-    """The twin of a table with no room for what is persisted: everything is read from the store."""
+    """The twin of a table with no space for what is persisted: everything is read from the store."""
 
     def __init__(self) -> None:
         self._unpersisted: dict[int, None] = {}
 
-    def has_room(self, records_bytes: int) -> bool:
+    def has_space(self, records_bytes: int) -> bool:
         """See `xiu.core.Table`."""
         return True
 
