@@ -42,7 +42,7 @@ from cluster.listeners.link_table import may_say
 from cluster.listeners.request_limits import ParseInTurn
 from cluster.listeners.server import Server, bind_both, bind_clients
 from cluster.listeners.streams import framed_calls, framed_listener
-from cluster.metrics.machine import machine_samples
+from cluster.metrics.host import host_samples
 from cluster.metrics.metrics import LINK_WAIT, Metrics, link_samples
 from cluster.metrics.received_batches import ReceivedBatches
 from cluster.process.collector import Collector
@@ -356,7 +356,7 @@ class Process(Generic[OptionsT]):
         self._metrics.collect_from(self._own_samples)
         self._metrics.collect_from(self._http.stats)
         self._metrics.collect_from(self._collector.samples)
-        self._metrics.collect_in_thread(lambda: machine_samples(self._options.data_dir))
+        self._metrics.collect_in_thread(lambda: host_samples(self._options.data_dir))
         return port, http_port
 
     async def _bind_streams(self, port: int) -> None:
