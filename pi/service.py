@@ -186,7 +186,7 @@ class Service(RoleShell):
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Entries of an inbox. Raises Refusal, StateDamaged."""
+        """Entries of an inbox. Raises ReadRefusal, StateDamaged."""
         try:
             return self._machine.read(uin, number, lane, session, start, count, before, devices)
         except StateDamaged as damage:

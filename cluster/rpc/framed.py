@@ -24,8 +24,8 @@ from cluster.rpc.frames import (
     MAX_HELLO_BYTES,
     Hello,
     Kind,
-    Refusal,
     Splitter,
+    StreamRefusal,
     hello_payload,
     nonce_of,
     read_refusal,
@@ -460,7 +460,7 @@ def refuse(connection: Connection, error: PixiuError) -> None:
     """Inform the caller why its stream is not served, or no longer."""
     after_ms = error.retry_after_ms if isinstance(error, Overloaded) else 0
     with contextlib.suppress(StreamEnded):
-        connection.put(Kind.REFUSED, refusal_payload(Refusal(error.code, str(error), after_ms)))
+        connection.put(Kind.REFUSED, refusal_payload(StreamRefusal(error.code, str(error), after_ms)))
 
 
 def packed(message: object) -> bytes:

@@ -8,7 +8,7 @@ from cluster.core.contract import END_OF_TURN, TICK
 from cluster.replication.core.events import Accepted, Persisted
 from pi import events as ev
 from pi.core import Core
-from pi.state import Read, Refusal, Results
+from pi.state import Read, ReadRefusal, Results
 from pixiu.errors import StateDamaged
 from pixiu.wire.inbox_operations import Code, Limits, Operation, encode
 from pixiu.wire.levels import Level
@@ -39,7 +39,7 @@ class Shelf:
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, *_: object) -> Read:
         if number == 1:
-            raise Refusal(Code.OLD_SESSION)
+            raise ReadRefusal(Code.OLD_SESSION)
         if number == 2:
             raise StateDamaged("broken")
         return Read([(4, 44)], 3, 2, 4, 2, 0)

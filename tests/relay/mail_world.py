@@ -16,7 +16,7 @@ from cluster.membership.map.lww_map import Update
 from cluster.rpc.framed import FramedCall, FramedHandler
 from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import DELIVER, EXCHANGE, NOTIFY
-from pi.state import Refusal
+from pi.state import ReadRefusal
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID, gateway_msg_id, msg_id
@@ -59,7 +59,7 @@ class Pi:
                 start = read.start if read.HasField("start") else None
                 try:
                     found = self.replica.state.read(read.uin, read.device, read.lane, read.session, start, read.num)
-                except Refusal as refusal:
+                except ReadRefusal as refusal:
                     reply.reads.add(code=_CODES[refusal.code])
                     continue
                 reply.reads.add(

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.links import stream
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.datagrams.head import Refusal
+from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
 from cluster.rpc.framed_listener import FramedListener
@@ -279,7 +279,7 @@ async def test_a_new_process_waits_until_a_peer_that_answers_takes_what_it_sends
         processes.append(await process.start())
     new.endpoint.set_peers([member.peer])
     waiting = asyncio.create_task(new.endpoint.introduced())
-    await until(lambda: member.endpoint.stats().refused.get(Refusal.UNKNOWN_SENDER, 0) > 3)
+    await until(lambda: member.endpoint.stats().refused.get(DatagramRefusal.UNKNOWN_SENDER, 0) > 3)
     assert not waiting.done()
     known.append(new.id)  # it has read the registry
     await waiting

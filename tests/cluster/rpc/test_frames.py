@@ -12,8 +12,8 @@ from cluster.rpc.frames import (
     MAX_HELLO_BYTES,
     Hello,
     Kind,
-    Refusal,
     Splitter,
+    StreamRefusal,
     frame,
     hello_payload,
     nonce_of,
@@ -91,7 +91,7 @@ def test_damaged_hellos_challenges_and_refusals_are_refused_and_nothing_else(see
     for whole, read in (
         (hello_payload(HELLO, KEY, NONCE), lambda data: read_hello(data, lambda _role: (KEY,), NONCE)[1]),
         (MAGIC + NONCE, nonce_of),
-        (refusal_payload(Refusal("OVERLOADED", "later", 200)), read_refusal),
+        (refusal_payload(StreamRefusal("OVERLOADED", "later", 200)), read_refusal),
     ):
         data = bytearray(whole[: rng.randrange(len(whole) + 1)] if rng.random() < 0.3 else whole)
         for _ in range(rng.randrange(4)):
@@ -106,7 +106,7 @@ def test_damaged_hellos_challenges_and_refusals_are_refused_and_nothing_else(see
 
 def test_a_refusal_is_cut_to_what_a_stranger_may_be_sent() -> None:
     for text in ("x" * 5000, "貔" * 5000, '"' * 5000, "two\nlines\x00"):
-        said = refusal_payload(Refusal("OVERLOADED", text, 10**9))
+        said = refusal_payload(StreamRefusal("OVERLOADED", text, 10**9))
         assert len(said) <= MAX_HELLO_BYTES
         found = read_refusal(said)
         assert (found.code, found.retry_after_ms) == ("OVERLOADED", 60_000)
