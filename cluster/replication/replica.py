@@ -661,7 +661,7 @@ class Replica:
     def _state_read(self, read: Versioned | None) -> None:
         self._step(ev.StateUnread() if read is None else ev.StateRead(read))
 
-    def _swapped(self, token: int, outcome: ev.Outcome) -> None:
+    def _swapped(self, token: int, outcome: ev.CompareAndSetOutcome) -> None:
         self._step(ev.Swapped(token, outcome))
 
     def _presence(self, live: dict[MemberID, LiveReplica]) -> None:

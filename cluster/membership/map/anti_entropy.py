@@ -241,7 +241,7 @@ class _Doubt:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PullOutcome:
     """Result of a message from a source."""
 
     messages: list[bytes] = field(default_factory=list)
@@ -271,15 +271,15 @@ class Puller:
         self.verified = Verified()
         self.counters = PullerCounters()
 
-    def take(self, source: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> Outcome:
+    def take(self, source: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> PullOutcome:
         """Handle a source's answer; other messages have no effect. `own_word`: the source is the gateway itself."""
         if control.HasField("instance_roots"):
-            return Outcome(self._on_roots(source, control.instance_roots))
+            return PullOutcome(self._on_roots(source, control.instance_roots))
         if control.HasField("bucket_digests"):
             return self._on_buckets(source, control.bucket_digests, now)
         if control.HasField("listing_page"):
             return self._on_page(control.listing_page, now, own_word)
-        return Outcome()
+        return PullOutcome()
 
     def on_digest(self, source: EndpointID, digest: control_pb2.Digest, now: float) -> list[bytes]:
         """Handle a source's answer to a heartbeat. Returns the requests to send to it."""
@@ -354,13 +354,13 @@ class Puller:
         self._asked[source] = asked[-1]
         return [_request(rule, asked, roots.key)]
 
-    def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> Outcome:
+    def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> PullOutcome:
         """Handle the buckets of an instance: request those that also differed at the last heartbeat."""
         rule = rule_of(found.partition, found.partitions)
         if rule is None or len(found.buckets) != BUCKETS * BUCKET.size or found.instance >= INSTANCES or found.as_of > MAX_ID:
             self.counters.healing_malformed += 1
-            return Outcome()
-        outcome = Outcome()
+            return PullOutcome()
+        outcome = PullOutcome()
         if found.floor:
             self._membership.raise_floor(found.instance, found.floor)
             outcome.purged = self._membership.purge_some()
@@ -392,21 +392,21 @@ class Puller:
             outcome.messages = [_listing_request(rule, found.instance, [(number, (0, 0)) for number in numbers])]
         return outcome
 
-    def _on_page(self, page: control_pb2.ListingPage, now: float, own_word: bool) -> Outcome:
+    def _on_page(self, page: control_pb2.ListingPage, now: float, own_word: bool) -> PullOutcome:
         """Apply a page of a listing, and request the next one if the answer ended there."""
         rule = rule_of(page.partition, page.partitions)
         whole = page.as_of == 0 or page.as_of >> INSTANCE_SHIFT == page.instance
         if rule is None or not whole or page.bucket >= BUCKETS or page.instance >= INSTANCES or page.as_of > MAX_ID:
             self.counters.healing_malformed += 1
-            return Outcome()
+            return PullOutcome()
         end = None if page.last else (page.end_room, page.end_uin)
         first = (page.first_room, page.first_uin)
         try:
             listing = Listing(rule, page.instance, page.bucket, page.as_of, first, end, page.entries, page.values)
-            outcome = Outcome(applied=self._membership.apply_listing(listing, now, own_word=own_word))
+            outcome = PullOutcome(applied=self._membership.apply_listing(listing, now, own_word=own_word))
         except MalformedData:
             self.counters.healing_malformed += 1
-            return Outcome()
+            return PullOutcome()
         self.counters.pages_applied += 1
         if page.more and end is not None:
             outcome.messages = [_listing_request(rule, page.instance, [(page.bucket, end)])]

@@ -18,6 +18,7 @@ from cluster.replication.core.events import (
     Audit,
     CloseSession,
     CompareAndSet,
+    CompareAndSetOutcome,
     Deposed,
     Drain,
     Effect,
@@ -28,7 +29,6 @@ from cluster.replication.core.events import (
     Leading,
     LogDropped,
     LogFailed,
-    Outcome,
     OutOfSpace,
     Pinned,
     PresenceChanged,
@@ -419,7 +419,7 @@ class Core:
         out.append(CompareAndSet(self._token, version, state))
 
     def _on_swapped(self, event: Swapped, now: float, out: list[Effect]) -> None:
-        ok = event.outcome is Outcome.OK
+        ok = event.outcome is CompareAndSetOutcome.OK
         if self._swap is None or self._swap[0] != event.token:
             if self.leader is not None:
                 self.leader.on_swapped(event.token, ok, now, out)

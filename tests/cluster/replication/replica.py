@@ -92,7 +92,7 @@ class Replica:
         self.read(5, state(1, MemberID(9), member, *others))
         swap = only(ev.CompareAndSet, self.wait(20.0))
         assert swap.state == replace(state(2, member, member, *others), incarnation=1)
-        self.step(ev.Swapped(swap.token, ev.Outcome.OK))
+        self.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
         for other in others:
             self.appended(other, self.log.last.counter)
 
