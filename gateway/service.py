@@ -20,7 +20,7 @@ from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.map.digest import Digest, Rule
+from cluster.membership.map.digest import Digest, DigestRule
 from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
 from cluster.membership.map.lww_map import encode_messages
 from cluster.process.context import Context
@@ -331,7 +331,7 @@ class Service(RoleShell):
         partitions = self._context.view.layout.partitions(role)
         core = self._core
         sums = (core.rooms if role == "router" else core.users).own.digest if core is not None else Digest()
-        return {str(partition): sums.first.shown(Rule(partition, partitions)) for partition in range(partitions)}
+        return {str(partition): sums.first.shown(DigestRule(partition, partitions)) for partition in range(partitions)}
 
     def _is_relay(self, peer: EndpointID) -> bool | None:
         """True if a peer is a relay; None: the view does not have it, or not yet."""

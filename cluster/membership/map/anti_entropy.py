@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.membership.map.digest import BUCKET, BUCKETS, Rule, Sum, Sums
+from cluster.membership.map.digest import BUCKET, BUCKETS, DigestRule, Sum, Sums
 from cluster.membership.map.lww_map import ENTRY, INSTANCE_SHIFT, VALUE, Applied, Listing, LwwMap, Purged
 from pixiu.errors import MalformedData
 from pixiu.ids import INSTANCES, MAX_ID, EndpointID, gateway_generation
@@ -51,9 +51,9 @@ FRESH_HEARTBEATS: Final = 5
 """Number of heartbeats after which an earlier difference no longer counts as seen."""
 
 
-def rule_of(partition: int, partitions: int) -> Rule | None:
+def rule_of(partition: int, partitions: int) -> DigestRule | None:
     """A rule from the network; None if it is invalid."""
-    return Rule(partition % partitions, partitions) if is_partition_count(partitions) else None
+    return DigestRule(partition % partitions, partitions) if is_partition_count(partitions) else None
 
 
 def is_anti_entropy(control: control_pb2.Control) -> bool:
@@ -116,7 +116,7 @@ class Source:
         self._page_entries = PAGE_ENTRIES if ticket_of is None else PROVEN_PAGE_ENTRIES
         self.pages_sent = 0
 
-    def digest(self, rule: Rule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
+    def digest(self, rule: DigestRule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
         """Digest for the answer to a heartbeat; None if there are no sums by this key."""
         sums = self._membership.digest.of(key)
         if sums is None:
@@ -142,7 +142,7 @@ class Source:
         return []
 
     @staticmethod
-    def _roots(sums: Sums, rule: Rule) -> list[bytes]:
+    def _roots(sums: Sums, rule: DigestRule) -> list[bytes]:
         roots = list(sums.roots(rule).items())
         messages: list[bytes] = []
         first = 0
@@ -157,7 +157,7 @@ class Source:
             first = last + 1
         return messages
 
-    def _buckets(self, sums: Sums, rule: Rule, instance: int) -> bytes:
+    def _buckets(self, sums: Sums, rule: DigestRule, instance: int) -> bytes:
         buckets = sums.buckets(instance, rule)
         message = control_pb2.BucketDigests(
             partition=rule.partition,
@@ -182,7 +182,7 @@ class Source:
         self.pages_sent += len(pages)
         return pages
 
-    def _bucket_pages(self, rule: Rule, instance: int, asked: control_pb2.BucketFrom, limit: int) -> list[bytes]:
+    def _bucket_pages(self, rule: DigestRule, instance: int, asked: control_pb2.BucketFrom, limit: int) -> list[bytes]:
         """Pages of a bucket; at least one, so that an empty bucket is reported too."""
         number, first = asked.bucket, (asked.room, asked.uin)
         as_of = self._as_of(instance, number)
@@ -266,7 +266,7 @@ class Puller:
         """Source → the last instance whose buckets were requested."""
         self._equal_at: dict[EndpointID, float] = {}
         """Router → time at which its total was equal; older doubts are void."""
-        self.rule: Rule | None = None
+        self.rule: DigestRule | None = None
         """All rooms that the map is for. `verified` records equality only if it covers all of them; None: nothing is recorded."""
         self.verified = Verified()
         self.counters = PullerCounters()
@@ -417,12 +417,12 @@ def _numbers(mask: int) -> list[int]:
     return [number for number in range(BUCKETS) if mask >> number & 1]
 
 
-def _request(rule: Rule, instances: list[int], key: int) -> bytes:
+def _request(rule: DigestRule, instances: list[int], key: int) -> bytes:
     message = control_pb2.DigestRequest(partition=rule.partition, partitions=rule.partitions, instances=instances, key=key)
     return control_pb2.Control(digest_request=message).SerializeToString()
 
 
-def _listing_request(rule: Rule, instance: int, buckets: list[tuple[int, tuple[int, int]]]) -> bytes:
+def _listing_request(rule: DigestRule, instance: int, buckets: list[tuple[int, tuple[int, int]]]) -> bytes:
     message = control_pb2.ListingRequest(partition=rule.partition, partitions=rule.partitions, instance=instance)
     for number, (room, uin) in buckets:
         message.buckets.add(bucket=number, room=room, uin=uin)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cluster.membership.events import AbsenceReceived
 from cluster.membership.map.anti_entropy import Puller, PullOutcome, Source, rule_of
-from cluster.membership.map.digest import Rule, common_rule
+from cluster.membership.map.digest import DigestRule, common_rule
 from cluster.membership.map.lww_map import ENTRY, ENTRY_BYTES, LwwMap
 from cluster.membership.member.state import ClusterView
 from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance, gateway_run
@@ -34,7 +34,7 @@ class ReplicaAntiEntropy:
 
     def set_rule(self, partition: int, partitions: int) -> None:
         """Set the rooms, or users, that this replica keeps."""
-        rule = Rule(partition % partitions, partitions)
+        rule = DigestRule(partition % partitions, partitions)
         if rule != self.puller.rule:
             self.puller.rule = rule
             self.puller.verified.clear()
