@@ -35,7 +35,7 @@ from xiu.state.restoring import Step
 from xiu.state.restoring import encode as encode_restore
 from xiu.state.restoring import problem_of as problem_of_restore
 from xiu.state.retention import trim_below, trim_to
-from xiu.state.state import STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+from xiu.state.state import STORE, Blocked, Decision, Head, Ruling, State, Verdict, XiuKind, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
@@ -366,7 +366,7 @@ class Core:
         StoreDamaged, InvalidArgument."""
         if problem := problem_of(self.doubling(), change, self.settings.partition):
             raise errors.InvalidArgument(problem)
-        return int(Kind.DOUBLING), change.encode()
+        return int(XiuKind.DOUBLING), change.encode()
 
     def doubling(self) -> Doubling:
         """State of doublings by the log up to its last entry, committed or not. Raises NotLeader, Overloaded, StoreDamaged."""
@@ -505,7 +505,7 @@ class Core:
             below = head.below or self._lowest_stored(head)
         elif step is Step.BLOCKS and (problem := problem_of_restore(blocks, self.epoch, head)):
             raise errors.InvalidArgument(problem)
-        return int(Kind.RESTORE), encode_restore(step, below, blocks)
+        return int(XiuKind.RESTORE), encode_restore(step, below, blocks)
 
     def trim_before(self, position: int) -> tuple[int, bytes] | None:
         """Return the entry (kind, payload) that trims records before a position; append it in this turn. None: there is nothing to
@@ -520,7 +520,7 @@ class Core:
         found = trim_below(self._store.marks(), head, position)
         if found is None or found[0] <= (self._store.next_first(head.floor) or 0):
             return None
-        return int(Kind.TRIM), trim_entry(*found)
+        return int(XiuKind.TRIM), trim_entry(*found)
 
     def _lowest_stored(self, head: Head) -> int:
         if not head.last:
@@ -744,7 +744,7 @@ class Core:
         else:
             self.counters.trims += 1
         self._token += 1
-        out.append(Propose(self._token, [(int(Kind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
+        out.append(Propose(self._token, [(int(XiuKind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

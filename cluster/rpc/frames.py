@@ -37,7 +37,7 @@ MAX_REASON: Final = MAX_TEXT
 MAX_RETRY_MS: Final = 60_000
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kinds of frames."""
 
     CHALLENGE = 1
@@ -48,7 +48,7 @@ class Kind(IntEnum):
     REFUSED = 6
 
 
-KINDS: Final = frozenset(map(int, Kind))
+KINDS: Final = frozenset(map(int, FrameKind))
 
 
 class Hello(NamedTuple):
@@ -69,7 +69,7 @@ class StreamRefusal(NamedTuple):
     retry_after_ms: int
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
+def frame(kind: FrameKind, payload: bytes) -> bytes:
     """Encode a frame."""
     return HEAD.pack(len(payload) + 1, kind) + payload
 

@@ -25,8 +25,7 @@ from xiu.records.batch import check
 from xiu.records.block import MAX_BLOCK_BYTES
 from xiu.service import REASONS
 from xiu.state.restoring import Step
-from xiu.state.state import LAST_COUNTER, Blocked, Head
-from xiu.state.state import Kind as EntryKindOfXiu
+from xiu.state.state import LAST_COUNTER, Blocked, Head, XiuKind
 from xiu.store.reading import Reading
 
 
@@ -339,7 +338,7 @@ def test_old_records_are_trimmed_by_an_entry() -> None:
     xiu.accept(xiu.send(user(2, at_ms=later // 1000), position=2, level=Level.ACCEPTED, at_us=later))
     xiu.commit()
     effects = xiu.trim(later)
-    assert only(effects, Propose).payloads[0][0] == EntryKindOfXiu.TRIM
+    assert only(effects, Propose).payloads[0][0] == XiuKind.TRIM
     xiu.accept(effects)
     xiu.commit()
     assert [block.first for block in xiu.store.blocks()] == [first(1), first(2)]  # the last mark that is old enough stays

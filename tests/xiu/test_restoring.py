@@ -18,7 +18,7 @@ from xiu.events import EntriesCommitted
 from xiu.export.export import check_restored
 from xiu.records.block import Block
 from xiu.state.restoring import Step, check_records, decode, encode
-from xiu.state.state import DAY_US, Head, Kind
+from xiu.state.state import DAY_US, Head, XiuKind
 from xiu.store.reading import Reading
 
 EARLIER_US = NOW_US - 5_000_000
@@ -122,7 +122,7 @@ def test_what_does_not_follow_is_refused(wrong: Block, text: str) -> None:
     before = take(xiu, Step.BLOCKS, block(first(1, 1), user(1), user(2), user(3)))
     with pytest.raises(InvalidArgument, match=text):
         xiu.core.restore_entry(Step.BLOCKS, [wrong])
-    xiu.log.entries.append(Entry(3, len(xiu.log.entries) + 1, int(Kind.RESTORE), NOW_US, encode(Step.BLOCKS, 0, [wrong])))
+    xiu.log.entries.append(Entry(3, len(xiu.log.entries) + 1, int(XiuKind.RESTORE), NOW_US, encode(Step.BLOCKS, 0, [wrong])))
     xiu.commit()
     assert xiu.store.head == replace(before, applied=xiu.store.head.applied), "in the log it changes nothing either"
 

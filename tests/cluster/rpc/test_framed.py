@@ -11,7 +11,7 @@ import pytest
 
 from cluster.rpc import framed_listener
 from cluster.rpc.framed import LOST, Connection, FramedHandler
-from cluster.rpc.frames import HEAD, MAX_HELLO_BYTES, Kind, frame
+from cluster.rpc.frames import HEAD, MAX_HELLO_BYTES, FrameKind, frame
 from pixiu.errors import InvalidArgument, NotAllowed, Overloaded
 from pixiu.rpc.duplex import CLOSED_BY_PEER, Duplex, End, Outbox, StreamEnded, ask
 from pixiu.wire.v1 import pi_pb2
@@ -362,13 +362,13 @@ async def test_strangers_are_bounded_in_time_number_and_bytes(monkeypatch: pytes
             each.cancel()
         await until(lambda: not listener._strangers, "that they are gone")
         monkeypatch.setattr(framed_listener, "OPEN_S", 0.2)
-        for words in ((), (frame(Kind.HELLO, b"")[:3],)):
+        for words in ((), (frame(FrameKind.HELLO, b"")[:3],)):
             assert len(await say(port, *words)) == 25, "one that says nothing, or half a frame, is challenged, and closed"
         monkeypatch.setattr(framed_listener, "OPEN_S", 3600.0)
         assert listener.failures == 6
         for words in (
-            (b"GET / HTTP/1.1\r\n\r\n",), (HEAD.pack(MAX_HELLO_BYTES + 2, Kind.HELLO),), (frame(Kind.MESSAGE, b"x"),),
-            (frame(Kind.HELLO, b"x" * 100),), (frame(Kind.HELLO, b"x" * 32 + b"[" * 900),),
+            (b"GET / HTTP/1.1\r\n\r\n",), (HEAD.pack(MAX_HELLO_BYTES + 2, FrameKind.HELLO),), (frame(FrameKind.MESSAGE, b"x"),),
+            (frame(FrameKind.HELLO, b"x" * 100),), (frame(FrameKind.HELLO, b"x" * 32 + b"[" * 900),),
         ):  # fmt: skip
             await say(port, *words)
         await until(lambda: not listener._strangers, "that all are gone")
@@ -391,7 +391,7 @@ async def test_a_peer_that_dies_in_the_middle_of_a_frame_ends_the_stream() -> No
     async with serving(reading) as (listener, port), call_to(port) as carrier:
         await carrier.opened(30.0)
         assert carrier._connection is not None
-        carrier._connection.transport.write(frame(Kind.MESSAGE, b"x" * 100)[:50])
+        carrier._connection.transport.write(frame(FrameKind.MESSAGE, b"x" * 100)[:50])
         await until(lambda: listener.open == 1, "the stream")
         carrier._connection.transport.abort()
         await until(lambda: ended, "the end")
@@ -440,7 +440,7 @@ async def test_a_process_that_restarts_has_its_port_again_while_old_connections_
     port = await listener.bind(HOST, 0, fallback=True)
     await listener.start()
     with socket.create_connection((HOST, port)) as client:
-        await asyncio.to_thread(client.sendall, frame(Kind.MESSAGE, b"no hello"))
+        await asyncio.to_thread(client.sendall, frame(FrameKind.MESSAGE, b"no hello"))
         while await asyncio.to_thread(client.recv, 4096):
             pass
     await listener.close()
