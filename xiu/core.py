@@ -28,7 +28,7 @@ from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
 from xiu.records.asking import Asked, Asking, Held, without
-from xiu.records.batch import Run, check
+from xiu.records.batch import RecordRun, check
 from xiu.records.block import Block
 from xiu.state.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
 from xiu.state.restoring import Step
@@ -344,7 +344,7 @@ class Core:
         self.counters.moved += moved
         return ev.Result(position, 1, code, text=text, partitions=self._counted if moved else 0)
 
-    def _propose(self, batch: Batch, runs: Sequence[Run], at_us: int, out: list[ev.Effect]) -> None:
+    def _propose(self, batch: Batch, runs: Sequence[RecordRun], at_us: int, out: list[ev.Effect]) -> None:
         if not runs:
             out.append(self._answer(batch.stream, batch.results, batch.elsewhere))
             return
@@ -387,7 +387,7 @@ class Core:
         """See `State.known`."""
         return self._state.known(wanted)
 
-    def _to_ask(self, runs: Sequence[Run]) -> list[Asked]:
+    def _to_ask(self, runs: Sequence[RecordRun]) -> list[Asked]:
         """The SnowflakeIDs of a batch that the parent must be asked for. Raises StoreDamaged."""
         head = self._state.head
         found: list[Asked] = []

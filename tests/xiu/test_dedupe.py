@@ -20,7 +20,7 @@ from tests.support.effort import runs
 from tests.xiu.parts import NOW_US, MemoryStore, store
 from xiu.records.block import Block
 from xiu.state import dedupe, doubling, restoring
-from xiu.state.dedupe import MAX_MARKS, Dedupe, Run, Window, WrittenRun, place_of, run_of_row, runs_before
+from xiu.state.dedupe import MAX_MARKS, Dedupe, Window, WorkerRun, WrittenRun, place_of, run_of_row, runs_before
 from xiu.state.doubling import NO_DOUBLING, Change, Phase
 from xiu.state.keys import KEY, RUNS, SNOWFLAKES
 from xiu.state.restoring import Step
@@ -473,7 +473,7 @@ def test_a_head_is_read_as_it_was_written_and_a_broken_one_is_noticed() -> None:
 
 
 def test_what_is_no_run_is_not_taken_for_one() -> None:
-    run = Run(5, [3, 9], [1, 2], 77, [0, 4])
+    run = WorkerRun(5, [3, 9], [1, 2], 77, [0, 4])
     key, value = run.row()
     found = run_of_row(key, value)
     assert found is not None
@@ -519,7 +519,7 @@ def test_a_store_without_rows_before_a_key_says_so(tmp_path: Path) -> None:
 def test_a_written_run_is_searched_as_it_lies(lows: set[int], gaps: bool) -> None:
     ordered = sorted(lows)
     offsets = [3 * at if gaps else at for at in range(len(ordered))]
-    run = Run(7, ordered, [low * 11 for low in ordered], 1000, offsets)
+    run = WorkerRun(7, ordered, [low * 11 for low in ordered], 1000, offsets)
     written = WrittenRun(run.row()[1])
     assert (written.first, written.last) == (ordered[0], ordered[-1])
     assert [written.find(low) for low in range(62)] == [run.find(low) for low in range(62)]
@@ -536,7 +536,7 @@ class TwoRuns:
     def __init__(self) -> None:
         span = place_of(behind(0)) >> 32
         self.rows = [
-            Run(span, list(range(first, first + 4000)), [0] * 4000, 1, list(range(4000))).row() for first in (10_000, 90_000)
+            WorkerRun(span, list(range(first, first + 4000)), [0] * 4000, 1, list(range(4000))).row() for first in (10_000, 90_000)
         ]
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
@@ -550,7 +550,7 @@ def test_ids_that_go_back_between_two_long_runs_have_none_of_them_unpacked(monke
     """A request of a thousand such IDs unpacked a thousand runs of four thousand, in one turn of a Xiu's event loop."""
     unpacked: list[bytes] = []
 
-    def noted(key: bytes, value: bytes) -> Run | None:
+    def noted(key: bytes, value: bytes) -> WorkerRun | None:
         unpacked.append(key)
         return run_of_row(key, value)
 

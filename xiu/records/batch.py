@@ -23,7 +23,7 @@ MAX_LOOKED_AT: Final = 64
 
 
 @dataclass(slots=True)
-class Run:
+class RecordRun:
     """Records of one entry."""
 
     index: int
@@ -45,7 +45,7 @@ class RecordRefusal:
 class Checked:
     """A checked batch."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RecordRun] = field(default_factory=list)
     refusals: list[RecordRefusal] = field(default_factory=list)
 
 
@@ -81,19 +81,19 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int, 
             refusal = _refusal(index, data[position:after], key, partition, partitions, limit, addresses)
             if refusal is not None:
                 if index > first:
-                    checked.runs.append(Run(first, index - first, data[begin:position]))
+                    checked.runs.append(RecordRun(first, index - first, data[begin:position]))
                 checked.refusals.append(refusal)
                 begin, first = after, index + 1
                 position = after
                 continue
         if index - first >= MAX_BLOCK_RECORDS or (after - begin > MAX_BLOCK_BYTES and index > first):
-            checked.runs.append(Run(first, index - first, data[begin:position]))
+            checked.runs.append(RecordRun(first, index - first, data[begin:position]))
             begin, first = position, index
         position = after
     if position != end:
         return None
     if count > first:
-        checked.runs.append(Run(first, count - first, data[begin:]))
+        checked.runs.append(RecordRun(first, count - first, data[begin:]))
     return checked
 
 
