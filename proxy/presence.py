@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter
 from cluster.access.rules import PRESENCE, of_user
 from pixiu.discovery.node import Node
@@ -71,7 +71,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
             await context.abort(GRPC_STATUS[error.code], str(error))
         return wire_pb2.PresenceReply(users=[wire_pb2.UserPresence(uin=uin, devices=found.get(uin, 0)) for uin in request.uins])
 
-    async def _of(self, access: Session, uins: list[int]) -> dict[int, int]:
+    async def _of(self, access: LoginSession, uins: list[int]) -> dict[int, int]:
         """Answer a login's query: UINs are charged like messages."""
         user = access.identity.user
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from cluster.access.authorities import Authorities
-from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter, guard_of
 from cluster.core.contract import TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
@@ -244,7 +244,7 @@ class Service(RoleShell):
         self._records.step(ev.PublisherOpened(number))
         return number
 
-    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+    async def enter(self, context: Any, end: Callable[[str], None]) -> LoginSession | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
         return await enter(self._guard, context, "", end)
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from structlog.typing import FilteringBoundLogger
 
-from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.listeners.clients import ClientRoleOptions
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
@@ -53,7 +53,7 @@ def guard_of(
     return guard
 
 
-async def enter(guard: LoginGuard | None, context: Any, client: str, end: Callable[[str], None]) -> Session | None:
+async def enter(guard: LoginGuard | None, context: Any, client: str, end: Callable[[str], None]) -> LoginSession | None:
     """Open a session for a gRPC call; None if no login is required. `end`: ends the call, with a reason in words.
 
     Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import address_of, brought
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
@@ -117,7 +117,7 @@ class _Stream:
         self.uin = 0
         self.chat = False
         """True if it takes messages to its user."""
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a client that has logged in; None: nobody has to."""
         self.reason = REASON_SEND_FAILED
         """`Reason` of control.proto for a logout by the gateway."""
@@ -365,7 +365,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             pass
         return self._ask_first(stream, access, request) if access.must_ask else self._take_now(stream, request)
 
-    def _foresee(self, stream: _Stream, access: Session, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
+    def _foresee(self, stream: _Stream, access: LoginSession, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
         """Note what callbacks must be asked, one piece between two yields."""
         with contextlib.suppress(PixiuError):  # its faults are reported when it is carried out
             for joins in _pieces(request.join_rooms, request.join_topics, self._clients):
@@ -374,7 +374,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         foresee_stream(access, stream.uin, (), chat=request.hello.chat, mail=request.hello.mail)
 
     async def _ask_first(
-        self, stream: _Stream, access: Session, request: wire_pb2.SubscribeRequest, foreseeing: Iterator[None] | None = None
+        self, stream: _Stream, access: LoginSession, request: wire_pb2.SubscribeRequest, foreseeing: Iterator[None] | None = None
     ) -> None:
         if foreseeing is not None:
             await self._in_pieces(foreseeing)
@@ -502,7 +502,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
 async def _log_in(
     guard: LoginGuard, tickets: TicketSource | None, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest
-) -> Session:
+) -> LoginSession:
     client = first.hello.client
     credentials = brought(guard, context, client)
     identity = await guard.check(credentials)

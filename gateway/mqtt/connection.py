@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, Session
+from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
@@ -125,7 +125,7 @@ class MQTTConnection(asyncio.Protocol):
         self.uin = 0
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a client that has logged in; None: nobody has to."""
         self._logging_in: asyncio.Task[None] | None = None
         self._clients = clients
@@ -529,7 +529,7 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.Close):
             self._closed(effect)
 
-    def _asks_about(self, access: Session, effect: Effect) -> bool:
+    def _asks_about(self, access: LoginSession, effect: Effect) -> bool:
         return isinstance(effect, session_events.PublishMessages) and foresee_publish(access, effect.messages)
 
     def _join_in_turn(self, effect: session_events.SubscribeFilters) -> None:

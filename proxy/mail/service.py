@@ -14,7 +14,7 @@ from typing import Final
 
 import grpc.aio
 
-from cluster.access.login_guard import LoginGuard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
@@ -63,7 +63,7 @@ class WriterStream:
         self.work = asyncio.Event()
         """Set when `give` has something."""
         self.opened = False
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a writer that has logged in; None: nobody has to."""
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in."""

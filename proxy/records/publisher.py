@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from cluster.access.login_guard import Session
+from cluster.access.login_guard import LoginSession
 from cluster.core.turn import Turn
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.rpc.framed import FramedHandler
@@ -47,7 +47,7 @@ FINISH_TIMEOUT_S = 10.0
 """Time for which a publisher that has ended its side is still answered, seconds."""
 
 Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
-Enter = Callable[[Callable[[str], None]], Awaitable[Session | None]]
+Enter = Callable[[Callable[[str], None]], Awaitable[LoginSession | None]]
 """Makes a session for a call, given the function that ends it. See `PublisherHost.enter`."""
 
 
@@ -76,7 +76,7 @@ class PublisherHost(Protocol):
     def members(self) -> wire_pb2.ClusterReply:
         """Addresses of the cluster's proxies and gateways."""
 
-    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+    async def enter(self, context: Any, end: Callable[[str], None]) -> LoginSession | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
 
     def exempt(self, stream: int) -> None:
@@ -111,7 +111,7 @@ class PublisherStream:
         """Time of the last answered renewal."""
         self.endpoint: EndpointID | None = None
         """Of a gateway that publishes for its clients."""
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in, or it is a gateway."""

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from cluster.access import passwords
 from cluster.access.kicks import Kick
-from cluster.access.login_guard import MAX_HASHING, LoginGuard, Session
+from cluster.access.login_guard import MAX_HASHING, LoginGuard, LoginSession
 from cluster.access.rules import PUBLISH, SUBSCRIBE
 from cluster.access.visits import SLICE_S, SPREAD_S, Visits
 from cluster.core import log
@@ -619,11 +619,11 @@ def decider(service: Service, **more: object) -> str:
     return callback(service) + callback(service, **more).replace("[callback]", "[callbacks.live]") + rule
 
 
-def session_of(guard: LoginGuard, client_id: str = "phone", address: str = "10.0.0.9") -> Session:
+def session_of(guard: LoginGuard, client_id: str = "phone", address: str = "10.0.0.9") -> LoginSession:
     return guard.open(Identity("zoe", 70, frozenset({"players"})), address, client_id, lambda _: None)
 
 
-async def asked_for(session: Session, *rooms: int, action: str = SUBSCRIBE) -> list[bool]:
+async def asked_for(session: LoginSession, *rooms: int, action: str = SUBSCRIBE) -> list[bool]:
     for room in rooms:
         session.foresee(action, room)
     await session.ask()
@@ -681,7 +681,7 @@ async def test_a_callback_of_rules_that_hangs_lies_or_floods_allows_nothing(
         one.close()
 
 
-async def first(session: Session) -> bool:
+async def first(session: LoginSession) -> bool:
     return (await asked_for(session, 900))[0]
 
 
@@ -743,7 +743,7 @@ async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_
     now, visited, slices = 0.0, 0, [0]
     ended: list[str] = []
 
-    class Changed(Visits[Session]):
+    class Changed(Visits[LoginSession]):
         def slice(self) -> float:
             slices.append(visited)
             return super().slice()
@@ -752,7 +752,7 @@ async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_
         nonlocal now, visited
         now, visited = now + SLICE_S / 4, visited + 1  # each costs a quarter of a slice
 
-    guard._changed = Changed(Session.visit, guard._wrong, lambda: now, lambda: 0.001)
+    guard._changed = Changed(LoginSession.visit, guard._wrong, lambda: now, lambda: 0.001)
     sessions = [guard.open(Identity(f"u{n}", n + 1, frozenset({"players"})), f"10.0.{n}.1", "", lambda _: None) for n in range(100)]
     for session in sessions:
         session.rules_changed = changed
@@ -802,7 +802,7 @@ async def test_sessions_of_a_key_an_authenticator_or_all_are_ended(tmp_path: Pat
     guard = guards(logins.file.read_text())
     ended: list[str] = []
 
-    async def enter(credentials: Credentials) -> Session:
+    async def enter(credentials: Credentials) -> LoginSession:
         identity = await guard.check(credentials)
 
         def end(_: str) -> None:
