@@ -34,7 +34,7 @@ class Files:
         """Version of each file before it was read: a later write counts as a change. Includes invalid files."""
         self.settings = Settings()
         self.keys: tuple[tokens.Key, ...] = ()
-        self.users: Mapping[str, passwords.Entry] = {}
+        self.users: Mapping[str, passwords.PasswordEntry] = {}
         self.revoked: frozenset[int] = frozenset()
         self.gone: frozenset[Proof] = frozenset()
         """Proofs that were valid before and no longer are. An empty proof means all proofs of this authenticator."""

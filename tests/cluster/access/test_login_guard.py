@@ -480,7 +480,7 @@ async def test_whose_entry_changes_while_the_password_is_hashed_is_told_to_try_a
     guard = guards(PASSWORDS)
     begun, go_on, check = threading.Event(), threading.Event(), passwords.check
 
-    def slow(entry: passwords.Entry | None, secret: str) -> Identity:
+    def slow(entry: passwords.PasswordEntry | None, secret: str) -> Identity:
         begun.set()
         go_on.wait(30)
         return check(entry, secret)
@@ -509,7 +509,7 @@ async def test_what_comes_after_a_failed_read_or_during_it_is_read(
     await take(guard)
     assert (await guard.check(login("password-1", "bob"))).uin == 8
 
-    def completed(text: str, name: str) -> Mapping[str, passwords.Entry]:
+    def completed(text: str, name: str) -> Mapping[str, passwords.PasswordEntry]:
         if text == "carol:9":
             later.write_text(passwords.line_of("carol", "password-1", 9))
         return parse(text, name)
@@ -528,7 +528,7 @@ async def test_only_what_has_changed_is_parsed_and_not_by_the_event_loop(
     guard = guards(logins.file.read_text())
     parse, threads = passwords.read_users, []
 
-    def noted(text: str, name: str) -> Mapping[str, passwords.Entry]:
+    def noted(text: str, name: str) -> Mapping[str, passwords.PasswordEntry]:
         threads.append(threading.current_thread())
         return parse(text, name)
 
