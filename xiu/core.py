@@ -121,7 +121,7 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CoreSettings:
     """Settings of a Xiu's core."""
 
     partition: int
@@ -178,7 +178,7 @@ class Core:
         table: on /dev/shm, recovered.
     """
 
-    def __init__(self, settings: Settings, log: Entries, store: Store, table: Table) -> None:
+    def __init__(self, settings: CoreSettings, log: Entries, store: Store, table: Table) -> None:
         self.settings = settings
         self.counters = Counters()
         self.epoch = 0

@@ -43,7 +43,7 @@ from pixiu.errors import (
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
-from xiu.core import Core, Settings
+from xiu.core import Core, CoreSettings
 from xiu.doubling.cuts import Cuts
 from xiu.export.export import XiuExport
 from xiu.export.holding import Holding
@@ -155,7 +155,7 @@ class Service(RoleShell):
         node = await self._replica.prepare(node)
         self._table = table = await asyncio.to_thread(self._open_table)
         options, store = self._options, self._machine.store
-        settings = Settings(
+        settings = CoreSettings(
             partition=options.partition,
             max_record_bytes=self._context.cluster.max_record_bytes,
             keep_us=int(options.keep_h * 3_600_000_000),

@@ -30,7 +30,7 @@ from cluster.access.decisions import Remembered
 from cluster.access.files import Files, Proof, Stamp, stamp_of
 from cluster.access.kicks import kick_of
 from cluster.access.rules import NOTHING, Permissions, RuleSet, Target, name_of, topic_of
-from cluster.access.settings import Quota, Settings
+from cluster.access.settings import AccessSettings, Quota
 from cluster.access.visits import Visits
 from cluster.core.token_bucket import Meter, Meters
 from cluster.trust.audit import Audit
@@ -234,7 +234,7 @@ class LoginGuard:
         self._use(files)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> AccessSettings:
         """Current settings of the files."""
         return self._files.settings
 

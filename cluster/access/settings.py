@@ -72,7 +72,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AccessSettings:
     """Content of an access file. `keys` and `users` are paths as in the file; empty: no such authenticator."""
 
     keys: str = ""
@@ -87,7 +87,7 @@ class Settings:
     rules: tuple[AccessRule, ...] = ()
 
 
-def parse(text: str, name: str) -> Settings:
+def parse(text: str, name: str) -> AccessSettings:
     """Parse an access file. Raises `ConfigurationError` that names the file, the key and the allowed values."""
     try:
         tables = tomllib.loads(text)
@@ -124,7 +124,7 @@ def parse(text: str, name: str) -> Settings:
         raise _wrong(name, "[quota] groups", groups, "tables, [quota.groups.NAME]")
     whole = _made(Quota, quota, name, "quota")
     by_group = {group: _made(Quota, {**quota, **item}, name, f"quota.groups.{group}") for group, item in groups.items()}
-    return Settings(
+    return AccessSettings(
         keys=keys, tokens=tokens, users=users, callback=callback, certificate=certificate, quota=whole, group_quotas=by_group,
         rules=_rules(tables, name, callbacks), callbacks=callbacks,
     )  # fmt: skip

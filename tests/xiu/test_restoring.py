@@ -13,7 +13,7 @@ from pixiu.ids import msg_id
 from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable
 from tests.xiu.world import Xiu, codes, first, results, user
-from xiu.core import Settings
+from xiu.core import CoreSettings
 from xiu.events import EntriesCommitted
 from xiu.export.export import check_restored
 from xiu.records.block import Block
@@ -189,7 +189,7 @@ def test_restored_messages_are_trimmed_by_their_age() -> None:
 
 def test_a_partition_that_waits_to_be_restored_takes_nothing() -> None:
     xiu = Xiu()
-    xiu.core.settings = Settings(partition=1, max_record_bytes=1 << 20, await_restore=True)
+    xiu.core.settings = CoreSettings(partition=1, max_record_bytes=1 << 20, await_restore=True)
     assert codes(xiu.send(user(1))) == [Unavailable.code]
     take(xiu, Step.BEGIN)
     assert stored(xiu, user(1)) == [""]
