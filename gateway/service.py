@@ -37,11 +37,11 @@ from gateway.delivery.signals import SignalTable
 from gateway.delivery.trace_files import TraceWriter, open_traces
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
-from gateway.identity import Identity
 from gateway.membership.controls import event_of, signals_delivered
 from gateway.mqtt.connection import MQTTConnection
 from gateway.mqtt.listener import Listener
 from gateway.mqtt.tls_handshake import TlsHandshake
+from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
@@ -76,7 +76,9 @@ class Service(RoleShell):
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
-        self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log)
+        self._numbers = GatewayNumbers(
+            context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log
+        )
         self._held_tickets = Tickets()
         self._tickets: TicketClient | None = None
         if context.cluster.ticket_key_dir and self._guard is not None and context.framed is not None:
@@ -94,7 +96,7 @@ class Service(RoleShell):
             context.options,
             now=context.now,
             step=self._runner.step,
-            next_snowflake=self._identity.next_snowflake,
+            next_snowflake=self._numbers.next_snowflake,
             publishers=self._publishers,
             roles=lambda: context.view.layout.roles,
             endpoint=context.endpoint_id,
@@ -151,7 +153,7 @@ class Service(RoleShell):
 
     async def prepare(self, node: Node) -> Node:
         """Lease the numbers and bind the MQTT listeners, so that the node can name the port."""
-        found = await self._identity.acquire()
+        found = await self._numbers.acquire()
         port, *_ = [await listener.bind() for listener in self._listeners]
         table = self._open_signal_table(port)
         options, name = self._options, f"{self._context.endpoint_id:016x}"
@@ -210,7 +212,7 @@ class Service(RoleShell):
         if self._signal_table is not None:
             # After a drain the clients have moved: delete the table. After a crash keep it: the restarted gateway deduplicates.
             self._signal_table.close(remove=self._clients.draining or not self._signal_table.count())
-        await self._identity.release()
+        await self._numbers.release()
 
     def health(self) -> dict[str, object]:
         """Numbers of clients and of unconfirmed reports."""
@@ -322,7 +324,7 @@ class Service(RoleShell):
 
     def _degraded(self) -> str:
         problem = (
-            self._identity.problem or self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+            self._numbers.problem or self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
         )
         return problem or (self._traces.problem if self._traces is not None else "")
 
