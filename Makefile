@@ -13,7 +13,7 @@ PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RU
 	PIXIU_DELIVERY_RUNS=$(or $(PIXIU_DELIVERY_RUNS),10000) PIXIU_SYSTEM_SEEDS=$(or $(PIXIU_SYSTEM_SEEDS),1000) \
 	PIXIU_POWER_CUT_RUNS=$(or $(PIXIU_POWER_CUT_RUNS),1000)
 
-# A file of tests in one process: most wait for processes of their own. Those without go where there is room.
+# A file of tests in one process: most wait for processes of their own. Those without go where there is space.
 FILES := --dist loadfile --no-loadscope-reorder
 QUICK := -n 3 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 

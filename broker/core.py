@@ -20,7 +20,7 @@ from cluster.core.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived, 
 from cluster.core.parcels import Target
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.map.anti_entropy import Outcome as Repair
+from cluster.membership.map.anti_entropy import PullOutcome
 from cluster.membership.map.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.state import ClusterView, MemberCounters
@@ -226,7 +226,7 @@ class Core(MemberCore):
             return
         if event.subscribed:
             if event.digest is not None and not event.digest.as_of:
-                self._repair(event.peer, Repair(self.puller.on_digest(event.peer, event.digest, now)), out)
+                self._repair(event.peer, PullOutcome(self.puller.on_digest(event.peer, event.digest, now)), out)
             return
         # A reply that was in flight while the snapshot was taken is no news.
         if now - feed.finished_at > 2 * self._heartbeat_s:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.listeners.doors import ClientRoleOptions, Door
+from cluster.listeners.clients import ClientListener, ClientRoleOptions
 from cluster.settings.fields import bounded
 from cluster.settings.options import PacedOptions
 
@@ -121,11 +121,11 @@ class Options(ClientRoleOptions, PacedOptions):
         """Seconds after the beginning of a drain by which clients have left."""
         return DRAIN_SHARE * self.drain_timeout_s
 
-    def doors(self) -> tuple[Door, ...]:
+    def listeners(self) -> tuple[ClientListener, ...]:
         """Listeners on which clients connect."""
         tls = bool(self.tls_certificate) and not self.mqtt_plain_port
-        mqtt = Door("mqtt_host", self.mqtt_host, "mqtt_insecure", self.mqtt_insecure, "mqtt_plain", self.mqtt_plain, tls)
-        return (*super().doors(), mqtt)
+        mqtt = ClientListener("mqtt_host", self.mqtt_host, "mqtt_insecure", self.mqtt_insecure, "mqtt_plain", self.mqtt_plain, tls)
+        return (*super().listeners(), mqtt)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

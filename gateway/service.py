@@ -15,19 +15,19 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from cluster.access.doors import guard_of
+from cluster.access.logins import guard_of
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.map.digest import Digest, Rule
+from cluster.membership.map.digest import Digest, DigestRule
 from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
 from cluster.membership.map.lww_map import encode_messages
 from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
 from cluster.rpc.methods import DELIVER
 from cluster.settings.options import ClusterOptions
-from cluster.trust.door_tls import DoorTls
+from cluster.trust.listener_tls import ListenerTls
 from cluster.wire.v1 import control_pb2, delivery_pb2
 from gateway import events as ev
 from gateway.clients.clients import Clients
@@ -38,11 +38,11 @@ from gateway.delivery.signals import SignalTable
 from gateway.delivery.trace_files import TraceWriter, open_traces
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
-from gateway.identity import Identity
 from gateway.membership.controls import event_of, signals_delivered
 from gateway.mqtt.connection import MQTTConnection
 from gateway.mqtt.listener import Listener
 from gateway.mqtt.tls_handshake import TlsHandshake
+from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
@@ -78,7 +78,9 @@ class Service(RoleShell):
         self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
-        self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log)
+        self._numbers = GatewayNumbers(
+            context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log
+        )
         self._held_tickets = Tickets()
         self._tickets: TicketClient | None = None
         if context.cluster.ticket_key_dir and self._guard is not None and context.framed is not None:
@@ -96,7 +98,7 @@ class Service(RoleShell):
             context.options,
             now=context.now,
             step=self._runner.step,
-            next_snowflake=self._identity.next_snowflake,
+            next_snowflake=self._numbers.next_snowflake,
             publishers=self._publishers,
             roles=lambda: context.view.layout.roles,
             endpoint=context.endpoint_id,
@@ -108,7 +110,7 @@ class Service(RoleShell):
             tickets=self._tickets,
             turn=context.turn,
         )
-        self._listeners = self._doors(context.options, context.client_tls)
+        self._listeners = self._new_listeners(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
@@ -120,7 +122,7 @@ class Service(RoleShell):
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
-    def _doors(self, options: Options, tls: DoorTls | None) -> list[Listener]:
+    def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:
         """Listeners for MQTT clients; the registry knows the first one's port."""
         clients = self._clients
 
@@ -153,7 +155,7 @@ class Service(RoleShell):
 
     async def prepare(self, node: Node) -> Node:
         """Lease the numbers and bind the MQTT listeners, so that the node can name the port."""
-        found = await self._identity.acquire()
+        found = await self._numbers.acquire()
         port, *_ = [await listener.bind() for listener in self._listeners]
         table = self._open_signal_table(port)
         options, name = self._options, f"{self._context.endpoint_id:016x}"
@@ -212,7 +214,7 @@ class Service(RoleShell):
         if self._signal_table is not None:
             # After a drain the clients have moved: delete the table. After a crash keep it: the restarted gateway deduplicates.
             self._signal_table.close(remove=self._clients.draining or not self._signal_table.count())
-        await self._identity.release()
+        await self._numbers.release()
 
     def health(self) -> dict[str, object]:
         """Numbers of clients and of unconfirmed reports."""
@@ -324,7 +326,7 @@ class Service(RoleShell):
 
     def _degraded(self) -> str:
         problem = (
-            self._identity.problem or self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+            self._numbers.problem or self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
         )
         return problem or (self._traces.problem if self._traces is not None else "")
 
@@ -333,7 +335,7 @@ class Service(RoleShell):
         partitions = self._context.view.layout.partitions(role)
         core = self._core
         sums = (core.rooms if role == "router" else core.users).own.digest if core is not None else Digest()
-        return {str(partition): sums.first.shown(Rule(partition, partitions)) for partition in range(partitions)}
+        return {str(partition): sums.first.shown(DigestRule(partition, partitions)) for partition in range(partitions)}
 
     def _is_relay(self, peer: EndpointID) -> bool | None:
         """True if a peer is a relay; None: the view does not have it, or not yet."""

@@ -14,7 +14,7 @@ from pixiu.errors import ConfigurationError
 PRIVATE_UMASK: Final = 0o077
 """Only the owner may read the files of a cluster on one machine."""
 FOLDER: Final = "secure"
-DOORS: Final = "doors"
+LISTENERS: Final = "listeners"
 """Folder below the data folder with the certificates shown to clients, and `ca.pem`, which clients trust."""
 
 
@@ -33,5 +33,5 @@ def make_secure(data: Path, replay: str) -> tuple[str, ...]:
 def with_login(tries: Sequence[str], data: Path) -> list[str]:
     """Return the lines that `pixiu up` shows to try, for a cluster that requires a login: first the authority and the token."""
     with_token = [line.replace("-t room/42", '--cafile "$PIXIU_CA" -u demo -P "$PIXIU_TOKEN" -t room/42') for line in tries]
-    authority, token = data.resolve() / DOORS / "ca.pem", data.resolve() / FOLDER / "token"
+    authority, token = data.resolve() / LISTENERS / "ca.pem", data.resolve() / FOLDER / "token"
     return [f"export PIXIU_CA={authority}", f"export PIXIU_TOKEN=$(cat {token})", *with_token]

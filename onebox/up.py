@@ -26,7 +26,7 @@ from cluster.trust.pki import CALLERS, ZOOKEEPER, issue, make_authority, renew
 from onebox.children import ROTATE_S, child_environment, open_log, rotate_log, tail
 from onebox.embedded_child import EmbeddedChild
 from onebox.fork_server import Forked, Forks
-from onebox.secure import DOORS
+from onebox.secure import LISTENERS
 from onebox.settings_check import check_settings, overrides_for
 from onebox.shared_tables import table_mb
 from onebox.supervisor import (
@@ -491,7 +491,7 @@ class LocalCluster:
             values["cluster.key_dir"] = (options.data / KEYS).resolve()
             values["cluster.ticket_key_dir"] = (options.data / TICKET_KEYS).resolve()
             if spec.role in CLIENT_ROLES:
-                values.setdefault("tls_certificate", (options.data / DOORS / f"{spec.role}.pem").resolve())
+                values.setdefault("tls_certificate", (options.data / LISTENERS / f"{spec.role}.pem").resolve())
         config = ["--config", str(options.config.resolve())] if options.config is not None else []
         return [*config, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
 
@@ -526,9 +526,9 @@ def make_secure(data: Path) -> None:
         if not (folder / f"{role}.pem").exists():
             issue(authority, role, folder)
     for role in CLIENT_ROLES:
-        if not (data / DOORS / f"{role}.pem").exists():
-            issue(authority, role, data / DOORS, hosts=("127.0.0.1", "localhost"))
-    for made in (folder, data / DOORS):
+        if not (data / LISTENERS / f"{role}.pem").exists():
+            issue(authority, role, data / LISTENERS, hosts=("127.0.0.1", "localhost"))
+    for made in (folder, data / LISTENERS):
         renew(authority, made, before_days=RENEW_DAYS)
     for keys in (data / KEYS, data / TICKET_KEYS):
         if not any(keys.glob("*.key")):

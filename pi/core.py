@@ -21,7 +21,7 @@ from cluster.replication.core.events import Accepted, Persisted
 from pi import events as ev
 from pi.checks import NOBODY, appends_of, check, check_users, writers_of
 from pi.doubling.phases import Phase, Record, served
-from pi.inboxes.reading import Read, Refusal
+from pi.inboxes.reading import Read, ReadRefusal
 from pi.state import Results
 from pixiu.errors import (
     DiskFull,
@@ -78,7 +78,7 @@ class Inboxes(Protocol):
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Entries of an inbox. Raises Refusal, StateDamaged."""
+        """Entries of an inbox. Raises ReadRefusal, StateDamaged."""
 
     def stored(self, msg_id: int, uin: int) -> int:
         """Return the InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
@@ -282,7 +282,7 @@ class Core:
         self.counters["reads"] += 1
         try:
             return ev.ReadFound(*self._inboxes.read(*read))
-        except Refusal as refusal:
+        except ReadRefusal as refusal:
             return ev.ReadFound([], code=_CODES[refusal.code])
         except StateDamaged as damage:
             return ev.ReadFound([], code=damage.code)

@@ -72,7 +72,7 @@ class Service(RoleShell):
         self._replica = Replica(
             context, self._machine, folder / "replica", options.replication(),
             on_leading=self._leading, on_deposed=self._deposed,
-            has_room=lambda: not (self._machine.refuses or self._machine.beyond),
+            has_space=lambda: not (self._machine.refuses or self._machine.beyond),
             segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)
@@ -187,7 +187,7 @@ class Service(RoleShell):
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Entries of an inbox. Raises Refusal, StateDamaged."""
+        """Entries of an inbox. Raises ReadRefusal, StateDamaged."""
         try:
             return self._machine.read(uin, number, lane, session, start, count, before, devices)
         except StateDamaged as damage:

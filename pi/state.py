@@ -24,7 +24,7 @@ from pi.inboxes.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
 from pi.inboxes.loss import Loss
 from pi.inboxes.reading import Read as Read
 from pi.inboxes.reading import Reader
-from pi.inboxes.reading import Refusal as Refusal
+from pi.inboxes.reading import ReadRefusal as ReadRefusal
 from pi.inboxes.unwritten import Changes, Store, Table
 from pi.keys import CHUNK_ENTRIES, EPOCH_S, META_KEY, META_VERSION, WRITER_VALUE, time_key, writer_key
 from pixiu.errors import MalformedData, StateDamaged
@@ -74,7 +74,7 @@ Results = list[int]
 def _result(what: Callable[Arguments, int], *arguments: Arguments.args, **named: Arguments.kwargs) -> int:
     try:
         return what(*arguments, **named)
-    except Refusal as refusal:
+    except ReadRefusal as refusal:
         return -refusal.code
 
 
@@ -333,7 +333,7 @@ class State:
                     found.append(stored)
                     continue
                 highest = head.highest[partition]
-            if head.last - head.floor >= cap and not self._make_room(uin, lane, head):
+            if head.last - head.floor >= cap and not self._make_space(uin, lane, head):
                 found.append(-Code.INBOX_FULL)
                 continue
             tail = head.tail
@@ -352,7 +352,7 @@ class State:
             found.append(seq)
         return found
 
-    def _make_room(self, uin: int, lane: int, head: Head) -> bool:
+    def _make_space(self, uin: int, lane: int, head: Head) -> bool:
         """Return True if an inbox at its cap takes one more entry: its oldest goes, unless it is set to refuse."""
         self._expiry.settle(uin, lane, head, PURGE_A_TOUCH)
         if head.last - head.floor < self.inboxes.limits.cap:
@@ -369,7 +369,7 @@ class State:
         user, device = self._session(uin, number, lane, session)
         head = self.inboxes.head(uin, lane)
         if up_to + bits.bit_length() > head.last:
-            raise Refusal(Code.CURSOR_BEYOND_END)
+            raise ReadRefusal(Code.CURSOR_BEYOND_END)
         self._seen(uin, user, device)
         cursor = self.inboxes.cursor(uin, number, device, lane)
         if cursor.acknowledge(up_to, bits):
@@ -378,15 +378,15 @@ class State:
         return 0
 
     def _session(self, uin: int, number: int, lane: int, session: int) -> tuple[User, Device]:
-        """Return the device of a request. Raises Refusal."""
+        """Return the device of a request. Raises ReadRefusal."""
         user = self.inboxes.user(uin)
         device = user.devices.get(number)
         if device is None:
-            raise Refusal(Code.UNKNOWN_DEVICE)
+            raise ReadRefusal(Code.UNKNOWN_DEVICE)
         if session < device.session:
-            raise Refusal(Code.OLD_SESSION)
+            raise ReadRefusal(Code.OLD_SESSION)
         if session > device.session or lane > MAX_LANE:
-            raise Refusal(Code.INVALID_ARGUMENT)
+            raise ReadRefusal(Code.INVALID_ARGUMENT)
         return user, device
 
     def _seen(self, uin: int, user: User, device: Device) -> None:
@@ -398,7 +398,7 @@ class State:
         user = self.inboxes.user(uin)
         if number not in user.devices:
             if number:
-                raise Refusal(Code.UNKNOWN_DEVICE)
+                raise ReadRefusal(Code.UNKNOWN_DEVICE)
             self._add(uin, user, 0, b"")
         device = user.devices[number]
         user.sessions += 1
@@ -423,11 +423,11 @@ class State:
         return number
 
     def _add(self, uin: int, user: User, number: int, client_id: bytes) -> None:
-        """Add a device; one not seen for long is replaced if there are too many. Raises Refusal."""
+        """Add a device; one not seen for long is replaced if there are too many. Raises ReadRefusal."""
         if len(user.devices) >= MAX_DEVICES:
             oldest = min(user.devices, key=lambda each: (user.devices[each].seen_s, each))
             if self.inboxes.counts(user.devices[oldest]):
-                raise Refusal(Code.TOO_MANY_DEVICES)
+                raise ReadRefusal(Code.TOO_MANY_DEVICES)
             self._forget(uin, user, oldest)
         further = any(self.inboxes.counts(device) for device in user.devices.values())
         user.devices[number] = device = Device(0, self.inboxes.now_s, client_id)
@@ -445,7 +445,7 @@ class State:
     def _drop_device(self, uin: int, number: int) -> int:
         user = self.inboxes.user(uin)
         if number not in user.devices:
-            raise Refusal(Code.UNKNOWN_DEVICE)
+            raise ReadRefusal(Code.UNKNOWN_DEVICE)
         self._forget(uin, user, number)
         self.inboxes.put_user(uin, user)
         for lane in range(MAX_LANE + 1):
@@ -477,13 +477,13 @@ class State:
     def peek(
         self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
     ) -> Read:  # fmt: skip
-        """Read entries after `start`, or before `before` with the newest first, without a session. Raises Refusal."""
+        """Read entries after `start`, or before `before` with the newest first, without a session. Raises ReadRefusal."""
         return self._reader.peek(uin, lane, start, count, before, devices=devices)
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0, *,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Read entries after `start`, None: unacknowledged ones; or before `before`. Raises Refusal."""
+        """Read entries after `start`, None: unacknowledged ones; or before `before`. Raises ReadRefusal."""
         _, device = self._session(uin, number, lane, session)
         return self._reader.read(uin, lane, number, device, start, count, before, devices=devices)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pixiu.client.send.awaited import SendFailure
     from pixiu.client.send.signalling import SignalReceipt
     from pixiu.client.send.streams import Receipt
-    from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, Entry, Lane
+    from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, InboxEntry, Lane
     from pixiu.client.stores.view import InboxView
     from pixiu.client.sync.client import (
         SyncClient,
@@ -96,11 +96,11 @@ __all__ = [
     "DeviceState",
     "DiskFull",
     "Dropped",
-    "Entry",
     "GapReason",
     "IdReused",
     "IdTooOld",
     "Inbox",
+    "InboxEntry",
     "InboxFull",
     "InboxView",
     "InvalidArgument",

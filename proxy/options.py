@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.listeners.doors import ClientRoleOptions
+from cluster.listeners.clients import ClientRoleOptions
 from cluster.settings.fields import bounded, choices
 from cluster.settings.options import PacedOptions
 

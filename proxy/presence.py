@@ -13,8 +13,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from cluster.access.doors import enter
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.access.logins import enter
 from cluster.access.rules import PRESENCE, of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
@@ -45,7 +45,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         guard: authenticates callers; None: nobody has to log in.
     """
 
-    def __init__(self, view: Callable[[], View], guard: Guard | None = None) -> None:
+    def __init__(self, view: Callable[[], View], guard: LoginGuard | None = None) -> None:
         self._view, self._guard = view, guard
         self._channels = Channels("relay")
         self._slots = asyncio.Semaphore(MAX_QUERIES)
@@ -71,7 +71,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
             await context.abort(GRPC_STATUS[error.code], str(error))
         return wire_pb2.PresenceReply(users=[wire_pb2.UserPresence(uin=uin, devices=found.get(uin, 0)) for uin in request.uins])
 
-    async def _of(self, access: Session, uins: list[int]) -> dict[int, int]:
+    async def _of(self, access: LoginSession, uins: list[int]) -> dict[int, int]:
         """Answer a login's query: UINs are charged like messages."""
         user = access.identity.user
         try:

@@ -14,8 +14,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from cluster.access.authorities import Authorities
-from cluster.access.doors import enter, guard_of
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.access.logins import enter, guard_of
 from cluster.core.contract import TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
@@ -132,7 +132,7 @@ class Service(RoleShell):
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
         self._resolving = OneAtATime(histogram("pixiu_publish_seconds", PUBLISH))
 
-    def _serve_tickets(self, guard: Guard) -> None:
+    def _serve_tickets(self, guard: LoginGuard) -> None:
         context = self._context
         context.cluster.ticket_ring()  # a process that cannot read the keys does not start
         self.senders = SenderTickets(self._ticket_keys.newest, time.time)
@@ -247,7 +247,7 @@ class Service(RoleShell):
         self._records.step(ev.PublisherOpened(number))
         return number
 
-    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+    async def enter(self, context: Any, end: Callable[[str], None]) -> LoginSession | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
         return await enter(self._guard, context, "", end)
 

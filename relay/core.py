@@ -22,7 +22,7 @@ from cluster.membership.events import Effect, UnprovenLogins
 from cluster.membership.map.devices import Connection, Devices, connection_of
 from cluster.membership.map.lww_map import ENTRY_BYTES, Applied, Update
 from cluster.membership.replica.core import ReplicaCore
-from cluster.membership.replica.forwards import Group, Outcome
+from cluster.membership.replica.forwards import ForwardOutcome, Group
 from cluster.membership.replica.state import State
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID
@@ -227,7 +227,7 @@ class Core(ReplicaCore):
                     self.replaced += 1
                     out.append(SendControl(gateway.endpoint, [_replaced(uin, loser, winner)]))
 
-    def _confirm(self, outcome: Outcome, out: list[Effect]) -> None:
+    def _confirm(self, outcome: ForwardOutcome, out: list[Effect]) -> None:
         for group in outcome.confirmed:
             if group.gateway is None:
                 for number in group.ids:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.mqtt.mail import packet_id_of
 from pixiu.ids import device_of_name, snowflake, uin_of_name
-from pixiu.placement.topics import Refusal, resolve, user_of_topic
+from pixiu.placement.topics import TopicRefusal, resolve, user_of_topic
 from pixiu.wire import envelope
 from pixiu.wire.record import STAMP, TYPE_NORMAL, Flag, Kind, encode, with_topic
 
@@ -82,7 +82,7 @@ def topics() -> list[dict[str, Any]]:
     for name in names:
         room = resolve(name)
         user = user_of_topic(name)
-        key = {} if isinstance(room, Refusal) else {"room": str(room)}
+        key = {} if isinstance(room, TopicRefusal) else {"room": str(room)}
         found.append({"topic": name, **(key if user is None else {"user": str(user)})})
     return found
 

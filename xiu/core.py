@@ -28,14 +28,14 @@ from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
 from xiu.records.asking import Asked, Asking, Held, without
-from xiu.records.batch import Run, check
+from xiu.records.batch import RecordRun, check
 from xiu.records.block import Block
 from xiu.state.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
 from xiu.state.restoring import Step
 from xiu.state.restoring import encode as encode_restore
 from xiu.state.restoring import problem_of as problem_of_restore
 from xiu.state.retention import trim_below, trim_to
-from xiu.state.state import STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+from xiu.state.state import STORE, Blocked, Decision, Head, Ruling, State, Verdict, XiuKind, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
@@ -104,7 +104,7 @@ class Store(Protocol):
 class Table(Protocol):
     """The core's interface to the table."""
 
-    def has_room(self, records_bytes: int) -> bool:
+    def has_space(self, records_bytes: int) -> bool:
         """Return True if unpersisted records of this size fit."""
 
     def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
@@ -121,7 +121,7 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CoreSettings:
     """Settings of a Xiu's core."""
 
     partition: int
@@ -178,7 +178,7 @@ class Core:
         table: on /dev/shm, recovered.
     """
 
-    def __init__(self, settings: Settings, log: Entries, store: Store, table: Table) -> None:
+    def __init__(self, settings: CoreSettings, log: Entries, store: Store, table: Table) -> None:
         self.settings = settings
         self.counters = Counters()
         self.epoch = 0
@@ -344,7 +344,7 @@ class Core:
         self.counters.moved += moved
         return ev.Result(position, 1, code, text=text, partitions=self._counted if moved else 0)
 
-    def _propose(self, batch: Batch, runs: Sequence[Run], at_us: int, out: list[ev.Effect]) -> None:
+    def _propose(self, batch: Batch, runs: Sequence[RecordRun], at_us: int, out: list[ev.Effect]) -> None:
         if not runs:
             out.append(self._answer(batch.stream, batch.results, batch.elsewhere))
             return
@@ -366,7 +366,7 @@ class Core:
         StoreDamaged, InvalidArgument."""
         if problem := problem_of(self.doubling(), change, self.settings.partition):
             raise errors.InvalidArgument(problem)
-        return int(Kind.DOUBLING), change.encode()
+        return int(XiuKind.DOUBLING), change.encode()
 
     def doubling(self) -> Doubling:
         """State of doublings by the log up to its last entry, committed or not. Raises NotLeader, Overloaded, StoreDamaged."""
@@ -387,7 +387,7 @@ class Core:
         """See `State.known`."""
         return self._state.known(wanted)
 
-    def _to_ask(self, runs: Sequence[Run]) -> list[Asked]:
+    def _to_ask(self, runs: Sequence[RecordRun]) -> list[Asked]:
         """The SnowflakeIDs of a batch that the parent must be asked for. Raises StoreDamaged."""
         head = self._state.head
         found: list[Asked] = []
@@ -469,7 +469,7 @@ class Core:
         head = self._state.head
         if self.settings.await_restore and not head.last and not head.below:
             return errors.Unavailable.code, "the partition waits to be restored (`xiu.await_restore`); send again later"
-        if not self._table.has_room(len(event.data)):
+        if not self._table.has_space(len(event.data)):
             return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
         return None
 
@@ -505,7 +505,7 @@ class Core:
             below = head.below or self._lowest_stored(head)
         elif step is Step.BLOCKS and (problem := problem_of_restore(blocks, self.epoch, head)):
             raise errors.InvalidArgument(problem)
-        return int(Kind.RESTORE), encode_restore(step, below, blocks)
+        return int(XiuKind.RESTORE), encode_restore(step, below, blocks)
 
     def trim_before(self, position: int) -> tuple[int, bytes] | None:
         """Return the entry (kind, payload) that trims records before a position; append it in this turn. None: there is nothing to
@@ -520,7 +520,7 @@ class Core:
         found = trim_below(self._store.marks(), head, position)
         if found is None or found[0] <= (self._store.next_first(head.floor) or 0):
             return None
-        return int(Kind.TRIM), trim_entry(*found)
+        return int(XiuKind.TRIM), trim_entry(*found)
 
     def _lowest_stored(self, head: Head) -> int:
         if not head.last:
@@ -744,7 +744,7 @@ class Core:
         else:
             self.counters.trims += 1
         self._token += 1
-        out.append(Propose(self._token, [(int(Kind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
+        out.append(Propose(self._token, [(int(XiuKind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

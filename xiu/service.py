@@ -43,7 +43,7 @@ from pixiu.errors import (
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
-from xiu.core import Core, Settings
+from xiu.core import Core, CoreSettings
 from xiu.doubling.cuts import Cuts
 from xiu.export.export import XiuExport
 from xiu.export.holding import Holding
@@ -113,7 +113,7 @@ class Service(RoleShell):
             options.replication(),
             on_leading=self._leading,
             on_deposed=lambda epoch: self._runner.step(Deposed(epoch)),
-            has_room=self._has_room,
+            has_space=self._has_space,
             segment_bytes=options.segment_mb << 20,
         )
         self.holding = Holding(self._machine, self._replica, options.reader_hold_h)
@@ -155,7 +155,7 @@ class Service(RoleShell):
         node = await self._replica.prepare(node)
         self._table = table = await asyncio.to_thread(self._open_table)
         options, store = self._options, self._machine.store
-        settings = Settings(
+        settings = CoreSettings(
             partition=options.partition,
             max_record_bytes=self._context.cluster.max_record_bytes,
             keep_us=int(options.keep_h * 3_600_000_000),
@@ -402,7 +402,7 @@ class Service(RoleShell):
             )
         self._runner.step(space)
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         """True if this store has the space that a leader needs, and a margin."""
         blocked = self.core is not None and self.core.full
         return not blocked and self._machine.free_bytes() >= 2 * self._options.reserve_mb << 20

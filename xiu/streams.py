@@ -99,8 +99,8 @@ class Stream:
         self._waiting: deque[int] = deque()
         self._bytes = 0
         self._answers: list[Answer] = []
-        self._room = asyncio.Event()
-        self._room.set()
+        self._space = asyncio.Event()
+        self._space.set()
         self._all_answered = asyncio.Event()
         self._all_answered.set()
         self._duplex = Duplex(
@@ -116,15 +116,15 @@ class Stream:
         self._answers.append(answer)
         if self._waiting:
             self._bytes -= self._waiting.popleft()
-        self._look_for_room()
+        self._look_for_space()
         self._duplex.wake()
 
-    def _look_for_room(self) -> None:
+    def _look_for_space(self) -> None:
         batches = max(len(self._waiting), len(self._answers))
         if self._bytes < self._window and batches < MAX_WAITING_BATCHES:
-            self._room.set()
+            self._space.set()
         else:
-            self._room.clear()
+            self._space.clear()
 
     def end(self, problem: str = "") -> None:
         """Accept no more batches; answers still leave."""
@@ -139,14 +139,14 @@ class Stream:
         self._waiting.append(len(request.batch))
         self._bytes += len(request.batch)
         self._all_answered.clear()
-        self._look_for_room()
+        self._look_for_space()
         self._service.take(self, request)
-        return None if self._room.is_set() else self._room.wait()
+        return None if self._space.is_set() else self._space.wait()
 
     def _give(self) -> xiu_pb2.StoreReply | None:
         """Return all waiting answers in one reply."""
         answers, self._answers = self._answers, []
-        self._look_for_room()
+        self._look_for_space()
         if answers:
             return self._service.reply(answers)
         if not self._waiting:

@@ -372,12 +372,12 @@ class Run:
 
     async def all(self, wanted: list[str]) -> None:
         """Attack every method in turn, then those of processes."""
-        doors = self.cluster.addresses()
-        clients = [doors["proxies"][0], doors["gateways"][0]]
+        listeners = self.cluster.addresses()
+        clients = [listeners["proxies"][0], listeners["gateways"][0]]
         folder = self._folder
-        authority = str(folder / "doors/ca.pem")
-        arguments = [str(self._nice), str(folder / "attacker"), authority, str(folder / "tls"), doors["proxies"][0]]
-        mine = ["-m", "benchmarks.attacks.attackers", "--innocent", doors["proxies"][0], authority]
+        authority = str(folder / "listeners/ca.pem")
+        arguments = [str(self._nice), str(folder / "attacker"), authority, str(folder / "tls"), listeners["proxies"][0]]
+        mine = ["-m", "benchmarks.attacks.attackers", "--innocent", listeners["proxies"][0], authority]
         async with (
             child("-m", "benchmarks.attacks.attack_load", *arguments) as self._attacker,
             child(*mine, str(folder / "secure/token"), str(folder / "sender")) as pair,
@@ -389,7 +389,7 @@ class Run:
                 if following.done():
                     raise RuntimeError("the innocent pair has ended: what is above says why")
                 await asyncio.sleep(TOLD_S)
-            there = {door: (await self._ask("", "find", 0, [door]))["found"] for door in clients}
+            there = {listener: (await self._ask("", "find", 0, [listener]))["found"] for listener in clients}
             paths = [one.path for one in methods() if any(one.path in found for found in there.values())]
             for path in paths:
                 if wanted and not any(word in path for word in wanted):

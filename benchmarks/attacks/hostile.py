@@ -80,8 +80,8 @@ class Client(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._data = b""
-        self._over, self._room = asyncio.Event(), asyncio.Event()
-        self._room.set()
+        self._over, self._space = asyncio.Event(), asyncio.Event()
+        self._space.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note that the connection is open."""
@@ -116,26 +116,26 @@ class Client(asyncio.Protocol):
         """Note that the connection is over."""
         self.closed = True
         self._over.set()
-        self._room.set()
+        self._space.set()
         if not self.ready.done():
             self.ready.set_exception(ConnectionError("closed by the gateway"))
             self.ready.exception()
 
     def pause_writing(self) -> None:
         """Note that the gateway does not read fast enough."""
-        self._room.clear()
+        self._space.clear()
 
     def resume_writing(self) -> None:
         """Note that the gateway has read."""
-        self._room.set()
+        self._space.set()
 
     async def until_over(self) -> None:
         """Wait for the end of the connection."""
         await self._over.wait()
 
-    async def until_room(self) -> None:
+    async def until_space(self) -> None:
         """Wait until more may be written, or for the end."""
-        await self._room.wait()
+        await self._space.wait()
 
     async def open(self, port: int, name: str, topic: str = "") -> None:
         """Connect, and subscribe if there is a topic. Raises ConnectionError, TimeoutError."""
@@ -278,7 +278,7 @@ async def _attack_once(kind: str, number: int, port: int, made: tuple[bytes, ...
         else:
             write(made[0])
         await asyncio.sleep(0.1)
-        await client.until_room()  # polling ten times a second would take CPU from the clients under attack
+        await client.until_space()  # polling ten times a second would take CPU from the clients under attack
 
 
 async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:

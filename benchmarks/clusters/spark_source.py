@@ -122,7 +122,7 @@ async def fill(target: str, rows: int) -> None:
                     writer.send(1 + number % USERS, BODY, level="accepted")
                     break
                 except pixiu.Overloaded:
-                    await writer.room()
+                    await writer.space()
         await writer.wait_finished()
 
 

@@ -59,7 +59,7 @@ class Pair:
             elif isinstance(effect, ev.Send):
                 self.step(effect.to, ev.Received(effect.message))
             elif isinstance(effect, ev.CompareAndSet):
-                self.step(member, ev.Swapped(effect.token, ev.Outcome.OK))
+                self.step(member, ev.Swapped(effect.token, ev.CompareAndSetOutcome.OK))
             elif isinstance(effect, ev.Committed) and effect.copies == len(self.cores):
                 self.committed = effect.counter
 

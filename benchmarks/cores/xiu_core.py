@@ -27,7 +27,7 @@ from cluster.replication.storage.log import SegmentedLog
 from pixiu.ids import snowflake
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
-from xiu.core import Core, Settings
+from xiu.core import Core, CoreSettings
 from xiu.events import Answer, EntriesCommitted, LayoutChanged, StoreReceived
 from xiu.records.table import Table
 from xiu.store.store import Store
@@ -50,7 +50,7 @@ def measure(batch: int, size: int, shared: Path | None) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=shared) as memory:
         log, store = SegmentedLog(Path(folder) / "log"), Store(Path(folder) / "store")
         table = Table(Path(memory), 128 << 20, log.member)
-        core = Core(Settings(partition=0, max_record_bytes=1 << 20), log, store, table)
+        core = Core(CoreSettings(partition=0, max_record_bytes=1 << 20), log, store, table)
         noop = Entry(1, 1, int(EntryKind.NOOP), 0, b"")
         log.append([noop])
         core.step(LayoutChanged(1, 1), 0.0)

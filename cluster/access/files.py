@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.access import certificates, passwords, tokens
-from cluster.access.settings import Settings, parse
+from cluster.access.settings import AccessSettings, parse
 from cluster.settings.options import read_bounded
 
 MAX_FILE_BYTES: Final = 64 << 20
@@ -32,9 +32,9 @@ class Files:
         self._parsed: dict[tuple[str, Path], tuple[Stamp, Any]] = {}
         self.stamps: dict[Path, Stamp] = {}
         """Version of each file before it was read: a later write counts as a change. Includes invalid files."""
-        self.settings = Settings()
+        self.settings = AccessSettings()
         self.keys: tuple[tokens.Key, ...] = ()
-        self.users: Mapping[str, passwords.Entry] = {}
+        self.users: Mapping[str, passwords.PasswordEntry] = {}
         self.revoked: frozenset[int] = frozenset()
         self.gone: frozenset[Proof] = frozenset()
         """Proofs that were valid before and no longer are. An empty proof means all proofs of this authenticator."""

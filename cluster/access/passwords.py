@@ -36,7 +36,7 @@ MIN_PASSWORD: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PasswordEntry:
     """One user's line."""
 
     identity: Identity
@@ -52,13 +52,13 @@ class Entry:
         return hmac.compare_digest(made, self.hash)
 
 
-UNKNOWN: Final = Entry(Identity("", 0), N, R, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
+UNKNOWN: Final = PasswordEntry(Identity("", 0), N, R, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
 """Entry to compare an unknown user's password with, so that the duration does not reveal which users exist."""
 
 
-def read_users(text: str, name: str) -> Mapping[str, Entry]:
+def read_users(text: str, name: str) -> Mapping[str, PasswordEntry]:
     """Users of a password file. Raises `ConfigurationError` that names the file and the line, but none of its content."""
-    users: dict[str, Entry] = {}
+    users: dict[str, PasswordEntry] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -72,7 +72,7 @@ def read_users(text: str, name: str) -> Mapping[str, Entry]:
     return users
 
 
-def check(entry: Entry | None, password: str) -> Identity:
+def check(entry: PasswordEntry | None, password: str) -> Identity:
     """Check a password, and return the user's identity. Slow on purpose; not for an event loop. Raises `NotAuthenticated`."""
     if not (entry or UNKNOWN).fits(password) or entry is None:
         raise NotAuthenticated("the user name or the password is wrong")
@@ -111,7 +111,7 @@ def put_user(path: Path, user: str, line: str) -> bool:
     return len(kept) < len(lines)
 
 
-def _entry(line: str) -> tuple[str, Entry]:
+def _entry(line: str) -> tuple[str, PasswordEntry]:
     user, uin, groups, hashed = line.split(":")
     kind, *numbers, salt, digest = hashed.split("$")
     n, r, p = map(int, numbers)
@@ -120,7 +120,7 @@ def _entry(line: str) -> tuple[str, Entry]:
     proof = hashlib.blake2b(line.encode(), digest_size=16, person=b"pixiu-user").hexdigest()
     known = groups_of([group for group in groups.split(",") if group])
     identity = Identity(user, uin_of(int(uin) or None), known, by="password", proof=proof)
-    return user, Entry(identity, n, r, p, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
+    return user, PasswordEntry(identity, n, r, p, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:

@@ -73,7 +73,7 @@ def of_topic_name(name: str) -> Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AccessRule:
     """One rule of the file. Numbers are ranges (first, last), both included; texts are templates."""
 
     allow: bool
@@ -102,7 +102,7 @@ class Rule:
         return frozenset(name for text in texts for name in _TEMPLATE.findall(text))
 
 
-OWN: Final = Rule(allow=True, actions=frozenset((SUBSCRIBE, INBOX, PRESENCE)), uins=("{uin}",))
+OWN: Final = AccessRule(allow=True, actions=frozenset((SUBSCRIBE, INBOX, PRESENCE)), uins=("{uin}",))
 """The last rule of everybody: they may receive what is sent to them."""
 
 
@@ -140,7 +140,7 @@ class _Choice:
 
     __slots__ = ("asks", "by_action", "names")
 
-    def __init__(self, rules: Sequence[tuple[int, Rule]], has: frozenset[str]) -> None:
+    def __init__(self, rules: Sequence[tuple[int, AccessRule]], has: frozenset[str]) -> None:
         self.by_action: dict[str, list[_Chosen]] = {}
         used: set[str] = set()
         for number, rule in rules:
@@ -161,7 +161,7 @@ class _Choice:
 class RuleSet:
     """The rules of a file, followed by `OWN`. Logins that are equal for the rules share a selection."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AccessRule]) -> None:
         self._rules = list(enumerate((*rules, OWN), 1))
         self._users = frozenset(user for _, rule in self._rules for user in rule.users)
         self._groups = frozenset(group for _, rule in self._rules for group in rule.groups)
@@ -337,5 +337,5 @@ def _range(item: tuple[int, int] | str, names: Mapping[str, str]) -> tuple[int, 
     return (number, number) if 0 < number <= MAX_ID else (1, 0)
 
 
-NOTHING: Final = Permissions(Identity("", 0), RuleSet((Rule(allow=False, actions=frozenset(ACTIONS)),)))
+NOTHING: Final = Permissions(Identity("", 0), RuleSet((AccessRule(allow=False, actions=frozenset(ACTIONS)),)))
 """Permissions of a session that is over."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cluster.access.certificates import NAMES, CertificateSettings
 from cluster.access.decisions import WINDOW
-from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, Rule
+from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, AccessRule
 from cluster.access.tokens import ALGORITHMS, TokenSettings
 from cluster.settings.fields import show, unknown
 from cluster.trust.identity import UNUSABLE, text_of_claim
@@ -72,7 +72,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AccessSettings:
     """Content of an access file. `keys` and `users` are paths as in the file; empty: no such authenticator."""
 
     keys: str = ""
@@ -84,10 +84,10 @@ class Settings:
     certificate: CertificateSettings | None = None
     quota: Quota = field(default_factory=Quota)
     group_quotas: Mapping[str, Quota] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[AccessRule, ...] = ()
 
 
-def parse(text: str, name: str) -> Settings:
+def parse(text: str, name: str) -> AccessSettings:
     """Parse an access file. Raises `ConfigurationError` that names the file, the key and the allowed values."""
     try:
         tables = tomllib.loads(text)
@@ -124,7 +124,7 @@ def parse(text: str, name: str) -> Settings:
         raise _wrong(name, "[quota] groups", groups, "tables, [quota.groups.NAME]")
     whole = _made(Quota, quota, name, "quota")
     by_group = {group: _made(Quota, {**quota, **item}, name, f"quota.groups.{group}") for group, item in groups.items()}
-    return Settings(
+    return AccessSettings(
         keys=keys, tokens=tokens, users=users, callback=callback, certificate=certificate, quota=whole, group_quotas=by_group,
         rules=_rules(tables, name, callbacks), callbacks=callbacks,
     )  # fmt: skip
@@ -166,14 +166,14 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _rules(tables: Mapping[str, Any], name: str, callbacks: Mapping[str, CallbackSettings]) -> tuple[Rule, ...]:
+def _rules(tables: Mapping[str, Any], name: str, callbacks: Mapping[str, CallbackSettings]) -> tuple[AccessRule, ...]:
     found = tables.get("rule", [])
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found) or len(found) > MAX_RULES:
         raise ConfigurationError(f"{name}: rule: must be at most {MAX_RULES} tables, [[rule]]")
     return tuple(_rule(item, name, f"rule {number}", callbacks) for number, item in enumerate(found, 1))
 
 
-def _rule(item: Mapping[str, Any], name: str, where: str, callbacks: Mapping[str, CallbackSettings]) -> Rule:
+def _rule(item: Mapping[str, Any], name: str, where: str, callbacks: Mapping[str, CallbackSettings]) -> AccessRule:
     _no_more(item, RULE_KEYS, name, where)
     said = [key for key in ("allow", "deny", "ask") if key in item]
     if len(said) != 1:
@@ -200,7 +200,7 @@ def _rule(item: Mapping[str, Any], name: str, where: str, callbacks: Mapping[str
         text if _ONE_NAME.fullmatch(text) else _range(text, MAX_ID, name, f"{where}: uins", f", or {NAMES_OF_RULES}")
         for text in _texts(item, "uins", name, where)
     )
-    return Rule(
+    return AccessRule(
         allow="allow" in item, actions=frozenset(actions), ask=callback, users=frozenset(_texts(item, "users", name, where)),
         groups=frozenset(_texts(item, "groups", name, where)), claims={key: text_of_claim(value) for key, value in claims.items()},
         rooms=rooms, topics=tuple(topics), uins=uins,

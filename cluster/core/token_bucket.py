@@ -138,7 +138,7 @@ class Meters(Generic[Key]):
         meter = self._meters.get(key)
         if meter is None:
             meter = self._meters[key] = Meter(*self._rates, now)
-            self._make_room(now)
+            self._make_space(now)
         self._meters.move_to_end(key)
         return meter
 
@@ -146,7 +146,7 @@ class Meters(Generic[Key]):
         """Forget the meter of a key that is gone."""
         self._meters.pop(key, None)
 
-    def _make_room(self, now: float) -> None:
+    def _make_space(self, now: float) -> None:
         """Forget full meters at the old end, two for each new one, so that the table follows the keys in use."""
         for _ in range(2):
             oldest = next(iter(self._meters))

@@ -32,7 +32,7 @@ from cluster.links.refusals import no_warning
 from cluster.links.stats import LinkStats, PeerStats
 from cluster.links.stream import IncomingStream, LinkStreams, OutgoingStream
 from cluster.rpc.framed import Framed, FramedCall
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import LINK
 from cluster.trust.key_ring import KeyRing
 from pixiu.errors import ConfigurationError, NotConnected
@@ -162,9 +162,9 @@ class Endpoint(Links):
         """Replace the keys that sign and check datagrams."""
         self._core.codec.set_ring(ring)
 
-    def attach(self, door: FramedDoor) -> None:
+    def attach(self, listener: FramedListener) -> None:
         """Serve the streams that peers open."""
-        door.serve(LINK, bytes, LinkStreams(self).serve)
+        listener.serve(LINK, bytes, LinkStreams(self).serve)
 
     async def start(self) -> None:
         """Start receiving and heartbeating. Raises `NotConnected` before `bind`."""

@@ -28,8 +28,8 @@ from cluster.links.datagrams.head import (
     RECORD_FRAGMENT,
     RECORDS,
     Codec,
+    DatagramRefusal,
     FieldsOfHead,
-    Refusal,
     split_control,
 )
 from cluster.links.datagrams.sequence import Tracker
@@ -294,7 +294,7 @@ class LinkCore:
             try:
                 sender.pump(now, least)
             except Exception as error:  # a bug; the other links are served nevertheless
-                self.refusals.refuse(Refusal.LINK_RAISED, _name(sender.address), now, peer=id_, raised=type(error).__name__)
+                self.refusals.refuse(DatagramRefusal.LINK_RAISED, _name(sender.address), now, peer=id_, raised=type(error).__name__)
                 sender.fail(Drop.LINK_RAISED)
             if sender.asks:
                 sender.asks = False
@@ -369,11 +369,11 @@ class LinkCore:
             return None
         id_ = EndpointID(head[6])
         if source is not None and source != id_:
-            self.refusals.refuse(Refusal.SENDER, where, now)
+            self.refusals.refuse(DatagramRefusal.SENDER, where, now)
             return None
         link = self._links.get(id_) or self._meet(head, None, now)
         if link is None or head[2] == HEARTBEAT:
-            self.refusals.refuse(Refusal.TYPE, where, now)
+            self.refusals.refuse(DatagramRefusal.TYPE, where, now)
             return None
         self._heard(link, head[8], now)
         if head[2] < HEARTBEAT:
@@ -385,7 +385,7 @@ class LinkCore:
     def _meet(self, head: FieldsOfHead, address: Address | None, now: float) -> Link | None:
         """Return a link for a sender that is not a peer, if it belongs to the cluster; their number is bounded."""
         if head[2] == ACKNOWLEDGEMENT or not self._knows(EndpointID(head[6])):
-            self.refusals.refuse(Refusal.UNKNOWN_SENDER, _name(address), now)
+            self.refusals.refuse(DatagramRefusal.UNKNOWN_SENDER, _name(address), now)
             return None
         link = self._add(EndpointID(head[6]))
         link.sender.locate(address)
@@ -416,14 +416,14 @@ class LinkCore:
             tracker.next = sequence + items
         elif not tracker.accept(sequence, items):
             receiver.urgent = True
-            reason = Refusal.DUPLICATE if sequence < tracker.next else Refusal.SEQUENCE
+            reason = DatagramRefusal.DUPLICATE if sequence < tracker.next else DatagramRefusal.SEQUENCE
             self.refusals.count(reason)
             return
         counts = link.counts
         counts.datagrams_received += 1
         counts.bytes_received += len(data)
         start, end = HEAD_SIZE, len(data) - self.codec.tag_size
-        refusal, raised = Refusal.MALFORMED_RECORDS, ""
+        refusal, raised = DatagramRefusal.MALFORMED_RECORDS, ""
         if fragment:
             whole = self._reassembly.take(link.id, type_, sequence, count, data[start:end], now)
             if whole is None:
@@ -440,17 +440,17 @@ class LinkCore:
                     return
             else:
                 receiver.urgent = self.urgent_came = True
-                refusal = Refusal.MALFORMED_CONTROL
+                refusal = DatagramRefusal.MALFORMED_CONTROL
                 messages = split_control(data, start, end, count)
                 taken = self._handler.on_control(link.id, messages) if messages is not None else Outcome.MALFORMED
                 if taken is Outcome.TAKEN:
                     counts.control_received += count
                     return
             if taken is Outcome.NOT_TAKEN:
-                refusal = Refusal.NOT_TAKEN
+                refusal = DatagramRefusal.NOT_TAKEN
         except Exception as error:
             # A handler must not raise; if it does, the datagram is not handled and the loop continues.
-            refusal, raised = Refusal.HANDLER_RAISED, type(error).__name__
+            refusal, raised = DatagramRefusal.HANDLER_RAISED, type(error).__name__
         self._reject(link, receiver, tracker, head, refusal, address, now, raised)
 
     def _reject(
@@ -472,11 +472,11 @@ class LinkCore:
         stream = head[4] & FLAG_STREAM != 0
         receiver = link.receivers[stream]
         if head[7] <= receiver.heard:
-            self.refusals.count(Refusal.OLD_COUNTER)
+            self.refusals.count(DatagramRefusal.OLD_COUNTER)
             return
         found = acknowledgement.decode(data, len(data) - self.codec.tag_size, head[5])
         if found is None:
-            self.refusals.refuse(Refusal.MALFORMED_ACKNOWLEDGEMENT, _name(address), now, peer=link.id)
+            self.refusals.refuse(DatagramRefusal.MALFORMED_ACKNOWLEDGEMENT, _name(address), now, peer=link.id)
             return
         receiver.heard = head[7]
         link.counts.acknowledgements_received += 1
@@ -487,7 +487,7 @@ class LinkCore:
         body = heartbeat.decode(data, HEAD_SIZE, len(data) - self.codec.tag_size)
         reply = head[4] & FLAG_ANY_DESTINATION == 0
         if body is None or body.reply is not reply:
-            self.refusals.refuse(Refusal.MALFORMED_HEARTBEAT, _name(address), now)
+            self.refusals.refuse(DatagramRefusal.MALFORMED_HEARTBEAT, _name(address), now)
             return
         if body.target != self.endpoint:
             if reply:
@@ -509,7 +509,7 @@ class LinkCore:
                     self._send_heartbeat(0, EndpointID(head[6]), echo, address)
                 return
         if head[7] <= link.heard_counter:
-            self.refusals.count(Refusal.OLD_COUNTER)
+            self.refusals.count(DatagramRefusal.OLD_COUNTER)
             return
         link.heard_counter = head[7]
         link.counts.heartbeats_received += 1
@@ -533,7 +533,7 @@ class LinkCore:
         try:
             answer = self._handler.on_heartbeat(link.id, reply, body.attachment)
         except Exception as error:
-            self.refusals.refuse(Refusal.HANDLER_RAISED, _name(address), now, peer=link.id, raised=type(error).__name__)
+            self.refusals.refuse(DatagramRefusal.HANDLER_RAISED, _name(address), now, peer=link.id, raised=type(error).__name__)
         if not reply:
             self._reply(link, body.sent_us, answer)
 
@@ -687,12 +687,12 @@ class LinkCore:
             try:
                 self._handler.on_peer_state(id_, state)
             except Exception as error:
-                self.refusals.refuse(Refusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
+                self.refusals.refuse(DatagramRefusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
         for id_, tokens in settled:
             try:
                 self._handler.on_settled(id_, tokens)
             except Exception as error:
-                self.refusals.refuse(Refusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
+                self.refusals.refuse(DatagramRefusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
 
     def stats(self) -> LinkStats:
         """A copy of the counters."""

@@ -53,12 +53,12 @@ class Handshakes:
     """The handshakes at one gRPC listener of this process.
 
     Args:
-        door: its name in the audit log.
+        listener: its name in the audit log.
         settle_s: for tests.
     """
 
-    def __init__(self, door: str, audit: Audit, *, settle_s: float = SETTLE_S) -> None:
-        self._door, self._audit, self._settle_s = door, audit, settle_s
+    def __init__(self, listener: str, audit: Audit, *, settle_s: float = SETTLE_S) -> None:
+        self._listener, self._audit, self._settle_s = listener, audit, settle_s
         self._numbers = itertools.count(1)
         self.begun = 0
         """Connections that asked for the certificate, since the start."""
@@ -119,7 +119,7 @@ class Handshakes:
         self._live, self._short = live, short
         failed = begun - self._came - self._unseen
         if failed > self.failed:
-            self._audit.write(HANDSHAKES_FAILED, door=self._door, count=failed - self.failed)
+            self._audit.write(HANDSHAKES_FAILED, listener=self._listener, count=failed - self.failed)
             self.failed = failed
 
     async def _look_again(self) -> None:

@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.core import log
-from cluster.listeners.doors import host_of
+from cluster.listeners.clients import host_of
 from cluster.metrics.metrics import CONTENT_TYPE, Metrics
 from pixiu.errors import ConfigurationError
 

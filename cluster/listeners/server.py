@@ -26,7 +26,7 @@ from cluster.links.endpoint import Endpoint
 from cluster.listeners.aborted_calls import FreeAborted
 from cluster.listeners.health import Health
 from cluster.listeners.request_limits import message_bytes_of_client
-from cluster.settings.options import ClientDoorOptions, ClusterOptions, RoleOptions
+from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions
 from pixiu.errors import ConfigurationError, PixiuError
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -199,7 +199,7 @@ async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable
     raise ConfigurationError(f"no port on {options.host} is free for TCP and UDP after {tries} tries ({reason}): set port")
 
 
-def bind_clients(options: ClientDoorOptions, port: int, server: Server) -> int:
+def bind_clients(options: ClientListenerOptions, port: int, server: Server) -> int:
     """Bind the clients' gRPC server. Returns its port. port: the cluster's.
 
     Raises ConfigurationError that names the port and the option when it is taken.

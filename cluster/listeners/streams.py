@@ -8,10 +8,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 
-from cluster.listeners.guard import Guard, may_call
+from cluster.listeners.call_guard import CallGuard, may_call
 from cluster.listeners.server import message_bytes
 from cluster.rpc.framed import Framed
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.frames import Hello
 from cluster.settings.options import ClusterOptions
 from cluster.trust.followed_keys import keys_of
@@ -26,10 +26,10 @@ def stream_keys(ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes
     return None if ring is None else keys_of(ring, (f"{sender}, streams", receiver))
 
 
-def framed_door(
-    role: str, cluster: ClusterOptions, tls: Tls | None, guard: Guard | None, ring: Callable[[], KeyRing | None],
+def framed_listener(
+    role: str, cluster: ClusterOptions, tls: Tls | None, guard: CallGuard | None, ring: Callable[[], KeyRing | None],
     failed: Callable[[str, Exception], None],
-) -> FramedDoor:  # fmt: skip
+) -> FramedListener:  # fmt: skip
     """Make the listener of a process of this role. Raises ConfigurationError."""
 
     def admits(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def framed_door(
     def context() -> ssl.SSLContext | None:
         return tls.server_context() if tls is not None else None
 
-    return FramedDoor(
+    return FramedListener(
         admits, context, lambda caller: stream_keys(ring(), caller, role), message_bytes(cluster), failed
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from cluster.core import log
 from cluster.core.compiled import BUILD
 from cluster.links.api import PeerState
-from cluster.links.datagrams.head import Refusal
+from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.peer.sender import Drop
 from cluster.links.stats import COUNT_NAMES, Counts, LinkStats, PeerStats
 from cluster.metrics.histogram import SECONDS, Histogram
@@ -49,7 +49,7 @@ LAG_WINDOW: Final = 120
 """Measurements of the event loop's lag over which the maximum is kept: one minute at two a second."""
 
 LINK_WAIT: Final = "Time that the first of each batch to a peer has waited in the peer's queue."
-REFUSALS: Final = tuple(reason for name, reason in vars(Refusal).items() if name.isupper())
+REFUSALS: Final = tuple(reason for name, reason in vars(DatagramRefusal).items() if name.isupper())
 DROPS: Final = tuple(reason for name, reason in vars(Drop).items() if name.isupper())
 """Reasons that are shown before anything happened: Prometheus sees no increase in a series that begins with it."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cluster.mqtt.packets import Publish
 from pixiu.errors import PixiuError
 from pixiu.ids import UIN, RoomID
-from pixiu.placement.topics import Refusal
+from pixiu.placement.topics import TopicRefusal
 
 
 class CloseReason(Enum):
@@ -85,7 +85,7 @@ class PublishMessages(NamedTuple):
 class DropMessages:
     """Count `number` messages that no room carries. `size`: characters of their topics plus bytes of their payloads."""
 
-    reason: Refusal
+    reason: TopicRefusal
     number: int
     size: int
 

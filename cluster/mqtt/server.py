@@ -83,7 +83,7 @@ from pixiu.errors import ConfigurationError
 from pixiu.ids import TOPIC_ROOM, UIN, RoomID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
-from pixiu.placement.topics import USER_PREFIX, Refusal, destination
+from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +210,12 @@ UNSUPPORTED_VERSION: Final = bytes((0x20, 3, 0, 0x84, 0))
 _PINGRESP: Final = Send(codec.PINGRESP)
 
 
-def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | Refusal:
+def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | TopicRefusal:
     """`destination` in a cluster with big rooms: their VRooms are not valid topics."""
     found = destination(name)
-    if isinstance(found, Refusal) or name.startswith(USER_PREFIX):
+    if isinstance(found, TopicRefusal) or name.startswith(USER_PREFIX):
         return found
-    return Refusal.VROOM if vrooms.is_vroom(found) else found
+    return TopicRefusal.VROOM if vrooms.is_vroom(found) else found
 
 
 class ServerSession:
@@ -578,7 +578,7 @@ class ServerSession:
             self._order.append(packet.packet_id)
             self._pause_or_resume(now, effects)
         last = effects[-1] if effects else None
-        if isinstance(room, Refusal):
+        if isinstance(room, TopicRefusal):
             size = len(packet.topic) + len(packet.payload)
             if type(last) is DropMessages and last.reason is room:
                 effects[-1] = DropMessages(room, last.number + 1, last.size + size)
@@ -611,7 +611,7 @@ class ServerSession:
         answers, joined, mail, _ = asked
         for name, qos in packet.filters:
             # The limit is checked first: it costs the least, and a client that sends endless filters has reached it.
-            if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):
+            if not self._has_space_for(name) or isinstance(room := self._resolve(name), TopicRefusal):
                 self.fruitless_filters += 1
                 answers.append(None)
                 continue
@@ -636,7 +636,7 @@ class ServerSession:
         effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), frozenset(mail)))
         self._pause_or_resume(now, effects)
 
-    def _has_room_for(self, name: str) -> bool:
+    def _has_space_for(self, name: str) -> bool:
         limits = self._limits
         if name in self._subscriptions:
             return True

@@ -19,10 +19,10 @@ from cluster.links.api import LinkHandler, Links
 from cluster.metrics.hot_keys import HotKeys
 from cluster.metrics.metrics import Metrics
 from cluster.rpc.framed import Framed
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.settings.options import ClusterOptions, RoleOptions
 from cluster.trust.audit import Audit
-from cluster.trust.door_tls import DoorTls
+from cluster.trust.listener_tls import ListenerTls
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -115,10 +115,10 @@ class Context(Generic[OptionsT_co]):
     """The audit log."""
 
     client_server: grpc.aio.Server | None = None
-    """The clients' gRPC server, of a role that has `ClientDoorOptions`."""
-    streams: FramedDoor = field(default_factory=FramedDoor)
+    """The clients' gRPC server, of a role that has `ClientListenerOptions`."""
+    streams: FramedListener = field(default_factory=FramedListener)
     """Listener of the streams that other processes open."""
-    client_tls: DoorTls | None = None
+    client_tls: ListenerTls | None = None
     """TLS of the clients' listeners; None: they do not use TLS."""
     client_called: Callable[[str], None] = lambda _peer: None
     """Called with the peer of each call at the clients' server, as gRPC names it."""

@@ -33,16 +33,16 @@ from cluster.core.pacing import new_loop, pacer_of
 from cluster.core.turn import Turn
 from cluster.links.api import PeerState
 from cluster.links.endpoint import Endpoint
-from cluster.listeners.doors import ClientRoleOptions
-from cluster.listeners.guard import Guard
+from cluster.listeners.call_guard import CallGuard
+from cluster.listeners.clients import ClientRoleOptions
 from cluster.listeners.handler import Handler
 from cluster.listeners.handshakes import Handshakes
 from cluster.listeners.http import HttpServer
 from cluster.listeners.link_table import may_say
 from cluster.listeners.request_limits import ParseInTurn
 from cluster.listeners.server import Server, bind_both, bind_clients
-from cluster.listeners.streams import framed_calls, framed_door
-from cluster.metrics.machine import machine_samples
+from cluster.listeners.streams import framed_calls, framed_listener
+from cluster.metrics.host import host_samples
 from cluster.metrics.metrics import LINK_WAIT, Metrics, link_samples
 from cluster.metrics.received_batches import ReceivedBatches
 from cluster.process.collector import Collector
@@ -52,7 +52,7 @@ from cluster.process.watchdog import Watchdog
 from cluster.settings import command
 from cluster.settings.live_settings import Effective, Reconfigurable, Settings, changed, effective
 from cluster.settings.options import (
-    ClientDoorOptions,
+    ClientListenerOptions,
     ClusterOptions,
     PacedOptions,
     PartitionedOptions,
@@ -121,24 +121,24 @@ class Process(Generic[OptionsT]):
         self._tls = cluster.tls(role)
         tls.use(self._tls)
         self._audit = Audit(options.audit_folder, {"role": role, "partition": _partition(options)}, self._audited)
-        self._handshakes = {door: Handshakes(door, self._audit) for door in ("cluster", "clients")}
-        self._door_tls = options.door_tls()
+        self._handshakes = {listener: Handshakes(listener, self._audit) for listener in ("cluster", "clients")}
+        self._listener_tls = options.listener_tls()
         self._turn = Turn(time.monotonic, asyncio.get_running_loop().call_soon)
         parsing = ParseInTurn(self._turn)
-        self._client_server = self._new_client_server(parsing) if isinstance(options, ClientDoorOptions) else None
+        self._client_server = self._new_client_server(parsing) if isinstance(options, ClientListenerOptions) else None
         self._client_port = self._stream_port = 0
         self._layout_audited = -1
         self._ring: KeyRing | None = None
-        cluster_door = self._handshakes["cluster"]
-        self._guard = Guard(role, self._tls, self._audit, cluster_door.called) if self._tls is not None else None
-        with cluster_door.watching(self._tls is not None):
+        cluster_listener = self._handshakes["cluster"]
+        self._guard = CallGuard(role, self._tls, self._audit, cluster_listener.called) if self._tls is not None else None
+        with cluster_listener.watching(self._tls is not None):
             self._server = Server(
                 cluster,
                 options.reflection,
                 [self._guard, parsing] if self._guard is not None else [parsing],
-                self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
+                self._tls.server_credentials(cluster_listener.begins) if self._tls is not None else None,
             )
-        self._streams = framed_door(role, cluster, self._tls, self._guard, lambda: self._ring, self._stream_failed)
+        self._streams = framed_listener(role, cluster, self._tls, self._guard, lambda: self._ring, self._stream_failed)
         self._framed = framed_calls(role, self._endpoint_id, cluster)
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
@@ -178,7 +178,7 @@ class Process(Generic[OptionsT]):
 
     def _new_client_server(self, parsing: ParseInTurn) -> Server:
         handshakes = self._handshakes["clients"]
-        shown = self._door_tls.server_credentials(handshakes.begins) if self._door_tls is not None else None
+        shown = self._listener_tls.server_credentials(handshakes.begins) if self._listener_tls is not None else None
         logs_in = isinstance(self._options, ClientRoleOptions) and bool(self._options.access_file)
         with handshakes.watching(shown is not None and logs_in):
             return Server(
@@ -285,7 +285,9 @@ class Process(Generic[OptionsT]):
         finally:
             waits.cancel()
         if self._zookeeper.logged_in_as and await self._zookeeper.access(self._address.root) is None:
-            self._log.warning(log.DOOR_OPEN_TO_ALL, door=f"the registry at {self._address}: `pixiu registry secure` guards it")
+            self._log.warning(
+                log.LISTENER_OPEN_TO_ALL, listener=f"the registry at {self._address}: `pixiu registry secure` guards it"
+            )
 
     async def _say_what_it_waits_for(self) -> None:
         while True:
@@ -343,7 +345,7 @@ class Process(Generic[OptionsT]):
         # If the given port is the last one, validate() has required http_port.
         wanted = options.http_port or min(port + 1, 65_535)
         http_port = await self._http.bind(options.host, wanted, fallback=options.port == 0 and options.http_port == 0)
-        if self._client_server is not None and isinstance(options, ClientDoorOptions):
+        if self._client_server is not None and isinstance(options, ClientListenerOptions):
             client_server = self._client_server
             self._client_port = bind_clients(options, port, client_server)
             self._closers.append(("clients", lambda: client_server.grpc.stop(1.0)))
@@ -356,7 +358,7 @@ class Process(Generic[OptionsT]):
         self._metrics.collect_from(self._own_samples)
         self._metrics.collect_from(self._http.stats)
         self._metrics.collect_from(self._collector.samples)
-        self._metrics.collect_in_thread(lambda: machine_samples(self._options.data_dir))
+        self._metrics.collect_in_thread(lambda: host_samples(self._options.data_dir))
         return port, http_port
 
     async def _bind_streams(self, port: int) -> None:
@@ -388,7 +390,7 @@ class Process(Generic[OptionsT]):
             client_server=self._client_server.grpc if self._client_server is not None else None,
             streams=self._streams,
             framed=self._framed,
-            client_tls=self._door_tls,
+            client_tls=self._listener_tls,
             client_called=self._handshakes["clients"].called,
             hot_users=self._received.users,
             turn=self._turn,
@@ -411,9 +413,9 @@ class Process(Generic[OptionsT]):
             pid=os.getpid(),
             udp_host=self._options.advertised_udp_host,
             udp_port=self._options.advertised_udp_port,
-            client_host=self._options.client_address_host if isinstance(self._options, ClientDoorOptions) else "",
+            client_host=self._options.client_address_host if isinstance(self._options, ClientListenerOptions) else "",
             client_port=self._client_port,
-            client_tls=self._door_tls is not None,
+            client_tls=self._listener_tls is not None,
             tls=self._tls is not None,
             protocol_min=MIN_PROTOCOL,
             protocol_max=MAX_PROTOCOL,
@@ -690,8 +692,8 @@ class Process(Generic[OptionsT]):
             "layout_version": view.layout.version,
             "layout_refused": len(self._discovery.refused),
             "audit_failures_total": self._audit.failures,
-            "grpc_handshakes_total{door}": {door: found.begun for door, found in self._handshakes.items()},
-            "grpc_handshakes_failed_total{door}": {door: found.failed for door, found in self._handshakes.items()},
+            "grpc_handshakes_total{listener}": {listener: found.begun for listener, found in self._handshakes.items()},
+            "grpc_handshakes_failed_total{listener}": {listener: found.failed for listener, found in self._handshakes.items()},
             "calls_refused_total": self._guard.refused if self._guard is not None else 0,
             "certificates_unreadable": int(bool(self._certificate_problem())),
             "settings_version": self._settings.version,
@@ -707,7 +709,7 @@ class Process(Generic[OptionsT]):
     def _certificate_problem(self) -> str:
         """Return the error in the files of certificates, or of the revoked ones; empty if there is none."""
         return next(
-            (found.problem for found in (self._tls, self._guard, self._door_tls) if found is not None and found.problem), ""
+            (found.problem for found in (self._tls, self._guard, self._listener_tls) if found is not None and found.problem), ""
         )
 
     def _health(self) -> tuple[bool, dict[str, Any]]:
@@ -741,8 +743,8 @@ class Process(Generic[OptionsT]):
             "registry_login": self._zookeeper.says_of_login(),
             "certificates": self._certificate_problem() or ("used" if self._tls is not None else "none"),
             "streams": {"port": self._stream_port, "open": self._streams.open},
-            "client_tls": "used" if self._door_tls is not None else "none",
-            "insecure_doors": self._options.insecure_doors(),
+            "client_tls": "used" if self._listener_tls is not None else "none",
+            "insecure_listeners": self._options.insecure_listeners(),
             "service": self._service.health() if self._service is not None else {},
         }
         return self._state == NodeState.RUNNING.value, said
@@ -814,14 +816,15 @@ def run_role(
         os.umask(PRIVATE_UMASK)
         if not is_private(Path(options.data_dir)):
             logger.warning(log.FILE_OPEN_TO_ALL, path=options.data_dir)
-    for door in options.insecure_doors():
-        logger.warning(log.DOOR_OPEN_TO_ALL, door=door)
+    for listener in options.insecure_listeners():
+        logger.warning(log.LISTENER_OPEN_TO_ALL, listener=listener)
     for text in options.doubtful_settings():
         logger.warning(log.SETTING_DOUBTFUL, text=text)
 
     if options.cluster_insecure and not cluster.tls_dir and not is_loopback(options.host):
         logger.warning(
-            log.DOOR_OPEN_TO_ALL, door=f"cluster_insecure = true: everybody who reaches {options.host} can act as any process"
+            log.LISTENER_OPEN_TO_ALL,
+            listener=f"cluster_insecure = true: everybody who reaches {options.host} can act as any process",
         )
 
     async def main() -> int:

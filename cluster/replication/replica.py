@@ -93,7 +93,7 @@ class Replica:
         options: settings of replication.
         on_leading: called with the epoch when this replica takes office; it takes writes from then on.
         on_deposed: called with the epoch when it stops leading.
-        has_room: returns whether the role has space to lead; called once a second, also on followers.
+        has_space: returns whether the role has space to lead; called once a second, also on followers.
         segment_bytes: size beyond which the log starts another segment.
     """
 
@@ -106,13 +106,13 @@ class Replica:
         *,
         on_leading: Callable[[int], None] = lambda _epoch: None,
         on_deposed: Callable[[int], None] = lambda _epoch: None,
-        has_room: Callable[[], bool] = lambda: True,
+        has_space: Callable[[], bool] = lambda: True,
         segment_bytes: int = 64 << 20,
     ) -> None:
         options.validate()
         self._context, self._machine, self._options = context, machine, options
         self._folder = DataFolder(folder, segment_bytes)
-        self._on_leading, self._on_deposed, self._has_room = on_leading, on_deposed, has_room
+        self._on_leading, self._on_deposed, self._has_space = on_leading, on_deposed, has_space
         self._proposals = Proposals()
         self._turn: list[tuple[Sequence[tuple[int, bytes]], bool, asyncio.Future[Proposal]]] = []
         self._turn_size = 0
@@ -124,7 +124,7 @@ class Replica:
         self._scanning: asyncio.Task[None] | None = None
         self._alarm = DeadlineTimer(self._tick)
         self._polled_at = 0.0
-        self._no_room = ""
+        self._no_space = ""
         """Reason why there is not enough space to lead; empty if there is."""
         self._segment_bytes = segment_bytes
         self.log_full = ""
@@ -393,7 +393,7 @@ class Replica:
             "flushed": self._machine.flushed,
             "lease": core.may_read(time.monotonic()),
             "may_not_lead": hindrance(core),
-            "no_room": self._no_room,
+            "no_space": self._no_space,
             "left_out": {hex_id(m): why for m, why in left_out(core.leader, time.monotonic()).items()} if core.leader else {},
             "lag": {hex_id(member): end.counter - progress.matched for member, progress in sorted(followers.items())},
             "degraded": self._degraded(core),
@@ -630,10 +630,10 @@ class Replica:
         if now >= self._polled_at + FLUSHED_POLL_S:
             self._polled_at = now
             self._step(ev.Flushed(self._machine.flushed))
-            self._no_room = self._look_for_room()
-        self._step(ev.Tick(_wall_us(), not self._no_room))
+            self._no_space = self._look_for_space()
+        self._step(ev.Tick(_wall_us(), not self._no_space))
 
-    def _look_for_room(self) -> str:
+    def _look_for_space(self) -> str:
         """Reason why there is not enough space here to lead; empty if there is."""
         try:
             free = free_bytes(self._folder.path)
@@ -643,7 +643,7 @@ class Replica:
                 return f"{free >> 20} MiB are free on the disk of {self._folder.path}, a leader needs {RESERVE_BYTES >> 20}"
             if self._applier.blocked is not None:
                 return str(self._applier.blocked)
-            return "" if self._has_room() else "the store has no space for more"
+            return "" if self._has_space() else "the store has no space for more"
         except DiskFailed as problem:
             return str(problem)
 
@@ -661,7 +661,7 @@ class Replica:
     def _state_read(self, read: Versioned | None) -> None:
         self._step(ev.StateUnread() if read is None else ev.StateRead(read))
 
-    def _swapped(self, token: int, outcome: ev.Outcome) -> None:
+    def _swapped(self, token: int, outcome: ev.CompareAndSetOutcome) -> None:
         self._step(ev.Swapped(token, outcome))
 
     def _presence(self, live: dict[MemberID, LiveReplica]) -> None:

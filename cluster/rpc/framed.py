@@ -22,10 +22,10 @@ from google.protobuf.message import DecodeError, Message
 from cluster.rpc.frames import (
     HEAD,
     MAX_HELLO_BYTES,
+    FrameKind,
     Hello,
-    Kind,
-    Refusal,
     Splitter,
+    StreamRefusal,
     hello_payload,
     nonce_of,
     read_refusal,
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._receives = True
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._room = True
+        self._space = True
         self._over: _Over | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writers: list[asyncio.Future[None]] = []
@@ -121,17 +121,17 @@ class Connection(asyncio.Protocol):
         if self._held > READ_HIGH and self._receives and self._transport is not None:
             self._receives = False
             self._transport.pause_reading()
-        if found[-1][0] == Kind.REFUSED:
+        if found[-1][0] == FrameKind.REFUSED:
             self._end(_refusal(self._frames.pop()[1]))
         self._wake_reader()
 
     def pause_writing(self) -> None:
         """Hold writers back: the other side does not read fast enough."""
-        self._room = False
+        self._space = False
 
     def resume_writing(self) -> None:
         """Let writers continue: there is space again."""
-        self._room = True
+        self._space = True
         self._wake_writers()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
         return kind, payload
 
-    def put(self, kind: Kind, payload: bytes = b"") -> None:
+    def put(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Queue a frame, which leaves at the end of this turn of the loop. Raises `StreamEnded`."""
         if self._over is not None:
             raise self._over.error()
@@ -182,9 +182,9 @@ class Connection(asyncio.Protocol):
         if self._out_bytes >= WRITE_HIGH:
             self._flush()
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until the other side takes more. Raises `StreamEnded`."""
-        while not self._room:
+        while not self._space:
             if self._over is not None:
                 raise self._over.error()
             waiting = asyncio.get_running_loop().create_future()
@@ -322,14 +322,14 @@ class FramedCall(Generic[Out, In]):
         """The next message; None at the end. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
         kind, payload = await connection.frame()
-        if kind == Kind.MESSAGE:
+        if kind == FrameKind.MESSAGE:
             try:
                 message: In = self._parse(payload)
             except DecodeError:
                 connection.fail("the other side sent something that is not a message of this method")
                 raise StreamEnded("the other side sent something that is not a message of this method") from None
             return message
-        if kind != Kind.LAST:
+        if kind != FrameKind.LAST:
             connection.fail(OUT_OF_PLACE)
             raise StreamEnded(OUT_OF_PLACE)
         return None
@@ -337,13 +337,13 @@ class FramedCall(Generic[Out, In]):
     async def write(self, message: Out) -> None:
         """Send a message. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
-        connection.put(Kind.MESSAGE, packed(message))
-        await connection.room()
+        connection.put(FrameKind.MESSAGE, packed(message))
+        await connection.space()
 
     async def done_writing(self) -> None:
         """Announce that no more will be sent. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
-        connection.put(Kind.LAST)
+        connection.put(FrameKind.LAST)
 
     async def _open(self) -> Connection:
         if self._opening is None:
@@ -383,10 +383,10 @@ class FramedCall(Generic[Out, In]):
     async def _introduce(self, connection: Connection) -> None:
         try:
             kind, payload = await connection.frame()
-            if kind == Kind.CHALLENGE:
-                connection.put(Kind.HELLO, hello_payload(self._hello, self._key(), nonce_of(payload)))
+            if kind == FrameKind.CHALLENGE:
+                connection.put(FrameKind.HELLO, hello_payload(self._hello, self._key(), nonce_of(payload)))
                 kind, payload = await connection.frame()
-            if kind != Kind.WELCOME:
+            if kind != FrameKind.WELCOME:
                 raise MalformedData(OUT_OF_PLACE)
         except BaseException as error:
             connection.fail(str(error))
@@ -432,9 +432,9 @@ class FramedHandler(Generic[Out, In]):
     async def read(self) -> In | None:
         """The next message; None when the caller sends no more. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
         kind, payload = await self._connection.frame()
-        if kind == Kind.LAST:
+        if kind == FrameKind.LAST:
             return None
-        if kind != Kind.MESSAGE:
+        if kind != FrameKind.MESSAGE:
             raise InvalidArgument(OUT_OF_PLACE)
         try:
             message: In = self._parse(payload)
@@ -444,8 +444,8 @@ class FramedHandler(Generic[Out, In]):
 
     async def write(self, message: Out) -> None:
         """Send a message. Raises `StreamEnded`."""
-        self._connection.put(Kind.MESSAGE, packed(message))
-        await self._connection.room()
+        self._connection.put(FrameKind.MESSAGE, packed(message))
+        await self._connection.space()
 
     async def done_writing(self) -> None:
         """Do nothing: the handler's return ends the stream."""
@@ -460,7 +460,7 @@ def refuse(connection: Connection, error: PixiuError) -> None:
     """Inform the caller why its stream is not served, or no longer."""
     after_ms = error.retry_after_ms if isinstance(error, Overloaded) else 0
     with contextlib.suppress(StreamEnded):
-        connection.put(Kind.REFUSED, refusal_payload(Refusal(error.code, str(error), after_ms)))
+        connection.put(FrameKind.REFUSED, refusal_payload(StreamRefusal(error.code, str(error), after_ms)))
 
 
 def packed(message: object) -> bytes:

@@ -37,7 +37,7 @@ MAX_REASON: Final = MAX_TEXT
 MAX_RETRY_MS: Final = 60_000
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kinds of frames."""
 
     CHALLENGE = 1
@@ -48,7 +48,7 @@ class Kind(IntEnum):
     REFUSED = 6
 
 
-KINDS: Final = frozenset(map(int, Kind))
+KINDS: Final = frozenset(map(int, FrameKind))
 
 
 class Hello(NamedTuple):
@@ -61,7 +61,7 @@ class Hello(NamedTuple):
     """Text for the method before the first message, in a form of its own."""
 
 
-class Refusal(NamedTuple):
+class StreamRefusal(NamedTuple):
     """Reason why a stream is not served, or no longer."""
 
     code: str
@@ -69,7 +69,7 @@ class Refusal(NamedTuple):
     retry_after_ms: int
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
+def frame(kind: FrameKind, payload: bytes) -> bytes:
     """Encode a frame."""
     return HEAD.pack(len(payload) + 1, kind) + payload
 
@@ -140,7 +140,7 @@ def _tag(key: bytes, nonce: bytes, said: bytes) -> bytes:
     return hmac.digest(key, MAGIC + nonce + said, "sha256")
 
 
-def refusal_payload(refusal: Refusal) -> bytes:
+def refusal_payload(refusal: StreamRefusal) -> bytes:
     """Encode a refusal; texts that are too long are cut."""
     reason = "".join(letter if letter.isprintable() else " " for letter in refusal.text)[:MAX_REASON]
     while True:
@@ -151,7 +151,7 @@ def refusal_payload(refusal: Refusal) -> bytes:
         reason = reason[: len(reason) // 2]
 
 
-def read_refusal(payload: bytes) -> Refusal:
+def read_refusal(payload: bytes) -> StreamRefusal:
     """Decode a refusal. Raises MalformedData."""
     fields = json_object(payload, MAX_HELLO_BYTES, "a refusal")
-    return Refusal(text(fields, "code"), text(fields, "text"), integer(fields, "retry_after_ms", 0, MAX_RETRY_MS, 0))
+    return StreamRefusal(text(fields, "code"), text(fields, "text"), integer(fields, "retry_after_ms", 0, MAX_RETRY_MS, 0))

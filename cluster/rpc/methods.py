@@ -1,6 +1,6 @@
 """Streams between processes, by the names of their methods. Pure.
 
-Callers that may open each: `cluster.listeners.guard.METHODS`.
+Callers that may open each: `cluster.listeners.call_guard.METHODS`.
 
 Source: docs/links.md, "Framed streams".
 """

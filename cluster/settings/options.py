@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
 from cluster.settings.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
-from cluster.trust.door_tls import DoorTls
 from cluster.trust.key_ring import FILE, KeyRing, read_key_ring
+from cluster.trust.listener_tls import ListenerTls
 from pixiu.discovery.login import Login
 from pixiu.discovery.paths import ROLES, check_root
 from pixiu.discovery.target import parse_address
@@ -255,7 +255,7 @@ class RoleOptions(Options):
         """The host that the registry announces to others."""
         return self.advertised_host or self.host
 
-    def insecure_doors(self) -> list[str]:
+    def insecure_listeners(self) -> list[str]:
         """Return the reminders for an operator: a line for each listener that is not guarded."""
         return []
 
@@ -272,7 +272,7 @@ class RoleOptions(Options):
         """Return the files that only this role should be able to read, besides those of the cluster's options."""
         return []
 
-    def door_tls(self) -> DoorTls | None:
+    def listener_tls(self) -> ListenerTls | None:
         """Return the TLS of this role's client listeners; None if it has none, or they do not use TLS. Raises
         `ConfigurationError`."""
         return None
@@ -306,7 +306,7 @@ class RoleOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientDoorOptions(RoleOptions):
+class ClientListenerOptions(RoleOptions):
     """Additional options of roles that serve clients by gRPC: a port of their own for them."""
 
     client_host: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
 from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_user
 from cluster.mqtt.packets import ConnackCode, Connect, Publish
 from cluster.trust.identity import Credentials, Identity
@@ -23,8 +23,8 @@ def credentials_of(connect: Connect, address: str, certificate: bytes) -> Creden
     return Credentials(connect.user_name or "", secret, connect.client_id, address, certificate)
 
 
-def open_user(guard: Guard, identity: Identity, address: str, client: str, end: Callable[[str], None]) -> Session:
-    """Open the session of a user who receives. Raises `NotAllowed` for a service, and what `Guard.open` raises."""
+def open_user(guard: LoginGuard, identity: Identity, address: str, client: str, end: Callable[[str], None]) -> LoginSession:
+    """Open the session of a user who receives. Raises `NotAllowed` for a service, and what `LoginGuard.open` raises."""
     with guard.refusing(address, client):
         if not identity.uin:
             raise NotAllowed("this login has no UIN: services publish at proxies, only users connect to gateways")
@@ -45,22 +45,22 @@ def target_of(key: int, topic: str) -> Target:
     return of_user(key) if topic.startswith(USER_PREFIX) else topic
 
 
-def may_subscribe(access: Session | None, key: int, topic: str) -> bool:
+def may_subscribe(access: LoginSession | None, key: int, topic: str) -> bool:
     """True if a client may subscribe to a room, a topic, or the messages to a user."""
     return access is None or access.allows(SUBSCRIBE, target_of(key, topic))
 
 
-def may_read_mail(access: Session | None, uin: int) -> bool:
+def may_read_mail(access: LoginSession | None, uin: int) -> bool:
     """True if a client may read a user's mail."""
     return access is None or access.allows(INBOX, of_user(uin))
 
 
-def may_publish(access: Session, key: int, message: Publish) -> bool:
+def may_publish(access: LoginSession, key: int, message: Publish) -> bool:
     """True if an MQTT client may publish a message."""
     return access.allows(PUBLISH, target_of(key, message.topic))
 
 
-def foresee_subscribe(access: Session, uin: int, filters: Iterable[tuple[str, int]]) -> bool:
+def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[tuple[str, int]]) -> bool:
     """True if a callback must be asked before an MQTT client may subscribe to these: (topic, room or user)."""
     for topic, key in filters:
         access.foresee(SUBSCRIBE, target_of(key, topic))
@@ -69,26 +69,28 @@ def foresee_subscribe(access: Session, uin: int, filters: Iterable[tuple[str, in
     return access.must_ask
 
 
-def foresee_publish(access: Session, messages: Iterable[tuple[int, Publish]]) -> bool:
+def foresee_publish(access: LoginSession, messages: Iterable[tuple[int, Publish]]) -> bool:
     """True if a callback must be asked before an MQTT client may publish these."""
     for key, message in messages:
         access.foresee(PUBLISH, target_of(key, message.topic))
     return access.must_ask
 
 
-def foresee_stream(access: Session, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> bool:
+def foresee_stream(access: LoginSession, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> bool:
     """True if a callback must be asked before a gRPC subscriber may have these."""
     for action, target in _of_stream(uin, channels, chat=chat, mail=mail):
         access.foresee(action, target)
     return access.must_ask
 
 
-def pay(access: Session, messages: Sequence[tuple[int, Publish]]) -> float:
+def pay(access: LoginSession, messages: Sequence[tuple[int, Publish]]) -> float:
     """Charge published messages to the login. Returns the seconds for which to stop reading from the client."""
     return min(access.spend(len(messages), sum(len(message.payload) for _, message in messages)), MAX_HOLD_S)
 
 
-def check_stream(access: Session | None, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> None:
+def check_stream(
+    access: LoginSession | None, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool
+) -> None:
     """Check a gRPC subscription. Raises `NotAllowed` if any of it is forbidden. `channels`: rooms, and topics in them."""
     if access is not None:
         for action, target in _of_stream(uin, channels, chat=chat, mail=mail):

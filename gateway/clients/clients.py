@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core.pacing import pacer_of
 from cluster.core.role import totals
 from cluster.core.turn import Newcomers, PacedLine, Turn
@@ -116,10 +116,10 @@ class Holder(Named, Protocol):
 class Publishers(Protocol):
     """Sends messages of QoS 1; see `gateway.clients.publishing.ConfirmedPublishers`."""
 
-    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
+    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_space` is called when there may be some."""
 
-    def forget(self, when_room: Callable[[], None]) -> None:
+    def forget(self, when_space: Callable[[], None]) -> None:
         """Forget a client that waits for capacity."""
 
 
@@ -182,7 +182,7 @@ class Clients:
         vrooms: VRooms,
         through_relays: bool,
         topics: TopicRooms = BY_FIRST_LEVEL,
-        guard: Guard | None = None,
+        guard: LoginGuard | None = None,
         tickets: TicketSource | None = None,
         turn: Turn | None = None,
     ) -> None:

@@ -90,7 +90,7 @@ class _Publisher:
         elif addresses:
             core = PublisherCore(self._options, addresses, random.random)
             self._shell = PublisherShell(core, self._name, self._channels, lambda: None, opens=self._opens)
-        self._room()
+        self._space()
 
     def _opens(self, address: str) -> FramedCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]:
         proxy = next((node for node in self._view().of_role("proxy") if node.address == address), None)
@@ -98,20 +98,20 @@ class _Publisher:
             raise StreamEnded(f"{address}: the registry does not have it any more")
         return self._framed.call(proxy, PUBLISH, wire_pb2.PublishReply.FromString)
 
-    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: no capacity; `when_room` is called when there may be some."""
+    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: no capacity; `when_space` is called when there may be some."""
         shell = self._shell
         if shell is None or not shell.try_admit(len(message.record)):
-            self._waiting[when_room] = None
+            self._waiting[when_space] = None
             return False
-        shell.offer(_Awaited(message, self._room))
+        shell.offer(_Awaited(message, self._space))
         return True
 
-    def forget(self, when_room: Callable[[], None]) -> None:
+    def forget(self, when_space: Callable[[], None]) -> None:
         """Forget a client that waits for capacity."""
-        self._waiting.pop(when_room, None)
+        self._waiting.pop(when_space, None)
 
-    def _room(self) -> None:
+    def _space(self) -> None:
         if self._waiting and not self._letting_in:
             self._letting_in = True
             asyncio.get_running_loop().call_soon(self._let_in)
@@ -119,10 +119,10 @@ class _Publisher:
     def _let_in(self) -> None:
         """Call each waiting client once; one that meets no capacity goes to the end."""
         self._letting_in = False
-        for when_room in list(self._waiting):
-            if self._waiting.pop(when_room, False) is None:
+        for when_space in list(self._waiting):
+            if self._waiting.pop(when_space, False) is None:
                 before = len(self._waiting)
-                when_room()
+                when_space()
                 if len(self._waiting) > before:
                     return  # it met no capacity again: nor would those after it
 
@@ -152,15 +152,15 @@ class ConfirmedPublishers:
         self._ordinary.set_proxies(addresses)
         self._big.set_proxies(addresses)
 
-    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: no proxy runs, or too much waits for them; `when_room` is
+    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: no proxy runs, or too much waits for them; `when_space` is
         called when that may have changed."""
-        return (self._big if self._vrooms.is_big(message.key) else self._ordinary).publish(message, when_room)
+        return (self._big if self._vrooms.is_big(message.key) else self._ordinary).publish(message, when_space)
 
-    def forget(self, when_room: Callable[[], None]) -> None:
+    def forget(self, when_space: Callable[[], None]) -> None:
         """Forget a client that waits for capacity."""
-        self._ordinary.forget(when_room)
-        self._big.forget(when_room)
+        self._ordinary.forget(when_space)
+        self._big.forget(when_space)
 
     async def close(self) -> None:
         """End the streams; unresolved messages fail."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from cluster.access.doors import address_of, brought
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.access.logins import address_of, brought
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
 from cluster.mqtt.server import SessionLimits
@@ -60,7 +60,7 @@ FIRST_STEP = 1 << 64
 """First number of a step; no request has such a number."""
 
 SLOW = "the client does not read its messages fast enough"
-NO_ROOM = (
+NO_SPACE = (
     "a router or relay of the cluster has no space for what was asked (router.max_entries, relay.max_entries): nothing was joined"
 )
 
@@ -117,7 +117,7 @@ class _Stream:
         self.uin = 0
         self.chat = False
         """True if it takes messages to its user."""
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a client that has logged in; None: nobody has to."""
         self.reason = REASON_SEND_FAILED
         """`Reason` of control.proto for a logout by the gateway."""
@@ -173,7 +173,7 @@ class _Stream:
                 return
             request = steps.request
         if refused:
-            self.reply(wire_pb2.SubscribeReply(request=request, error_code=LimitError.code, error_text=NO_ROOM))
+            self.reply(wire_pb2.SubscribeReply(request=request, error_code=LimitError.code, error_text=NO_SPACE))
         else:
             self.reply(wire_pb2.SubscribeReply(request=request))
 
@@ -365,7 +365,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             pass
         return self._ask_first(stream, access, request) if access.must_ask else self._take_now(stream, request)
 
-    def _foresee(self, stream: _Stream, access: Session, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
+    def _foresee(self, stream: _Stream, access: LoginSession, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
         """Note what callbacks must be asked, one piece between two yields."""
         with contextlib.suppress(PixiuError):  # its faults are reported when it is carried out
             for joins in _pieces(request.join_rooms, request.join_topics, self._clients):
@@ -374,7 +374,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         foresee_stream(access, stream.uin, (), chat=request.hello.chat, mail=request.hello.mail)
 
     async def _ask_first(
-        self, stream: _Stream, access: Session, request: wire_pb2.SubscribeRequest, foreseeing: Iterator[None] | None = None
+        self, stream: _Stream, access: LoginSession, request: wire_pb2.SubscribeRequest, foreseeing: Iterator[None] | None = None
     ) -> None:
         if foreseeing is not None:
             await self._in_pieces(foreseeing)
@@ -446,7 +446,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
                 joins.append(piece)
                 yield
             yield from self._check_allowed(stream, joins, chat=chat, mail=mail)
-            self._check_room(stream, leaves, joins)
+            self._check_space(stream, leaves, joins)
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
@@ -489,7 +489,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             if access.permissions is rules:
                 return
 
-    def _check_room(self, stream: _Stream, leaves: list[Channels], joins: list[Channels]) -> None:
+    def _check_space(self, stream: _Stream, leaves: list[Channels], joins: list[Channels]) -> None:
         if not joins:
             return
         limit, wanted = self._clients.options.max_subscriptions, stream.channels.difference(*leaves).union(*joins)
@@ -501,8 +501,8 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
 
 async def _log_in(
-    guard: Guard, tickets: TicketSource | None, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest
-) -> Session:
+    guard: LoginGuard, tickets: TicketSource | None, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest
+) -> LoginSession:
     client = first.hello.client
     credentials = brought(guard, context, client)
     identity = await guard.check(credentials)

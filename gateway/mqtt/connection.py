@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
 from cluster.core.turn import SMALL_READ_BYTES
-from cluster.listeners.doors import host_of
+from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
@@ -125,7 +125,7 @@ class MQTTConnection(asyncio.Protocol):
         self.uin = 0
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a client that has logged in; None: nobody has to."""
         self._logging_in: asyncio.Task[None] | None = None
         self._clients = clients
@@ -418,7 +418,7 @@ class MQTTConnection(asyncio.Protocol):
             return ConnackCode.SERVER_UNAVAILABLE
         return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
 
-    def _log_in(self, guard: Guard, connect: Connect) -> ConnackCode | None:
+    def _log_in(self, guard: LoginGuard, connect: Connect) -> ConnackCode | None:
         """Ask the guard. Returns None if it answers later."""
         assert self._transport is not None
         address = host_of(self._transport)
@@ -436,7 +436,7 @@ class MQTTConnection(asyncio.Protocol):
             return code_of(error)
         return ConnackCode.ACCEPTED
 
-    async def _log_in_later(self, guard: Guard, credentials: Credentials, identity: Identity | None) -> None:
+    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None) -> None:
         code = ConnackCode.ACCEPTED
         try:
             if identity is None:
@@ -529,7 +529,7 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.Close):
             self._closed(effect)
 
-    def _asks_about(self, access: Session, effect: Effect) -> bool:
+    def _asks_about(self, access: LoginSession, effect: Effect) -> bool:
         return isinstance(effect, session_events.PublishMessages) and foresee_publish(access, effect.messages)
 
     def _join_in_turn(self, effect: session_events.SubscribeFilters) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from cluster.access.guard import Session
+from cluster.access.login_guard import LoginSession
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Publish
 from gateway import events as ev
@@ -41,7 +41,7 @@ class PublishingClient(Protocol):
     id: int
     uin: int
     client_id: str | None
-    access: Session | None
+    access: LoginSession | None
 
     @property
     def is_open(self) -> bool:
@@ -165,7 +165,7 @@ class Publishing:
             self._stopped = stopped
             self._client.stop_reading(stopped)
 
-    def _allowed(self, messages: Sequence[tuple[int, Publish]], access: Session) -> list[tuple[int, Publish]]:
+    def _allowed(self, messages: Sequence[tuple[int, Publish]], access: LoginSession) -> list[tuple[int, Publish]]:
         """Return the messages that the client may publish. The others are dropped; at QoS 1 that ends the session, because MQTT
         cannot refuse. The client is charged for all."""
         self._client.hold_reading(pay(access, messages))

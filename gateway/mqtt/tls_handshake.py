@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from cluster.listeners.doors import host_of
-from cluster.trust.door_tls import DoorTls
+from cluster.listeners.clients import host_of
+from cluster.trust.listener_tls import ListenerTls
 from gateway.clients.clients import Clients
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
@@ -48,7 +48,7 @@ class TlsHandshake(asyncio.Protocol):
         connect: makes the protocol that takes over.
     """
 
-    def __init__(self, clients: Clients, tls: DoorTls, connect: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, clients: Clients, tls: ListenerTls, connect: Callable[[], asyncio.Protocol]) -> None:
         self.id = 0
         self._clients, self._tls, self._connect = clients, tls, connect
         self._task: asyncio.Task[None] | None = None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.rpc.framed import OPEN_S, Framed
 from cluster.rpc.methods import TICKETS
 from cluster.trust.identity import Credentials, Identity
@@ -160,7 +160,7 @@ class TicketClient:
         self,
         tickets: Tickets,
         framed: Framed,
-        guard: Guard,
+        guard: LoginGuard,
         changed: Callable[[], None],
         crash: Callable[[BaseException], None],
         unix_s: Callable[[], float] = time.time,

@@ -21,7 +21,7 @@ MAX_READ: Final = 1000
 """Limit of entries of one read."""
 
 
-class Refusal(Exception):
+class ReadRefusal(Exception):
     """An error answer, as a code."""
 
     def __init__(self, code: Code) -> None:
@@ -88,9 +88,9 @@ class Reader:
     def peek(
         self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
     ) -> Read:  # fmt: skip
-        """Read entries after `start`, or before `before` with the newest first, without a session. Raises Refusal."""
+        """Read entries after `start`, or before `before` with the newest first, without a session. Raises ReadRefusal."""
         if lane > MAX_LANE:
-            raise Refusal(Code.INVALID_ARGUMENT)
+            raise ReadRefusal(Code.INVALID_ARGUMENT)
         head = self._inboxes.head(uin, lane)
         deleted = self._deletions.of(uin, lane, head)
         entries = self._back(uin, lane, before, count) if before else self._forward(uin, lane, start, count)

@@ -326,7 +326,7 @@ class Machine:
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
         devices: bool = False,
     ) -> Read:  # fmt: skip
-        """Serve a `pi.events.ReadRequest`. Raises Refusal, StateDamaged."""
+        """Serve a `pi.events.ReadRequest`. Raises ReadRefusal, StateDamaged."""
         if number == NO_DEVICE:
             return self.state.peek(uin, lane, start or 0, count, before, devices=devices)
         return self.state.read(uin, number, lane, session, start, count, before, devices=devices)

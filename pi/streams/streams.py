@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import grpc.aio
 
-from cluster.listeners.guard import Caller, caller_of
+from cluster.listeners.call_guard import Caller, caller_of
 from cluster.rpc.framed import FramedHandler
 from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply
@@ -70,8 +70,8 @@ class Stream:
         self._unanswered = 0
         self._bytes = 0
         self._leaving: pi_pb2.PiReply | None = None
-        self._room = asyncio.Event()
-        self._room.set()
+        self._space = asyncio.Event()
+        self._space.set()
         self._answered = asyncio.Event()
         self._answered.set()
         self._duplex = Duplex(carrier, self._take, self._give, over=over, last=self._answered.wait)
@@ -81,7 +81,7 @@ class Stream:
         self._replies.append(reply)
         self._bytes += reply.ByteSize()
         if self._bytes >= WINDOW_BYTES:
-            self._room.clear()
+            self._space.clear()
         self._duplex.wake()
 
     async def run(self) -> None:
@@ -92,9 +92,9 @@ class Stream:
         self._unanswered += 1
         self._answered.clear()
         if self._unanswered >= WINDOW_REQUESTS:
-            self._room.clear()
+            self._space.clear()
         self._on_request(request)
-        return None if self._room.is_set() else self._room.wait()
+        return None if self._space.is_set() else self._space.wait()
 
     def _give(self) -> pi_pb2.PiReply | None:
         """Return the next reply. A caller that does not read its replies is not read from: they count until they have left."""
@@ -103,7 +103,7 @@ class Stream:
             self._bytes -= self._leaving.ByteSize()
             self._leaving = None
             if self._unanswered < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES:
-                self._room.set()
+                self._space.set()
             if not self._unanswered:
                 self._answered.set()
         if self._replies:

@@ -175,7 +175,7 @@ class PixiuWriter:
 
     async def _send_mails(self, px: Client, rows: Sequence[Row]) -> None:
         writer = px.mail_writer()
-        await writer.room()
+        await writer.space()
         receipts: list[MailReceipt] = []
         for row in rows:
             while True:
@@ -183,7 +183,7 @@ class PixiuWriter:
                     receipts.append(self._send_mail(writer, row))
                     break
                 except Overloaded:
-                    await writer.room()
+                    await writer.space()
         try:
             await writer.wait_finished()
         except IdReused:

@@ -17,7 +17,7 @@ from pixiu.client.receive.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.send.awaited import SendFailure
 from pixiu.client.send.signalling import SignalReceipt
 from pixiu.client.send.streams import Receipt
-from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, Entry, Lane
+from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, InboxEntry, Lane
 from pixiu.client.stores.view import InboxView
 from pixiu.client.sync.client import (
     SyncClient,
@@ -45,9 +45,9 @@ __all__ = [
     "ConnectionState",
     "DeadLetterEntry",
     "DeviceState",
-    "Entry",
     "GapReason",
     "Inbox",
+    "InboxEntry",
     "InboxView",
     "Lane",
     "Mail",

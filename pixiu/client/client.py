@@ -551,7 +551,7 @@ class Client:
 
         def late() -> PixiuError:
             if receipt is None:
-                return NotSent(f"the mail was not sent within {timeout_s:g} s: there was no room for it")
+                return NotSent(f"the mail was not sent within {timeout_s:g} s: there was no space for it")
             return OutcomeUnknown(f"the mail was not confirmed within {timeout_s:g} s: it may still be")
 
         async with within(timeout_s, late):

@@ -253,6 +253,6 @@ class User:
     def mail_soon(self, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
         """Send a mail without waiting; await the receipt for its confirmation. Arguments as for `mail`.
 
-        Raises `Overloaded` when too much is unconfirmed: use `px.mail_writer()`, whose `room()` waits for space.
+        Raises `Overloaded` when too much is unconfirmed: use `px.mail_writer()`, whose `space()` waits for space.
         """
         return self._client.mail_soon(self.uin, payload, options)

@@ -51,7 +51,7 @@ _PARTS: Final = {
 }
 
 
-class Rule(NamedTuple):
+class PathRule(NamedTuple):
     """The use of a path, and its permissions."""
 
     path: str
@@ -68,37 +68,37 @@ def _all(what: str, *who: str) -> dict[str, str]:
 
 
 RULES: Final = (
-    Rule("", _all("r", *_EVERYBODY)),
-    Rule("/access", _all("r", *_EVERYBODY)),
-    Rule("/layout", _all("r", *_EVERYBODY)),
-    Rule("/settings", _all("r", *ROLES)),
-    Rule("/settings_changes", {}),
-    Rule("/supervisor", {}),
-    Rule("/doctor…", {}),
-    Rule("/drain", {}, directory=True),
-    Rule("/drain/{endpoint}", _all("r", *ROLES)),
-    Rule("/kick", _all("r", "gateway", "proxy"), directory=True),
-    Rule("/kick/r…", _all("r", "gateway", "proxy")),
-    Rule("/worker", _all("rc", "gateway", "proxy"), directory=True),
-    Rule("/worker/{k}", _all("rw", "gateway", "proxy")),
-    Rule("/instance", _all("rc", "gateway"), directory=True),
-    Rule("/instance/{k}", _all("r", *ROLES) | {"gateway": "rwcd"}),
-    Rule("/instance/{k}/holder", _all("r", *ROLES)),
-    Rule("/{equal}", _all("r", *ROLES, CLIENT) | {OWN: "rcd"}, directory=True),
-    Rule("/{equal}/changes", _all("r", *ROLES, CLIENT) | {OWN: "rw"}, directory=True),
-    Rule("/{equal}/n…", _all("r", *ROLES, CLIENT) | {OWN: "rw"}),
-    Rule("/{store}", _all("r", *ROLES, PIPELINE), directory=True),
-    Rule("/{role}", _all("r", *ROLES), directory=True),
-    Rule("/{store}/changes", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}, directory=True),
-    Rule("/{role}/changes", _all("r", *ROLES) | {OWN: "rw"}, directory=True),
-    Rule("/{role}/partition_num", _all("r", *ROLES)),
-    Rule("/{role}/doubling", {}),
-    Rule("/{role}/doublings", {}),
-    Rule("/{store}/partition{p}", _all("r", *ROLES, PIPELINE) | {OWN: "rcd"}),
-    Rule("/{store}/partition{p}/n…", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}),
-    Rule("/{store}/partition{p}/state", {OWN: "rw"}),
-    Rule("/{role}/partition{p}", _all("r", *ROLES) | {OWN: "rcd"}),
-    Rule("/{role}/partition{p}/n…", _all("r", *ROLES) | {OWN: "rw"}),
+    PathRule("", _all("r", *_EVERYBODY)),
+    PathRule("/access", _all("r", *_EVERYBODY)),
+    PathRule("/layout", _all("r", *_EVERYBODY)),
+    PathRule("/settings", _all("r", *ROLES)),
+    PathRule("/settings_changes", {}),
+    PathRule("/supervisor", {}),
+    PathRule("/doctor…", {}),
+    PathRule("/drain", {}, directory=True),
+    PathRule("/drain/{endpoint}", _all("r", *ROLES)),
+    PathRule("/kick", _all("r", "gateway", "proxy"), directory=True),
+    PathRule("/kick/r…", _all("r", "gateway", "proxy")),
+    PathRule("/worker", _all("rc", "gateway", "proxy"), directory=True),
+    PathRule("/worker/{k}", _all("rw", "gateway", "proxy")),
+    PathRule("/instance", _all("rc", "gateway"), directory=True),
+    PathRule("/instance/{k}", _all("r", *ROLES) | {"gateway": "rwcd"}),
+    PathRule("/instance/{k}/holder", _all("r", *ROLES)),
+    PathRule("/{equal}", _all("r", *ROLES, CLIENT) | {OWN: "rcd"}, directory=True),
+    PathRule("/{equal}/changes", _all("r", *ROLES, CLIENT) | {OWN: "rw"}, directory=True),
+    PathRule("/{equal}/n…", _all("r", *ROLES, CLIENT) | {OWN: "rw"}),
+    PathRule("/{store}", _all("r", *ROLES, PIPELINE), directory=True),
+    PathRule("/{role}", _all("r", *ROLES), directory=True),
+    PathRule("/{store}/changes", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}, directory=True),
+    PathRule("/{role}/changes", _all("r", *ROLES) | {OWN: "rw"}, directory=True),
+    PathRule("/{role}/partition_num", _all("r", *ROLES)),
+    PathRule("/{role}/doubling", {}),
+    PathRule("/{role}/doublings", {}),
+    PathRule("/{store}/partition{p}", _all("r", *ROLES, PIPELINE) | {OWN: "rcd"}),
+    PathRule("/{store}/partition{p}/n…", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}),
+    PathRule("/{store}/partition{p}/state", {OWN: "rw"}),
+    PathRule("/{role}/partition{p}", _all("r", *ROLES) | {OWN: "rcd"}),
+    PathRule("/{role}/partition{p}/n…", _all("r", *ROLES) | {OWN: "rw"}),
 )  # fmt: skip
 """Rules of paths: the first match applies. Other paths belong to the operator."""
 
@@ -113,7 +113,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 _PATTERNS: Final = tuple((_pattern(rule.path), rule) for rule in RULES)
 
 
-def rule_of(path: str) -> tuple[Rule | None, str]:
+def rule_of(path: str) -> tuple[PathRule | None, str]:
     """Find the rule of a path below the root (empty: the root itself), and the role in it; empty: none."""
     for pattern, rule in _PATTERNS:
         found = pattern.fullmatch(path)

@@ -39,7 +39,7 @@ PACED_PER_S: Final = 20.0
 """Reads per second of a role in which changes were missed."""
 
 
-class Kind(IntEnum):
+class RequestKind(IntEnum):
     """Kind of request for a path, in the order in which they are done."""
 
     WATCH = 0
@@ -54,7 +54,7 @@ class Kind(IntEnum):
 class Read:
     """One request to the registry."""
 
-    kind: Kind
+    kind: RequestKind
     path: str
 
 
@@ -120,9 +120,9 @@ class Reader:
     def begin(self, now: float) -> None:
         """Request to watch and read everything."""
         self._watch()
-        self._ask(Kind.COMPARE, *self._markers)
-        self._ask(Kind.LIST, *self._roles)
-        self._ask(Kind.GET, self._layout_path)
+        self._ask(RequestKind.COMPARE, *self._markers)
+        self._ask(RequestKind.LIST, *self._roles)
+        self._ask(RequestKind.GET, self._layout_path)
         self._poll_at = now + self._jittered()
 
     def connected_again(self, now: float) -> None:
@@ -147,10 +147,10 @@ class Reader:
         """Take the requests to send now: all of one kind, to be settled before the next call."""
         if now >= self._poll_at:
             self._poll_at = now + self._jittered()
-            self._ask(Kind.COMPARE, self._layout_path, *self._markers, *self._next_compared())
+            self._ask(RequestKind.COMPARE, self._layout_path, *self._markers, *self._next_compared())
         if now >= self._resume_at:
             self._resume_at = float("inf")
-            self._ask(Kind.COMPARE, self._layout_path, *self._markers)
+            self._ask(RequestKind.COMPARE, self._layout_path, *self._markers)
         if self._paced and now >= self._paced_at:
             self._paced_at = now + 1 / PACED_PER_S
             read = next(iter(self._paced))
@@ -211,12 +211,12 @@ class Reader:
             self._note_marker(path, version + 1)
         elif path == self._layout_path:
             if modified_zxid != self._layout_zxid:
-                self._ask(Kind.GET, path)
+                self._ask(RequestKind.GET, path)
         elif directory is not None or path in self._partitions:
             if children_zxid != (directory.zxid if directory is not None else self._partitions[path]):
-                self._ask(Kind.LIST, path)
+                self._ask(RequestKind.LIST, path)
         elif entry is not None and modified_zxid != entry.zxid:
-            self._ask(Kind.GET, path)
+            self._ask(RequestKind.GET, path)
 
     def listed(self, read: Read, names: Iterable[str], children_zxid: int) -> None:
         """Take the children of a directory, and the transaction that changed them last."""
@@ -238,7 +238,7 @@ class Reader:
             there = {name for name in names if paths.replica_of(name) is not None}
             for name in directory.entries.keys() - there:
                 self._drop(f"{path}/{name}")
-            self._ask(Kind.GET, *(f"{path}/{name}" for name in sorted(there - directory.entries.keys())))
+            self._ask(RequestKind.GET, *(f"{path}/{name}" for name in sorted(there - directory.entries.keys())))
 
     def got(self, read: Read, data: bytes, modified_zxid: int) -> None:
         """Take the data of the layout or of a node."""
@@ -285,27 +285,27 @@ class Reader:
             self._markers[path] = 0 if gone else count + 1 if count is not None else None
         elif path == self._layout_path:
             if not gone:
-                self._ask(Kind.GET, path)
+                self._ask(RequestKind.GET, path)
         elif path in self._roles or (place in self._partitions and paths.partition_of(name) is not None):
-            self._ask(Kind.LIST, path if path in self._roles else place)
+            self._ask(RequestKind.LIST, path if path in self._roles else place)
         elif paths.replica_of(name) is not None and place in self._directories:
             # A list that is under way may be older than this.
-            self.failed(Read(Kind.LIST, place))
+            self.failed(Read(RequestKind.LIST, place))
             if gone:
                 self._drop(path)
             else:
-                self._ask(Kind.GET, path)
+                self._ask(RequestKind.GET, path)
         elif paths.replica_of(name) is not None and place.rpartition("/")[0] in self._partitions:
-            self._ask(Kind.LIST, place.rpartition("/")[0])
+            self._ask(RequestKind.LIST, place.rpartition("/")[0])
 
     # --- inside
 
-    def _ask(self, kind: Kind, *wanted: str) -> None:
+    def _ask(self, kind: RequestKind, *wanted: str) -> None:
         for path in wanted:
             self._due[Read(kind, path)] = None
 
     def _watch(self) -> None:
-        self._ask(Kind.WATCH, self._layout_path, *self._roles)
+        self._ask(RequestKind.WATCH, self._layout_path, *self._roles)
 
     def _jittered(self) -> float:
         return self._poll_interval_s * (1 - POLL_JITTER + 2 * POLL_JITTER * self._uniform())
@@ -317,7 +317,7 @@ class Reader:
 
     def _add_partition(self, path: str, role: str, partition: int) -> None:
         self._directories[path] = _Directory(role, partition)
-        self._ask(Kind.LIST, path)
+        self._ask(RequestKind.LIST, path)
 
     def _drop(self, path: str) -> None:
         """Forget a node that does not exist, with everything below it and all reads of it."""
@@ -332,7 +332,7 @@ class Reader:
                 del self._directories[path]
         elif (parent := self._directories.get(place)) is not None and (entry := parent.entries.pop(name, None)) is not None:
             self._changed = self._changed or entry.node is not None
-        for kind in (Kind.COMPARE, Kind.GET):
+        for kind in (RequestKind.COMPARE, RequestKind.GET):
             read = Read(kind, path)
             self._due.pop(read, None)
             self._paced.pop(read, None)
@@ -347,10 +347,10 @@ class Reader:
         below = [one for one in self._directories if one == place or one.startswith(f"{place}/")]
         wanted = ([place] if place in self._partitions else []) + below
         for directory in wanted:
-            self._paced[Read(Kind.COMPARE, directory)] = None
+            self._paced[Read(RequestKind.COMPARE, directory)] = None
         entries = [(f"{one}/{name}", entry) for one in below for name, entry in self._directories[one].entries.items()]
         for node, _ in sorted(entries, key=_running_last):
-            self._paced[Read(Kind.COMPARE, node)] = None
+            self._paced[Read(RequestKind.COMPARE, node)] = None
 
     def _next_compared(self) -> Iterator[str]:
         """The directories and nodes that are next to compare."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from pixiu.discovery import paths
-from pixiu.discovery.reader import Kind, Read, Reader
+from pixiu.discovery.reader import Read, Reader, RequestKind
 from pixiu.discovery.view import Connected, Disconnected, Event, PeerAlive, PeerDead, Tick, View, ViewReducer
 from pixiu.discovery.zookeeper import NoNode, SessionEvent, SessionState, WatchEvent, WatchKind, ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, RemoteError
@@ -207,19 +207,19 @@ class Discovery:
         reader, zookeeper, path = self._reader, self._zookeeper, read.path
         try:
             match read.kind:
-                case Kind.WATCH:
+                case RequestKind.WATCH:
                     await zookeeper.watch_below(path, self._on_watch)
                     reader.watched(read)
-                case Kind.COMPARE:
+                case RequestKind.COMPARE:
                     stat = await zookeeper.exists(path)
                     if stat is None:
                         reader.missing(read)
                     else:
                         reader.compared(read, stat.version, stat.modified_zxid, stat.children_zxid)
-                case Kind.LIST:
+                case RequestKind.LIST:
                     names, stat = await zookeeper.listing(path)
                     reader.listed(read, names, stat.children_zxid)
-                case Kind.GET:
+                case RequestKind.GET:
                     data, stat = await zookeeper.get(path)
                     reader.got(read, data, stat.modified_zxid)
         except NoNode:

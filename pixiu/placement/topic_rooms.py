@@ -36,7 +36,7 @@ _RULE: Final = re.compile(r"([^=,\s]+)=([0-9]{1,2})(?::([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SpreadRule:
     """Topics below a prefix are spread over rooms by their first levels."""
 
     prefix: tuple[str, ...]
@@ -110,7 +110,7 @@ class TopicRooms:
                 found.update(dict.fromkeys(other.all()))
         return list(found)
 
-    def _rule_of(self, levels: list[str]) -> Rule | None:
+    def _rule_of(self, levels: list[str]) -> SpreadRule | None:
         for length in self._lengths:
             if length <= len(levels) and (rule := self._rules.get(tuple(levels[:length]))) is not None:
                 return rule
@@ -129,12 +129,12 @@ def _may_match(levels: list[str], prefix: tuple[str, ...]) -> bool:
     return True
 
 
-def _parse(text: str) -> list[Rule]:
+def _parse(text: str) -> list[SpreadRule]:
     if not text:
         return []
     if len(text) > MAX_TEXT:
         raise InvalidArgument(f"rules of topics' rooms have at most {MAX_TEXT} characters")
-    rules: dict[tuple[str, ...], Rule] = {}
+    rules: dict[tuple[str, ...], SpreadRule] = {}
     for part in text.split(","):
         found = _RULE.fullmatch(part.strip())
         if found is None:
@@ -154,7 +154,7 @@ def _parse(text: str) -> list[Rule]:
             )
         if prefix in rules:
             raise InvalidArgument(f"two rules for topics below {found[1]!r}")
-        rules[prefix] = Rule(prefix, depth, rooms)
+        rules[prefix] = SpreadRule(prefix, depth, rooms)
     if len(rules) > MAX_RULES:
         raise InvalidArgument(f"at most {MAX_RULES} rules of topics' rooms")
     return list(rules.values())

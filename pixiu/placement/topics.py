@@ -32,7 +32,7 @@ _ROOM_DIGITS: Final = len(str(MAX_ROOM))
 _USER_DIGITS: Final = len(str(MAX_ID))
 
 
-class Refusal(Enum):
+class TopicRefusal(Enum):
     """The reason why no room carries a name. The value is the text for people."""
 
     EMPTY = "a topic has at least one character"
@@ -61,15 +61,15 @@ def has_wildcard(name: str) -> bool:
     return "+" in name or "#" in name
 
 
-def resolve(name: str) -> RoomID | Refusal:
+def resolve(name: str) -> RoomID | TopicRefusal:
     """Find the room that carries a topic (or a filter without wildcards), or the reason why none does. Never raises."""
     return _remembered(name) if len(name) <= CACHED_NAME_LENGTH else _resolve(name)
 
 
-def destination(name: str) -> RoomID | UIN | Refusal:
+def destination(name: str) -> RoomID | UIN | TopicRefusal:
     """Find the room that carries a topic, or the user that `user/{UIN}` names, or the reason why there is neither. Never raises."""
     found = resolve(name)
-    if found is Refusal.USER:
+    if found is TopicRefusal.USER:
         uin = user_of_topic(name)
         return found if uin is None else uin
     return found
@@ -83,23 +83,23 @@ def user_of_topic(name: str) -> UIN | None:
     return UIN(int(digits)) if int(digits) <= MAX_ID else None
 
 
-def _resolve(name: str) -> RoomID | Refusal:
+def _resolve(name: str) -> RoomID | TopicRefusal:
     if not name:
-        return Refusal.EMPTY
+        return TopicRefusal.EMPTY
     if len(name) > MAX_TOPIC_LENGTH:
-        return Refusal.LONG
+        return TopicRefusal.LONG
     if has_wildcard(name):
-        return Refusal.WILDCARD
+        return TopicRefusal.WILDCARD
     if name.startswith(ROOM_PREFIX):
         digits = name[len(ROOM_PREFIX) :]
         if not (digits.isascii() and digits.isdecimal() and digits[0] != "0" and len(digits) <= _ROOM_DIGITS):
-            return Refusal.ROOM_NUMBER
+            return TopicRefusal.ROOM_NUMBER
         room = int(digits)
-        return RoomID(room) if room <= MAX_ROOM else Refusal.ROOM_NUMBER
+        return RoomID(room) if room <= MAX_ROOM else TopicRefusal.ROOM_NUMBER
     if name.startswith(USER_PREFIX):
-        return Refusal.USER
+        return TopicRefusal.USER
     if name[0] == "$":
-        return Refusal.SYSTEM
+        return TopicRefusal.SYSTEM
     return topic_room(name)
 
 
@@ -112,6 +112,6 @@ def room_of_topic(name: str) -> RoomID:
     Source: docs/routing.md.
     """
     found = resolve(name)
-    if isinstance(found, Refusal):
+    if isinstance(found, TopicRefusal):
         raise InvalidArgument(f"no room carries the topic {name[:80]!r}: {found.value}")
     return found

@@ -3,7 +3,7 @@
     TLS_DIR/ca.pem       trusted authorities; several, one after the other, while the authority changes
     TLS_DIR/xiu.pem      private key and certificate of a Xiu, in one file, so that a rename replaces both at once
     TLS_DIR/operator.pem the same of an operator's commands
-    TLS_DIR/revoked      serial numbers of revoked certificates, hexadecimal, one a line (`cluster.listeners.guard`)
+    TLS_DIR/revoked      serial numbers of revoked certificates, hexadecimal, one a line (`cluster.listeners.call_guard`)
 
 A certificate names its role twice: `pixiu://role/xiu`, which servers check, and the host name `xiu.pixiu`, which callers check
 whatever the address is. So a process at a Xiu's address is trusted as a Xiu only if it can prove it.

@@ -14,8 +14,8 @@ from typing import Final
 
 import grpc.aio
 
-from cluster.access.doors import enter
-from cluster.access.guard import Guard, Session
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.access.logins import enter
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
@@ -63,20 +63,20 @@ class WriterStream:
         self.work = asyncio.Event()
         """Set when `give` has something."""
         self.opened = False
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a writer that has logged in; None: nobody has to."""
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in."""
         self.finish: Callable[[], None] = lambda: None
         """Called when everything is written of a stream that has ended."""
         self._all_said = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._space = asyncio.Event()
+        self._space.set()
         self.unconfirmed = 0
 
-    def room(self) -> Awaitable[object] | None:
+    def space(self) -> Awaitable[object] | None:
         """Awaitable that ends when another batch may be taken; None: at once."""
-        return None if self._room.is_set() else self._room.wait()
+        return None if self._space.is_set() else self._space.wait()
 
     async def finished(self) -> None:
         """Wait until all mail is confirmed, and the confirmations are written."""
@@ -87,7 +87,7 @@ class WriterStream:
         self._reply.taken = up_to
         self.unconfirmed += size
         if self.unconfirmed >= self._window:
-            self._room.clear()
+            self._space.clear()
         self._wake()
 
     def answered(self, answer: ev.Answer) -> None:
@@ -103,7 +103,7 @@ class WriterStream:
                 committed=triple.committed,
             )  # fmt: skip
         self.unconfirmed = answer.unconfirmed_bytes
-        self._look_for_room()
+        self._look_for_space()
         self._wake()
 
     def say(self, reply: mail_pb2.MailReply) -> None:
@@ -119,13 +119,13 @@ class WriterStream:
     def end(self) -> None:
         """End the stream after what waits is written."""
         self.ended = True
-        self._room.set()
+        self._space.set()
         self._wake()
 
     def give(self) -> mail_pb2.MailReply | None:
         """Next reply: everything that has come while the one before was written."""
         reply, self._reply = self._reply, mail_pb2.MailReply()
-        self._look_for_room()
+        self._look_for_space()
         if reply.ByteSize():
             return reply
         if self.ended:
@@ -134,11 +134,11 @@ class WriterStream:
             self._all_said.set()
         return None
 
-    def _look_for_room(self) -> None:
+    def _look_for_space(self) -> None:
         if self.ended or (self.unconfirmed < self._window and len(self._reply.results) < MAX_UNTOLD):
-            self._room.set()
+            self._space.set()
         else:
-            self._room.clear()
+            self._space.clear()
 
     def _wake(self) -> None:
         self._all_said.clear()
@@ -154,7 +154,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         guard: authenticates writers; None: nobody has to log in.
     """
 
-    def __init__(self, context: Context[Options], ids: MessageIDs, guard: Guard | None = None) -> None:
+    def __init__(self, context: Context[Options], ids: MessageIDs, guard: LoginGuard | None = None) -> None:
         self._context, self._ids, self._guard = context, ids, guard
         options = context.options
         self._window = options.publisher_window_bytes
@@ -285,9 +285,9 @@ class MailService(mail_pb2_grpc.MailerServicer):
                 await access.ask()
             batch = ev.MailReceived(stream.number, records, part, request.position + first, level, more)
             await turn.run(partial(self._take, stream, batch), len(request.batch))
-            room = stream.room()
-            if room is not None:
-                await room
+            space = stream.space()
+            if space is not None:
+                await space
             if stream.ended:
                 return
 

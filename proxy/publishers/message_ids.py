@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from cluster.access.doors import LOANS
-from cluster.access.guard import Session
+from cluster.access.login_guard import LoginSession
+from cluster.access.logins import LOANS
 from cluster.settings.options import ClusterOptions
 from cluster.trust.followed_keys import ProofKeys
 from cluster.trust.loans import WORKER_MASK, Lent, Loan, owner_of, prove
@@ -36,16 +36,16 @@ class MessageIDs:
         self.proofs_refused = 0
 
     @staticmethod
-    def owner(session: Session | None) -> bytes:
+    def owner(session: LoginSession | None) -> bytes:
         """Owner to lend numbers to; empty for those who need not log in."""
         return owner_of(session.identity) if session is not None else b""
 
     @staticmethod
-    def of(session: Session) -> Lent:
+    def of(session: LoginSession) -> Lent:
         """Initial rights of a stream: none, except derived IDs if a service or an impersonator has logged in."""
         return Lent(owner_of(session.identity), not session.identity.uin or session.permissions.may_impersonate)
 
-    def prove(self, loan: Loan, session: Session | None) -> bytes:
+    def prove(self, loan: Loan, session: LoginSession | None) -> bytes:
         """Proof of a loan; empty if nobody needs one."""
         keys = self._newest()
         return prove(keys[0], loan, owner_of(session.identity)) if keys and session is not None and loan.until_ms else b""
@@ -61,7 +61,7 @@ class MessageIDs:
         return self._last
 
     def permitted(
-        self, data: bytes, count: int, session: Session, lent: Lent, more: Mapping[int, Sequence[int]] | None = None
+        self, data: bytes, count: int, session: LoginSession, lent: Lent, more: Mapping[int, Sequence[int]] | None = None
     ) -> bytes:
         """Return a batch as its publisher may publish it, see `proxy.publishers.permits.permitted`."""
         first = int.from_bytes(data[16:24], "little")
@@ -74,7 +74,7 @@ class MessageIDs:
             lent.refused = 0
         return data
 
-    def check_writer(self, session: Session, lent: Lent, worker: int, generation: int) -> None:
+    def check_writer(self, session: LoginSession, lent: Lent, worker: int, generation: int) -> None:
         """Raises `NotAllowed` if a writer of mail could be somebody else's."""
         if not lent.covers_writer(worker, generation):
             session.not_lent(1)

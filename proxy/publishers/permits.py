@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from cluster.access.guard import Session
+from cluster.access.login_guard import LoginSession
 from cluster.access.rules import MAIL as MAY_MAIL
 from cluster.access.rules import PUBLISH, Target
 from cluster.access.rules import SIGNAL as MAY_SIGNAL
@@ -46,7 +46,7 @@ assert HEAD.size == HEADER_SIZE
 
 
 class Access(Protocol):
-    """A login, as far as batches need it: `cluster.access.guard.Session`."""
+    """A login, as far as batches need it: `cluster.access.login_guard.LoginSession`."""
 
     def allows(self, action: str, target: Target) -> bool:
         """True if the login may do it."""
@@ -55,7 +55,7 @@ class Access(Protocol):
 class Foreseeing:
     """Notes the actions of a batch, for callbacks that are asked first: `permitted(batch, count, Foreseeing(session), None)`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LoginSession) -> None:
         self._foresee = session.foresee
 
     def allows(self, action: str, target: Target) -> bool:

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 
 from cluster.access.authorities import Authorities
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core.turn import Turn
 from cluster.rpc.framed import FramedHandler
 from cluster.trust.identity import Credentials, Identity, machine_of
@@ -97,7 +97,7 @@ class TicketIssuer:
 
     def __init__(
         self,
-        guard: Guard,
+        guard: LoginGuard,
         senders: SenderTickets,
         keys: Callable[[], tuple[bytes, ...]],
         run_of: Callable[[EndpointID], int | None],

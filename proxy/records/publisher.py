@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from cluster.access.guard import Session
+from cluster.access.login_guard import LoginSession
 from cluster.core.turn import Turn
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.rpc.framed import FramedHandler
@@ -47,7 +47,7 @@ FINISH_TIMEOUT_S = 10.0
 """Time for which a publisher that has ended its side is still answered, seconds."""
 
 Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
-Enter = Callable[[Callable[[str], None]], Awaitable[Session | None]]
+Enter = Callable[[Callable[[str], None]], Awaitable[LoginSession | None]]
 """Makes a session for a call, given the function that ends it. See `PublisherHost.enter`."""
 
 
@@ -76,7 +76,7 @@ class PublisherHost(Protocol):
     def members(self) -> wire_pb2.ClusterReply:
         """Addresses of the cluster's proxies and gateways."""
 
-    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+    async def enter(self, context: Any, end: Callable[[str], None]) -> LoginSession | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
 
     def exempt(self, stream: int) -> None:
@@ -102,8 +102,8 @@ class PublisherStream:
         self._written = 0
         self.work = asyncio.Event()
         """Set when `give` has something."""
-        self._room = asyncio.Event()
-        self._room.set()
+        self._space = asyncio.Event()
+        self._space.set()
         self._all_resolved = asyncio.Event()
         self._all_resolved.set()
         self.greeted = self.gateway = False
@@ -111,7 +111,7 @@ class PublisherStream:
         """Time of the last answered renewal."""
         self.endpoint: EndpointID | None = None
         """Of a gateway that publishes for its clients."""
-        self.access: Session | None = None
+        self.access: LoginSession | None = None
         """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in, or it is a gateway."""
@@ -130,9 +130,9 @@ class PublisherStream:
         if self.access is not None:
             self.access.close()
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until the window has space."""
-        await self._room.wait()
+        await self._space.wait()
 
     async def finished(self) -> None:
         """Wait until everything is resolved and answered."""
@@ -144,7 +144,7 @@ class PublisherStream:
         self._unresolved += size
         self._all_resolved.clear()
         if self._unresolved >= self._window:
-            self._room.clear()
+            self._space.clear()
 
     def resolved(self, reply: ev.Reply) -> None:
         """Queue the core's reply for the publisher."""
@@ -154,7 +154,7 @@ class PublisherStream:
         while self._sizes and self._sizes[0][0] <= reply.up_to:
             self._unresolved -= self._sizes.popleft()[1]
         if self._unresolved < self._window:
-            self._room.set()
+            self._space.set()
         self.work.set()
 
     def say(self, reply: wire_pb2.PublishReply) -> None:
@@ -303,7 +303,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             more = request.more or first + part < count
             batch = ev.BatchPublished(number, records, part, request.position + first, request.copy, request.receipt, more)
             await turn.run(partial(self._take, publisher, batch), len(data))
-            await publisher.room()
+            await publisher.space()
 
     def _renew(self, publisher: PublisherStream, worker: int) -> None:
         now = asyncio.get_running_loop().time()

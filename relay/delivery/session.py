@@ -478,7 +478,7 @@ class Session:
         self._host.hurry(now)
 
     def _acknowledge_and_look(self, item: ev.Acknowledgement, now: float) -> None:
-        """Move the window, never beyond what was sent, save the cursor, and fetch what has room now."""
+        """Move the window, never beyond what was sent, save the cursor, and fetch what has space now."""
         self._acknowledge(item, now)
         self._look(now)
 

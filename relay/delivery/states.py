@@ -37,7 +37,7 @@ class Cause(Enum):
     LISTED = "entries from Pi"
     LISTED_NONE = "nothing to get from Pi"
     FETCHED = "records from Xiu"
-    BEHIND = "the inbox has more and the window has room"
+    BEHIND = "the inbox has more and the window has space"
     FAILED = "no answer in time, or refused for now"
     PAUSED_ENOUGH = "pause over"
     UNACKNOWLEDGED = "nothing acknowledged for too long"

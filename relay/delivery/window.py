@@ -133,10 +133,10 @@ class Lane:
         if cursor.up_to > self.sent:
             self.sent = cursor.up_to
         if changed and self._sizes:
-            self._make_room()
+            self._make_space()
         return changed
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         """Release the space of acknowledged records."""
         sizes, up_to, bits = self._sizes, self.cursor.up_to, self.cursor.bits
         if up_to > self._base:

@@ -9,7 +9,7 @@ from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Tic
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.anti_entropy import Source, is_anti_entropy
-from cluster.membership.map.digest import Rule
+from cluster.membership.map.digest import DigestRule
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
 from cluster.membership.map.lww_map import LwwMap, Update
 from cluster.wire.v1 import control_pb2
@@ -52,7 +52,7 @@ def sent_to(core: Core, room: int, now: float = 5.0) -> list[EndpointID]:
 def heartbeat(core: Core, router: LwwMap, as_of: int, now: float, peer: EndpointID = ROUTER) -> list[Effect]:
     """One answer of a router, and all that follows."""
     source = Source(router, lambda *_: as_of)
-    effects = core.step(ev.SubscriptionReply(peer, True, source.digest(Rule(0, 1))), now)
+    effects = core.step(ev.SubscriptionReply(peer, True, source.digest(DigestRule(0, 1))), now)
     every = list(effects)
     while asked := [
         c for e in of(SendControl, effects) for c in map(control_pb2.Control.FromString, e.messages) if is_anti_entropy(c)

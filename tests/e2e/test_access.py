@@ -1,4 +1,4 @@
-"""Who may come in at the clients' doors, with every identity, against real processes: the table of docs/security.md."""
+"""Who may come in at the clients' listeners, with every identity, against real processes: the table of docs/security.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import pytest
 
 import pixiu
 import pixiu.testing
-from cluster.listeners.guard import METHODS
+from cluster.listeners.call_guard import METHODS
 from cluster.listeners.streams import stream_keys
 from cluster.mqtt.codec import encode as encode_packet
 from cluster.mqtt.packets import Connect, PacketType, Publish
@@ -247,7 +247,7 @@ async def subscribe(world: World, token: str, *, uin: int = 0, mail: bool = Fals
     async def asked() -> str:
         async with channel(world.cluster.gateways[0]) as to:
             call: Any = wire_pb2_grpc.SubscriberStub(to).Subscribe(metadata=metadata(token))
-            hello = wire_pb2.SubscribeHello(uin=uin, client="door", mail=mail)
+            hello = wire_pb2.SubscribeHello(uin=uin, client="listener", mail=mail)
             await call.write(wire_pb2.SubscribeRequest(hello=hello, request=1, **joins))
             while (reply := await call.read()) is not grpc.aio.EOF:
                 if reply.error_code or reply.request:
@@ -295,7 +295,7 @@ async def mail(world: World, token: str, uin: int, worker: int = -1, message_id:
             loan = await lent_to(lending)
             call: Any = mail_pb2_grpc.MailerStub(to).Send(metadata=metadata(token))
             hello = mail_pb2.MailHello(
-                client="door", worker=loan.worker if worker < 0 else worker, generation=next_generation(0, time.time())
+                client="listener", worker=loan.worker if worker < 0 else worker, generation=next_generation(0, time.time())
             )
             await call.write(mail_pb2.MailRequest(hello=hello, loans=[loan.loan]))
             first = await call.read()
@@ -435,7 +435,7 @@ def documented() -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows[2:]}
 
 
-async def test_every_door_says_to_everybody_what_the_page_says(world: World) -> None:
+async def test_every_listener_says_to_everybody_what_the_page_says(world: World) -> None:
     found = {what: [await tried(world, world.tokens[caller]) for caller in CALLERS] for what, tried in TRIED.items()}
     assert found == documented()
 
@@ -472,7 +472,7 @@ async def test_nothing_is_said_to_who_has_not_connected(world: World) -> None:
 
 
 @pytest.mark.parametrize("role", ["gateway", "proxy"])
-async def test_a_door_of_clients_has_their_methods_and_no_others(world: World, role: str) -> None:
+async def test_a_listener_of_clients_has_their_methods_and_no_others(world: World, role: str) -> None:
     """What the cluster calls is at another port."""
     served = {"gateway": ("Subscriber",), "proxy": ("Publisher", "Mailer", "Presence")}[role]
     address = (world.cluster.gateways if role == "gateway" else world.cluster.proxies)[0]
@@ -528,7 +528,7 @@ async def test_each_wrong_login_is_refused_in_the_protocols_own_words_and_counte
         assert json.dumps({"user": name})[1:-1] in audited, name
 
 
-async def test_what_comes_to_the_http_door_is_not_logged(world: World) -> None:
+async def test_what_comes_to_the_http_listener_is_not_logged(world: World) -> None:
     """The fixture looks for the tokens in all logs."""
     token = world.tokens["alice"]
 
@@ -593,7 +593,7 @@ async def test_what_is_no_login_is_said_at_once(world: World) -> None:
                 pass
 
 
-async def test_a_password_opens_the_door_and_two_users_may_have_clients_of_one_name(world: World) -> None:
+async def test_a_password_opens_the_listener_and_two_users_may_have_clients_of_one_name(world: World) -> None:
     carol = MQTTClient(*world.mqtt, "tablet", "carol", password=b"carols-password")
     await carol.connect()
     alice = await connect(world, world.tokens["alice"], client_id="tablet")

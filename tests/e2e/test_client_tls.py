@@ -1,4 +1,4 @@
-"""Clients' doors that speak TLS, of real processes: stock clients, certificates as logins, files exchanged in mid-run."""
+"""Clients' listeners that speak TLS, of real processes: stock clients, certificates as logins, files exchanged in mid-run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class World:
 
     @property
     def ca(self) -> Path:
-        return self.folder / "door/ca.pem"
+        return self.folder / "listener/ca.pem"
 
     @property
     def mqtt(self) -> tuple[str, int]:
@@ -117,7 +117,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, backend: Backend) -> Iterato
     for authority in ("ca", "clients", "strangers"):
         make_authority(folder / authority, authority)
     for role in ("gateway", "proxy"):
-        issue(folder / "ca", role, folder / "door", hosts=("127.0.0.1", "localhost"))
+        issue(folder / "ca", role, folder / "listener", hosts=("127.0.0.1", "localhost"))
     for name in ("ann", "ben", "eve"):
         issue(folder / "clients", "client", folder / "own", name=name)
     issue(folder / "clients", "client", folder / "own", name="late", days=1e-6)
@@ -128,7 +128,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, backend: Backend) -> Iterato
     logins.write_rules(CERTIFICATES + ASK.format(port=backend.server_port) + RULES)
     settings = logins.settings()
     for role in ("gateway", "proxy"):
-        settings[f"{role}.tls_certificate"] = str(folder / f"door/{role}.pem")
+        settings[f"{role}.tls_certificate"] = str(folder / f"listener/{role}.pem")
         settings[f"{role}.client_ca"] = str(folder / "clients/ca.pem")
     with pixiu.testing.cluster(settings=settings, mail=False) as cluster:
         yield World(cluster, logins, folder)
@@ -183,7 +183,9 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_connections_stay
     token = world.logins.token("alice", 7, "players")
     stays = MQTTClient(*world.mqtt, "stays", "any", password=token.encode(), tls=world.context())
     await stays.connect()
-    paths = {role: issue(world.folder / "ca", role, world.folder / "door", hosts=("127.0.0.1",)) for role in ("gateway", "proxy")}
+    paths = {
+        role: issue(world.folder / "ca", role, world.folder / "listener", hosts=("127.0.0.1",)) for role in ("gateway", "proxy")
+    }
 
     def serial(address: str) -> int:
         host, _, port = address.rpartition(":")
@@ -191,8 +193,8 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_connections_stay
         with world.context().wrap_socket(plain, server_hostname=host) as encrypted:
             return x509.load_der_x509_certificate(encrypted.getpeercert(True) or b"").serial_number
 
-    doors = {"gateway": [world.cluster.mqtt[0], world.cluster.gateways[0]], "proxy": [world.cluster.proxies[0]]}
-    for role, addresses in doors.items():
+    listeners = {"gateway": [world.cluster.mqtt[0], world.cluster.gateways[0]], "proxy": [world.cluster.proxies[0]]}
+    for role, addresses in listeners.items():
         wanted = x509.load_pem_x509_certificate(paths[role].read_bytes()).serial_number
 
         async def shown(addresses: list[Any] = addresses, wanted: int = wanted) -> bool:
@@ -205,7 +207,7 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_connections_stay
 
 
 async def code(world: World, name: str, **more: Any) -> str:
-    """What the MQTT door says to somebody with this certificate."""
+    """What the MQTT listener says to somebody with this certificate."""
     client = MQTTClient(*world.mqtt, name, None, tls=world.context(world.folder / f"own/{name}.pem"), **more)
     try:
         await client.connect()
@@ -268,7 +270,7 @@ async def test_what_is_no_tls_is_closed_counted_and_harms_nobody(world: World) -
     assert await code(world, "ann") == "yes"
 
 
-async def test_a_callback_decides_at_every_door_by_topic_and_device(world: World, backend: Backend) -> None:
+async def test_a_callback_decides_at_every_listener_by_topic_and_device(world: World, backend: Backend) -> None:
     token = world.logins.token("alice", 7, "players")
 
     async def subscribes(client_id: str, topic: str) -> bool:

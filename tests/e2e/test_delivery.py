@@ -198,7 +198,7 @@ class Load:
         """Until told to end."""
         while not self.ending:
             for uin in USERS:
-                await self._writer.room()
+                await self._writer.space()
                 self.sent[uin].append(self._writer.send(uin, b"mail"))
             await asyncio.sleep(0.02)
 

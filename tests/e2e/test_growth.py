@@ -43,7 +43,7 @@ async def skewed(target: str, stop: asyncio.Event) -> None:
     async with pixiu.connect(target) as px, px.mail_writer() as writer:
         number = 0
         while not stop.is_set():
-            await writer.room()
+            await writer.space()
             number += 1
             writer.send(HOT if number % 5 else OTHERS[number % len(OTHERS)], b"mail")
             if number % 50 == 0:

@@ -161,7 +161,7 @@ async def test_a_gateway_that_goes_while_mail_flows(receiving: LocalCluster, uin
         reading = asyncio.create_task(read())
         async with px.mail_writer() as writer:
             for number in range(total):
-                await writer.room()
+                await writer.space()
                 writer.send(uin, b"%d" % number, level="persisted")
                 await asyncio.sleep(0.005)
                 if number == total // 2:

@@ -17,7 +17,7 @@ from pixiu.client.mail.writer import MailWriter
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.roles import Roles
 from tests.support.waiting import until
-from tools.cli.inbox import Entry, read_inbox
+from tools.cli.inbox import InboxEntry, read_inbox
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
@@ -38,9 +38,9 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-async def everything(cluster: LocalCluster, uin: int, lane: int = 1) -> list[Entry]:
+async def everything(cluster: LocalCluster, uin: int, lane: int = 1) -> list[InboxEntry]:
     """An inbox."""
-    found: list[Entry] = []
+    found: list[InboxEntry] = []
     while True:
         after = found[-1].seq if found else 0
         (page,) = await read_inbox(cluster.target, uin, (lane,), after, PAGE, peek=True)
@@ -49,7 +49,7 @@ async def everything(cluster: LocalCluster, uin: int, lane: int = 1) -> list[Ent
             return found
 
 
-def ids_of(entries: list[Entry]) -> list[int]:
+def ids_of(entries: list[InboxEntry]) -> list[int]:
     """SnowflakeIDs, in the inbox's order, which is dense."""
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
     assert not [entry.code for entry in entries if entry.code]
@@ -109,7 +109,7 @@ class Load:
                 number += 1
                 uin = USERS[number % len(USERS)]
                 to = (USERS[(number + 1) % len(USERS)], USERS[(number + 5) % len(USERS)]) if number % SEVERAL == 0 else ()
-                await self._writer.room()
+                await self._writer.space()
                 self.sent.append((self._writer.send(uin, b"mail %d" % number, to=to), (uin, *to)))
             await asyncio.sleep(0.01)
 

@@ -111,7 +111,7 @@ async def send(cluster: LocalCluster, uin: int, first: int, count: int, pause_s:
     """Mail with numbers, confirmed."""
     async with pixiu.connect(cluster.target, client="sender") as px, px.mail_writer() as writer:
         for number in range(first, first + count):
-            await writer.room()
+            await writer.space()
             writer.send(uin, b"%d" % number)
             if pause_s:
                 await asyncio.sleep(pause_s)

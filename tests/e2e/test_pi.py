@@ -192,7 +192,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
             sent += 1000
             assert sent < 1_000_000
         assert code == "DISK_FULL"
-        # What is left is taken too, and again and again: the store needs little, and segments that the log lets go make room.
+        # What is left is taken too, and again and again: the store needs little, and segments that the log lets go make space.
         rest = [fill(folder / "rest")]
         (node,) = await roles.running("pi-0")
         fires = asyncio.create_task(until_firing({}, {"pi-0": node}, "PixiuDiskFull"))

@@ -79,8 +79,8 @@ async def test_a_leader_with_a_full_disk_hands_over_to_a_replica_with_space(make
         assert await replicas.leader() == "a"
         ballast = fill(disk)
         assert await replicas.wait_leader("a") == "b"
-        assert "are free on the disk" in (await replicas.status("a"))["no_room"]
-        assert (await replicas.status("b"))["no_room"] == ""
+        assert "are free on the disk" in (await replicas.status("a"))["no_space"]
+        assert (await replicas.status("b"))["no_space"] == ""
         await writers.wait_more(100)
         ballast.unlink()
         await replicas.wait_in_sync(2)

@@ -23,8 +23,8 @@ from cluster.trust.pki import issue, make_authority, renew
 from pixiu.rpc import tls
 from pixiu.rpc.tls import TLS_DIR, TLS_NAME
 from tests.support.cluster import PIXIU, LocalCluster, running_cluster
-from tests.support.door_fuzz import Attack, Door
 from tests.support.forks import fork_pixiu
+from tests.support.listener_fuzz import Attack, Target
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -33,7 +33,7 @@ ONE = [
     for each in ("proxies", "gateways", "brokers", "routers", "relays", "xius", "pis", "router-replicas", "relay-replicas")
 ]
 WAIT_S = 120.0
-DOORS_S = float(os.environ.get("PIXIU_DOORS_S", "0.5"))
+LISTENERS_S = float(os.environ.get("PIXIU_LISTENERS_S", "0.5"))
 ROOM, USER = 42, 7
 
 
@@ -49,7 +49,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         assert not [path for path in (data, *data.rglob("*")) if not path.is_symlink() and path.lstat().st_mode & 0o077]
         said = b"".join(path.read_bytes() for path in (*data.glob("logs/*"), *data.rglob("audit/*.log")) if path.is_file())
         private = [
-            path for folder in ("keys", "pki", "tls", "doors", "secure") for path in (data / folder).rglob("*") if path.is_file()
+            path
+            for folder in ("keys", "pki", "tls", "listeners", "secure")
+            for path in (data / folder).rglob("*")
+            if path.is_file()
         ]
         secrets = {line for path in private if path.stat().st_mode & 0o077 == 0 for line in path.read_bytes().split(b"\n")}
         secrets |= {word for line in (data / "zookeeper/credentials").read_bytes().split(b"\n") for word in line.split()[1:]}
@@ -66,7 +69,7 @@ def token(cluster: LocalCluster) -> str:
 
 def authority(cluster: LocalCluster) -> str:
     """Of what clients are shown."""
-    return str(cluster.folder / "run/doors/ca.pem")
+    return str(cluster.folder / "run/listeners/ca.pem")
 
 
 def run(cluster: LocalCluster, folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -134,7 +137,7 @@ async def test_rooms_and_mail_flow_while_keys_and_certificates_are_exchanged(clu
             await until(partial(asyncio.to_thread, all_have, ring), ring)
             await round_trip(number)
         assert len(renew(data / "pki", data / "tls")) == 11
-        assert len(renew(data / "pki", data / "doors")) == 2
+        assert len(renew(data / "pki", data / "listeners")) == 2
         await round_trip(4)
         # A new process of a new certificate is taken by those that have been there, and they by it.
         broker = next(process for process in processes if process["role"] == "broker")
@@ -195,8 +198,8 @@ def test_inboxes_without_a_certificate_say_at_once_what_to_give(cluster: LocalCl
     assert (told.returncode, TLS_DIR in told.stderr, "Traceback" in told.stderr) == (2, True, False), told.stderr
 
 
-async def test_peers_without_a_login_harm_no_door(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Half a second at each, or `PIXIU_DOORS_S`, and at least twenty attacks."""
+async def test_peers_without_a_login_harm_no_listener(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Half a second at each, or `PIXIU_LISTENERS_S`, and at least twenty attacks."""
     before = cluster.status()["processes"]
     processes = {process["role"]: process for process in before}
     make_authority(tmp_path / "strangers")
@@ -206,15 +209,15 @@ async def test_peers_without_a_login_harm_no_door(cluster: LocalCluster, tmp_pat
         ("proxy", "proxy", "client_address", "tls"), ("cluster", "xiu", "address", "tls"), ("links", "broker", "address", "udp"),
         ("http", "pi", "http", "plain"),
     ]  # fmt: skip
-    doors = []
+    listeners = []
     for name, role, key, speaks in wanted:
         process = processes[role]
         host, _, port = process[key].removeprefix("http://").rpartition(":")
-        doors.append(Door(name, host, int(port), process["pid"], speaks))
-    for seed, door in enumerate(doors):
-        await Attack(door, seed, stranger).run(DOORS_S, at_least=20)
-        print(door.told())
-        assert max(door.rss_kb) < door.rss_kb[0] + (100 << 10), door
+        listeners.append(Target(name, host, int(port), process["pid"], speaks))
+    for seed, listener in enumerate(listeners):
+        await Attack(listener, seed, stranger).run(LISTENERS_S, at_least=20)
+        print(listener.told())
+        assert max(listener.rss_kb) < listener.rss_kb[0] + (100 << 10), listener
     assert [process["pid"] for process in cluster.status()["processes"]] == [process["pid"] for process in before]
     logs = "".join(path.read_text() for path in (cluster.folder / "run/logs").glob("*.log"))
     assert "Traceback" not in logs
@@ -224,7 +227,7 @@ async def test_peers_without_a_login_harm_no_door(cluster: LocalCluster, tmp_pat
     def judged() -> bool:
         return all(counted([processes[role]], "grpc_handshakes_failed_total") for role in ("gateway", "proxy", "xiu"))
 
-    await until(partial(asyncio.to_thread, judged), "handshakes that failed at gRPC's doors are counted")
+    await until(partial(asyncio.to_thread, judged), "handshakes that failed at gRPC's listeners are counted")
     kept = "".join(path.read_text() for path in (cluster.folder / "run").glob("xiu-*/audit/audit.log"))
     assert '"handshakes_failed"' in kept
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import PUBLISH
 from gateway.clients.publishing import Confirmable, ConfirmedPublishers
 from pixiu.discovery.node import Node, NodeState
@@ -37,8 +37,8 @@ class Proxy:
         self.records = 0
         self.refuses = False
         self.streams: set[asyncio.Task[Any]] = set()
-        self.door = FramedDoor()
-        self.door.serve(PUBLISH, wire_pb2.PublishRequest.FromString, self.serve)
+        self.listener = FramedListener()
+        self.listener.serve(PUBLISH, wire_pb2.PublishRequest.FromString, self.serve)
 
     async def serve(self, handler: Handler) -> None:
         self.opened += 1
@@ -57,13 +57,13 @@ class Proxy:
                     await handler.write(wire_pb2.PublishReply(up_to=request.position + request.count - 1))
 
     async def start(self) -> Node:
-        stream_port = await self.door.bind("127.0.0.1", 0, fallback=True)
-        await self.door.start()
+        stream_port = await self.listener.bind("127.0.0.1", 0, fallback=True)
+        await self.listener.start()
         node = Node("proxy", -1, 0, NodeState.RUNNING, "127.0.0.1", 1, 0, EndpointID(7), 1, "", "", 0)
         return replace(node, stream_port=stream_port)
 
     async def stop(self) -> None:
-        await self.door.close()
+        await self.listener.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.core.contract import SendControl
 from cluster.links.api import Outcome
-from cluster.membership.map.digest import Rule
+from cluster.membership.map.digest import DigestRule
 from cluster.membership.map.lww_map import LwwMap, Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
@@ -83,7 +83,7 @@ def test_the_answer_to_a_heartbeat_tells_what_is_here_of_the_routers_rooms() -> 
     twin = LwwMap()
     own = [(gateway_msg_id(INSTANCE, GENERATION, n), room) for n, room in ((1, 42), (3, 43))]
     twin.apply([Update(id_, room, 7, True) for id_, room in own], 0.0)
-    for rule in (Rule(0, 2), Rule(1, 2), Rule(0, 1)):
+    for rule in (DigestRule(0, 2), DigestRule(1, 2), DigestRule(0, 1)):
         state = core.heartbeat(*rule)
         wanted = twin.digest.first.total(rule)
         assert (state.digest.root, state.digest.count) == wanted

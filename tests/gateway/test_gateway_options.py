@@ -1,4 +1,4 @@
-"""A gateway's doors beyond loopback, and how fast it moves its clients."""
+"""A gateway's listeners beyond loopback, and how fast it moves its clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLAGS = {"client_host": "clients_insecure", "mqtt_host": "mqtt_insecure"}
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gateway.example"])
 @pytest.mark.parametrize("key", FLAGS)
-def test_a_door_beyond_loopback_opens_only_by_its_name(key: str, host: str) -> None:
+def test_a_listener_beyond_loopback_opens_only_by_its_name(key: str, host: str) -> None:
     flag, other = FLAGS[key], next(flag for name, flag in FLAGS.items() if name != key)
     where = {key: host, "advertised_client_host": "10.0.0.7"}
     for wrong in ({}, {other: True}):
@@ -20,7 +20,7 @@ def test_a_door_beyond_loopback_opens_only_by_its_name(key: str, host: str) -> N
             Options(**where, **wrong).validate()  # type: ignore[arg-type]
     options = Options(**where, **{flag: True})  # type: ignore[arg-type]
     options.validate()
-    assert options.insecure_doors() == [f"{flag} = true: everybody who reaches {key} = {host} can act as any client"]
+    assert options.insecure_listeners() == [f"{flag} = true: everybody who reaches {key} = {host} can act as any client"]
 
 
 PLAIN = {"client_host": "clients_plain", "mqtt_host": "mqtt_plain"}
@@ -35,35 +35,35 @@ def test_logins_go_beyond_loopback_by_tls_or_where_it_is_said_that_they_need_not
             Options(**where, **wrong).validate()  # type: ignore[arg-type]
     plain = Options(**where, **{flag: True})  # type: ignore[arg-type]
     plain.validate()
-    assert plain.insecure_doors() == [f"{flag} = true: logins and messages at {key} = 10.0.0.7 can be read on the way"]
-    encrypted = Options(**where, tls_certificate="door.pem")  # type: ignore[arg-type]
+    assert plain.insecure_listeners() == [f"{flag} = true: logins and messages at {key} = 10.0.0.7 can be read on the way"]
+    encrypted = Options(**where, tls_certificate="listener.pem")  # type: ignore[arg-type]
     encrypted.validate()
-    assert encrypted.insecure_doors() == []
+    assert encrypted.insecure_listeners() == []
 
 
 def test_tls_asks_nobody_who_he_is() -> None:
     with pytest.raises(ConfigurationError, match=r"asks nobody for a login.*clients_insecure = true"):
-        Options(client_host="10.0.0.7", tls_certificate="door.pem").validate()
+        Options(client_host="10.0.0.7", tls_certificate="listener.pem").validate()
 
 
 def test_a_port_without_tls_beside_the_other_is_named_too() -> None:
-    outside = {"mqtt_host": "10.0.0.7", "access_file": "access.toml", "tls_certificate": "door.pem", "mqtt_plain_port": 1883}
+    outside = {"mqtt_host": "10.0.0.7", "access_file": "access.toml", "tls_certificate": "listener.pem", "mqtt_plain_port": 1883}
     with pytest.raises(ConfigurationError, match=r"mqtt_host = .*mqtt_plain = true"):
         Options(**outside).validate()  # type: ignore[arg-type]
     named = Options(**outside, mqtt_plain=True)  # type: ignore[arg-type]
     named.validate()
-    assert len(named.insecure_doors()) == 1
+    assert len(named.insecure_listeners()) == 1
     Options(**{**outside, "mqtt_host": "127.0.0.1"}).validate()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("wrong", "key"),
     [
-        ({"tls_key": "door.key"}, "tls_key"),
+        ({"tls_key": "listener.key"}, "tls_key"),
         ({"client_ca": "ca.pem"}, "client_ca"),
-        ({"client_certificate_required": True, "tls_certificate": "door.pem"}, "client_certificate_required"),
+        ({"client_certificate_required": True, "tls_certificate": "listener.pem"}, "client_certificate_required"),
         ({"mqtt_plain_port": 1883}, "mqtt_plain_port"),
-        ({"mqtt_plain_port": 1883, "mqtt_port": 1883, "tls_certificate": "door.pem"}, "mqtt_plain_port"),
+        ({"mqtt_plain_port": 1883, "mqtt_port": 1883, "tls_certificate": "listener.pem"}, "mqtt_plain_port"),
     ],
 )
 def test_options_of_tls_that_do_nothing_are_refused(wrong: dict[str, object], key: str) -> None:
@@ -75,7 +75,7 @@ def test_options_of_tls_that_do_nothing_are_refused(wrong: dict[str, object], ke
 def test_loopback_is_allowed_and_nobody_is_warned_of_it(host: str) -> None:
     options = Options(client_host=host, mqtt_host=host, mqtt_insecure=True)
     options.validate()
-    assert options.insecure_doors() == []
+    assert options.insecure_listeners() == []
 
 
 def test_processes_of_the_cluster_may_come_from_other_machines() -> None:

@@ -1,4 +1,4 @@
-"""Clients are accepted a few at a time, all of them in the end, and again when the process had no room for one."""
+"""Clients are accepted a few at a time, all of them in the end, and again when the process had no space for one."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Full:
 
 async def test_of_those_who_come_together_a_few_are_accepted_at_once_and_all_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     rests, made = list[float](), list[asyncio.BaseTransport]()
-    door = Listener(lambda: Noted(made), "127.0.0.1", 0)
-    port = await door.bind()
-    await door.start()
+    listener = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await listener.bind()
+    await listener.start()
     loop = asyncio.get_running_loop()
     later = loop.call_later
 
@@ -59,7 +59,7 @@ async def test_of_those_who_come_together_a_few_are_accepted_at_once_and_all_in_
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * ACCEPTS)]
     await until(lambda: len(made) == 3 * ACCEPTS)
     assert rests.count(module.REST_S) >= 3
-    door.close()
+    listener.close()
     for client in clients:
         client.close()
     with pytest.raises(ConnectionRefusedError):
@@ -72,15 +72,15 @@ async def test_of_those_who_come_together_a_few_are_accepted_at_once_and_all_in_
 async def test_a_process_without_room_for_a_connection_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     said, made = list[dict[str, Any]](), list[asyncio.BaseTransport]()
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    door = Listener(lambda: Noted(made), "127.0.0.1", 0)
-    port = await door.bind()
-    door._sockets = [Full(one) for one in door._sockets]  # type: ignore[misc]
-    await door.start()
+    listener = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await listener.bind()
+    listener._sockets = [Full(one) for one in listener._sockets]  # type: ignore[misc]
+    await listener.start()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
     with socket.create_connection(("127.0.0.1", port)):
         await until(lambda: made)
     assert ["Too many open files" in context["message"] for context in said] == [True]
-    door.close()
+    listener.close()
     (transport,) = made
     assert isinstance(transport, asyncio.Transport)
     transport.abort()
@@ -95,18 +95,18 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[asyncio.BaseTransport]()
-    door = Listener(lambda: Noted(made), "127.0.0.1", 0)
-    port = await door.bind()
-    await door.start()
+    listener = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await listener.bind()
+    await listener.start()
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.setattr(module, "_files", lambda: 0)
     refused = socket.create_connection(("127.0.0.1", port))
-    await until(lambda: door.refused == 1)
+    await until(lambda: listener.refused == 1)
     monkeypatch.undo()
     served = socket.create_connection(("127.0.0.1", port))
     await until(lambda: len(made) == 1)
     assert refused.recv(1) == b""
-    door.close()
+    listener.close()
     made[0].close()
     for client in (refused, served):
         client.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.guard import MAX_HOLD_S, Guard
+from cluster.access.login_guard import MAX_HOLD_S, LoginGuard
 from cluster.core import log
 from cluster.mqtt import codec
 from cluster.mqtt.events import CloseReason
@@ -30,7 +30,7 @@ async def world(logins: Logins) -> AsyncIterator[World]:
     logins.write_rules("[quota]\nmessages_per_s = 10.0\nbytes_per_s = 1000.0\n" + RULES)
     world = World()
     world.now = 1000.0
-    world.clients.guard = guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    world.clients.guard = guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
     yield world
     await guard.close()
 
@@ -81,7 +81,7 @@ async def test_who_owes_more_than_one_hold_is_held_again(world: World, logins: L
 async def test_rules_that_deny_the_inbox_end_a_client_that_takes_mail(logins: Logins) -> None:
     logins.write_rules(RULES)
     world = World(roles=("gateway", "proxy", "router", "broker", "relay", "xiu", "pi"))
-    world.clients.guard = guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    world.clients.guard = guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
     reads, _ = log_in(world, logins, clean=False)
     reads.data_received(codec.encode(Subscribe(1, (("user/7", 1),))))
     (join,) = of(ev.Join, world.events)

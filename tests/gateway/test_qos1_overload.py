@@ -1,4 +1,4 @@
-"""Messages of QoS 1 that find no room: their clients are not read from, and nobody is closed."""
+"""Messages of QoS 1 that find no space: their clients are not read from, and nobody is closed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def acknowledged(world: World, wire: Wire) -> list[int]:
     return [packet.packet_id for packet in wire.packets() if isinstance(packet, Puback)]
 
 
-async def test_a_client_is_not_read_from_while_there_is_no_room() -> None:
+async def test_a_client_is_not_read_from_while_there_is_no_space() -> None:
     world = World()
     world.room = False
     connection, wire = mqtt_client(world)
@@ -136,7 +136,7 @@ async def test_what_is_sent_again_waits_for_later_messages_that_are_under_way(ac
     assert world.clients.counters.unroutable == int(accepted)
 
 
-async def test_what_finds_no_room_after_its_pause_stays_before_later_messages() -> None:
+async def test_what_finds_no_space_after_its_pause_stays_before_later_messages() -> None:
     world = World()
     connection, _ = mqtt_client(world)
     connection.data_received(publish(1) + publish(2, topic="room/43"))
@@ -171,14 +171,14 @@ async def test_without_a_proxy_clients_wait_in_turn() -> None:
     publishers = ConfirmedPublishers("gateway", VRooms(), lambda: View(Layout(1, {}), ()), framed_of("gateway"))
     told: list[int] = []
     waiting = [lambda number=number: told.append(number) for number in range(3)]
-    assert [publishers.publish(confirmable(number), when_room) for number, when_room in enumerate(waiting)] == [False] * 3
+    assert [publishers.publish(confirmable(number), when_space) for number, when_space in enumerate(waiting)] == [False] * 3
     publishers.forget(waiting[1])
     publishers.set_proxies(("127.0.0.1:9",))
     await until(lambda: told == [0, 2])
     await publishers.close()
 
 
-async def test_a_full_queue_lets_nobody_in_before_there_is_room() -> None:
+async def test_a_full_queue_lets_nobody_in_before_there_is_space() -> None:
     publishers = ConfirmedPublishers("gateway", VRooms(), lambda: View(Layout(1, {}), ()), framed_of("gateway"))
     publishers.set_proxies(("127.0.0.1:9",))
     number = 0

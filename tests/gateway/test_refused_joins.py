@@ -1,4 +1,4 @@
-"""A join for which a router or relay has no room is refused to the client, and to nobody else."""
+"""A join for which a router or relay has no space is refused to the client, and to nobody else."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_topic_is_refused_with_the_room_that_carries_it() -> None:
 
 
 def test_who_was_told_already_stays_and_is_tried_again() -> None:
-    """A client that was answered without a confirmation is in the room as soon as there is room."""
+    """A client that was answered without a confirmation is in the room as soon as there is space."""
     core = gateway()
     said = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(43, None)]))
     assert ev.Answer(1, 9, False) in turn(core, now=11.1) + core.step(Tick(), 11.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.access.rules import RuleSet
 from cluster.access.settings import parse
 from cluster.core import log
@@ -101,7 +101,7 @@ async def test_the_names_of_a_streams_topics_have_one_bound_of_bytes() -> None:
     service._take(stream, asks(18, "devices/1/".ljust(large - 1, "x"), leave=True))
     service._take(stream, asks(19, "devices/19/".ljust(large - 1, "x")))
     joined = [join.request for join in of(ev.Join, world.events)]
-    assert joined == [*range(1, 17), 19], "the seventeenth has no room until another one left"
+    assert joined == [*range(1, 17), 19], "the seventeenth has no space until another one left"
 
 
 async def test_a_stream_that_joins_and_leaves_without_end_is_not_read_from_for_a_while() -> None:
@@ -174,7 +174,7 @@ async def test_rules_that_change_while_many_names_are_checked_are_those_that_cou
     logins = Logins(tmp_path)
     logins.write_rules('[[rule]]\nallow = ["subscribe"]\n')
     world = World(Options(joins_per_s=0, client_joins_per_s=0))
-    guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
     try:
         service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
         identity = await guard.check(Credentials("alice", logins.token("alice", 7)))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.rpc.framed import Framed, FramedHandler
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import TICKETS
 from cluster.trust.audit import Audit
 from cluster.trust.identity import NEVER_S, Credentials, Identity
@@ -91,8 +91,8 @@ class Proxy:
         self.answers = asyncio.Event()
         self.answers.set()
         self.handlers: list[FramedHandler[tickets_pb2.TicketReply, tickets_pb2.TicketRequest]] = []
-        self.door = FramedDoor()
-        self.door.serve(TICKETS, tickets_pb2.TicketRequest.FromString, self.serve)
+        self.listener = FramedListener()
+        self.listener.serve(TICKETS, tickets_pb2.TicketRequest.FromString, self.serve)
         self.port = 0
 
     @property
@@ -118,7 +118,7 @@ class Proxy:
 class Bench:
     def __init__(self, folder: Path, proxies: Sequence[Proxy]) -> None:
         logins = Logins(folder)
-        self.guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+        self.guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
         self.proxies, self.held, self.changes = proxies, Tickets(), 0
         self.crashes: list[BaseException] = []
         framed = Framed("gateway", 30, lambda _role: None, 1 << 20)
@@ -143,8 +143,8 @@ class Bench:
 async def world(folder: Path) -> AsyncIterator[Bench]:
     proxies = [Proxy(number) for number in range(2)]
     for proxy in proxies:
-        proxy.port = await proxy.door.bind("127.0.0.1", 0, fallback=True)
-        await proxy.door.start()
+        proxy.port = await proxy.listener.bind("127.0.0.1", 0, fallback=True)
+        await proxy.listener.start()
     bench = Bench(folder, proxies)
     try:
         yield bench
@@ -153,7 +153,7 @@ async def world(folder: Path) -> AsyncIterator[Bench]:
             proxy.answers.set()
         await bench.client.close()
         for proxy in proxies:
-            await proxy.door.close()
+            await proxy.listener.close()
         await bench.guard.close()
     assert not bench.crashes
 
@@ -209,7 +209,7 @@ async def test_without_a_proxy_nobody_is_let_in_and_may_try_again(tmp_path: Path
         with pytest.raises(Unavailable, match="no proxy can check logins now"):
             await bench.admit()
         await bench.connect(count=1)
-        await bench.proxies[0].door.close()
+        await bench.proxies[0].listener.close()
         await until(lambda: not any(bench.ready()))
         with pytest.raises(Unavailable):
             await bench.admit()

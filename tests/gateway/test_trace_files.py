@@ -115,7 +115,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
 
 
 class FullDisk:
-    """A file that takes some bytes of a write and then nothing, until the disk has room again."""
+    """A file that takes some bytes of a write and then nothing, until the disk has space again."""
 
     def __init__(self, file: Any) -> None:
         self.file = file

@@ -117,24 +117,24 @@ class World:
         # Of no length, whatever else the machine has to do: tests of turns have a clock of their own.
         self.clients.turn = Turn(lambda: 0.0, asyncio.get_running_loop().call_soon)
 
-    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
-        """Take a message of QoS 1, if there is room."""
+    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
+        """Take a message of QoS 1, if there is space."""
         if not self.room:
-            self.waiting[when_room] = None
+            self.waiting[when_space] = None
             return False
         self.published.append(message)
         return True
 
-    def forget(self, when_room: Callable[[], None]) -> None:
+    def forget(self, when_space: Callable[[], None]) -> None:
         """A client is gone."""
-        self.waiting.pop(when_room, None)
+        self.waiting.pop(when_space, None)
 
     def let_in(self) -> None:
         """There is room from now on."""
         self.room = True
         waiting, self.waiting = self.waiting, {}
-        for when_room in waiting:
-            when_room()
+        for when_space in waiting:
+            when_space()
 
     @property
     def closed_for(self) -> list[str]:

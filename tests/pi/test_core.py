@@ -202,9 +202,9 @@ def test_without_space_what_is_stored_is_confirmed_to_whoever_sends_it_again() -
     assert [pi.code(appends(5, (message(4), 7), worker=worker)) for worker in (1, 2, 3)] == ["", "STALE_WRITER", "STALE_WRITER"]
 
 
-def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_room() -> None:
+def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_space() -> None:
     pi = Pi()
-    pi.shelf.room, pi.shelf.numbers = False, {(message(1), 7): 4}
+    pi.shelf.space, pi.shelf.numbers = False, {(message(1), 7): 4}
     pi.ask(appends(5, (message(3), 7), worker=2), request=1)
     pi.ask(acknowledges(9, 1, 1), request=2)
     pi.ask(appends(5, (message(1), 7)), request=3)
@@ -222,7 +222,7 @@ def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_room() -> Non
     assert pi.core.under_way == 0
     clock = pi.tick()
     assert clock is None or not clock.beyond
-    pi.shelf.room = True
+    pi.shelf.space = True
     pi.ask(appends(5, (message(3), 7), worker=2, generation=2), request=6)
     entry = pi.turn()
     assert entry is not None

@@ -321,8 +321,8 @@ async def test_a_disk_that_was_full_while_it_was_written_to_is_no_broken_one(
                     one.store.write({})
 
 
-async def test_beyond_its_bound_everything_is_applied_until_what_is_acknowledged_has_made_room(tmp_path: Path) -> None:
-    """Nothing makes room where acknowledgements and the sweeps' entries find none."""
+async def test_beyond_its_bound_everything_is_applied_until_what_is_acknowledged_has_made_space(tmp_path: Path) -> None:
+    """Nothing makes space where acknowledgements and the sweeps' entries find none."""
     counter = 0
 
     async def applied(*operations: Operation, at_s: float = START_S) -> int:

@@ -8,7 +8,7 @@ from cluster.replication.model import CLOCK, Entry, EntryKind
 from pi.inboxes import expiry
 from pi.inboxes.chunk import Chunk
 from pi.keys import CHUNK_ENTRIES, CRC_BYTES, chunk_key
-from pi.state import Refusal
+from pi.state import ReadRefusal
 from pixiu.errors import MalformedData, StateDamaged
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import (
@@ -74,7 +74,7 @@ def test_who_looks_without_a_device_sees_what_can_be_read_and_changes_nothing() 
     assert found.entries == [(number, message(number)) for number in range(found.floor + 1, 6)]
     assert replica.state.peek(UIN, 1, 3, 1).entries == [(4, message(4))]
     assert replica.state.peek(8, 1, 0, 10).entries == []
-    with pytest.raises(Refusal):
+    with pytest.raises(ReadRefusal):
         replica.state.peek(UIN, 4, 0, 10)
     assert replica.state.unwritten == 0
     assert replica.state.read(UIN, 0, 1, 1, None, 10).entries[0] == (3, message(3))
@@ -206,7 +206,7 @@ def test_more_than_a_thousand_receivers_are_refused() -> None:
 def test_reads_without_a_right_are_refused() -> None:
     replica = filled(1)
     for device, session, code in ((1, 0, Code.UNKNOWN_DEVICE), (0, 0, Code.OLD_SESSION), (0, 2, Code.INVALID_ARGUMENT)):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(ReadRefusal) as refused:
             replica.state.read(UIN, device, 1, session, None, 1)
         assert refused.value.code is code
 

@@ -8,7 +8,7 @@ from cluster.core.contract import END_OF_TURN, TICK
 from cluster.replication.core.events import Accepted, Persisted
 from pi import events as ev
 from pi.core import Core
-from pi.state import Read, Refusal, Results
+from pi.state import Read, ReadRefusal, Results
 from pixiu.errors import StateDamaged
 from pixiu.wire.inbox_operations import Code, Limits, Operation, encode
 from pixiu.wire.levels import Level
@@ -29,17 +29,17 @@ class Shelf:
             raise StateDamaged("broken")
         return number
 
-    room = True
+    space = True
 
     def may_grow(self) -> bool:
-        return self.room
+        return self.space
 
     def may_read(self) -> bool:
         return self.lease
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, *_: object) -> Read:
         if number == 1:
-            raise Refusal(Code.OLD_SESSION)
+            raise ReadRefusal(Code.OLD_SESSION)
         if number == 2:
             raise StateDamaged("broken")
         return Read([(4, 44)], 3, 2, 4, 2, 0)

@@ -67,7 +67,7 @@ class Store:
             async with pixiu.connect(self.target, mail_timeout_s=120) as px, px.mail_writer() as writer:
                 receipts = []
                 for number, body in enumerate(bodies):
-                    await writer.room()
+                    await writer.space()
                     receipt = writer.send(users[number % len(users)], body, **options)
                     receipts.append((receipt, receipt.record))
                 await writer.wait_finished()

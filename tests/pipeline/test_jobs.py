@@ -134,7 +134,7 @@ import pixiu
 
 async def main(target, uin):
     async with pixiu.connect(target, mail_timeout_s=600) as px, px.mail_writer() as writer:
-        await writer.room()
+        await writer.space()
         receipts = [writer.send(uin, b"%d" % number) for number in range(5)]
         print(*(int(receipt.id) for receipt in receipts), flush=True)
         await writer.wait_finished()

@@ -49,26 +49,26 @@ async def test_a_stream_that_ends_while_a_reply_is_sent_says_the_rest() -> None:
 
 async def test_a_writer_that_does_not_read_its_answers_is_not_read_from() -> None:
     stream = WriterStream(1, 1000)
-    position, waits = 0, stream.room()
+    position, waits = 0, stream.space()
     while waits is None:
         position += 1
         stream.took(position, 10)
         stream.answered(confirmed(position, 0))
         assert position <= MAX_UNTOLD
-        waits = stream.room()
+        waits = stream.space()
     asyncio.ensure_future(waits).cancel()
     reply = stream.give()
     assert reply is not None
     assert len(reply.results) == position
-    assert stream.room() is None
+    assert stream.space() is None
 
 
 async def test_a_writer_with_a_full_window_is_not_read_from() -> None:
     stream = WriterStream(1, 1000)
     stream.took(1, 999)
-    assert stream.room() is None
+    assert stream.space() is None
     stream.took(2, 1)
-    full = stream.room()
+    full = stream.space()
     assert full is not None
     waiting = asyncio.ensure_future(full)
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import NOTIFY
 from cluster.wire.v1 import delivery_pb2
 from pixiu.discovery.node import Node, NodeState
@@ -54,8 +54,8 @@ class Proxy:
     """Links to one relay."""
 
     def __init__(self, relay: Relay) -> None:
-        self.door = FramedDoor()
-        self.door.serve(NOTIFY, delivery_pb2.NoticeBatch.FromString, relay.notify)
+        self.listener = FramedListener()
+        self.listener.serve(NOTIFY, delivery_pb2.NoticeBatch.FromString, relay.notify)
         node = Node("relay", 0, 0, NodeState.RUNNING, "127.0.0.1", 1, 0, RELAY, 1, "", "", 0)
         self._view = View(Layout(1, {}), (node,))
         self.crashes: list[BaseException] = []
@@ -63,8 +63,8 @@ class Proxy:
 
     async def start(self) -> None:
         """Serve."""
-        port = await self.door.bind("127.0.0.1", 0, fallback=True)
-        await self.door.start()
+        port = await self.listener.bind("127.0.0.1", 0, fallback=True)
+        await self.listener.start()
         (node,) = self._view.nodes
         self._view = View(self._view.layout, (replace(node, stream_port=port),))
         self.links.runner.step(ev.OwnersChanged(1, {0: (RELAY,)}))
@@ -72,7 +72,7 @@ class Proxy:
     async def stop(self) -> None:
         """End."""
         await self.links.stop()
-        await self.door.close()
+        await self.listener.close()
         assert self.crashes == []
 
     def mail(self, *uins: int) -> None:
@@ -122,7 +122,7 @@ async def test_one_turn_is_one_batch_with_its_records(proxy: Proxy, relay: Relay
     proxy.mail(10)
     await told(relay, 10)
     assert relay.batches[-1].proxy == 0  # the same stream
-    assert proxy.door.served == 1
+    assert proxy.listener.served == 1
     await forgotten(proxy)
 
 

@@ -14,11 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from cluster.access.authorities import Authorities
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.core.turn import Turn
 from cluster.rpc.framed import Framed, FramedCall
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import TICKETS
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
@@ -46,7 +46,7 @@ class Bench:
         self.logins = Logins(folder)
         self.audited: list[str] = []
         audit = Audit(None, tell=lambda kind, fields: self.audited.append(f"{kind} {fields}"))
-        self.guard = Guard(str(self.logins.file), log.get_logger(), audit)
+        self.guard = LoginGuard(str(self.logins.file), log.get_logger(), audit)
         self.keys: tuple[bytes, ...] = (KEY,)
         self.senders = SenderTickets(lambda: self.keys, time.time)
         loop = asyncio.get_running_loop()
@@ -70,14 +70,14 @@ class Bench:
 @asynccontextmanager
 async def running(folder: Path, client_ca: str = "") -> AsyncIterator[Bench]:
     bench = Bench(folder, client_ca)
-    door = FramedDoor()
-    door.serve(TICKETS, tickets_pb2.TicketRequest.FromString, bench.issuer.exchange)
-    bench.port = await door.bind("127.0.0.1", 0, fallback=True)
-    await door.start()
+    listener = FramedListener()
+    listener.serve(TICKETS, tickets_pb2.TicketRequest.FromString, bench.issuer.exchange)
+    bench.port = await listener.bind("127.0.0.1", 0, fallback=True)
+    await listener.start()
     try:
         yield bench
     finally:
-        await door.close()
+        await listener.close()
         await bench.guard.close()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import registry.leases
-from gateway.identity import Identity
+from gateway.numbers import GatewayNumbers
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Stat, ZooKeeper
@@ -181,7 +181,7 @@ class Log:
         self.events: list[str] = []
 
     def warning(self, event: str, **fields: object) -> None:
-        """See `gateway.identity.Log`."""
+        """See `gateway.numbers.Log`."""
         self.events.append(event)
 
 
@@ -192,7 +192,7 @@ async def test_a_gateway_makes_ids_after_every_step_of_the_clock(
 ) -> None:
     monkeypatch.setattr(registry.leases, "LOOK_S", 0.01)
     log = Log()
-    gateway = Identity(zookeeper, root, "gateway-1", pytest.fail, log, clock)
+    gateway = GatewayNumbers(zookeeper, root, "gateway-1", pytest.fail, log, clock)
     await gateway.acquire()
     first = gateway.next_snowflake()
     clock.now_ms += step_ms
@@ -219,7 +219,7 @@ async def test_a_gateway_that_starts_before_2020_says_so_and_goes_on_when_the_cl
 ) -> None:
     monkeypatch.setattr(registry.leases, "LOOK_S", 0.01)
     clock.now_ms = IN_2018_MS
-    gateway = Identity(zookeeper, root, "gateway-1", pytest.fail, Log(), clock)
+    gateway = GatewayNumbers(zookeeper, root, "gateway-1", pytest.fail, Log(), clock)
     await gateway.acquire()
     with pytest.raises(LeaseExpired, match="before 2020"):
         gateway.next_snowflake()

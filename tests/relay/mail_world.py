@@ -14,10 +14,10 @@ import grpc.aio
 from cluster.membership.map.devices import connected, device_key
 from cluster.membership.map.lww_map import Update
 from cluster.rpc.framed import FramedCall, FramedHandler
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import DELIVER, EXCHANGE, NOTIFY
 from cluster.wire.v1 import delivery_pb2
-from pi.state import Refusal
+from pi.state import ReadRefusal
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID, gateway_msg_id, msg_id
@@ -60,7 +60,7 @@ class Pi:
                 start = read.start if read.HasField("start") else None
                 try:
                     found = self.replica.state.read(read.uin, read.device, read.lane, read.session, start, read.num)
-                except Refusal as refusal:
+                except ReadRefusal as refusal:
                     reply.reads.add(code=_CODES[refusal.code])
                     continue
                 reply.reads.add(
@@ -157,9 +157,9 @@ class World:
         self.xiu: Xiu = new_xiu()
         self.gateway = Gateway()
         self.server = grpc.aio.server()
-        self.door, self.stream_port = FramedDoor(), 0
-        self.door.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.pi.exchange)
-        self.door.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self.gateway.deliver)
+        self.listener, self.stream_port = FramedListener(), 0
+        self.listener.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.pi.exchange)
+        self.listener.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self.gateway.deliver)
         self.options = Options(partition=0, **options)
         self.crashes: list[BaseException] = []
         self.owners: tuple[int, ...] = (RELAY,)
@@ -187,13 +187,13 @@ class World:
             crash=self.crashes.append,
             server=self.server,
             framed=framed_of("relay", RELAY),
-            streams=self.door,
+            streams=self.listener,
         )
         self.devices = TrackedDevices(self._changed)
         self.service = MailService(context, core, self.devices)
         await self.server.start()
-        self.stream_port = await self.door.bind("127.0.0.1", 0, fallback=True)
-        await self.door.start()
+        self.stream_port = await self.listener.bind("127.0.0.1", 0, fallback=True)
+        await self.listener.start()
         self.view = self.view_of(port)
         self.service.look_around()
         return self
@@ -215,7 +215,7 @@ class World:
     async def stop(self) -> None:
         """End; nothing failed."""
         await self.service.stop()
-        await self.door.close()
+        await self.listener.close()
         await self.server.stop(None)
         assert self.crashes == []
 

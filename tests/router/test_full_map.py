@@ -43,7 +43,7 @@ def confirms(effects: list[ev.Effect]) -> list[control_pb2.GatewayConfirm]:
     return [control.gateway_confirm for control in controls if control.HasField("gateway_confirm")]
 
 
-def test_what_has_no_room_is_refused_and_not_confirmed() -> None:
+def test_what_has_no_space_is_refused_and_not_confirmed() -> None:
     core = router()
     messages = [login(number, number) for number in range(1, ENTRIES + 9)]
     found = confirms(core.step(ev.MessagesReceived(GATEWAY, messages), 1.0))

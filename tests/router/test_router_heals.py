@@ -11,7 +11,7 @@ from cluster.core.contract import SendControl, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.anti_entropy import Source, encode_absence, is_anti_entropy
-from cluster.membership.map.digest import Rule
+from cluster.membership.map.digest import DigestRule
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
 from cluster.membership.map.lww_map import Key, LwwMap, Update, decode_messages
 from cluster.membership.replica.state import State
@@ -26,7 +26,7 @@ BROKERS = ev.OtherRole(1, replicas=(ev.Replica(BROKER, 0),))
 GATEWAY, OTHER_GATEWAY = EndpointID(30), EndpointID(31)
 INSTANCE, OTHER = 3, 4
 GONE_S = 3.0
-RULE = Rule(0, 1)
+RULE = DigestRule(0, 1)
 E = TypeVar("E", bound=Effect)
 
 

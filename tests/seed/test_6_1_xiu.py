@@ -17,8 +17,8 @@ SENTENCES: Sentences = {
         "xiu/state::a_msgid_names_partition_type_and_sequence",
         "xiu/state::sequences_are_dense_and_hold_the_epoch",
     ),
-    "messages are in a table in shared memory, with their CRC; the one used longest ago makes room": (
-        "xiu/table::the_block_used_longest_ago_makes_room",
+    "messages are in a table in shared memory, with their CRC; the one used longest ago makes space": (
+        "xiu/table::the_block_used_longest_ago_makes_space",
         "xiu/table::a_flipped_byte_is_found_and_the_block_is_dropped",
     ),
     "a restart takes over what is in shared memory": (

@@ -11,22 +11,22 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.links.stream import LinkStreams
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from gateway.clients.clients import Clients
 from proxy.presence import PresenceService
 
 
-def _framed(door: FramedDoor) -> dict[str, int]:
-    return {"strangers": door._strangers.total(), "open": door.open, "tasks": len(door._tasks)}
+def _framed(listener: FramedListener) -> dict[str, int]:
+    return {"strangers": listener._strangers.total(), "open": listener.open, "tasks": len(listener._tasks)}
 
 
 def _links(streams: LinkStreams) -> dict[str, int]:
     return {"silent": len(streams._silent)}
 
 
-def _guard(guard: Guard) -> dict[str, int]:
+def _guard(guard: LoginGuard) -> dict[str, int]:
     sessions = len(guard.sessions)
     return {"users": guard._of_user.total() - sessions, "addresses": guard._of_address.total() - sessions}
 
@@ -46,7 +46,7 @@ def _presence(service: PresenceService) -> dict[str, int]:
 
 
 COUNTS: Final[dict[type[Any], Callable[[Any], dict[str, int]]]] = {
-    FramedDoor: _framed, LinkStreams: _links, Guard: _guard, Clients: _clients, PresenceService: _presence,
+    FramedListener: _framed, LinkStreams: _links, LoginGuard: _guard, Clients: _clients, PresenceService: _presence,
 }  # fmt: skip
 """What is looked at, and what of it is to be zero."""
 

@@ -51,7 +51,7 @@ from tests.history.record import (
     Sent,
 )
 from tests.support.mail_wire import record_wire
-from tools.cli.inbox import Entry, read_inbox
+from tools.cli.inbox import InboxEntry, read_inbox
 
 LANES = (0, 1)
 PAGE = 1000
@@ -220,7 +220,7 @@ class Traffic:
         ):
             waiting: set[asyncio.Task[None]] = set()
             while self._sending:
-                await writer.room()
+                await writer.space()
                 receivers = tuple(self._random.sample(self._uins, self._random.choice((1, 1, 1, 1, 3))))
                 lane = self._random.choice((0, 1, 1, 1))
                 expire, expires_us = None, 0
@@ -258,7 +258,7 @@ class Traffic:
         process, began = call.process, time.monotonic()
         while not await self._confirmed(receipt, call, sent):
             while True:
-                await writer.room()
+                await writer.space()
                 call = self._history.invoke(process, sent)
                 try:
                     receipt = writer.resend(receipt)
@@ -448,7 +448,7 @@ class Traffic:
         (end,) = await read_inbox(self._registry, device.uin, (lane,), 0, 1, peek=False)
         self._history.ok(call, Listed(said, end.last, end.floor, end.gap, UNTOLD))
 
-    async def _pages(self, uin: int, lane: int) -> AsyncIterator[Entry]:
+    async def _pages(self, uin: int, lane: int) -> AsyncIterator[InboxEntry]:
         after = 0
         while True:
             (page,) = await read_inbox(self._registry, uin, (lane,), after, PAGE, peek=True)

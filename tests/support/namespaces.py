@@ -83,7 +83,7 @@ class Network:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def role(self, machine: Machine | None, role: str, log: Path, *settings: str, insecure: bool = True) -> None:
-        """Start a role in a machine; None: beside this process. insecure: nobody proves anything at the cluster's door."""
+        """Start a role in a machine; None: beside this process. insecure: nobody proves anything at the cluster's listener."""
         host = self.address if machine is None else machine.address
         arguments = ["-m", role, "--set", f"host={host}", *(("--set", "cluster_insecure=true") if insecure else ())]
         for setting in settings:

@@ -9,7 +9,7 @@ from random import Random
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node
-from pixiu.discovery.reader import Kind, Read, Reader
+from pixiu.discovery.reader import Read, Reader, RequestKind
 from pixiu.discovery.view import Scan
 
 
@@ -87,16 +87,16 @@ class SimulatedProcess:
     def ask(self, read: Read, now: float) -> Callable[[], None]:
         """Have the registry do one request. What is returned hands on its answer."""
         reader = self.reader
-        if read.kind is Kind.WATCH:
+        if read.kind is RequestKind.WATCH:
             self.watches.add(read.path)
             return partial(reader.watched, read)
         self.reads.append(now)
         entry = self.model.tree.get(read.path)
         if entry is None:
             return partial(reader.missing, read)
-        if read.kind is Kind.COMPARE:
+        if read.kind is RequestKind.COMPARE:
             return partial(reader.compared, read, entry.version, entry.modified, entry.children)
-        if read.kind is Kind.LIST:
+        if read.kind is RequestKind.LIST:
             return partial(reader.listed, read, sorted(self.model.below.get(read.path, ())), entry.children)
         return partial(reader.got, read, entry.data, entry.modified)
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from cluster.replication.model import START, Entry, Position
 from pixiu.errors import StoreDamaged
 from pixiu.ids import snowflake
-from pixiu.wire.record import Kind as RecordKind
-from pixiu.wire.record import encode
+from pixiu.wire.record import Kind, encode
 from xiu.records import block as blocks
 from xiu.records.block import Block
 from xiu.state.keys import BLOCKS, HEAD_KEY, KEY, MARK, MARKS
-from xiu.state.state import Blocked, Decision, Head, Kind, store_entry
+from xiu.state.state import Blocked, Decision, Head, XiuKind, store_entry
 
 NOW_MS = 1_750_000_000_000
 NOW_US = NOW_MS * 1000
@@ -21,11 +20,11 @@ EMPTY = Head()
 
 def mail(number: int, body: bytes = b"body", *, key: int = 0, at_ms: int = NOW_MS, flags: int = 0, type_: int = 64) -> bytes:
     """A record whose SnowflakeID is made from a number below 1024."""
-    return encode(RecordKind.MAIL, key, body, snowflake(at_ms, 1, number), flags=flags, type=type_)
+    return encode(Kind.MAIL, key, body, snowflake(at_ms, 1, number), flags=flags, type=type_)
 
 
 def store(counter: int, *records: bytes, epoch: int = 1, at_us: int = NOW_US) -> Entry:
-    return Entry(epoch, counter, int(Kind.STORE), at_us, store_entry(b"".join(records), len(records)))
+    return Entry(epoch, counter, int(XiuKind.STORE), at_us, store_entry(b"".join(records), len(records)))
 
 
 class MemoryStore:
@@ -122,11 +121,11 @@ class MemoryTable:
     """As much of a table as a Xiu's core uses."""
 
     def __init__(self) -> None:
-        self.room = True
+        self.space = True
         self.there: dict[int, bool] = {}
 
-    def has_room(self, records_bytes: int) -> bool:
-        return self.room
+    def has_space(self, records_bytes: int) -> bool:
+        return self.space
 
     def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
         self.there.update({block.first: persisted for block, _ in new})

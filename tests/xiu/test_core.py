@@ -25,8 +25,7 @@ from xiu.records.batch import check
 from xiu.records.block import MAX_BLOCK_BYTES
 from xiu.service import REASONS
 from xiu.state.restoring import Step
-from xiu.state.state import LAST_COUNTER, Blocked, Head
-from xiu.state.state import Kind as EntryKindOfXiu
+from xiu.state.state import LAST_COUNTER, Blocked, Head, XiuKind
 from xiu.store.reading import Reading
 
 
@@ -191,7 +190,7 @@ def test_every_rejection_has_a_code_and_a_text(reason: Rejection) -> None:
 
 def test_a_table_full_of_unpersisted_records_pushes_back() -> None:
     xiu = Xiu()
-    xiu.table.room = False
+    xiu.table.space = False
     assert codes(xiu.send(user(1))) == ["OVERLOADED"]
 
 
@@ -234,7 +233,7 @@ def test_a_full_store_refuses_nothing_for_good_that_is_on_its_way_into_it() -> N
     assert codes(xiu.send(user(1), position=3)) == [""]
 
 
-def test_what_is_committed_and_has_no_room_in_the_store_is_read_all_the_same() -> None:
+def test_what_is_committed_and_has_no_space_in_the_store_is_read_all_the_same() -> None:
     xiu = Xiu()
     reading = Reading(1, cast(Any, xiu.store), NoTable(), xiu.core.owed)
     ids = [msg_id(1, 64, first(number)) for number in range(1, 5)]
@@ -339,7 +338,7 @@ def test_old_records_are_trimmed_by_an_entry() -> None:
     xiu.accept(xiu.send(user(2, at_ms=later // 1000), position=2, level=Level.ACCEPTED, at_us=later))
     xiu.commit()
     effects = xiu.trim(later)
-    assert only(effects, Propose).payloads[0][0] == EntryKindOfXiu.TRIM
+    assert only(effects, Propose).payloads[0][0] == XiuKind.TRIM
     xiu.accept(effects)
     xiu.commit()
     assert [block.first for block in xiu.store.blocks()] == [first(1), first(2)]  # the last mark that is old enough stays

@@ -13,7 +13,7 @@ from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
 from tests.xiu.world import Xiu, codes, only, results
 from xiu import events as ev
 from xiu.state.doubling import Change, Doubling, Phase
-from xiu.state.state import Head, Kind, State, Verdict
+from xiu.state.state import Head, State, Verdict, XiuKind
 
 ID = 0xA1
 SPLIT = Change(Phase.SPLIT, ID, 8)
@@ -75,7 +75,7 @@ def test_a_new_leader_refuses_by_its_log_before_anything_commits() -> None:
 
 def test_what_was_proposed_before_the_split_is_decided_in_the_order_of_the_log() -> None:
     state = State(1, MemoryStore(), Head())
-    state.decide(Entry(1, 1, int(Kind.DOUBLING), NOW_US, SPLIT.encode()))
+    state.decide(Entry(1, 1, int(XiuKind.DOUBLING), NOW_US, SPLIT.encode()))
     rulings = state.decide(store(2, mail(1, key=1), mail(2, key=5), mail(3, key=9))).rulings
     assert [(ruling.index, ruling.count, ruling.verdict) for ruling in rulings] == [
         (0, 1, Verdict.STORED),

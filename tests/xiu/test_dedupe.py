@@ -15,17 +15,27 @@ from hypothesis import strategies as st
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
 from pixiu.ids import MAX_MSG_EPOCH, SNOWFLAKE_EPOCH_MS, msg_id, snowflake, snowflake_time_ms
-from pixiu.wire.record import Flag, encode, split
-from pixiu.wire.record import Kind as RecordKind
+from pixiu.wire.record import Flag, Kind, encode, split
 from tests.support.effort import runs
 from tests.xiu.parts import NOW_US, MemoryStore, store
 from xiu.records.block import Block
 from xiu.state import dedupe, doubling, restoring
-from xiu.state.dedupe import MAX_MARKS, Dedupe, Run, Window, WrittenRun, place_of, run_of_row, runs_before
+from xiu.state.dedupe import MAX_MARKS, Dedupe, Window, WorkerRun, WrittenRun, place_of, run_of_row, runs_before
 from xiu.state.doubling import NO_DOUBLING, Change, Phase
 from xiu.state.keys import KEY, RUNS, SNOWFLAKES
 from xiu.state.restoring import Step
-from xiu.state.state import DAY_US, DEDUPE_WINDOW_MS, LAST_COUNTER, MAX_AHEAD_MS, Decision, Head, Kind, State, Verdict, trim_entry
+from xiu.state.state import (
+    DAY_US,
+    DEDUPE_WINDOW_MS,
+    LAST_COUNTER,
+    MAX_AHEAD_MS,
+    Decision,
+    Head,
+    State,
+    Verdict,
+    XiuKind,
+    trim_entry,
+)
 from xiu.store.store import Store
 
 PARTITION = 1
@@ -64,16 +74,16 @@ class Former:
         self.clock_us = max(self.clock_us, entry.at_us)
         if entry.kind == EntryKind.SET_CLOCK:
             self.clock_us = min(self.clock_us, CLOCK.unpack(entry.payload)[0])
-        elif entry.kind == Kind.TRIM:
+        elif entry.kind == XiuKind.TRIM:
             day = self.clock_us // DAY_US
             oldest = max(self.now_ms - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS, 0) << 22
             self.rows = {key: known for key, known in self.rows.items() if (key[1] >= oldest if key[0] < 0 else key[0] >= day - 1)}
-        elif entry.kind == Kind.DOUBLING:
+        elif entry.kind == XiuKind.DOUBLING:
             change = Change.decode(entry.payload)
             self.doubling = doubling.after(self.doubling, change, PARTITION, entry.counter, self.clock_us)
-        elif entry.kind == Kind.RESTORE:
+        elif entry.kind == XiuKind.RESTORE:
             self._restore(entry)
-        elif entry.kind == Kind.STORE:
+        elif entry.kind == XiuKind.STORE:
             count = int.from_bytes(entry.payload[:4], "little")
             return [self._store(entry.epoch, record) for record in split(entry.payload[4:], count)]
         return []
@@ -120,7 +130,7 @@ class Former:
 def answers(entry: Entry, decision: Decision) -> list[Answer]:
     """What each record got, of consecutive rulings that leave nobody out."""
     found: list[Answer] = []
-    records = split(entry.payload[4:], int.from_bytes(entry.payload[:4], "little")) if entry.kind == Kind.STORE else []
+    records = split(entry.payload[4:], int.from_bytes(entry.payload[:4], "little")) if entry.kind == XiuKind.STORE else []
     kept: list[bytes] = []
     for ruling in decision.rulings:
         assert ruling.index == len(found)
@@ -147,7 +157,7 @@ class Writers:
         random = self.random
         user = random.choice((1, 5, 5, 9)) if random.random() < 0.9 else 2
         type_ = 64 if random.random() < 0.9 else 65
-        return encode(RecordKind.MAIL, user, random.randbytes(2), id_, flags=Flag.DERIVED_ID if derived else 0, type=type_)
+        return encode(Kind.MAIL, user, random.randbytes(2), id_, flags=Flag.DERIVED_ID if derived else 0, type=type_)
 
     def window(self, now_ms: int) -> list[bytes]:
         """What a stream has next."""
@@ -207,24 +217,24 @@ def random_log(random: Random, last: int) -> list[Entry]:
         at_us += random.choice((0, 1000, 5000, 61_000_000, SPAN_MS * 1000, DAY_US // 3 if random.random() < 0.1 else 0))
         now_ms = at_us // 1000
         if at == split_at:
-            add(Kind.DOUBLING, SPLIT, at_us)
+            add(XiuKind.DOUBLING, SPLIT, at_us)
         elif restore and at == 5:
-            add(Kind.RESTORE, restoring.encode(Step.BEGIN, restored), at_us)
+            add(XiuKind.RESTORE, restoring.encode(Step.BEGIN, restored), at_us)
         elif restore and at in (10, 20):
             records = writers.batch(now_ms)
             block = Block((at // 10) << 32 | 1, len(records), NOW_US - 1000 + at, b"".join(records))
-            add(Kind.RESTORE, restoring.encode(Step.BLOCKS, 0, [block]), at_us)
+            add(XiuKind.RESTORE, restoring.encode(Step.BLOCKS, 0, [block]), at_us)
         elif restore and at == 22:
-            add(Kind.RESTORE, restoring.encode(Step.END), at_us)
+            add(XiuKind.RESTORE, restoring.encode(Step.END), at_us)
         elif back_at and at == back_at - 2:
-            add(Kind.TRIM, trim_entry(0, 0), at_us + SET_BACK_MS * 1000)
+            add(XiuKind.TRIM, trim_entry(0, 0), at_us + SET_BACK_MS * 1000)
         elif at == back_at:
             add(EntryKind.SET_CLOCK, CLOCK.pack(at_us), at_us)
         elif random.random() < 0.08:
             epoch += 1
             add(EntryKind.NOOP, b"", 0)
         elif random.random() < 0.08:
-            add(Kind.TRIM, trim_entry(0, 0), at_us)
+            add(XiuKind.TRIM, trim_entry(0, 0), at_us)
         else:
             records = writers.batch(now_ms)
             entries.append(store(at, *records, epoch=epoch, at_us=at_us))
@@ -266,7 +276,7 @@ class Replica:
 def everything_sent(entries: Sequence[Entry]) -> list[tuple[int, bool]]:
     found: dict[tuple[int, bool], None] = {}
     for entry in entries:
-        if entry.kind == Kind.STORE:
+        if entry.kind == XiuKind.STORE:
             for record in split(entry.payload[4:], int.from_bytes(entry.payload[:4], "little")):
                 found[int.from_bytes(record[16:24], "little"), bool(record[5] & Flag.DERIVED_ID)] = None
     return list(found)
@@ -303,7 +313,7 @@ def test_runs_decide_what_a_row_for_each_record_decided(seed: int) -> None:
         at, entry = todo.pop(0)
         assert leader.decide(entry) == expected[at]
         roll = random.random()
-        if entry.kind in (Kind.TRIM, EntryKind.SET_CLOCK):  # rows that go are seen until that is written
+        if entry.kind in (XiuKind.TRIM, EntryKind.SET_CLOCK):  # rows that go are seen until that is written
             leader.write(len(leader.waiting))
         elif roll < 0.2:
             leader.write(random.randint(0, len(leader.waiting)))
@@ -325,7 +335,7 @@ def decided(replica: Replica, *entries: Entry) -> list[list[Verdict]]:
 
 
 def plain(number: int, *, at_ms: int = NOW_US // 1000, worker: int = 1, type_: int = 64) -> bytes:
-    return encode(RecordKind.MAIL, 1, b"", snowflake(at_ms, worker, number), type=type_)
+    return encode(Kind.MAIL, 1, b"", snowflake(at_ms, worker, number), type=type_)
 
 
 def made() -> Replica:
@@ -334,12 +344,12 @@ def made() -> Replica:
 
 def test_the_record_of_today_is_found_before_one_of_yesterday_that_a_restore_has_not_written_yet() -> None:
     replica, now_us = made(), (NOW_US // DAY_US + 1) * DAY_US
-    mail = encode(RecordKind.MAIL, 1, b"", 27, flags=Flag.DERIVED_ID, type=64)
+    mail = encode(Kind.MAIL, 1, b"", 27, flags=Flag.DERIVED_ID, type=64)
     (first,) = replica.decide(store(1, mail, epoch=EPOCH, at_us=now_us))
     replica.write(1)
     steps = restoring.encode(Step.BEGIN, EPOCH << 32), restoring.encode(Step.BLOCKS, 0, [Block(1 << 32 | 1, 1, now_us - 1, mail)])
     for counter, step in enumerate(steps, 2):
-        replica.decide(Entry(EPOCH, counter, Kind.RESTORE, now_us, step))
+        replica.decide(Entry(EPOCH, counter, XiuKind.RESTORE, now_us, step))
     assert replica.decide(store(4, mail, epoch=EPOCH, at_us=now_us)) == [(Verdict.SAME, first[1])]
 
 
@@ -420,7 +430,7 @@ def test_ids_that_a_trim_has_forgotten_are_new_when_the_clock_is_set_back_whethe
     leader, follower = made(), made()
     entries = [
         store(1, plain(1)),
-        Entry(1, 2, int(Kind.TRIM), NOW_US + 2 * DAY_US, trim_entry(0, 0)),
+        Entry(1, 2, int(XiuKind.TRIM), NOW_US + 2 * DAY_US, trim_entry(0, 0)),
         Entry(1, 3, int(EntryKind.SET_CLOCK), NOW_US, CLOCK.pack(NOW_US)),
         store(4, plain(1), plain(2)),
         store(5, plain(1), plain(2), plain(3)),
@@ -440,10 +450,10 @@ def test_runs_go_by_whole_spans() -> None:
     decided(replica, store(1, plain(1, at_ms=begin_ms), plain(1, at_ms=NOW_US // 1000)))
     replica.write(1)
     later_us = (begin_ms + DEDUPE_WINDOW_MS + SPAN_MS) * 1000
-    decided(replica, Entry(1, 2, int(Kind.TRIM), later_us - 1, trim_entry(0, 0)))
+    decided(replica, Entry(1, 2, int(XiuKind.TRIM), later_us - 1, trim_entry(0, 0)))
     replica.write(1)
     assert len(kept(replica.store.rows, RUNS)) == 1
-    decided(replica, Entry(1, 3, int(Kind.TRIM), later_us, trim_entry(0, 0)))
+    decided(replica, Entry(1, 3, int(XiuKind.TRIM), later_us, trim_entry(0, 0)))
     replica.write(1)
     assert len(kept(replica.store.rows, RUNS)) == 0
 
@@ -463,7 +473,7 @@ def test_a_head_is_read_as_it_was_written_and_a_broken_one_is_noticed() -> None:
 
 
 def test_what_is_no_run_is_not_taken_for_one() -> None:
-    run = Run(5, [3, 9], [1, 2], 77, [0, 4])
+    run = WorkerRun(5, [3, 9], [1, 2], 77, [0, 4])
     key, value = run.row()
     found = run_of_row(key, value)
     assert found is not None
@@ -509,7 +519,7 @@ def test_a_store_without_rows_before_a_key_says_so(tmp_path: Path) -> None:
 def test_a_written_run_is_searched_as_it_lies(lows: set[int], gaps: bool) -> None:
     ordered = sorted(lows)
     offsets = [3 * at if gaps else at for at in range(len(ordered))]
-    run = Run(7, ordered, [low * 11 for low in ordered], 1000, offsets)
+    run = WorkerRun(7, ordered, [low * 11 for low in ordered], 1000, offsets)
     written = WrittenRun(run.row()[1])
     assert (written.first, written.last) == (ordered[0], ordered[-1])
     assert [written.find(low) for low in range(62)] == [run.find(low) for low in range(62)]
@@ -526,7 +536,7 @@ class TwoRuns:
     def __init__(self) -> None:
         span = place_of(behind(0)) >> 32
         self.rows = [
-            Run(span, list(range(first, first + 4000)), [0] * 4000, 1, list(range(4000))).row() for first in (10_000, 90_000)
+            WorkerRun(span, list(range(first, first + 4000)), [0] * 4000, 1, list(range(4000))).row() for first in (10_000, 90_000)
         ]
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
@@ -540,7 +550,7 @@ def test_ids_that_go_back_between_two_long_runs_have_none_of_them_unpacked(monke
     """A request of a thousand such IDs unpacked a thousand runs of four thousand, in one turn of a Xiu's event loop."""
     unpacked: list[bytes] = []
 
-    def noted(key: bytes, value: bytes) -> Run | None:
+    def noted(key: bytes, value: bytes) -> WorkerRun | None:
         unpacked.append(key)
         return run_of_row(key, value)
 

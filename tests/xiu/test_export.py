@@ -25,8 +25,7 @@ from xiu.export.export import Export, advance, bounds
 from xiu.records.block import KEY
 from xiu.state.keys import BLOCKS
 from xiu.state.keys import KEY as STATE_KEY
-from xiu.state.state import Kind as EntryKind
-from xiu.state.state import State, trim_entry
+from xiu.state.state import State, XiuKind, trim_entry
 from xiu.store.reading import Reading
 from xiu.store.store import Store
 
@@ -54,7 +53,7 @@ class Stored:
 
     def trim(self, up_to: int) -> None:
         self.counter += 1
-        entry = store(self.counter)._replace(kind=int(EntryKind.TRIM), payload=trim_entry(up_to, 0))
+        entry = store(self.counter)._replace(kind=int(XiuKind.TRIM), payload=trim_entry(up_to, 0))
         self.store.write([self.state.decide(entry)])
 
     def export(self, begin: int = 0, end: int = 0, users: tuple[int, ...] = (), columns: tuple[str, ...] = ()) -> list[Part]:

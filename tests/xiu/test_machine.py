@@ -15,7 +15,7 @@ import pytest
 from pixiu.errors import DiskFull, StoreDamaged
 from tests.support.waiting import until
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable, mail, store
-from xiu.core import Core, Settings
+from xiu.core import Core, CoreSettings
 from xiu.events import EntriesCommitted
 from xiu.state.state import Head, State
 from xiu.store.machine import Machine, settle
@@ -103,7 +103,7 @@ async def test_damage_is_found_when_a_snapshot_is_made_and_is_repaired_first_whe
 async def test_a_new_store_is_brought_forward_turn_by_turn_while_the_old_one_goes_on(tmp_path: Path) -> None:
     machine = await opened(tmp_path)
     log, table = MemoryLog(), MemoryTable()
-    core = Core(Settings(partition=0, max_record_bytes=1 << 20), log, machine.store, table)
+    core = Core(CoreSettings(partition=0, max_record_bytes=1 << 20), log, machine.store, table)
     log.entries = [store(counter, mail(counter)) for counter in range(1, 1000)]
 
     def commit(up_to: int) -> None:
@@ -127,7 +127,7 @@ async def test_a_new_store_is_brought_forward_turn_by_turn_while_the_old_one_goe
         commit(len(log.entries))
     assert machine.applied == len(log.entries)
     healthy = MemoryStore(Head())
-    other = Core(Settings(partition=0, max_record_bytes=1 << 20), log, healthy, MemoryTable())
+    other = Core(CoreSettings(partition=0, max_record_bytes=1 << 20), log, healthy, MemoryTable())
     other.step(EntriesCommitted(log.entries, 2), 0.0)
     cursor = machine.store.cursor()
     row, rows = cursor.seek(b""), {}

@@ -13,7 +13,7 @@ from xiu.state.doubling import Change, Phase
 from xiu.state.keys import HOLDS
 from xiu.state.readers import EVERYTHING, MAX_READERS, Held, alive, decode, encode, hold, inherited, keep_from, of_row
 from xiu.state.retention import trim_to
-from xiu.state.state import Head, Kind
+from xiu.state.state import Head, XiuKind
 
 HOUR = 3_600_000_000
 
@@ -25,7 +25,7 @@ def stored(store: MemoryStore) -> dict[str, Held]:
 def note(xiu: Xiu, name: str, position: int, at_us: int) -> None:
     """As the service does."""
     payload = encode(hold(stored(xiu.store), name, position, at_us, HOUR))
-    xiu.log.entries.append(Entry(xiu.epoch, len(xiu.log.entries) + 1, int(Kind.HOLD), at_us, payload))
+    xiu.log.entries.append(Entry(xiu.epoch, len(xiu.log.entries) + 1, int(XiuKind.HOLD), at_us, payload))
     xiu.commit()
 
 
@@ -89,7 +89,7 @@ def test_a_child_inherits_its_parents_readers_which_have_read_nothing_of_it() ->
     assert child.store.head.doubling.phase is Phase.OPEN
     assert stored(child.store) == {"archive": Held(0, NOW_US - 5), "audit": Held(0, NOW_US)}
     again = Change(Phase.OPEN, 7, 2, 77, NOW_US, encode({"late": Held(1, 1)}))
-    child.log.entries.append(Entry(child.epoch, len(child.log.entries) + 1, int(Kind.DOUBLING), NOW_US + 9, again.encode()))
+    child.log.entries.append(Entry(child.epoch, len(child.log.entries) + 1, int(XiuKind.DOUBLING), NOW_US + 9, again.encode()))
     child.commit()
     assert "late" not in stored(child.store)
 

@@ -10,7 +10,7 @@ from pixiu.errors import StoreDamaged
 from pixiu.ids import MAX_MSG_SEQUENCE
 from tests.xiu.parts import EMPTY, MemoryStore, mail, store
 from xiu.state.keys import BLOCKS, HEAD_KEY
-from xiu.state.state import Head, Kind, State
+from xiu.state.state import Head, State, XiuKind
 from xiu.state.state import trim_entry as trim
 from xiu.store.repair import Row, rebuild, verify
 
@@ -140,7 +140,7 @@ def test_trimmed_stores_are_built_too() -> None:
     keys = [key for key in sorted(here.rows) if key[:1] == BLOCKS]
     state = State(0, here, here.head)
     floor = int.from_bytes(keys[4][1:], "big")
-    for counter, kind in ((13, Kind.TRIM),):
+    for counter, kind in ((13, XiuKind.TRIM),):
         entry = store(counter, epoch=2)
         decision = state.decide(type(entry)(2, counter, int(kind), entry.at_us, trim(floor, 100)))
         there = dict(here.rows)

@@ -13,12 +13,12 @@ from pixiu.ids import msg_id
 from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable
 from tests.xiu.world import Xiu, codes, first, results, user
-from xiu.core import Settings
+from xiu.core import CoreSettings
 from xiu.events import EntriesCommitted
 from xiu.export.export import check_restored
 from xiu.records.block import Block
 from xiu.state.restoring import Step, check_records, decode, encode
-from xiu.state.state import DAY_US, Head, Kind
+from xiu.state.state import DAY_US, Head, XiuKind
 from xiu.store.reading import Reading
 
 EARLIER_US = NOW_US - 5_000_000
@@ -122,7 +122,7 @@ def test_what_does_not_follow_is_refused(wrong: Block, text: str) -> None:
     before = take(xiu, Step.BLOCKS, block(first(1, 1), user(1), user(2), user(3)))
     with pytest.raises(InvalidArgument, match=text):
         xiu.core.restore_entry(Step.BLOCKS, [wrong])
-    xiu.log.entries.append(Entry(3, len(xiu.log.entries) + 1, int(Kind.RESTORE), NOW_US, encode(Step.BLOCKS, 0, [wrong])))
+    xiu.log.entries.append(Entry(3, len(xiu.log.entries) + 1, int(XiuKind.RESTORE), NOW_US, encode(Step.BLOCKS, 0, [wrong])))
     xiu.commit()
     assert xiu.store.head == replace(before, applied=xiu.store.head.applied), "in the log it changes nothing either"
 
@@ -189,7 +189,7 @@ def test_restored_messages_are_trimmed_by_their_age() -> None:
 
 def test_a_partition_that_waits_to_be_restored_takes_nothing() -> None:
     xiu = Xiu()
-    xiu.core.settings = Settings(partition=1, max_record_bytes=1 << 20, await_restore=True)
+    xiu.core.settings = CoreSettings(partition=1, max_record_bytes=1 << 20, await_restore=True)
     assert codes(xiu.send(user(1))) == [Unavailable.code]
     take(xiu, Step.BEGIN)
     assert stored(xiu, user(1)) == [""]

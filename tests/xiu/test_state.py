@@ -23,10 +23,10 @@ from xiu.state.state import (
     MARK_BYTES,
     Decision,
     Head,
-    Kind,
     Ruling,
     State,
     Verdict,
+    XiuKind,
     trim_entry,
 )
 
@@ -165,7 +165,7 @@ def test_trimming_ends_at_a_mark_and_forgets_old_ids() -> None:
     found = trim_to(replica.store.marks(), replica.store.head, NOW_US, 0, 2 * MARK_BYTES)
     assert found is not None
     sequence, before = found
-    replica.apply(Entry(1, 8, int(Kind.TRIM), NOW_US + 2 * DAY_US, trim_entry(sequence, before)))
+    replica.apply(Entry(1, 8, int(XiuKind.TRIM), NOW_US + 2 * DAY_US, trim_entry(sequence, before)))
     head = replica.store.head
     assert head.floor == sequence == first(1, 3)
     assert head.stored_bytes - head.trimmed_bytes == sum(len(block.records) for block in replica.store.blocks())
@@ -176,9 +176,9 @@ def test_trimming_ends_at_a_mark_and_forgets_old_ids() -> None:
 def test_derived_ids_are_forgotten_by_the_day() -> None:
     replica = Replica()
     replica.apply(store(1, mail(1, flags=Flag.DERIVED_ID)))
-    replica.apply(Entry(1, 2, int(Kind.TRIM), NOW_US + DAY_US, trim_entry(0, 0)))
+    replica.apply(Entry(1, 2, int(XiuKind.TRIM), NOW_US + DAY_US, trim_entry(0, 0)))
     assert [key for key in replica.store.rows if key[:1] == DERIVED]
-    replica.apply(Entry(1, 3, int(Kind.TRIM), NOW_US + 2 * DAY_US, trim_entry(0, 0)))
+    replica.apply(Entry(1, 3, int(XiuKind.TRIM), NOW_US + 2 * DAY_US, trim_entry(0, 0)))
     assert not [key for key in replica.store.rows if key[:1] == DERIVED]
 
 
@@ -213,7 +213,7 @@ def random_log(seed: int) -> list[Entry]:
             epoch += random.randint(1, 3)
             entries.append(noop(counter, epoch))
         elif roll < 0.2:
-            entries.append(Entry(epoch, counter, int(Kind.TRIM), at_us, trim_entry(first(epoch, random.randint(0, 30)), 0)))
+            entries.append(Entry(epoch, counter, int(XiuKind.TRIM), at_us, trim_entry(first(epoch, random.randint(0, 30)), 0)))
         else:
             new = [
                 mail(random.randrange(1024), random.randbytes(3), at_ms=at_us // 1000, flags=random.choice((0, 0, 32)))

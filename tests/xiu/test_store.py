@@ -17,7 +17,7 @@ from xiu.records.table import Table
 from xiu.state.keys import HOLDS
 from xiu.state.readers import EVERYTHING, Held
 from xiu.state.readers import encode as encode_readers
-from xiu.state.state import Blocked, Kind, State
+from xiu.state.state import Blocked, State, XiuKind
 from xiu.store.reading import Reading
 from xiu.store.repair import Row, rebuild, verify
 from xiu.store.store import Store
@@ -262,7 +262,7 @@ def test_readers_are_rows_of_the_store_and_of_its_snapshots(tmp_path: Path) -> N
         (2, {"archive": Held(7, 0), "größe": Held(9, 0)}),
         (3, {"archive": Held(EVERYTHING, 0), "audit": Held(0, 5)}),
     ):
-        xiu.store.write([xiu.state.decide(Entry(1, counter, int(Kind.HOLD), NOW_US, encode_readers(held)))])
+        xiu.store.write([xiu.state.decide(Entry(1, counter, int(XiuKind.HOLD), NOW_US, encode_readers(held)))])
     xiu.apply(4, 3)
     xiu.store.checkpoint(tmp_path / "copy")
     for there in (xiu.store, copy := Store(tmp_path / "copy")):

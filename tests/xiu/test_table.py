@@ -1,4 +1,4 @@
-"""The table on shared memory: what stays, what makes room, and what a killed process leaves."""
+"""The table on shared memory: what stays, what makes space, and what a killed process leaves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_block_is_found_by_each_of_its_sequences(folder: Path) -> None:
     table.close()
 
 
-def test_the_block_used_longest_ago_makes_room(folder: Path) -> None:
+def test_the_block_used_longest_ago_makes_space(folder: Path) -> None:
     table = Table(folder, 8 * MIB, ME)
     fits = table.capacity // charged(100_000)
     for number in range(fits):
@@ -73,14 +73,14 @@ def test_unpersisted_blocks_stay_and_push_back(folder: Path) -> None:
     table = Table(folder, 8 * MIB, ME)
     put(table, block(0, 100_000))
     number = 1
-    while table.has_room(100_000):
+    while table.has_space(100_000):
         assert put(table, block(number * 10, 100_000), persisted=False)
         number += 1
-    assert table.get(0) is None  # it was persisted, and made room
+    assert table.get(0) is None  # it was persisted, and made space
     assert table.get(10) is None  # nobody reads what is not committed
     assert table.unpersisted == number - 1
     table.persisted([10, 20])
-    assert table.has_room(100_000)
+    assert table.has_space(100_000)
     assert table.get(10) is not None
     assert table.dropped() == number - 3
     assert table.get(30) is None
@@ -102,7 +102,7 @@ def test_blocks_of_all_sizes_never_fill_the_map(folder: Path) -> None:
 def test_a_table_full_of_small_unpersisted_blocks_says_so_before_it_is_full(folder: Path) -> None:
     table = Table(folder, 8 * MIB, ME)
     number = 0
-    while table.has_room(100):
+    while table.has_space(100):
         assert put(table, block(number, 96, count=1), persisted=False)
         number += 1
     assert number > 5_000

@@ -326,7 +326,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(dis
         assert codes == {"DISK_FULL"}
         assert len(kept) > 500
         some = Random(1).sample(sorted(kept), 300)
-        # Also what the log has and the store has no room for.
+        # Also what the log has and the store has no space for.
         assert await writer.fetch(some) == [("", kept[identity]) for identity in some]
         ballast.unlink()
 

@@ -11,7 +11,7 @@ from cluster.replication.model import Entry, EntryKind
 from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu import events as ev
-from xiu.core import Core, Settings
+from xiu.core import Core, CoreSettings
 
 T = TypeVar("T")
 LIMIT = 1 << 20
@@ -22,7 +22,7 @@ class Xiu:
 
     def __init__(self, lead: bool = True) -> None:
         self.log, self.store, self.table = MemoryLog(), MemoryStore(), MemoryTable()
-        self.core = Core(Settings(partition=1, max_record_bytes=LIMIT, keep_us=60_000_000), self.log, self.store, self.table)
+        self.core = Core(CoreSettings(partition=1, max_record_bytes=LIMIT, keep_us=60_000_000), self.log, self.store, self.table)
         self.now = 10.0
         self.taken = True
         """Whether what was committed last is written."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from pixiu.client.stores.pages import LANES, MAX_PAGE, DeadLetterEntry, Entry, Lane
+from pixiu.client.stores.pages import LANES, MAX_PAGE, DeadLetterEntry, InboxEntry, Lane
 from pixiu.client.stores.view import InboxView, read_inbox
 from pixiu.discovery.reachable import check_reachable
 from pixiu.errors import InvalidArgument
@@ -302,4 +302,4 @@ def _handle_dead(target: str, uin: int, wanted: str, *, drop: bool) -> tuple[int
     return _run(target, work)
 
 
-__all__ = ["Entry", "Lane", "inbox", "lane_json", "read_inbox", "table"]
+__all__ = ["InboxEntry", "Lane", "inbox", "lane_json", "read_inbox", "table"]

@@ -13,13 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.client.messages.message import Message
-from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, Entry, Lane
+from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, InboxEntry, Lane
 from tools.cli.output import visible
 
 SHOWN_CHARACTERS: Final = 60
 
 
-def table(entries: Sequence[Entry], now_ms: int) -> Table:
+def table(entries: Sequence[InboxEntry], now_ms: int) -> Table:
     """Make tables of the result, for people."""
     shown = _table("lane", "seq", "msg id", "sent", "sender", "bytes", "message")
     for entry in entries:

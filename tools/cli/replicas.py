@@ -39,7 +39,7 @@ class ReplicaStatus:
     degraded: str
     may_not_lead: str = ""
     """The reason why it would not be promoted; empty: it leads, or may."""
-    no_room: str = ""
+    no_space: str = ""
     """The reason why it has no space to lead; empty: it has."""
     left_out: dict[str, str] = field(default_factory=dict)
     """For a leader: member → reason why it is not in sync."""
@@ -49,7 +49,7 @@ class ReplicaStatus:
         return {
             "state": self.state, "member": self.member, "leader": self.leader, "epoch": self.epoch, "in_sync": list(self.in_sync),
             "end": self.end, "committed": self.committed, "applied": self.applied, "lag": self.lag, "degraded": self.degraded,
-            "may_not_lead": self.may_not_lead, "no_room": self.no_room, "left_out": self.left_out,
+            "may_not_lead": self.may_not_lead, "no_space": self.no_space, "left_out": self.left_out,
         }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def read_replica(node: Node, said: dict[str, object]) -> ReplicaStatus | None:
             {str(member): int(lag) for member, lag in dict(found.get("lag", {})).items()},
             str(found.get("degraded") or ""),
             str(found.get("may_not_lead") or ""),
-            str(found.get("no_room") or ""),
+            str(found.get("no_space") or ""),
             {str(member): str(why) for member, why in dict(found.get("left_out", {})).items()},
         )
     except (KeyError, TypeError, ValueError):
@@ -89,8 +89,8 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
         name = f"{replica.node.role} {replica.node.partition}/{replica.node.replica}"
         if replica.degraded:
             problems.append(f"{name}: {replica.degraded}")
-        if replica.no_room and replica.no_room != replica.degraded:
-            problems.append(f"{name} lacks disk space to lead: {replica.no_room}")
+        if replica.no_space and replica.no_space != replica.degraded:
+            problems.append(f"{name} lacks disk space to lead: {replica.no_space}")
     for (role, partition), found in sorted(partitions.items()):
         leaders = [replica for replica in found if replica.state == LEADING]
         if not leaders:

@@ -87,7 +87,9 @@ class ClusterStatus:
     @property
     def insecure(self) -> list[str]:
         """Listeners that an operator left unguarded."""
-        return [f"{process.name} at {process.node.address}: {door}" for process in self.processes for door in process.insecure]
+        return [
+            f"{process.name} at {process.node.address}: {listener}" for process in self.processes for listener in process.insecure
+        ]
 
 
 def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[str]:
@@ -220,7 +222,7 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         unheard=unheard,
         refusals=tuple(map(str, refused.values())) if isinstance(refused, dict) else (),
         doubling=phase_of(said),
-        insecure=tuple(map(str, insecure)) if isinstance(insecure := said.get("insecure_doors"), list) else (),
+        insecure=tuple(map(str, insecure)) if isinstance(insecure := said.get("insecure_listeners"), list) else (),
         build=str(said.get("build", "")),
     )
 
@@ -328,7 +330,7 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
     tables = [table, "", replicas] if replicas is not None else [table]
     head = "\n".join([head, *(escape(one.text()) for one in status.doublings)])
     problems = [f"  [red]{escape(problem)}[/]" for problem in status.problems]
-    insecure = [f"  [yellow]not guarded: {escape(door)}[/]" for door in status.insecure]
+    insecure = [f"  [yellow]not guarded: {escape(listener)}[/]" for listener in status.insecure]
     return Group(head, "", *tables, "", verdict, *problems, *insecure)
 
 

@@ -29,7 +29,7 @@ MAX_EXAMPLES: Final = 5
 NOT_YET: Final = -1
 
 
-class Outcome(Enum):
+class Judgement(Enum):
     """Judgement of one delivery."""
 
     DELIVERED = "delivered"
@@ -105,7 +105,7 @@ class Ledger:
         """Message number → index in the lists above (rooms run at their own pace)."""
         self._refused: dict[int, str] = {}
         self.latency_us = Histogram()
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[Judgement] = Counter()
         self.refusals: Counter[str] = Counter()
         self.expected = 0
         self.examples: list[str] = []
@@ -124,7 +124,7 @@ class Ledger:
     @property
     def delivered(self) -> int:
         """Number of owed deliveries that arrived, in order or not."""
-        return self.outcomes[Outcome.DELIVERED] + self.outcomes[Outcome.OUT_OF_ORDER]
+        return self.outcomes[Judgement.DELIVERED] + self.outcomes[Judgement.OUT_OF_ORDER]
 
     def joining(self, room: RoomID, uin: UIN, now_us: int) -> None:
         """Note that a user's join begins; messages on their way may reach the user."""
@@ -182,24 +182,24 @@ class Ledger:
             self.refusals[code] += 1
             self.unacknowledged -= 1
 
-    def deliver(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Outcome, bool]:
+    def deliver(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Judgement, bool]:
         """Judge one delivery to one subscriber; returns the outcome, and True if it completed its message."""
         outcome, done = self._judge(room, uin, payload, now_us)
         self.outcomes[outcome] += 1
         return outcome, done
 
-    def _judge(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Outcome, bool]:
+    def _judge(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Judgement, bool]:
         if len(payload) < HEAD_BYTES:
-            return Outcome.DAMAGED, False
+            return Judgement.DAMAGED, False
         number, stamp = HEAD.unpack_from(payload)
         position = self._position.get(number)
         if position is None or stamp != self._sent_us[position]:
-            return Outcome.DAMAGED, False
+            return Judgement.DAMAGED, False
         if xxhash.xxh3_64_intdigest(memoryview(payload)[HEAD_BYTES:]) != self._hash[position]:
-            return Outcome.DAMAGED, False
+            return Judgement.DAMAGED, False
         place = self._rooms.get(room)
         if place is None or self._room_of[position] != room:
-            return Outcome.ALIEN, False
+            return Judgement.ALIEN, False
         bit = place.bits.get(uin, 0)
         if not self._expected[position] & bit:
             joined_us = place.joined_us.get(uin)
@@ -212,16 +212,16 @@ class Ledger:
                     self.examples.append(
                         f"message {number} came to {uin} in {room} {age_s:.1f} s after it was sent; this user {since}"
                     )
-                return Outcome.ALIEN, False
+                return Judgement.ALIEN, False
             if (number, uin) in place.early:
-                return Outcome.REPEATED, False
+                return Judgement.REPEATED, False
             place.early.add((number, uin))
-            return Outcome.EARLY, False
+            return Judgement.EARLY, False
         done = False
         owed = place.open.get(number)
         if owed is not None:
             if not owed & bit:
-                return Outcome.REPEATED, False
+                return Judgement.REPEATED, False
             owed ^= bit
             self.open_deliveries -= 1
             if owed:
@@ -233,15 +233,15 @@ class Ledger:
         else:
             late = place.missing.get(number, 0)
             if not late & bit:
-                return Outcome.REPEATED, False
+                return Judgement.REPEATED, False
             place.missing[number] = late ^ bit
         self.latency_us.add(now_us - stamp)
         heard = place.last.setdefault(uin, {})
         sender = self._sender[position]
         if heard.get(sender, -1) > number:
-            return Outcome.OUT_OF_ORDER, done
+            return Judgement.OUT_OF_ORDER, done
         heard[sender] = number
-        return Outcome.DELIVERED, done
+        return Judgement.DELIVERED, done
 
     def owed(self, room: RoomID, uin: UIN) -> int:
         """Number of open messages of a room that a user still waits for; overdue ones do not count."""

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Final
 
 from pixiu.ids import UIN
-from tools.replay.ledger import NOT_YET, Ledger, Missing, Outcome
+from tools.replay.ledger import NOT_YET, Judgement, Ledger, Missing
 
 IN_FLIGHT_US: Final = 5_000_000
 """Time before a gateway's death in which an accepted message may still have been inside it, microseconds."""
@@ -178,11 +178,11 @@ def judge(
         expected=ledger.expected,
         delivered=ledger.delivered,
         lost=ledger.lost,
-        repeated=outcomes[Outcome.REPEATED],
-        out_of_order=outcomes[Outcome.OUT_OF_ORDER],
-        alien=outcomes[Outcome.ALIEN],
-        damaged=outcomes[Outcome.DAMAGED],
-        early=outcomes[Outcome.EARLY],
+        repeated=outcomes[Judgement.REPEATED],
+        out_of_order=outcomes[Judgement.OUT_OF_ORDER],
+        alien=outcomes[Judgement.ALIEN],
+        damaged=outcomes[Judgement.DAMAGED],
+        early=outcomes[Judgement.EARLY],
         refused=sum(ledger.refusals.values()),
         refusals=dict(sorted(ledger.refusals.items())),
         unacknowledged=ledger.unacknowledged,

@@ -12,7 +12,7 @@ from cluster.replication.replica import Replica
 from pixiu.errors import Overloaded
 from pixiu.wire.levels import Level
 from xiu.state.readers import Held, alive, encode, hold, keep_from
-from xiu.state.state import Kind
+from xiu.state.state import XiuKind
 from xiu.store.machine import Machine
 
 MAX_WAITING: Final = 64
@@ -51,6 +51,6 @@ class Holding:
             async with self._one:  # the entry depends on the other readers
                 self._replica.check_leader()
                 said = hold(self._machine.store.readers(), reader, position, self._replica.now_us(), self._hold_us)
-                await self._replica.submit([(int(Kind.HOLD), encode(said))]).reached(Level.REPLICATED)
+                await self._replica.submit([(int(XiuKind.HOLD), encode(said))]).reached(Level.REPLICATED)
         finally:
             self._waiting -= 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pixiu.wire.record import SIZE_FIELD
-from xiu.records.batch import Run
+from xiu.records.batch import RecordRun
 
 BatchT = TypeVar("BatchT")
 
@@ -32,7 +32,7 @@ class Held(Generic[BatchT]):
 
     __slots__ = ("answered", "asked", "at_us", "batch", "copies", "known", "runs", "stream")
 
-    def __init__(self, stream: int, batch: BatchT, runs: Sequence[Run], at_us: int, asked: Sequence[Asked] = ()) -> None:
+    def __init__(self, stream: int, batch: BatchT, runs: Sequence[RecordRun], at_us: int, asked: Sequence[Asked] = ()) -> None:
         self.stream = stream
         self.batch = batch
         self.runs = runs
@@ -92,9 +92,9 @@ class Asking(Generic[BatchT]):
         return lost
 
 
-def without(runs: Sequence[Run], left_out: frozenset[int]) -> list[Run]:
+def without(runs: Sequence[RecordRun], left_out: frozenset[int]) -> list[RecordRun]:
     """Remove records, by their indexes in a batch, from its runs."""
-    kept: list[Run] = []
+    kept: list[RecordRun] = []
     for run in runs:
         if left_out.isdisjoint(range(run.index, run.index + run.count)):
             kept.append(run)
@@ -105,9 +105,9 @@ def without(runs: Sequence[Run], left_out: frozenset[int]) -> list[Run]:
             after = at + SIZE_FIELD + int.from_bytes(run.records[at : at + SIZE_FIELD], "little")
             if index in left_out:
                 if index > first:
-                    kept.append(Run(first, index - first, run.records[begin:at]))
+                    kept.append(RecordRun(first, index - first, run.records[begin:at]))
                 begin, first = after, index + 1
             at = after
         if run.index + run.count > first:
-            kept.append(Run(first, run.index + run.count - first, run.records[begin:]))
+            kept.append(RecordRun(first, run.index + run.count - first, run.records[begin:]))
     return kept

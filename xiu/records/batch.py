@@ -23,7 +23,7 @@ MAX_LOOKED_AT: Final = 64
 
 
 @dataclass(slots=True)
-class Run:
+class RecordRun:
     """Records of one entry."""
 
     index: int
@@ -33,7 +33,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RecordRefusal:
     """A refused record."""
 
     index: int
@@ -45,8 +45,8 @@ class Refusal:
 class Checked:
     """A checked batch."""
 
-    runs: list[Run] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    runs: list[RecordRun] = field(default_factory=list)
+    refusals: list[RecordRefusal] = field(default_factory=list)
 
 
 def check(data: bytes, count: int, partition: int, partitions: int, limit: int, addresses: Sequence[str] = ()) -> Checked | None:
@@ -81,19 +81,19 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int, 
             refusal = _refusal(index, data[position:after], key, partition, partitions, limit, addresses)
             if refusal is not None:
                 if index > first:
-                    checked.runs.append(Run(first, index - first, data[begin:position]))
+                    checked.runs.append(RecordRun(first, index - first, data[begin:position]))
                 checked.refusals.append(refusal)
                 begin, first = after, index + 1
                 position = after
                 continue
         if index - first >= MAX_BLOCK_RECORDS or (after - begin > MAX_BLOCK_BYTES and index > first):
-            checked.runs.append(Run(first, index - first, data[begin:position]))
+            checked.runs.append(RecordRun(first, index - first, data[begin:position]))
             begin, first = position, index
         position = after
     if position != end:
         return None
     if count > first:
-        checked.runs.append(Run(first, count - first, data[begin:]))
+        checked.runs.append(RecordRun(first, count - first, data[begin:]))
     return checked
 
 
@@ -109,18 +109,18 @@ def drawn_user(data: bytes, count: int, lot: float) -> int:
 
 def _refusal(
     index: int, record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]
-) -> Refusal | None:
+) -> RecordRefusal | None:
     """Return the refusal of a record; None: it is valid."""
     if record[4] != Kind.MAIL:
-        return Refusal(index, InvalidArgument.code, f"a record of kind {record[4]}; a Xiu stores mail, kind {int(Kind.MAIL)}")
+        return RecordRefusal(index, InvalidArgument.code, f"a record of kind {record[4]}; a Xiu stores mail, kind {int(Kind.MAIL)}")
     if key % partitions != partition % partitions:
         right = key % partitions
         where = addresses[right] if right < len(addresses) and addresses[right] else "nobody now"
         text = f"user {key} belongs to partition {right} of {partitions}, served by {where}; this is {partition}"
-        return Refusal(index, WrongPartition.code, text)
+        return RecordRefusal(index, WrongPartition.code, text)
     if len(record) > limit:
-        return Refusal(index, RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")
+        return RecordRefusal(index, RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")
     found = body_bounds(record)
     if found is None or crc32(memoryview(record)[HEADER_SIZE : found[1]]) != int.from_bytes(record[12:16], "little"):
-        return Refusal(index, ChecksumWrong.code, "the record's CRC does not fit: it was damaged on the way; send it again")
+        return RecordRefusal(index, ChecksumWrong.code, "the record's CRC does not fit: it was damaged on the way; send it again")
     return None

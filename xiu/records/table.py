@@ -156,7 +156,7 @@ class Table:
         """Number of blocks that are not in the state yet."""
         return len(self._unpersisted)
 
-    def has_room(self, records_bytes: int) -> bool:
+    def has_space(self, records_bytes: int) -> bool:
         """True if unpersisted records of this size fit beside those that are there."""
         return self._unpersisted_bytes + charged(records_bytes) <= self.capacity
 
@@ -292,6 +292,6 @@ def open_table(folder: Path, size_bytes: int, member: MemberID) -> Table:
             shutil.rmtree(folder, ignore_errors=True)
             why = str(error)
     raise ConfigurationError(
-        f"no table of {size_bytes >> 20} MiB in {folder}: {why}; set xiu.table_dir to a folder on a tmpfs that has room for "
+        f"no table of {size_bytes >> 20} MiB in {folder}: {why}; set xiu.table_dir to a folder on a tmpfs that has space for "
         "xiu.table_mb"
     )

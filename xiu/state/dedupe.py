@@ -87,7 +87,7 @@ class Reader(Protocol):
         """Return the last row at or before a key. Raises StoreDamaged."""
 
 
-class Run:
+class WorkerRun:
     """Records of one worker, span and type in an entry, with rising SnowflakeIDs.
 
     Args:
@@ -145,8 +145,8 @@ class WrittenRun:
         return self._msg_id + offset, self._word(self._count + at)
 
 
-def run_of_row(key: bytes, value: bytes) -> Run | None:
-    """Decode a row of `Run.row`; None if it is something else."""
+def run_of_row(key: bytes, value: bytes) -> WorkerRun | None:
+    """Decode a row of `WorkerRun.row`; None if it is something else."""
     if len(key) != KEY.size or key[:1] != RUNS or len(value) < _RUN.size:
         return None
     msg_id, count = _RUN.unpack_from(value)
@@ -155,11 +155,11 @@ def run_of_row(key: bytes, value: bytes) -> Run | None:
         return None
     words = list(struct.unpack_from(f"<{2 * count}I", value, _RUN.size))
     offsets = list(struct.unpack_from(f"<{count}H", value, end)) if len(value) > end else list(range(count))
-    run = Run(_span_of(key), words[:count], words[count:], msg_id, offsets)
+    run = WorkerRun(_span_of(key), words[:count], words[count:], msg_id, offsets)
     return run if run.lows[0] == int.from_bytes(key[5:], "big") else None
 
 
-def _run_at(runs: Sequence[Run] | None, low: int) -> Run | None:
+def _run_at(runs: Sequence[WorkerRun] | None, low: int) -> WorkerRun | None:
     """The last of a span's runs that begins at or before an ID."""
     at = bisect_right(runs, low, key=lambda run: run.lows[0]) if runs is not None else 0
     return runs[at - 1] if runs is not None and at else None
@@ -186,7 +186,7 @@ class Single:
 class Parts:
     """The records of an entry while it is being decided."""
 
-    spans: dict[int, list[Run]]
+    spans: dict[int, list[WorkerRun]]
     """The runs of each span, in order. Their records are new."""
     singles: list[Single]
     """In order."""
@@ -236,7 +236,7 @@ class Dedupe:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._rows: dict[bytes, Known] = {}
-        self._runs: dict[int, list[Run]] = {}
+        self._runs: dict[int, list[WorkerRun]] = {}
         """By span, in order. These and `_rows` belong to decisions not written yet, bounded by replication's limit of uncommitted
         entries."""
         self._marks: dict[int, int] = {}
@@ -343,7 +343,7 @@ class Dedupe:
             moved: indexes of records that belong to another partition.
             partition, first: the first stored record gets this sequence.
         """
-        spans: dict[int, list[Run]] = {}
+        spans: dict[int, list[WorkerRun]] = {}
         singles: list[Single] = []
         marks = self._marks
         unpack, derived, newest = FIELDS.unpack_from, int(Flag.DERIVED_ID), window.newest
@@ -378,7 +378,7 @@ class Dedupe:
                         indexes.append(index)
                     else:
                         lows, crcs, indexes = [low], [crc], [index]
-                        run = Run(span, lows, crcs, base, indexes)
+                        run = WorkerRun(span, lows, crcs, base, indexes)
                         if runs is None:
                             spans[span] = [run]
                         else:

@@ -50,7 +50,7 @@ MARK_US: Final = 60_000_000
 """Minimum distance of two marks, in bytes or in time."""
 
 
-class Kind(IntEnum):
+class XiuKind(IntEnum):
     """Kinds of a Xiu's entries; the lower ones are replication's."""
 
     STORE = 16
@@ -63,7 +63,7 @@ class Kind(IntEnum):
     """See `xiu.state.readers`."""
 
 
-STORE: Final = int(Kind.STORE)
+STORE: Final = int(XiuKind.STORE)
 """Compared with every entry's kind: a member of an `IntEnum` takes several times as long."""
 
 
@@ -225,17 +225,17 @@ class State:
         decision = Decision(before.at(position, clock))
         if entry.kind == STORE:
             self._store(entry, decision)
-        elif entry.kind == Kind.TRIM:
+        elif entry.kind == XiuKind.TRIM:
             self._trim(entry, decision)
-        elif entry.kind == Kind.RESTORE:
+        elif entry.kind == XiuKind.RESTORE:
             self._restore(entry, decision)
-        elif entry.kind == Kind.DOUBLING:
+        elif entry.kind == XiuKind.DOUBLING:
             change = Change.decode(entry.payload)
             doubled = doubling.after(before.doubling, change, self._partition, entry.counter, clock)
             decision.head = replace(decision.head, doubling=doubled)
             if doubled is not before.doubling:
                 self._hold(change.holds, decision)
-        elif entry.kind == Kind.HOLD:
+        elif entry.kind == XiuKind.HOLD:
             self._hold(entry.payload, decision)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
             back = min(clock, CLOCK.unpack(entry.payload)[0])

@@ -283,7 +283,7 @@ class Machine:
     ) -> int:
         store = self.store
         cursor, head = in_loop(lambda: (store.cursor(), store.head))
-        self.require_room()
+        self.require_space()
         building, beside = self._folder.with_suffix(BUILDING), self._beside()
         shutil.rmtree(building, ignore_errors=True)
         try:
@@ -338,7 +338,7 @@ class Machine:
 
         await self._in_thread(flush)
 
-    def require_room(self) -> None:
+    def require_space(self) -> None:
         """Check that the disk has space for another store of this size. Raises DiskFull."""
         folder = self.store.folder
         needed = sum(file.stat().st_size for file in folder.glob("*.sst"))

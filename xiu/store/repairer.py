@@ -186,7 +186,7 @@ class Repairer:
 
     async def _rebuilt(self) -> int:
         """Rebuild from any replica available; a restarted one has another address."""
-        self._machine.require_room()
+        self._machine.require_space()
         limit, asked = time.monotonic() + BEHIND_S, ""
         while True:
             peer = self._peer()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.links.datagrams.head import Refusal
+from cluster.links.datagrams.head import DatagramRefusal
 from pixiu.ids import EndpointID
 
 MAX_FRAGMENTS: Final = 16
@@ -62,20 +62,20 @@ class Reassembly:
 
     def take(self, sender: EndpointID, type_: int, sequence: int, count: int, body: bytes, now: float) -> bytes | str | None:
         """Take a fragment that arrives for the first time. Returns the whole item if it was the last one missing, None if more are
-        missing, and a `Refusal` if it is malformed, does not match the others, or its item was given up."""
+        missing, and a `DatagramRefusal` if it is malformed, does not match the others, or its item was given up."""
         index = int.from_bytes(body[:INDEX_SIZE], "little")
         if not 2 <= count <= MAX_FRAGMENTS or index >= count or len(body) <= INDEX_SIZE or sequence <= index:
-            return Refusal.MALFORMED_FRAGMENT
+            return DatagramRefusal.MALFORMED_FRAGMENT
         key = sender, type_, sequence - index
         found = self._items.get(key)
         if found is None:
             if now - self._given_up.get(key, -HELD_S) < HELD_S:
-                return Refusal.LATE_FRAGMENT
+                return DatagramRefusal.LATE_FRAGMENT
             self._bound(now)
             found = self._items[key] = _Unfinished(count, now)
             self._held += HELD_COST_BYTES
         elif len(found.parts) != count:
-            return Refusal.MALFORMED_FRAGMENT
+            return DatagramRefusal.MALFORMED_FRAGMENT
         found.parts[index] = body[INDEX_SIZE:]
         found.missing -= 1
         found.cost += len(body)

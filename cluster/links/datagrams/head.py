@@ -79,7 +79,7 @@ RECORD_FRAGMENT: Final = int(Type.RECORD_FRAGMENT)
 CONTROL_FRAGMENT: Final = int(Type.CONTROL_FRAGMENT)
 
 
-class Refusal:
+class DatagramRefusal:
     """Reasons why something was refused: the keys of `LinkStats.refused`."""
 
     SHORT: Final = "short"
@@ -193,49 +193,49 @@ class Codec:
         """
         size = len(data)
         if size < self._least:
-            return Refusal.SHORT
+            return DatagramRefusal.SHORT
         if size > self._limits[stream]:
-            return Refusal.OVERSIZED
+            return DatagramRefusal.OVERSIZED
         if self._ring is not None:
             key = self._checking.get(data[4])
             if key is None:
-                return Refusal.KEY
+                return DatagramRefusal.KEY
             if not self._is_tagged(data, key):
-                return Refusal.TAG
+                return DatagramRefusal.TAG
         elif data[4] != KEY_NONE:
-            return Refusal.KEY
+            return DatagramRefusal.KEY
         head: FieldsOfHead = HEAD.unpack_from(data)
         magic, version, type_, _, flags, count, sender, sequence, _, word = head
         if magic != MAGIC:
-            return Refusal.MAGIC
+            return DatagramRefusal.MAGIC
         if version != VERSION:
-            return Refusal.VERSION
+            return DatagramRefusal.VERSION
         if flags & ~ALL_FLAGS or (flags & FLAG_STREAM != 0) is not stream:
-            return Refusal.FLAGS
+            return DatagramRefusal.FLAGS
         if type_ == RECORDS:
             if not 0 < count <= (size - self._least) // MIN_RECORD:
-                return Refusal.COUNT
+                return DatagramRefusal.COUNT
         elif HEARTBEAT <= type_ <= ACKNOWLEDGEMENT:
             pass
         elif type_ == CONTROL:
             if not 0 < count <= (size - self._least) // MIN_CONTROL:
-                return Refusal.COUNT
+                return DatagramRefusal.COUNT
         elif RECORD_FRAGMENT <= type_ <= CONTROL_FRAGMENT:
             if size < self._least + MIN_FRAGMENT or not count:
-                return Refusal.COUNT
+                return DatagramRefusal.COUNT
             if stream:
-                return Refusal.TYPE
+                return DatagramRefusal.TYPE
         else:
-            return Refusal.TYPE
+            return DatagramRefusal.TYPE
         if flags & FLAG_ANY_DESTINATION:
             if type_ != HEARTBEAT:
-                return Refusal.FLAGS
+                return DatagramRefusal.FLAGS
         elif word != self._own_word:
-            return Refusal.DESTINATION
+            return DatagramRefusal.DESTINATION
         if not 0 < sequence <= LAST_SEQUENCE:
-            return Refusal.SEQUENCE
+            return DatagramRefusal.SEQUENCE
         if not 0 < sender <= MAX_ID or sender == self.own or (self._ring is not None and not self._proves(data[4], sender)):
-            return Refusal.SENDER
+            return DatagramRefusal.SENDER
         return head
 
     def _is_tagged(self, data: bytes, key: TagKey) -> bool:

@@ -39,7 +39,7 @@ def close(settlement: Settlement, handled: bool, settled: list[tuple[int, bool]]
         settled.append((settlement.token, not settlement.failed))
 
 
-class Run:
+class ItemRun:
     """Consecutive items of one parcel for the same carrier, or the fragments of one item."""
 
     __slots__ = ("at", "fragments", "items", "number", "queued_at", "settlement", "size")
@@ -72,7 +72,7 @@ class Outbox:
     __slots__ = ("_lanes", "_settled", "_turn", "bytes", "number")
 
     def __init__(self, lanes: int, settled: list[tuple[int, bool]]) -> None:
-        self._lanes: tuple[deque[Run], ...] = tuple(deque() for _ in range(lanes))
+        self._lanes: tuple[deque[ItemRun], ...] = tuple(deque() for _ in range(lanes))
         self._settled = settled
         self._turn = 0
         self.bytes = 0
@@ -80,7 +80,7 @@ class Outbox:
         self.number = 0
         """Number of the run queued last."""
 
-    def put(self, run: Run, lane: int) -> None:
+    def put(self, run: ItemRun, lane: int) -> None:
         """Queue a run; `overflow` bounds the queue afterwards."""
         self.bytes += run.size + RUN_COST_BYTES
         self.number += 1
@@ -91,7 +91,7 @@ class Outbox:
         """Number of the run queued first; infinity if nothing waits."""
         return min((lane[0].number for lane in self._lanes if lane), default=INFINITY)
 
-    def _in_turn(self) -> Sequence[deque[Run]]:
+    def _in_turn(self) -> Sequence[deque[ItemRun]]:
         """The lanes, both with waiting items, in the order in which they fill the next datagram."""
         lanes = self._lanes
         run = lanes[1][0]
@@ -133,7 +133,7 @@ class Outbox:
                 return parts, size + taken, settlements, 0, False
         return parts, size, settlements, 0, False
 
-    def _take_fragment(self, lane: deque[Run]) -> Taken:
+    def _take_fragment(self, lane: deque[ItemRun]) -> Taken:
         run = lane[0]
         part = run.items[run.at]
         size = len(part)
@@ -149,7 +149,7 @@ class Outbox:
             self._finish(lane)
         return [part], size, settlements, len(run.items), last
 
-    def _take_some(self, run: Run, room: int, parts: list[bytes]) -> int:
+    def _take_some(self, run: ItemRun, room: int, parts: list[bytes]) -> int:
         at = run.at
         items = run.items
         taken = 0
@@ -167,13 +167,13 @@ class Outbox:
         self.bytes -= taken
         return taken
 
-    def _finish(self, lane: deque[Run]) -> None:
+    def _finish(self, lane: deque[ItemRun]) -> None:
         run = lane.popleft()
         self.bytes -= RUN_COST_BYTES
         if run.settlement is not None:
             close(run.settlement, True, self._settled)
 
-    def _drop(self, lane: deque[Run]) -> int:
+    def _drop(self, lane: deque[ItemRun]) -> int:
         run = lane.popleft()
         self.bytes -= run.size + RUN_COST_BYTES
         if run.settlement is not None:

@@ -28,7 +28,7 @@ from cluster.links.datagrams.head import (
     join_control,
 )
 from cluster.links.options import LinkOptions
-from cluster.links.peer.outbox import INFINITY, Outbox, Run, Settlement, close
+from cluster.links.peer.outbox import INFINITY, ItemRun, Outbox, Settlement, close
 from cluster.links.peer.switch import Switch, order_of
 from cluster.links.peer.window import Window
 from cluster.links.stats import Counts
@@ -193,7 +193,7 @@ class Sender:
         if switch.orders and not streamed.bytes and not self.stream.in_flight(kind):
             switch.leave(now)
         if largest <= self._payload and not switch.orders:
-            box.put(Run(items, size, settlement, now), lane)
+            box.put(ItemRun(items, size, settlement, now), lane)
         else:
             self._sort(kind, items, lane, settlement, now)
         if box.bytes + streamed.bytes > self._max_bytes:
@@ -216,7 +216,7 @@ class Sender:
             size = len(item)
             to = streamed if size > fragmented or order in switch.orders else box
             if run and (to is not target or (to is box and size > payload)):
-                target.put(Run(run, sum(map(len, run)), settlement, now), lane)
+                target.put(ItemRun(run, sum(map(len, run)), settlement, now), lane)
                 run = []
             target = to
             if size > fragmented:
@@ -229,11 +229,11 @@ class Sender:
                 switch.enter(order, box.number, now)
             if to is box and size > payload:
                 parts = cut(item, payload)
-                box.put(Run(parts, sum(map(len, parts)), settlement, now, fragments=True), lane)
+                box.put(ItemRun(parts, sum(map(len, parts)), settlement, now, fragments=True), lane)
             else:
                 run.append(item)
         if run:
-            target.put(Run(run, sum(map(len, run)), settlement, now), lane)
+            target.put(ItemRun(run, sum(map(len, run)), settlement, now), lane)
         if settlement is not None:
             close(settlement, True, self.settled)
 

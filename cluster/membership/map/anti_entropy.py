@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.membership.map.digest import BUCKET, BUCKETS, Rule, Sum, Sums
+from cluster.membership.map.digest import BUCKET, BUCKETS, DigestRule, Sum, Sums
 from cluster.membership.map.lww_map import ENTRY, INSTANCE_SHIFT, VALUE, Applied, Listing, LwwMap, Purged
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
@@ -51,9 +51,9 @@ FRESH_HEARTBEATS: Final = 5
 """Number of heartbeats after which an earlier difference no longer counts as seen."""
 
 
-def rule_of(partition: int, partitions: int) -> Rule | None:
+def rule_of(partition: int, partitions: int) -> DigestRule | None:
     """A rule from the network; None if it is invalid."""
-    return Rule(partition % partitions, partitions) if is_partition_count(partitions) else None
+    return DigestRule(partition % partitions, partitions) if is_partition_count(partitions) else None
 
 
 def is_anti_entropy(control: control_pb2.Control) -> bool:
@@ -116,7 +116,7 @@ class Source:
         self._page_entries = PAGE_ENTRIES if ticket_of is None else PROVEN_PAGE_ENTRIES
         self.pages_sent = 0
 
-    def digest(self, rule: Rule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
+    def digest(self, rule: DigestRule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
         """Digest for the answer to a heartbeat; None if there are no sums by this key."""
         sums = self._membership.digest.of(key)
         if sums is None:
@@ -142,7 +142,7 @@ class Source:
         return []
 
     @staticmethod
-    def _roots(sums: Sums, rule: Rule) -> list[bytes]:
+    def _roots(sums: Sums, rule: DigestRule) -> list[bytes]:
         roots = list(sums.roots(rule).items())
         messages: list[bytes] = []
         first = 0
@@ -157,7 +157,7 @@ class Source:
             first = last + 1
         return messages
 
-    def _buckets(self, sums: Sums, rule: Rule, instance: int) -> bytes:
+    def _buckets(self, sums: Sums, rule: DigestRule, instance: int) -> bytes:
         buckets = sums.buckets(instance, rule)
         message = control_pb2.BucketDigests(
             partition=rule.partition,
@@ -182,7 +182,7 @@ class Source:
         self.pages_sent += len(pages)
         return pages
 
-    def _bucket_pages(self, rule: Rule, instance: int, asked: control_pb2.BucketFrom, limit: int) -> list[bytes]:
+    def _bucket_pages(self, rule: DigestRule, instance: int, asked: control_pb2.BucketFrom, limit: int) -> list[bytes]:
         """Pages of a bucket; at least one, so that an empty bucket is reported too."""
         number, first = asked.bucket, (asked.room, asked.uin)
         as_of = self._as_of(instance, number)
@@ -241,7 +241,7 @@ class _Doubt:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PullOutcome:
     """Result of a message from a source."""
 
     messages: list[bytes] = field(default_factory=list)
@@ -266,20 +266,20 @@ class Puller:
         """Source → the last instance whose buckets were requested."""
         self._equal_at: dict[EndpointID, float] = {}
         """Router → time at which its total was equal; older doubts are void."""
-        self.rule: Rule | None = None
+        self.rule: DigestRule | None = None
         """All rooms that the map is for. `verified` records equality only if it covers all of them; None: nothing is recorded."""
         self.verified = Verified()
         self.counters = PullerCounters()
 
-    def take(self, source: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> Outcome:
+    def take(self, source: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> PullOutcome:
         """Handle a source's answer; other messages have no effect. `own_word`: the source is the gateway itself."""
         if control.HasField("instance_roots"):
-            return Outcome(self._on_roots(source, control.instance_roots))
+            return PullOutcome(self._on_roots(source, control.instance_roots))
         if control.HasField("bucket_digests"):
             return self._on_buckets(source, control.bucket_digests, now)
         if control.HasField("listing_page"):
             return self._on_page(control.listing_page, now, own_word)
-        return Outcome()
+        return PullOutcome()
 
     def on_digest(self, source: EndpointID, digest: control_pb2.Digest, now: float) -> list[bytes]:
         """Handle a source's answer to a heartbeat. Returns the requests to send to it."""
@@ -354,13 +354,13 @@ class Puller:
         self._asked[source] = asked[-1]
         return [_request(rule, asked, roots.key)]
 
-    def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> Outcome:
+    def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> PullOutcome:
         """Handle the buckets of an instance: request those that also differed at the last heartbeat."""
         rule = rule_of(found.partition, found.partitions)
         if rule is None or len(found.buckets) != BUCKETS * BUCKET.size or found.instance >= INSTANCES or found.as_of > MAX_ID:
             self.counters.healing_malformed += 1
-            return Outcome()
-        outcome = Outcome()
+            return PullOutcome()
+        outcome = PullOutcome()
         if found.floor:
             self._membership.raise_floor(found.instance, found.floor)
             outcome.purged = self._membership.purge_some()
@@ -392,21 +392,21 @@ class Puller:
             outcome.messages = [_listing_request(rule, found.instance, [(number, (0, 0)) for number in numbers])]
         return outcome
 
-    def _on_page(self, page: control_pb2.ListingPage, now: float, own_word: bool) -> Outcome:
+    def _on_page(self, page: control_pb2.ListingPage, now: float, own_word: bool) -> PullOutcome:
         """Apply a page of a listing, and request the next one if the answer ended there."""
         rule = rule_of(page.partition, page.partitions)
         whole = page.as_of == 0 or page.as_of >> INSTANCE_SHIFT == page.instance
         if rule is None or not whole or page.bucket >= BUCKETS or page.instance >= INSTANCES or page.as_of > MAX_ID:
             self.counters.healing_malformed += 1
-            return Outcome()
+            return PullOutcome()
         end = None if page.last else (page.end_room, page.end_uin)
         first = (page.first_room, page.first_uin)
         try:
             listing = Listing(rule, page.instance, page.bucket, page.as_of, first, end, page.entries, page.values)
-            outcome = Outcome(applied=self._membership.apply_listing(listing, now, own_word=own_word))
+            outcome = PullOutcome(applied=self._membership.apply_listing(listing, now, own_word=own_word))
         except MalformedData:
             self.counters.healing_malformed += 1
-            return Outcome()
+            return PullOutcome()
         self.counters.pages_applied += 1
         if page.more and end is not None:
             outcome.messages = [_listing_request(rule, page.instance, [(page.bucket, end)])]
@@ -417,12 +417,12 @@ def _numbers(mask: int) -> list[int]:
     return [number for number in range(BUCKETS) if mask >> number & 1]
 
 
-def _request(rule: Rule, instances: list[int], key: int) -> bytes:
+def _request(rule: DigestRule, instances: list[int], key: int) -> bytes:
     message = control_pb2.DigestRequest(partition=rule.partition, partitions=rule.partitions, instances=instances, key=key)
     return control_pb2.Control(digest_request=message).SerializeToString()
 
 
-def _listing_request(rule: Rule, instance: int, buckets: list[tuple[int, tuple[int, int]]]) -> bytes:
+def _listing_request(rule: DigestRule, instance: int, buckets: list[tuple[int, tuple[int, int]]]) -> bytes:
     message = control_pb2.ListingRequest(partition=rule.partition, partitions=rule.partitions, instance=instance)
     for number, (room, uin) in buckets:
         message.buckets.add(bucket=number, room=room, uin=uin)

@@ -48,14 +48,14 @@ assert 1 << BUCKET_BITS == BUCKETS
 assert SLOTS & (SLOTS - 1) == 0
 
 
-class Rule(NamedTuple):
+class DigestRule(NamedTuple):
     """Groups covered by a digest: group % partitions == partition % partitions."""
 
     partition: int
     partitions: int
 
 
-ALL_GROUPS: Final = Rule(0, 1)
+ALL_GROUPS: Final = DigestRule(0, 1)
 
 
 class DigestKey(NamedTuple):
@@ -95,12 +95,12 @@ def bucket_of(group: int) -> int:
     return (group * GOLDEN & MASK) >> (64 - BUCKET_BITS)
 
 
-def common_rule(one: Rule, other: Rule) -> Rule | None:
+def common_rule(one: DigestRule, other: DigestRule) -> DigestRule | None:
     """The groups of both rules; None if there are none. Source: docs/routing.md."""
     narrow, wide = (one, other) if one.partitions >= other.partitions else (other, one)
     if narrow.partition % wide.partitions != wide.partition % wide.partitions:
         return None
-    return Rule(narrow.partition % narrow.partitions, narrow.partitions)
+    return DigestRule(narrow.partition % narrow.partitions, narrow.partitions)
 
 
 class Sums:
@@ -154,11 +154,11 @@ class Sums:
         if not roots:
             del self._roots[instance], self._cells[instance]
 
-    def total(self, rule: Rule) -> Sum:
+    def total(self, rule: DigestRule) -> Sum:
         """The sum over all instances."""
         return _sum(self._totals, rule)
 
-    def root(self, instance: int, rule: Rule) -> Sum:
+    def root(self, instance: int, rule: DigestRule) -> Sum:
         """The sum over one instance."""
         return _sum(self._roots.get(instance, {}), rule)
 
@@ -166,12 +166,12 @@ class Sums:
         """Number of an instance's live entries in all groups."""
         return sum(value >> 64 for value in self._roots.get(instance, {}).values())
 
-    def roots(self, rule: Rule) -> dict[int, Sum]:
+    def roots(self, rule: DigestRule) -> dict[int, Sum]:
         """The sums of all instances with entries, ascending by instance."""
         found = {instance: self.root(instance, rule) for instance in sorted(self._roots)}
         return {instance: root for instance, root in found.items() if root.entries}
 
-    def buckets(self, instance: int, rule: Rule) -> list[Sum]:
+    def buckets(self, instance: int, rule: DigestRule) -> list[Sum]:
         """The 64 buckets of an instance."""
         xors, counts = [0] * BUCKETS, [0] * BUCKETS
         partition = rule.partition % rule.partitions
@@ -182,7 +182,7 @@ class Sums:
                 counts[bucket] += value >> 64
         return [Sum(xor, count) for xor, count in zip(xors, counts, strict=True)]
 
-    def shown(self, rule: Rule) -> str:
+    def shown(self, rule: DigestRule) -> str:
         """The total for comparison by people. With a key it is not the XOR itself: whoever sees what their own entries
         add to that needs no key."""
         total = self.total(rule)
@@ -299,7 +299,7 @@ class Digest:
                 each.sums.remove(group, member, instance, id_)
 
 
-def _sum(sums: dict[int, int], rule: Rule) -> Sum:
+def _sum(sums: dict[int, int], rule: DigestRule) -> Sum:
     xor, count = 0, 0
     for slot in range(rule.partition % rule.partitions, SLOTS, rule.partitions):
         value = sums.get(slot, 0)

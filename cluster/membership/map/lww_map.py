@@ -28,7 +28,7 @@ from itertools import repeat
 from typing import Final, NamedTuple, cast
 
 from cluster.membership.map import digest as digests
-from cluster.membership.map.digest import BUCKETS, Digest, DigestKey, Rule, bucket_of
+from cluster.membership.map.digest import BUCKETS, Digest, DigestKey, DigestRule, bucket_of
 from cluster.membership.map.shards import SHARDS, Register, Shard, shard_of
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
@@ -43,7 +43,7 @@ MAX_ENTRIES: Final = 4_000_000
 """Live entries of one map. Policy: a login with a new key is refused and counted."""
 RESERVE: Final = 16
 """Divisor of the share reserved for entries that others hold already: replicas that heal, restart or merge. See
-`LwwMap.without_room`."""
+`LwwMap.without_space`."""
 MAX_TOMBSTONES: Final = 1_000_000
 """Tombstones of one map. Policy: the oldest one in the shard that gets another one is forgotten early, and counted."""
 SNAPSHOT_CHUNK_BYTES: Final = 4096
@@ -133,7 +133,7 @@ class Dropped(NamedTuple):
 class Listing(NamedTuple):
     """All live entries of one bucket of an instance from `first` up to but not including `end`; both are (group, member)."""
 
-    rule: Rule
+    rule: DigestRule
     instance: int
     bucket: int
     as_of: int
@@ -315,7 +315,7 @@ class LwwMap:
         """Value of a live entry; 0 if it has none or does not exist."""
         return self._shards[shard_of(group)].values.get(Key(group, member, instance), 0)
 
-    def without_room(self, batch: Iterable[Update]) -> list[Update]:
+    def without_space(self, batch: Iterable[Update]) -> list[Update]:
         """Logins of a batch that would be new keys beyond the share of gateways, which is all entries but a sixteenth: a replica
         that heals must always be able to become equal to a fuller one. The caller refuses these logins and does not pass them
         on."""
@@ -412,7 +412,7 @@ class LwwMap:
         return applied
 
     def bucket_entries(
-        self, rule: Rule, instance: int, bucket: int, first: tuple[int, int] = (0, 0)
+        self, rule: DigestRule, instance: int, bucket: int, first: tuple[int, int] = (0, 0)
     ) -> Iterator[tuple[int, int, int]]:
         """(group, member, GatewayMsgID) of a bucket's live entries from `first` on, ascending.
 
@@ -447,9 +447,9 @@ class LwwMap:
         for long. The snapshot need not contain later changes if the receiver is also sent every change after this call: merging is
         last-writer-wins.
         """
-        return self._chunks(Rule(partition % partitions, partitions), chunk_entries)
+        return self._chunks(DigestRule(partition % partitions, partitions), chunk_entries)
 
-    def _chunks(self, rule: Rule, limit: int) -> Iterator[Chunk]:
+    def _chunks(self, rule: DigestRule, limit: int) -> Iterator[Chunk]:
         pack = ENTRY.pack
         entries: list[bytes] = []
         values: list[bytes] = []
@@ -481,7 +481,7 @@ class LwwMap:
                 dead.append(pack(group, member, found_dead[0]))
         yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
 
-    def _walk(self, rule: Rule) -> Iterator[tuple[int, int]]:
+    def _walk(self, rule: DigestRule) -> Iterator[tuple[int, int]]:
         """(group, instance) of everything that a partition serves; pairs that exist from beginning to end are all included."""
         for instance in self.instances():
             for bucket in range(BUCKETS):
@@ -512,7 +512,7 @@ class LwwMap:
 
         Source: PiXiu §2.3 step 9, §5.2 step 11, §5.3 step 11.
         """
-        self._purges.append(self._moved(Rule(partition % partitions, partitions)))
+        self._purges.append(self._moved(DigestRule(partition % partitions, partitions)))
 
     @property
     def purging(self) -> bool:
@@ -573,10 +573,10 @@ class LwwMap:
         """The floor of an instance while entries may be below it."""
         return self._floors.get(instance, 0) if self._purges else 0
 
-    def _moved(self, rule: Rule) -> Iterator[Dropped]:
+    def _moved(self, rule: DigestRule) -> Iterator[Dropped]:
         """Drop entries that the partition does not serve."""
         looks = 0
-        for group, instance in self._walk(Rule(0, 1)):
+        for group, instance in self._walk(DigestRule(0, 1)):
             if group % rule.partitions != rule.partition:
                 yield from self._leave(group, instance, MAX_ID + 1)
                 continue

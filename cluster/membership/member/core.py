@@ -36,8 +36,7 @@ from cluster.membership.events import (
     SubscriptionReply,
     TakeSnapshot,
 )
-from cluster.membership.map.anti_entropy import Outcome as Repair
-from cluster.membership.map.anti_entropy import Puller
+from cluster.membership.map.anti_entropy import Puller, PullOutcome
 from cluster.membership.map.instance_purge import InstancePurge
 from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged
 from cluster.membership.member.state import ClusterView, MemberCounters
@@ -268,7 +267,7 @@ class MemberCore(ABC):
     def _merged(self, event: SnapshotChunk, applied: Applied, out: list[Effect]) -> None:
         self._learned(event.source, applied, out)
 
-    def _repair(self, peer: EndpointID, outcome: Repair, out: list[Effect]) -> None:
+    def _repair(self, peer: EndpointID, outcome: PullOutcome, out: list[Effect]) -> None:
         """Perform a step of anti-entropy."""
         if outcome.messages:
             out.append(SendControl(peer, outcome.messages))

@@ -6,8 +6,8 @@ Source: docs/memberships.md.
 from __future__ import annotations
 
 from cluster.membership.events import AbsenceReceived
-from cluster.membership.map.anti_entropy import Outcome, Puller, Source, rule_of
-from cluster.membership.map.digest import Rule, common_rule
+from cluster.membership.map.anti_entropy import Puller, PullOutcome, Source, rule_of
+from cluster.membership.map.digest import DigestRule, common_rule
 from cluster.membership.map.lww_map import ENTRY, ENTRY_BYTES, LwwMap
 from cluster.membership.member.state import ClusterView
 from cluster.wire.v1 import control_pb2
@@ -34,7 +34,7 @@ class ReplicaAntiEntropy:
 
     def set_rule(self, partition: int, partitions: int) -> None:
         """Set the rooms, or users, that this replica keeps."""
-        rule = Rule(partition % partitions, partitions)
+        rule = DigestRule(partition % partitions, partitions)
         if rule != self.puller.rule:
             self.puller.rule = rule
             self.puller.verified.clear()
@@ -46,23 +46,23 @@ class ReplicaAntiEntropy:
         common = common_rule(asked, own) if asked is not None and own is not None else None
         return self.source.digest(common, key=key) if common is not None else None
 
-    def on_digest(self, peer: EndpointID, digest: control_pb2.Digest, view: ClusterView, now: float) -> Outcome:
+    def on_digest(self, peer: EndpointID, digest: control_pb2.Digest, view: ClusterView, now: float) -> PullOutcome:
         """Handle the digest in an answer of a peer, or of a gateway, which reports for its own instance only."""
         if peer in view.replicas:
-            return Outcome() if digest.as_of else Outcome(self.puller.on_digest(peer, digest, now))
+            return PullOutcome() if digest.as_of else PullOutcome(self.puller.on_digest(peer, digest, now))
         if not 0 < digest.as_of <= MAX_ID or view.runs.get(peer) != gateway_run(digest.as_of):
-            return Outcome()
+            return PullOutcome()
         floor = self._membership.floor(gateway_instance(digest.as_of))
         if digest.as_of < floor:
             self.fenced += 1
-            return Outcome([control_pb2.Control(fenced=control_pb2.Fenced(floor=floor)).SerializeToString()])
-        return Outcome(self.puller.on_digest(peer, digest, now))
+            return PullOutcome([control_pb2.Control(fenced=control_pb2.Fenced(floor=floor)).SerializeToString()])
+        return PullOutcome(self.puller.on_digest(peer, digest, now))
 
-    def take(self, peer: EndpointID, control: control_pb2.Control, view: ClusterView, now: float) -> Outcome:
+    def take(self, peer: EndpointID, control: control_pb2.Control, view: ClusterView, now: float) -> PullOutcome:
         """Handle a request, or an answer of a peer or of a gateway that reports for itself (`speaks_for`). Strangers may only
         ask."""
         run = view.runs.get(peer)
-        outcome = Outcome()
+        outcome = PullOutcome()
         if run is not None or peer in view.replicas:
             outcome = self.puller.take(peer, control, now, own_word=run is not None)
         outcome.messages += self.source.answer(control)

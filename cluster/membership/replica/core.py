@@ -26,7 +26,7 @@ from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged, Update,
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.state import ClusterView, Speaker, retry_pause_s
 from cluster.membership.replica.anti_entropy import ReplicaAntiEntropy, speaks_for
-from cluster.membership.replica.forwards import Forwards, Group, Outcome
+from cluster.membership.replica.forwards import ForwardOutcome, Forwards, Group
 from cluster.membership.replica.state import Counters, State
 from cluster.membership.replica.subscribers import Subscribers, valid_filter
 from cluster.wire.v1 import control_pb2
@@ -143,7 +143,7 @@ class ReplicaCore(MemberCore):
 
     def _cluster_changed(self, old: ClusterView, now: float, out: list[Effect]) -> None:
         assert self._view is not None
-        view, outcome = self._view, Outcome()
+        view, outcome = self._view, ForwardOutcome()
         self.anti_entropy.set_rule(self.partition, view.partitions)
         gone_brokers = old.brokers.endpoints - view.brokers.endpoints
         for endpoint in [e for e in old.replicas if e not in view.replicas] + sorted(gone_brokers):
@@ -156,7 +156,7 @@ class ReplicaCore(MemberCore):
         self._reach_changed(now, out)
 
     def _on_dead(self, event: ev.PeerDead, now: float, out: list[Effect]) -> None:
-        outcome = Outcome()
+        outcome = ForwardOutcome()
         self._lose(event.peer, outcome)
         self._confirm(outcome, out)
         super()._on_dead(event, now, out)
@@ -171,7 +171,7 @@ class ReplicaCore(MemberCore):
         self._check_isolation(now, out)
         self._go_on(now, out)
 
-    def _lose(self, endpoint: EndpointID, outcome: Outcome) -> None:
+    def _lose(self, endpoint: EndpointID, outcome: ForwardOutcome) -> None:
         self.forwards.gone(endpoint, outcome)
         if self.subscribers.end(endpoint):
             self.counters.subscriptions_ended += 1
@@ -404,11 +404,11 @@ class ReplicaCore(MemberCore):
             self._pass_on(event.peer, [m for m in valid if m not in served], view, group, now, out)
         group.waiting -= 1
         if not group.waiting:
-            self._confirm(Outcome([group]), out)
+            self._confirm(ForwardOutcome([group]), out)
 
     def _refuse(self, gateway: EndpointID, messages: list[Update], out: list[Effect]) -> set[Update]:
         """Inform a gateway of its logins that exceed the capacity: if confirmed, they would never get a message."""
-        refused = self.membership.without_room(messages)
+        refused = self.membership.without_space(messages)
         self.counters.logins_refused += len(refused)
         for start in range(0, len(refused), self.MAX_CONFIRMS):
             ids = [message.id for message in refused[start : start + self.MAX_CONFIRMS]]
@@ -552,7 +552,7 @@ class ReplicaCore(MemberCore):
             self._start_again(out)
 
     def _on_settled(self, event: Settled, now: float, out: list[Effect]) -> None:
-        outcome = Outcome()
+        outcome = ForwardOutcome()
         for token, handled in event.parcels:
             self.forwards.settled(token, handled, now, outcome)
         for endpoint in outcome.missed:
@@ -560,7 +560,7 @@ class ReplicaCore(MemberCore):
                 self.counters.subscriptions_ended += 1
         self._confirm(outcome, out)
 
-    def _confirm(self, outcome: Outcome, out: list[Effect]) -> None:
+    def _confirm(self, outcome: ForwardOutcome, out: list[Effect]) -> None:
         by_gateway: dict[EndpointID, list[int]] = {}
         for group in outcome.confirmed:
             if group.gateway is not None and group.ids:

@@ -58,7 +58,7 @@ class ForwardCounters:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ForwardOutcome:
     """Result of settled parcels or of a death."""
 
     confirmed: list[Group] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Forwards:
             return 0
         return self._follow(Forward(peer, messages, group, required))
 
-    def settled(self, token: int, handled: bool, now: float, outcome: Outcome) -> None:
+    def settled(self, token: int, handled: bool, now: float, outcome: ForwardOutcome) -> None:
         """Note that a parcel settled; a lost one is due again later."""
         forward = self._by_token.get(token)
         if forward is None:
@@ -105,7 +105,7 @@ class Forwards:
             pause = min(FIRST_RETRY_S * 2 ** (forward.tries - 1), LAST_RETRY_S)
             heapq.heappush(self._retries, (now + pause, token))
 
-    def gone(self, peer: EndpointID, outcome: Outcome) -> None:
+    def gone(self, peer: EndpointID, outcome: ForwardOutcome) -> None:
         """Note that a destination is dead or has vanished: its forwards count as done, except required ones."""
         for token in self._by_peer.pop(peer, {}):
             self._finish(self._by_token.pop(token), outcome, arrived=False)
@@ -134,7 +134,7 @@ class Forwards:
         self._by_peer.setdefault(forward.peer, {})[token] = None
         return token
 
-    def _end(self, token: int, outcome: Outcome, *, arrived: bool) -> None:
+    def _end(self, token: int, outcome: ForwardOutcome, *, arrived: bool) -> None:
         forward = self._by_token.pop(token)
         tokens = self._by_peer[forward.peer]
         del tokens[token]
@@ -143,7 +143,7 @@ class Forwards:
         self._finish(forward, outcome, arrived=arrived)
 
     @staticmethod
-    def _finish(forward: Forward, outcome: Outcome, *, arrived: bool) -> None:
+    def _finish(forward: Forward, outcome: ForwardOutcome, *, arrived: bool) -> None:
         if forward.required and not arrived:
             return  # `waiting` never returns to 0, so the group is not confirmed
         forward.group.waiting -= 1

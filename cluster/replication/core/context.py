@@ -24,7 +24,7 @@ class Context:
         self.log = log
         self.options = options
         self.clock = Clock()
-        self.room = True
+        self.space = True
         """True if there is enough space to lead."""
         self.committed = max(applied, log.first.counter)
         self.read: Versioned | None = None

@@ -18,6 +18,7 @@ from cluster.replication.core.events import (
     Audit,
     CloseSession,
     CompareAndSet,
+    CompareAndSetOutcome,
     Deposed,
     Drain,
     Effect,
@@ -28,7 +29,6 @@ from cluster.replication.core.events import (
     Leading,
     LogDropped,
     LogFailed,
-    Outcome,
     OutOfSpace,
     Pinned,
     PresenceChanged,
@@ -419,7 +419,7 @@ class Core:
         out.append(CompareAndSet(self._token, version, state))
 
     def _on_swapped(self, event: Swapped, now: float, out: list[Effect]) -> None:
-        ok = event.outcome is Outcome.OK
+        ok = event.outcome is CompareAndSetOutcome.OK
         if self._swap is None or self._swap[0] != event.token:
             if self.leader is not None:
                 self.leader.on_swapped(event.token, ok, now, out)
@@ -459,7 +459,7 @@ class Core:
         mine = context.live[context.member].node
         # A replica without space for a first entry comes after all others.
         others = [context.live[m] for m in state.in_sync if m in context.live and m != context.member]
-        before = sum(1 for other in others if other.node < mine or not context.room)
+        before = sum(1 for other in others if other.node < mine or not context.space)
         if now < self._vacant_since + before * options.candidate_step_s:
             return
         if state.leader != NOBODY and now < self.follower.confirmed_at + options.confirm_wait_s:
@@ -660,7 +660,7 @@ class Core:
         self._ticked_at = now
         if event.wall_us:
             self.context.clock.saw(event.wall_us, now)
-        self.context.room = event.room
+        self.context.space = event.space
         leader = self.leader
         poll_s = self.context.options.poll_s
         if leader is not None:

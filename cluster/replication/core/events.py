@@ -10,7 +10,7 @@ from cluster.replication.core.messages import Message
 from cluster.replication.model import Damage, MemberID, PartitionState, Position, Presence, Versioned
 
 
-class Outcome(Enum):
+class CompareAndSetOutcome(Enum):
     """The result of a compare-and-set."""
 
     OK = "ok"
@@ -64,7 +64,7 @@ class Swapped:
     """Outcome of a compare-and-set."""
 
     token: int
-    outcome: Outcome
+    outcome: CompareAndSetOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Tick:
 
     wall_us: int = 0
     """Wall clock, Unix µs; 0: not known."""
-    room: bool = True
+    space: bool = True
     """True if there is enough space to lead."""
 
 

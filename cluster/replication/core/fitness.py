@@ -30,7 +30,7 @@ def hindrance(core: Core) -> str:
         return "ZooKeeper has no state of the partition"
     if state is not None and context.member not in state.in_sync:
         return "it is not in sync"
-    return "" if context.room else "it lacks disk space: others go first"
+    return "" if context.space else "it lacks disk space: others go first"
 
 
 def left_out(leader: Leader, now: float) -> dict[MemberID, str]:

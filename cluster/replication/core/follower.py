@@ -199,7 +199,7 @@ class Follower:
         context = self.context
         reply = Appended(
             self.epoch, context.member, context.incarnation, self.matched, sent_at, self.full, context.clock.wall_us(now),
-            context.room and not self.full,
+            context.space and not self.full,
         )  # fmt: skip
         out.append(Send(leader, reply))
 

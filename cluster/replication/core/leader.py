@@ -75,7 +75,7 @@ class Progress:
     """The lowest counter that was probed: a probe counts as progress only below it."""
     full: bool = False
     """It reports that its disk has no space."""
-    room: bool = False
+    space: bool = False
     """It reports that it has space to lead."""
     late: bool = False
     """Since the last tick it acknowledged an entry that was sent more than `slow_s` ago."""
@@ -159,7 +159,7 @@ class Leader:
             return others
         return [
             member for member in others
-            if self.followers[member].room and self.context.is_live(member, self.followers[member].incarnation)
+            if self.followers[member].space and self.context.is_live(member, self.followers[member].incarnation)
         ]  # fmt: skip
 
     # --- writes
@@ -239,7 +239,7 @@ class Leader:
         progress = self._answered(reply, now) if reply.matched <= self.context.log.last.counter else None
         if progress is None:
             return
-        progress.room = reply.room
+        progress.space = reply.space
         if reply.matched > progress.matched:
             progress.matched = reply.matched
             progress.moved_at = progress.heard_at = now

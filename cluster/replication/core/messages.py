@@ -44,7 +44,7 @@ class Appended:
     """Its disk has no space for the next entry: no commit can wait for it."""
     wall_us: int = 0
     """Its wall clock, Unix µs; 0: not known."""
-    room: bool = False
+    space: bool = False
     """It has space to lead: a leader without space may hand over to it."""
 
 

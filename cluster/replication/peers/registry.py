@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cluster.core.log import once_per
 from cluster.process.context import Context
-from cluster.replication.core.events import Outcome
+from cluster.replication.core.events import CompareAndSetOutcome
 from cluster.replication.model import MemberID, PartitionState, Presence, Versioned
 from cluster.replication.peers.wire import decode_state, encode_state
 from pixiu.discovery import paths
@@ -62,7 +62,7 @@ class PartitionRegistry:
         self,
         context: Context[Any],
         on_state: Callable[[Versioned | None], None],
-        on_swapped: Callable[[int, Outcome], None],
+        on_swapped: Callable[[int, CompareAndSetOutcome], None],
         on_presence: Callable[[dict[MemberID, LiveReplica]], None],
     ) -> None:
         self._context, self._zookeeper = context, context.zookeeper
@@ -154,14 +154,18 @@ class PartitionRegistry:
                     await self._zookeeper.create(self._path, data)
                 else:
                     await self._zookeeper.set(self._path, data, expected)
-            outcome = Outcome.OK
+            outcome = CompareAndSetOutcome.OK
         except NodeExists:
-            outcome = Outcome.CONFLICT
+            outcome = CompareAndSetOutcome.CONFLICT
         except RegistryConflict:
-            outcome = Outcome.CONFLICT
+            outcome = CompareAndSetOutcome.CONFLICT
         except (RemoteError, TimeoutError):
-            outcome = Outcome.UNKNOWN
-        names = {Outcome.OK: "changes", Outcome.CONFLICT: "conflicts", Outcome.UNKNOWN: "unknown"}
+            outcome = CompareAndSetOutcome.UNKNOWN
+        names = {
+            CompareAndSetOutcome.OK: "changes",
+            CompareAndSetOutcome.CONFLICT: "conflicts",
+            CompareAndSetOutcome.UNKNOWN: "unknown",
+        }
         self.counts[f"state_{names[outcome]}_total"] += 1
         self._on_swapped(token, outcome)
 

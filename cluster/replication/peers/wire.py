@@ -43,7 +43,7 @@ def encode_message(message: Message) -> bytes:
     if isinstance(message, Appended):
         appended = pb.ReplicaMessage.Appended(
             epoch=message.epoch, sender=message.sender, incarnation=message.incarnation, matched=message.matched,
-            sent_at=message.sent_at, full=message.full, wall_us=message.wall_us, room=message.room,
+            sent_at=message.sent_at, full=message.full, wall_us=message.wall_us, room=message.space,
         )  # fmt: skip
         return pb.ReplicaMessage(appended=appended).SerializeToString()
     if isinstance(message, Mismatch):

@@ -125,7 +125,7 @@ class LaneHandler:
         while True:
             try:
                 publisher = self._mails()
-                await publisher.room()
+                await publisher.space()
                 if receipt is None:
                     held = mail.held
                     whose, device = self._inbox.uin, self._inbox.device

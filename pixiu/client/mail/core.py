@@ -209,7 +209,7 @@ class MailSender:
         self.triples: dict[tuple[str, int], Triple] = {}
         self.counters = MailCounters()
 
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """True if one more mail of any size may be offered."""
         return self.unresolved < self._options.queue_records and self.unresolved_bytes < self._options.queue_bytes
 

@@ -43,11 +43,11 @@ class MailPublisher:
         """Queue a mail now; arguments as in `MailSendOptions`. Raises `Overloaded`, and errors of the arguments."""
         checked, wanted, more = self.check(uin, payload, **options)
         shell, worker = self._of(uin)
-        _check_room(shell)
+        _check_space(shell)
         try:
             message_id = worker.next() if checked.derived_id is None else checked.derived_id
         except LeaseExpired:
-            raise Overloaded("no worker number for message IDs is held now: await room() first") from None
+            raise Overloaded("no worker number for message IDs is held now: await space() first") from None
         receipt = MailReceipt(encode(checked, message_id, self._sender, self._limit), message_id, wanted, more)
         shell.offer(receipt)
         return receipt
@@ -56,7 +56,7 @@ class MailPublisher:
         """Queue a checked mail once there is space; its receipt has been given out already."""
         shell, worker = self._of(checked.key)
         while True:
-            await self._room(shell, worker)
+            await self._space(shell, worker)
             try:
                 message_id = worker.next() if checked.derived_id is None else checked.derived_id
                 break
@@ -97,23 +97,23 @@ class MailPublisher:
     def resend(self, receipt: MailReceipt) -> None:
         """Queue a failed mail again."""
         shell, _ = self._of(decode(receipt.record).key)
-        _check_room(shell)
+        _check_space(shell)
         shell.offer(receipt)
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until one more mail may be sent, to whomever. Raises `NotSent` when no proxy lends a number for IDs."""
         for shell, worker in self._streams:
-            await self._room(shell, worker)
+            await self._space(shell, worker)
 
-    async def _room(self, shell: MailShell, worker: WorkerLease) -> None:
-        await shell.wait(shell.core.has_room)
+    async def _space(self, shell: MailShell, worker: WorkerLease) -> None:
+        await shell.wait(shell.core.has_space)
         if not worker.usable():
             await worker.ready()
 
     async def send_in_turn(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
         """Queue a mail, waiting for space."""
         while True:
-            await self._room(*self._of(uin))
+            await self._space(*self._of(uin))
             try:
                 return self.send(uin, payload, **options)
             except Overloaded:
@@ -162,6 +162,6 @@ class MailPublisher:
         await asyncio.gather(*(worker.close(grace_s) for _, worker in self._streams[1:]))
 
 
-def _check_room(shell: MailShell) -> None:
-    if not shell.core.has_room():
-        raise Overloaded(f"{shell.core.unresolved} mails are not confirmed: await room() first")
+def _check_space(shell: MailShell) -> None:
+    if not shell.core.has_space():
+        raise Overloaded(f"{shell.core.unresolved} mails are not confirmed: await space() first")

@@ -3,7 +3,7 @@
     receipt = await px.user(7).mail(b"hello")                       # returns when it is confirmed
     async with px.mail_writer() as writer:                         # pipelined
         for uin in users:
-            await writer.room()
+            await writer.space()
             writer.send(uin, b"hello", level="persisted")
         await writer.wait_finished()
 
@@ -39,7 +39,7 @@ class MailWriter:
         self._unfinished: deque[MailReceipt] = deque()
 
     async def __aenter__(self) -> Self:
-        await self.room()
+        await self.space()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -50,7 +50,7 @@ class MailWriter:
         """Queue a mail; arguments as for `User.mail`. Never waits: the mail is sent together with others that are queued.
 
         Raises `Overloaded` when too much is unconfirmed (`queue_records`, `queue_bytes`) or no number for IDs is held: `await
-        room()` first. Any other error is about the arguments.
+        space()` first. Any other error is about the arguments.
         """
         receipt = self._publisher.send(uin, payload, **options)
         self._note(receipt)
@@ -73,9 +73,9 @@ class MailWriter:
         if receipt.failure is not None and self._first_failure is None:
             self._first_failure = receipt
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until one more mail may be sent."""
-        await self._publisher.room()
+        await self._publisher.space()
 
     async def flush(self) -> None:
         """Wait until all mail sent so far has left for a proxy at least once."""

@@ -11,7 +11,7 @@ from zlib import crc32
 from pixiu.client.messages.headers import decode_headers
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
-from pixiu.placement.topics import MAX_TOPIC_LENGTH, ROOM_PREFIX, USER_PREFIX, Refusal, resolve
+from pixiu.placement.topics import MAX_TOPIC_LENGTH, ROOM_PREFIX, USER_PREFIX, TopicRefusal, resolve
 from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def check_topic_filter(topic: str) -> str:
         if "+" in level and level != "+":
             raise InvalidArgument(f"in the filter {topic!r} '+' must be a whole level")
     found = resolve(_check(topic))
-    if isinstance(found, Refusal):
+    if isinstance(found, TopicRefusal):
         raise InvalidArgument(f"{topic!r} cannot be subscribed to: {found.value}")
     return topic
 

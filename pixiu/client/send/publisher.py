@@ -130,7 +130,7 @@ class PublisherCore:
 
     # Queries of the shell.
 
-    def has_room(self, size: int, reserved_bytes: int = 0, reserved_records: int = 0) -> bool:
+    def has_space(self, size: int, reserved_bytes: int = 0, reserved_records: int = 0) -> bool:
         """True if a record of `size` bytes fits into the queue beside the reserved space."""
         records = self.unresolved_records + reserved_records
         if records == 0:
@@ -170,7 +170,7 @@ class PublisherCore:
     # Events.
 
     def offer(self, ticket: Ticket, now: float, timeout_s: float | None = None) -> list[Effect]:
-        """Queue a message. The caller has asked `has_room`. `timeout_s` replaces `publish_timeout_s`."""
+        """Queue a message. The caller has asked `has_space`. `timeout_s` replaces `publish_timeout_s`."""
         group = self._groups[-1]
         group.unresolved += 1
         ticket.group = group

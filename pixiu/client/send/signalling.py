@@ -130,7 +130,7 @@ class SignalPublisher:
 
     def send(self, receipt: SignalReceipt) -> None:
         """Send a signal. Raises `Overloaded` and `NotConnected`."""
-        if not self.core.has_room():
+        if not self.core.has_space():
             text = f"the outcome of {MAX_UNRESOLVED} signals is not known yet: await receipts before sending more"
             raise Overloaded(text, retry_after_ms=int(REPEAT_AFTER_S * 1000))
         for shell in self._shells:

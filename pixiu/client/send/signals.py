@@ -105,7 +105,7 @@ class SignalCore:
         self._counted: WeakValueDictionary[int, Signal] = WeakValueDictionary()
         """Signals with a receipt by ID, as long as somebody holds the receipt."""
 
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """True if one more signal may be offered."""
         return self.unresolved < MAX_UNRESOLVED
 
@@ -114,7 +114,7 @@ class SignalCore:
         return next(iter(self._awaited.values())).due if self._awaited else None
 
     def offer(self, signal: Signal, now: float) -> list[Effect]:
-        """Take a new signal. The caller has asked `has_room`."""
+        """Take a new signal. The caller has asked `has_space`."""
         self.counters.sent += 1
         self.unresolved += 1
         return [self._send(signal, now)]

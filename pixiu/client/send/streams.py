@@ -132,7 +132,7 @@ class PublisherShell:
         """True if a record of `size` bytes may be offered now."""
         if self._closed:
             raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
-        return not self._waiting and self.core.has_room(size, self._reserved_bytes, self._reserved_records)
+        return not self._waiting and self.core.has_space(size, self._reserved_bytes, self._reserved_records)
 
     async def admit(self, size: int) -> None:
         """Wait, in order of arrival, until a record of `size` bytes may be offered; the caller must offer it at once.
@@ -252,7 +252,7 @@ class PublisherShell:
         while self._waiting and not self._closed:
             size, future = self._waiting[0]
             if not future.done():
-                if not self.core.has_room(size, self._reserved_bytes, self._reserved_records):
+                if not self.core.has_space(size, self._reserved_bytes, self._reserved_records):
                     return
                 self._reserved_records += 1
                 self._reserved_bytes += size

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import grpc.aio
 
-from pixiu.client.stores.pages import MAX_PAGE, Entry, take
+from pixiu.client.stores.pages import MAX_PAGE, InboxEntry, take
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -187,7 +187,7 @@ class Stores:
                     raise Unavailable(f"pi at {address}: {ended} ({TLS_DIR})") from None
                 return str(ended)
 
-    async def fetch(self, entries: Sequence[Entry]) -> None:
+    async def fetch(self, entries: Sequence[InboxEntry]) -> None:
         """Fetch the messages into the entries; an entry that nobody can serve gets a code. A follower is asked again, because it
         learns a moment later what is committed."""
         until = time.monotonic() + NOT_YET_S
@@ -199,8 +199,8 @@ class Stores:
             if entries:
                 await asyncio.sleep(RETRY_S)
 
-    async def _fetch_once(self, entries: Sequence[Entry]) -> None:
-        partitions: dict[int, list[Entry]] = {}
+    async def _fetch_once(self, entries: Sequence[InboxEntry]) -> None:
+        partitions: dict[int, list[InboxEntry]] = {}
         for entry in entries:
             partitions.setdefault(msg_partition(entry.msg_id), []).append(entry)
         for partition, wanted in partitions.items():

@@ -24,7 +24,7 @@ NEWEST: Final = (1 << 64) - 1
 
 
 @dataclass(slots=True)
-class Entry:
+class InboxEntry:
     """One entry of an inbox."""
 
     lane: int
@@ -75,7 +75,7 @@ class Lane:
     """The newest InboxSeq."""
     dropped: int = 0
     """Total of entries that were dropped unacknowledged."""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[InboxEntry] = field(default_factory=list)
     readable: int = 0
     """Number of entries that can be read: all after the floor, without deleted ones."""
     devices: list[DeviceState] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Lane:
 class DeadLetterEntry:
     """One dead letter: its place, and its content."""
 
-    entry: Entry
+    entry: InboxEntry
     """The entry in the dead-letter inbox; its MsgID identifies the dead letter."""
     letter: DeadLetter | None = None
     """The content; None if it cannot be read, then `entry.code` holds the reason."""
@@ -96,7 +96,7 @@ class DeadLetterEntry:
 
 def lane_of(lane: int, reply: pi_pb2.PiReadReply) -> Lane:
     """Convert the answer to one read."""
-    entries = [Entry(lane, seq, number) for seq, number in zip(reply.seqs, reply.msg_ids, strict=True)]
+    entries = [InboxEntry(lane, seq, number) for seq, number in zip(reply.seqs, reply.msg_ids, strict=True)]
     devices = [
         DeviceState(
             each.device,
@@ -112,7 +112,7 @@ def lane_of(lane: int, reply: pi_pb2.PiReadReply) -> Lane:
     return Lane(lane, reply.floor, reply.gap, reply.last, reply.dropped, entries, reply.unread, devices)
 
 
-def take(entries: Sequence[Entry], reply: xiu_pb2.FetchReply) -> None:
+def take(entries: Sequence[InboxEntry], reply: xiu_pb2.FetchReply) -> None:
     """Put Xiu's answers into the entries that were asked for: the records, or the reasons why they are missing."""
     records = _records(reply.batch)
     for entry, code in zip(entries, reply.codes, strict=False):

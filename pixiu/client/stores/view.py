@@ -27,7 +27,7 @@ from pixiu.client.stores.pages import (
     NEWEST,
     DeadLetterEntry,
     DeviceState,
-    Entry,
+    InboxEntry,
     Lane,
     lane_of,
 )
@@ -165,7 +165,7 @@ class InboxView:
             (page,) = await self.page(inbox, (lane,), after=after[lane], count=count)
             found += [_dead(uin, entry) for entry in page.entries]
         missing = [dead for dead in found if dead.letter is not None and dead.original is None]
-        fetched = [Entry(dead.letter.lane, dead.letter.seq, dead.letter.msg_id) for dead in missing if dead.letter]
+        fetched = [InboxEntry(dead.letter.lane, dead.letter.seq, dead.letter.msg_id) for dead in missing if dead.letter]
         await self._stores.fetch(fetched)
         for dead, entry in zip(missing, fetched, strict=True):
             dead.original = entry.message
@@ -181,7 +181,7 @@ class InboxView:
         exists twice. Letters that cannot be read are skipped. Returns the IDs of the mails sent.
         """
         _check(uin)
-        senders: dict[int, list[tuple[Entry, Message, int]]] = {}
+        senders: dict[int, list[tuple[InboxEntry, Message, int]]] = {}
         for dead in letters:
             if dead.original is not None and dead.letter is not None:
                 senders.setdefault(dead.original.sender, []).append((dead.entry, dead.original, dead.letter.msg_id))
@@ -225,7 +225,7 @@ def _check_device(name: str) -> None:
         raise InvalidArgument(f"a device's name has 1 to {MAX_DEVICE_NAME_BYTES} bytes")
 
 
-def _dead(uin: int, entry: Entry) -> DeadLetterEntry:
+def _dead(uin: int, entry: InboxEntry) -> DeadLetterEntry:
     """Decode an entry of a dead-letter inbox; anybody may have sent it."""
     found = DeadLetterEntry(entry)
     if entry.message is None:

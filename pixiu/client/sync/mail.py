@@ -49,7 +49,7 @@ async def _send(writer: MailWriter, uin: int, payload: bytes, **options: Unpack[
 
     Raises `NotSent` when no proxy lends a number for message IDs, and errors of the arguments.
     """
-    await writer.room()
+    await writer.space()
     return writer.send(uin, payload, **options)
 
 
@@ -68,7 +68,7 @@ class SyncMailWriter(Twin[MailWriter]):
         """Queue a failed mail again, with the same ID: inboxes that already have it do not get it twice."""
 
         async def resend() -> None:
-            await self._wrapped.room()
+            await self._wrapped.space()
             self._wrapped.resend(receipt.receipt)
 
         self._background.run(resend())
@@ -85,7 +85,7 @@ class SyncMailWriter(Twin[MailWriter]):
         return self._wrapped.counters
 
     def __enter__(self) -> Self:
-        self._background.run(self._wrapped.room())
+        self._background.run(self._wrapped.space())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

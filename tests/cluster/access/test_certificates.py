@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from cluster.access.certificates import CertificateSettings, identity_of, read, read_revoked
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.access.settings import parse
 from cluster.core import log
 from cluster.trust.audit import Audit
@@ -124,7 +124,7 @@ async def test_a_session_ends_when_its_certificate_is_revoked_and_a_token_does_n
     access, revoked = tmp_path / "access.toml", tmp_path / "revoked"
     revoked.write_text("")
     access.write_text('[certificate]\nrevoked = "revoked"\nuins = {alice = 7}\n')
-    guard = Guard(str(access), log.get_logger(), Audit(None))
+    guard = LoginGuard(str(access), log.get_logger(), Audit(None))
     ended: list[str] = []
     shown = Credentials("", "", "phone", "10.0.0.9", certificate())
     identity = guard.check_now(shown)

@@ -287,7 +287,7 @@ def test_what_a_session_was_given_by_a_callback_stays_its_own_until_the_callback
     later = Permissions(ALICE, rules, "", lambda _callback, _action, target: answers.get(target))
     later.keep(permissions)
     later.foresee(SUBSCRIBE, 999)
-    for number in range(MAX_GIVEN):  # a later no counts even where there is room for nothing more
+    for number in range(MAX_GIVEN):  # a later no counts even where there is space for nothing more
         later._given.add(("live", SUBSCRIBE, number + 1000))
     assert list(later.foreseen) == [("live", SUBSCRIBE, 999)]
     assert later.allows(SUBSCRIBE, 999)

@@ -14,10 +14,10 @@ import pytest
 
 from cluster.links import stream
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.datagrams.head import Refusal
+from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import LINK
 from cluster.trust.key_ring import KeyRing
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
@@ -40,7 +40,7 @@ class Process:
         self.handler = Recorder()
         self.framed = framed_of("router", self.id)
         self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, ring=ring, role="router", framed=self.framed)
-        self.door = FramedDoor()
+        self.listener = FramedListener()
         self.port = self.stream_port = 0
 
     async def start(self) -> Process:
@@ -51,10 +51,10 @@ class Process:
 
     async def listen(self) -> None:
         """Take streams, at the same port as before."""
-        self.door = FramedDoor()
-        self.endpoint.attach(self.door)
-        self.stream_port = await self.door.bind("127.0.0.1", self.stream_port, fallback=False, reuse=True)
-        await self.door.start()
+        self.listener = FramedListener()
+        self.endpoint.attach(self.listener)
+        self.stream_port = await self.listener.bind("127.0.0.1", self.stream_port, fallback=False, reuse=True)
+        await self.listener.start()
 
     @property
     def peer(self) -> Peer:
@@ -64,7 +64,7 @@ class Process:
         try:
             await self.endpoint.close()
         finally:
-            await self.door.close()
+            await self.listener.close()
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ async def test_a_stream_connects_again_after_the_peers_server_was_away(processes
     alice, bob = await two(processes)
     alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)
     await until(lambda: alice.handler.settled)
-    await bob.door.close()
+    await bob.listener.close()
     alice.endpoint.send_records(bob.id, [make_record(2, 200_000)], token=2)
     await until(lambda: len(alice.handler.settled) == 2)
     assert alice.handler.settled[1] == (2, False)
@@ -279,7 +279,7 @@ async def test_a_new_process_waits_until_a_peer_that_answers_takes_what_it_sends
         processes.append(await process.start())
     new.endpoint.set_peers([member.peer])
     waiting = asyncio.create_task(new.endpoint.introduced())
-    await until(lambda: member.endpoint.stats().refused.get(Refusal.UNKNOWN_SENDER, 0) > 3)
+    await until(lambda: member.endpoint.stats().refused.get(DatagramRefusal.UNKNOWN_SENDER, 0) > 3)
     assert not waiting.done()
     known.append(new.id)  # it has read the registry
     await waiting
@@ -452,7 +452,7 @@ async def test_who_paces_the_loop_is_told_when_somebody_waits() -> None:
 
 
 async def test_streams_that_say_nothing_shut_nobody_out(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest makes room; one on which a peer has spoken stays."""
+    """The oldest makes space; one on which a peer has spoken stays."""
     monkeypatch.setattr(stream, "MAX_SILENT", 4)
     alice, bob = await two(processes, LinkOptions(push_back_ms=20_000))
     alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)
@@ -460,7 +460,7 @@ async def test_streams_that_say_nothing_shut_nobody_out(processes: list[Process]
     silent = [framed_of("router").call(bob.peer, LINK, bytes) for _ in range(12)]
     ends = [asyncio.ensure_future(call.read()) for call in silent]
     await until(lambda: sum(end.done() for end in ends) == 8)
-    assert bob.door.open == 1 + 4
+    assert bob.listener.open == 1 + 4
     alice.endpoint.send_records(bob.id, [make_record(2, 200_000)], token=2)
     await until(lambda: len(alice.handler.settled) == 2)
     assert bob.handler.keys() == [1, 2]

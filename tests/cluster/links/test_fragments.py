@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from cluster.links.datagrams.fragments import HELD_S, MAX_FRAGMENTS, MAX_GIVEN_UP, MAX_HELD_BYTES, Reassembly, cut
-from cluster.links.datagrams.head import RECORD_FRAGMENT, Refusal
+from cluster.links.datagrams.head import RECORD_FRAGMENT, DatagramRefusal
 from pixiu.ids import EndpointID
 from tests.cluster.links.test_switch import pair
 from tests.cluster.links.world import World, make_record
@@ -49,13 +49,13 @@ def test_items_of_several_senders_and_types_are_kept_apart() -> None:
 )
 def test_a_malformed_fragment_is_refused(sequence: int, count: int, body: bytes) -> None:
     held = Reassembly()
-    assert held.take(ALICE, RECORD_FRAGMENT, sequence, count, body, 0.0) == Refusal.MALFORMED_FRAGMENT
+    assert held.take(ALICE, RECORD_FRAGMENT, sequence, count, body, 0.0) == DatagramRefusal.MALFORMED_FRAGMENT
 
 
 def test_a_fragment_that_names_another_count_is_refused() -> None:
     parts, held = cut(ITEM, 1000), Reassembly()
     take(held, parts, 0)
-    assert held.take(ALICE, RECORD_FRAGMENT, 101, 4, parts[1], 0.0) == Refusal.MALFORMED_FRAGMENT
+    assert held.take(ALICE, RECORD_FRAGMENT, 101, 4, parts[1], 0.0) == DatagramRefusal.MALFORMED_FRAGMENT
 
 
 def test_unfinished_items_are_given_up_after_a_while() -> None:
@@ -70,7 +70,7 @@ def test_late_fragments_of_an_item_that_was_given_up_are_refused() -> None:
     parts, held = cut(ITEM, 1000), Reassembly()
     assert [take(held, parts, at) for at in (0, 1)] == [None, None]
     take(held, parts, 0, sequence=200, now=HELD_S)
-    assert take(held, parts, 2, now=HELD_S) == Refusal.LATE_FRAGMENT
+    assert take(held, parts, 2, now=HELD_S) == DatagramRefusal.LATE_FRAGMENT
     assert take(held, parts, 2, now=2 * HELD_S) is None, "by then its sender has given it up"
 
 
@@ -81,7 +81,7 @@ def test_what_was_given_up_is_remembered_up_to_a_number() -> None:
     held.take(BOB, RECORD_FRAGMENT, 1, 2, part, HELD_S)
     assert held.given_up == MAX_GIVEN_UP + 2
     found = [held.take(ALICE, RECORD_FRAGMENT, sequence + 1, 2, b"\1\0x", HELD_S) for sequence in (1, 2, 3, MAX_GIVEN_UP + 2)]
-    assert found == [None, None, Refusal.LATE_FRAGMENT, Refusal.LATE_FRAGMENT]
+    assert found == [None, None, DatagramRefusal.LATE_FRAGMENT, DatagramRefusal.LATE_FRAGMENT]
 
 
 def test_unfinished_items_are_bounded_in_bytes() -> None:

@@ -17,7 +17,7 @@ from cluster.links.datagrams.head import (
     LAST_SEQUENCE,
     RECORDS,
     Codec,
-    Refusal,
+    DatagramRefusal,
     join_control,
     split_control,
 )
@@ -66,13 +66,13 @@ def test_every_changed_byte_is_refused_by_the_tag_or_the_key() -> None:
     bob = codec(BOB)
     for at in range(len(data)):
         changed = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
-        assert bob.unpack(changed, False) == (Refusal.KEY if at == 4 else Refusal.TAG)
+        assert bob.unpack(changed, False) == (DatagramRefusal.KEY if at == 4 else DatagramRefusal.TAG)
 
 
 def test_a_forged_tag_and_another_clusters_key_are_refused() -> None:
     data = codec(ALICE, b"another key, as long").pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
-    assert codec(BOB).unpack(data, False) == Refusal.TAG
-    assert codec(BOB).unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == Refusal.TAG
+    assert codec(BOB).unpack(data, False) == DatagramRefusal.TAG
+    assert codec(BOB).unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == DatagramRefusal.TAG
 
 
 def test_a_tag_is_an_hmac_of_what_is_before_it_and_of_the_destination() -> None:
@@ -82,19 +82,19 @@ def test_a_tag_is_an_hmac_of_what_is_before_it_and_of_the_destination() -> None:
 
 
 def test_with_and_without_keys_do_not_talk() -> None:
-    assert codec(BOB).unpack(codec(ALICE, None).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM]), False) == Refusal.KEY
-    assert codec(BOB, None).unpack(codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM]), False) == Refusal.KEY
+    assert codec(BOB).unpack(codec(ALICE, None).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM]), False) == DatagramRefusal.KEY
+    assert codec(BOB, None).unpack(codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM]), False) == DatagramRefusal.KEY
 
 
 def test_the_tag_covers_the_whole_destination() -> None:
     data = codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
-    assert codec(TWIN).unpack(data, False) == Refusal.TAG
-    assert codec(CAROL).unpack(data, False) == Refusal.TAG
+    assert codec(TWIN).unpack(data, False) == DatagramRefusal.TAG
+    assert codec(CAROL).unpack(data, False) == DatagramRefusal.TAG
 
 
 def test_without_keys_the_low_half_of_the_destination_is_checked() -> None:
     data = codec(ALICE, None).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
-    assert codec(CAROL, None).unpack(data, False) == Refusal.DESTINATION
+    assert codec(CAROL, None).unpack(data, False) == DatagramRefusal.DESTINATION
 
 
 def test_a_heartbeat_may_be_for_any_destination_and_nothing_else_may() -> None:
@@ -103,36 +103,36 @@ def test_a_heartbeat_may_be_for_any_destination_and_nothing_else_may() -> None:
         assert not isinstance(reader.unpack(alice.pack(HEARTBEAT, FLAG_ANY_DESTINATION, 0, 1, 0, BOB, []), False), str)
         for type_ in (RECORDS, CONTROL, ACKNOWLEDGEMENT):
             data = alice.pack(type_, FLAG_ANY_DESTINATION, 1, 1, 0, BOB, [ITEM])
-            assert reader.unpack(data, False) == Refusal.FLAGS
+            assert reader.unpack(data, False) == DatagramRefusal.FLAGS
 
 
 def test_a_streams_frame_is_not_taken_from_a_datagram_nor_the_other_way_round() -> None:
     alice, bob = codec(ALICE), codec(BOB)
     frame = alice.pack(RECORDS, FLAG_STREAM, 1, 1, 0, BOB, [ITEM])
     datagram = alice.pack(RECORDS, 0, 1, 1, 0, BOB, [ITEM])
-    assert bob.unpack(frame, False) == Refusal.FLAGS
-    assert bob.unpack(datagram, True) == Refusal.FLAGS
+    assert bob.unpack(frame, False) == DatagramRefusal.FLAGS
+    assert bob.unpack(datagram, True) == DatagramRefusal.FLAGS
     assert not isinstance(bob.unpack(frame, True), str)
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"magic": b"XP"}, Refusal.MAGIC),
-        ({"version": 2}, Refusal.VERSION),
-        ({"type": 0}, Refusal.TYPE),
-        ({"type": 7}, Refusal.TYPE),
-        ({"flags": 16}, Refusal.FLAGS),
-        ({"count": 0}, Refusal.COUNT),
-        ({"count": 2}, Refusal.COUNT),
-        ({"type": CONTROL, "count": 11}, Refusal.COUNT),
-        ({"sender": 0}, Refusal.SENDER),
-        ({"sender": 1 << 63}, Refusal.SENDER),
-        ({"sender": BOB}, Refusal.SENDER),
-        ({"sequence": 0}, Refusal.SEQUENCE),
-        ({"sequence": LAST_SEQUENCE + 1}, Refusal.SEQUENCE),
-        ({"word": 1}, Refusal.DESTINATION),
-        ({"key": 7}, Refusal.KEY),
+        ({"magic": b"XP"}, DatagramRefusal.MAGIC),
+        ({"version": 2}, DatagramRefusal.VERSION),
+        ({"type": 0}, DatagramRefusal.TYPE),
+        ({"type": 7}, DatagramRefusal.TYPE),
+        ({"flags": 16}, DatagramRefusal.FLAGS),
+        ({"count": 0}, DatagramRefusal.COUNT),
+        ({"count": 2}, DatagramRefusal.COUNT),
+        ({"type": CONTROL, "count": 11}, DatagramRefusal.COUNT),
+        ({"sender": 0}, DatagramRefusal.SENDER),
+        ({"sender": 1 << 63}, DatagramRefusal.SENDER),
+        ({"sender": BOB}, DatagramRefusal.SENDER),
+        ({"sequence": 0}, DatagramRefusal.SEQUENCE),
+        ({"sequence": LAST_SEQUENCE + 1}, DatagramRefusal.SEQUENCE),
+        ({"word": 1}, DatagramRefusal.DESTINATION),
+        ({"key": 7}, DatagramRefusal.KEY),
     ],
 )
 def test_a_wrong_field_is_refused_by_reason(fields: dict[str, int], reason: str) -> None:
@@ -144,8 +144,8 @@ def test_a_wrong_field_is_refused_by_reason(fields: dict[str, int], reason: str)
 def test_short_and_oversized_datagrams_are_refused() -> None:
     bob = codec(BOB, None, limit=200)
     for size in range(HEAD_SIZE):
-        assert bob.unpack(plain()[:size], False) == Refusal.SHORT
-    assert bob.unpack(plain() + bytes(200), False) == Refusal.OVERSIZED
+        assert bob.unpack(plain()[:size], False) == DatagramRefusal.SHORT
+    assert bob.unpack(plain() + bytes(200), False) == DatagramRefusal.OVERSIZED
 
 
 def test_control_messages_are_framed_and_truncations_found() -> None:

@@ -6,7 +6,16 @@ import pytest
 
 from cluster.links.api import Peer, PeerState
 from cluster.links.datagrams import heartbeat
-from cluster.links.datagrams.head import CONTROL, FLAG_ANY_DESTINATION, HEAD_SIZE, HEARTBEAT, RECORDS, Codec, Refusal, join_control
+from cluster.links.datagrams.head import (
+    CONTROL,
+    FLAG_ANY_DESTINATION,
+    HEAD_SIZE,
+    HEARTBEAT,
+    RECORDS,
+    Codec,
+    DatagramRefusal,
+    join_control,
+)
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
 from cluster.wire.v1 import control_pb2
@@ -42,7 +51,7 @@ def test_one_datagram_of_a_stranger_does_nothing_and_is_not_answered(type_: int,
             links.acknowledge(1.0, every=True)
         assert bool(handler.control or handler.records) is knows
         assert bool(links.outputs.datagrams) is knows
-        assert (links.refusals.counts.get(Refusal.UNKNOWN_SENDER, 0) == 3) is not knows
+        assert (links.refusals.counts.get(DatagramRefusal.UNKNOWN_SENDER, 0) == 3) is not knows
 
 
 @pytest.mark.parametrize("target", [OWN, EndpointID(99)])

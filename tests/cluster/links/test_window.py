@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from cluster.links.datagrams.acknowledgement import Told
-from cluster.links.peer.outbox import FIRST_LANE_TURNS, Outbox, Run, Settlement
+from cluster.links.peer.outbox import FIRST_LANE_TURNS, ItemRun, Outbox, Settlement
 from cluster.links.peer.window import INITIAL_BYTES, OVERHEAD_BYTES, SILENCE_S, VOID_S, Window
 
 SIZE = 1000
@@ -123,8 +123,8 @@ def items(count: int, size: int = 100) -> list[bytes]:
     return [bytes([number]) * size for number in range(count)]
 
 
-def run(some: list[bytes], now: float = 0.0, fragments: bool = False, settlement: Settlement | None = None) -> Run:
-    return Run(some, sum(map(len, some)), settlement, now, fragments=fragments)
+def run(some: list[bytes], now: float = 0.0, fragments: bool = False, settlement: Settlement | None = None) -> ItemRun:
+    return ItemRun(some, sum(map(len, some)), settlement, now, fragments=fragments)
 
 
 def test_a_datagram_takes_from_several_parcels_lane_0_first() -> None:

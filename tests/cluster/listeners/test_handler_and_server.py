@@ -27,7 +27,7 @@ from cluster.listeners.server import (
     keep_grpc_from_printing,
     server_options,
 )
-from cluster.settings.options import ClientDoorOptions, ClusterOptions, RoleOptions
+from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions
 from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
 from tests.support.waiting import until
@@ -167,15 +167,15 @@ async def test_clients_have_a_port_of_their_own_beside_the_clusters() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         servers = [Server(ClusterOptions()) for _ in range(2)]
-        found = bind_clients(ClientDoorOptions(), port - 2, servers[0])
+        found = bind_clients(ClientListenerOptions(), port - 2, servers[0])
         assert found not in (0, port)
         with pytest.raises(ConfigurationError, match=rf"port {port} on 127\.0\.0\.1 cannot be used for clients .*set client_port"):
-            bind_clients(ClientDoorOptions(client_port=port), 1, servers[1])
+            bind_clients(ClientListenerOptions(client_port=port), 1, servers[1])
         for server in servers:
             await server.grpc.stop(0)
 
 
-async def test_the_clusters_door_names_its_services_only_where_it_shall() -> None:
+async def test_the_clusters_listener_names_its_services_only_where_it_shall() -> None:
     for shall in (False, True):
         server = Server(ClusterOptions(), reflection=shall)
         port = server.grpc.add_insecure_port("127.0.0.1:0")
@@ -207,7 +207,7 @@ def test_grpc_prints_no_traceback_of_its_own(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
 
 
-async def test_connections_of_clients_are_bounded_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_clients_are_bounded_and_idle_ones_make_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "connections_of_clients", lambda _limit, *, beside_mqtt: 3)
     monkeypatch.setattr(module, "CLIENT_IDLE_MS", 1_000)
     server = Server(ClusterOptions(), of_clients=True)
@@ -231,7 +231,7 @@ async def test_connections_of_clients_are_bounded_and_idle_ones_make_room(monkey
     assert not await comes_in(channels[3])
     for call in held:
         call.cancel()
-    await until(lambda: comes_in(channels[4]), "connections without a call made room")
+    await until(lambda: comes_in(channels[4]), "connections without a call made space")
     for connection in silent:
         connection.close()
     for channel in channels:

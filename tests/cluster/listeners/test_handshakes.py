@@ -1,4 +1,4 @@
-"""Handshakes at a real gRPC door that come to nothing are counted and audited, and nobody else's are."""
+"""Handshakes at a real gRPC listener that come to nothing are counted and audited, and nobody else's are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from cluster.listeners.guard import Guard
+from cluster.listeners.call_guard import CallGuard
 from cluster.listeners.handshakes import HANDSHAKES_FAILED, Handshakes
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
@@ -36,11 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def door(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterator[str]:
+async def listener(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterator[str]:
     own = Tls(folder / "own", "xiu")
     others = [grpc.aio.server() for _ in range(3)]  # which nobody has asked channelz for
     with found.watching():
-        server = grpc.aio.server(interceptors=[Guard("xiu", own, audit, found.called)])
+        server = grpc.aio.server(interceptors=[CallGuard("xiu", own, audit, found.called)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_secure_port("127.0.0.1:0", own.server_credentials(found.begins))
     await server.start()
@@ -78,7 +78,7 @@ async def test_handshakes_that_come_to_nothing_are_counted_and_audited(folder: P
     lines: list[tuple[str, dict[str, Any]]] = []
     audit = Audit(None, tell=lambda kind, fields: lines.append((kind, dict(fields))))
     found = Handshakes("cluster", audit, settle_s=0.0)
-    async with door(folder, found, audit) as address, peer_channel(address, "xiu") as stays:
+    async with listener(folder, found, audit) as address, peer_channel(address, "xiu") as stays:
         await call(stays)
         for _ in range(3):
             async with peer_channel(address, "xiu") as goes:
@@ -108,4 +108,4 @@ async def test_handshakes_that_come_to_nothing_are_counted_and_audited(folder: P
         assert (found.begun, found.failed) == (9, 4)
     assert {kind for kind, _ in lines} == {HANDSHAKES_FAILED}
     assert sum(fields["count"] for _, fields in lines) == 4
-    assert {fields["door"] for _, fields in lines} == {"cluster"}
+    assert {fields["listener"] for _, fields in lines} == {"cluster"}

@@ -365,7 +365,7 @@ async def test_a_publisher_that_never_reads_is_not_read_from() -> None:
     assert carrier.reads <= MAX_UNREAD + 10
 
 
-async def test_equal_failures_side_by_side_and_further_words_take_no_room() -> None:
+async def test_equal_failures_side_by_side_and_further_words_take_no_space() -> None:
     publisher = PublisherStream(1 << 20)
     for position in range(1, 5001):
         publisher.took(position, 1)

@@ -18,7 +18,7 @@ from cluster.membership.map.anti_entropy import (
     is_anti_entropy,
     rule_of,
 )
-from cluster.membership.map.digest import BUCKETS, SLOTS, Digest, Rule, Sum, bucket_of, common_rule
+from cluster.membership.map.digest import BUCKETS, SLOTS, Digest, DigestRule, Sum, bucket_of, common_rule
 from cluster.membership.map.lww_map import ENTRY, Listing, LwwMap, Update
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
@@ -26,7 +26,7 @@ from pixiu.ids import EndpointID, gateway_msg_id
 
 GATEWAY, ROUTER = EndpointID(1), EndpointID(2)
 INSTANCE = 5
-ALL = Rule(0, 1)
+ALL = DigestRule(0, 1)
 
 ROOMS = st.integers(0, 9) | st.integers(0, (1 << 63) - 1)
 OPERATIONS = st.lists(st.tuples(ROOMS, st.integers(0, 3), st.booleans()), max_size=40)
@@ -102,7 +102,7 @@ def test_a_digest_kept_up_to_date_is_the_one_computed_anew(
     while membership.purging:
         membership.purge_some(data.draw(st.integers(1, 100)))
     anew = recomputed(membership, (1, 2))
-    rule = Rule(data.draw(st.integers(0, partitions - 1)), partitions)
+    rule = DigestRule(data.draw(st.integers(0, partitions - 1)), partitions)
     assert membership.digest.first.total(rule) == anew.first.total(rule)
     assert membership.digest.first.roots(rule) == anew.first.roots(rule)
     for instance in (1, 2):
@@ -117,7 +117,7 @@ def test_partitions_buckets_and_instances_add_up(operations: list[tuple[int, int
     whole = membership.digest.first.total(ALL)
     xor, count = 0, 0
     for partition in range(partitions):
-        for bucket in membership.digest.first.buckets(INSTANCE, Rule(partition, partitions)):
+        for bucket in membership.digest.first.buckets(INSTANCE, DigestRule(partition, partitions)):
             xor ^= bucket.xor
             count += bucket.entries
     assert Sum(xor, count) == whole == membership.digest.first.root(INSTANCE, ALL)
@@ -133,7 +133,7 @@ def test_rooms_of_a_partition_fall_into_all_buckets() -> None:
     [((0, 1), (3, 4), (3, 4)), ((3, 4), (1, 2), (3, 4)), ((3, 4), (0, 2), None), ((5, 4), (1, 4), (1, 4))],
 )
 def test_the_rooms_of_two_rules(one: tuple[int, int], other: tuple[int, int], common: tuple[int, int] | None) -> None:
-    assert common_rule(Rule(*one), Rule(*other)) == common
+    assert common_rule(DigestRule(*one), DigestRule(*other)) == common
 
 
 def test_a_rule_from_the_network_is_checked() -> None:
@@ -353,7 +353,7 @@ def test_a_listing_of_a_wrong_size_changes_nothing() -> None:
 
 
 def digest_of(pair: Pair) -> control_pb2.Digest:
-    digest = pair.source.digest(Rule(0, 1))
+    digest = pair.source.digest(DigestRule(0, 1))
     assert digest is not None
     return digest
 

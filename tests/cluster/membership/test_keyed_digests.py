@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from cluster.membership.map.anti_entropy import Puller, Source
-from cluster.membership.map.digest import ALL_GROUPS, ENTRY, UNKEYED, Digest, DigestKey, Rule, digest_key
+from cluster.membership.map.digest import ALL_GROUPS, ENTRY, UNKEYED, Digest, DigestKey, DigestRule, digest_key
 from cluster.membership.map.lww_map import LwwMap, Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
@@ -133,7 +133,7 @@ def test_sums_that_are_made_while_the_map_changes_are_those_of_the_map() -> None
                 whole.add(room, member, instance, id_)
             made = membership.digest.of(key.number)
             assert made is not None
-            for rule in (ALL_GROUPS, Rule(3, 8)):
+            for rule in (ALL_GROUPS, DigestRule(3, 8)):
                 assert made.total(rule) == whole.first.total(rule)
                 assert made.buckets(INSTANCE, rule) == whole.first.buckets(INSTANCE, rule)
         assert membership.digest.first.key == OLD

@@ -44,7 +44,7 @@ from cluster.mqtt.server import TABLE, Event, ServerSession, SessionLimits, Stat
 from pixiu.errors import ConfigurationError
 from pixiu.ids import UIN, RoomID, topic_room
 from pixiu.placement.big_rooms import VRooms
-from pixiu.placement.topics import Refusal
+from pixiu.placement.topics import TopicRefusal
 from tests.support.builds import plain_only
 
 
@@ -272,7 +272,7 @@ def test_filters_above_the_maximum_of_a_connection_are_refused_and_known_ones_ar
     assert send(session, Subscribe(3, (("c", 0),))) == [SubscribeFilters(3, [("c", topic_room("c"))])]
 
 
-def test_filters_that_the_shell_has_no_room_for_are_refused_unseen_and_those_before_stay() -> None:
+def test_filters_that_the_shell_has_no_space_for_are_refused_unseen_and_those_before_stay() -> None:
     asked = list[int]()
 
     def in_vain(filters: int) -> bool:
@@ -385,9 +385,14 @@ def test_a_refused_message_closes_without_a_puback() -> None:
 
 @pytest.mark.parametrize(
     ("topic", "refusal"),
-    [("user/07", Refusal.USER), ("$SYS/x", Refusal.SYSTEM), ("room/01", Refusal.ROOM_NUMBER), ("x" * 4097, Refusal.LONG)],
+    [
+        ("user/07", TopicRefusal.USER),
+        ("$SYS/x", TopicRefusal.SYSTEM),
+        ("room/01", TopicRefusal.ROOM_NUMBER),
+        ("x" * 4097, TopicRefusal.LONG),
+    ],
 )
-def test_qos_0_to_a_topic_without_a_room_is_dropped_and_counted(topic: str, refusal: Refusal) -> None:
+def test_qos_0_to_a_topic_without_a_room_is_dropped_and_counted(topic: str, refusal: TopicRefusal) -> None:
     session = connected()
     assert send(session, Publish(topic, b""), Publish(topic, b"")) == [DropMessages(refusal, 2, 2 * len(topic))]
     assert session.state is State.CONNECTED
@@ -525,9 +530,9 @@ def test_the_numbers_of_vrooms_are_nobodys_topics() -> None:
     effects = send(session, Subscribe(1, (("room/64005", 0), ("room/1000", 0), ("a/b", 0))))
     assert effects == [SubscribeFilters(1, [("room/1000", RoomID(1000)), ("a/b", topic_room("a/b"))])]
     assert sent(session.subscription_confirmed(1, 2.0)) == [Suback(1, (SUBACK_FAILURE, 0, 0))]
-    assert send(session, Publish("room/64639", b"x")) == [DropMessages(Refusal.VROOM, 1, 11)]
+    assert send(session, Publish("room/64639", b"x")) == [DropMessages(TopicRefusal.VROOM, 1, 11)]
     assert isinstance(send(session, Publish("room/64640", b"x"))[0], PublishMessages)
-    assert send(session, Publish("room/64639", b"x", qos=1, packet_id=2))[0] == DropMessages(Refusal.VROOM, 1, 11)
+    assert send(session, Publish("room/64639", b"x", qos=1, packet_id=2))[0] == DropMessages(TopicRefusal.VROOM, 1, 11)
 
 
 def test_a_client_that_is_held_is_not_read_from_until_then_and_its_silence_is_ours() -> None:

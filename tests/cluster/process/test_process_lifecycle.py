@@ -218,7 +218,7 @@ async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> No
         audited = [line["kind"] for line in role.events("audit")]
         assert (audited[0], audited[-1], "layout" in audited) == ("start", "stop", True)
         # It has a login of the test's ZooKeeper, and says that nobody has guarded this root.
-        assert lived == ["starting", "door_open_to_all", "registered", "running", "draining", "stopped"]
+        assert lived == ["starting", "listener_open_to_all", "registered", "running", "draining", "stopped"]
 
 
 async def test_two_processes_hear_each_other_and_draining_is_seen_before_the_end(registry: str, tmp_path: Path) -> None:

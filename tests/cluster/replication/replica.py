@@ -79,8 +79,8 @@ class Replica:
         end = end or (previous[1] if previous is not None else 0) + len(new)
         return self.step(ev.Received(Append(epoch, sender, before, new, committed, end, self.now, forced=forced)))
 
-    def appended(self, sender: MemberID, matched: int, incarnation: int = 1, room: bool = False) -> list[ev.Effect]:
-        return self.step(ev.Received(Appended(self.core.epoch, sender, incarnation, matched, self.now, room=room)))
+    def appended(self, sender: MemberID, matched: int, incarnation: int = 1, space: bool = False) -> list[ev.Effect]:
+        return self.step(ev.Received(Appended(self.core.epoch, sender, incarnation, matched, self.now, space=space)))
 
     def propose(self, *payloads: bytes) -> list[ev.Effect]:
         return self.step(ev.Propose(1, [(int(EntryKind.DATA), payload) for payload in payloads], 0))
@@ -92,7 +92,7 @@ class Replica:
         self.read(5, state(1, MemberID(9), member, *others))
         swap = only(ev.CompareAndSet, self.wait(20.0))
         assert swap.state == replace(state(2, member, member, *others), incarnation=1)
-        self.step(ev.Swapped(swap.token, ev.Outcome.OK))
+        self.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
         for other in others:
             self.appended(other, self.log.last.counter)
 

@@ -19,7 +19,7 @@ from cluster.replication.peers.registry import LiveReplica
 from cluster.replication.peers.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.storage.folder import DataFolder
 from cluster.replication.storage.log import SegmentedLog
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.settings.options import ClusterOptions
 from cluster.wire.v1 import replication_pb2 as pb
 from pixiu.discovery.node import Node, NodeState
@@ -81,7 +81,7 @@ class Side:
         folder.mkdir()
         self.server = grpc.aio.server(options=server_options(ClusterOptions()))
         self.port = self.server.add_insecure_port("127.0.0.1:0")
-        self.door, self.stream_port = FramedDoor(), 0
+        self.listener, self.stream_port = FramedListener(), 0
         self.peers = Peers(self.context(), OPTIONS, self.heard.append, lambda: member)
         self.machine = Machine()
         self.receiver = SnapshotReceiver(self.machine, self.folder, lambda: self.installing, self._received)
@@ -91,19 +91,19 @@ class Side:
     def context(self) -> Any:
         """Of its process."""
         options = SimpleNamespace(partition=3)
-        return SimpleNamespace(role="xiu", options=options, server=self.server, streams=self.door, framed=framed_of("xiu"))
+        return SimpleNamespace(role="xiu", options=options, server=self.server, streams=self.listener, framed=framed_of("xiu"))
 
     async def start(self) -> None:
         """Serve calls and streams."""
         await self.server.start()
-        self.stream_port = await self.door.bind("127.0.0.1", self.stream_port, fallback=False, reuse=True)
-        await self.door.start()
+        self.stream_port = await self.listener.bind("127.0.0.1", self.stream_port, fallback=False, reuse=True)
+        await self.listener.start()
 
     async def stop(self) -> None:
         """End everything."""
         await self.sender.close()
         await self.peers.close()
-        await self.door.close()
+        await self.listener.close()
         await self.server.stop(None)
 
     def _pin(self, name: str, counter: int | None) -> None:

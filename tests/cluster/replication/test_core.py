@@ -115,7 +115,7 @@ def test_a_forced_promotion_is_written_down_with_the_state_and_told_by_every_lea
     replica.step(ev.ForcePromotion("ann", "C burned down"))
     swap = only(ev.CompareAndSet, replica.read(5, before))
     assert swap.state.forced == (Forced(2, Position(1, 4)), Forced(7, Position(3, 7)))  # epoch 6 is not in this log
-    replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+    replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
     assert sent(replica.present(B) + replica.wait(1.0), Append)[-1].forced == swap.state.forced
     follower = Replica(B, entries(1, 1, 4))
     effects = follower.read(8, replace(swap.state, leader=NOBODY, in_sync=frozenset({B})))
@@ -174,16 +174,16 @@ def test_a_proposed_member_is_required_until_a_higher_version_was_seen() -> None
     replica.appended(B, 1)
     grow = only(ev.CompareAndSet, replica.wait(0.25))
     assert grow.state.in_sync == {A, B}
-    replica.step(ev.Swapped(grow.token, ev.Outcome.UNKNOWN))
+    replica.step(ev.Swapped(grow.token, ev.CompareAndSetOutcome.UNKNOWN))
     replica.read(6, state(2, A, A))
     assert ev.Committed not in kinds(replica.propose(b"one"))
     again = only(ev.CompareAndSet, replica.wait(0.25))
     assert (again.expected, again.state) == (grow.expected, grow.state)
-    replica.step(ev.Swapped(again.token, ev.Outcome.UNKNOWN))
+    replica.step(ev.Swapped(again.token, ev.CompareAndSetOutcome.UNKNOWN))
     assert ev.Committed not in kinds(replica.wait(OPTIONS.silence_s + 1) + replica.read(6, state(2, A, A)))
     shrink = only(ev.CompareAndSet, replica.wait(0.25))  # changes nothing but the version: what is under way can land no more
     assert (shrink.expected, shrink.state) == (6, state(2, A, A))
-    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
+    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.CompareAndSetOutcome.OK))
 
 
 def test_an_acknowledgement_beyond_the_end_is_dropped() -> None:
@@ -214,7 +214,7 @@ def test_a_silent_follower_leaves_before_anything_is_acknowledged_without_it() -
     shrink = only(ev.CompareAndSet, effects)
     assert (shrink.expected, shrink.state) == (6, state(2, A, A))
     assert ev.Committed not in kinds(effects)
-    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
+    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.CompareAndSetOutcome.OK))
 
 
 def test_a_follower_without_space_leaves_at_once_and_joins_when_it_has_kept_up() -> None:
@@ -224,7 +224,7 @@ def test_a_follower_without_space_leaves_at_once_and_joins_when_it_has_kept_up()
     replica.step(ev.Received(Appended(2, B, 1, 1, replica.now, full=True)))
     shrink = only(ev.CompareAndSet, replica.wait(0.25))
     assert shrink.state == state(2, A, A)
-    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
+    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.CompareAndSetOutcome.OK))
     assert [message.entries for message in sent(replica.wait(OPTIONS.resend_s), Append) if message.entries]
     replica.appended(B, 2)
     assert ev.CompareAndSet not in kinds(replica.wait(OPTIONS.rejoin_s - 0.25) + replica.appended(B, 2))
@@ -299,7 +299,7 @@ def test_a_refused_shrink_makes_a_leader_step_down_when_another_leads() -> None:
     replica = Replica(A)
     replica.lead(B)
     shrink = only(ev.CompareAndSet, replica.wait(OPTIONS.silence_s + 1))
-    assert ev.ReadState in kinds(replica.step(ev.Swapped(shrink.token, ev.Outcome.CONFLICT)))
+    assert ev.ReadState in kinds(replica.step(ev.Swapped(shrink.token, ev.CompareAndSetOutcome.CONFLICT)))
     assert ev.Deposed(2) in replica.read(7, state(3, B, A, B))
     assert replica.core.state is State.FOLLOWING
 
@@ -314,7 +314,7 @@ def test_a_follower_joins_when_it_has_the_end_that_was_noted() -> None:
     replica.appended(B, 21)
     grow = only(ev.CompareAndSet, replica.wait(0.25))
     assert grow.state.in_sync == {A, B}
-    replica.step(ev.Swapped(grow.token, ev.Outcome.OK))
+    replica.step(ev.Swapped(grow.token, ev.CompareAndSetOutcome.OK))
     replica.propose(b"more")
     assert ev.Committed(22, 2) in replica.appended(B, 22)
 
@@ -324,7 +324,7 @@ def test_a_write_that_was_under_way_when_the_set_fell_below_min_in_sync_is_not_c
     replica.lead(B)
     replica.propose(b"x")
     swap = only(ev.CompareAndSet, replica.wait(OPTIONS.silence_s + 0.5))
-    assert only(ev.Committed, replica.step(ev.Swapped(swap.token, ev.Outcome.OK))) == ev.Committed(2, 0)
+    assert only(ev.Committed, replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))) == ev.Committed(2, 0)
 
 
 def test_min_in_sync_refuses_replicated_writes() -> None:
@@ -402,7 +402,7 @@ def test_a_promoted_replica_serves_after_its_promise_and_first_entry_are_synced(
     replica.read(5, state(1, B, A, B))
     swap = only(ev.CompareAndSet, replica.wait(5.0))
     replica.sync = False
-    effects = replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+    effects = replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
     assert ev.Leading not in kinds(effects)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.NOT_LEADER)]
     ticket = [effect.ticket for effect in effects if isinstance(effect, ev.Sync)][-1]
@@ -414,7 +414,7 @@ def test_a_promotion_whose_answer_is_lost_is_asked_for_again_and_never_assumed()
     replica = Replica(A)
     replica.read(5, state(1, B, A))
     swap = only(ev.CompareAndSet, replica.wait(5.0))
-    replica.step(ev.Swapped(swap.token, ev.Outcome.UNKNOWN))
+    replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.UNKNOWN))
     replica.read(6, state(2, A, A))
     effects = replica.wait(3.0)
     assert ev.Leading not in kinds(effects)
@@ -504,7 +504,7 @@ def test_a_damaged_replica_leaves_the_set_before_it_takes_anything() -> None:
     assert replica.append(1, A, (1, 3), entries(1, 4, 9)) == []
     leave = only(ev.CompareAndSet, replica.read(5, state(1, A, A, B)))
     assert leave.state == state(1, A, A)
-    replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
+    replica.step(ev.Swapped(leave.token, ev.CompareAndSetOutcome.OK))
     assert only(ev.ReportDamage, replica.read(6, state(1, A, A))) == ev.ReportDamage(DAMAGE, sole=False)
     assert sent(replica.append(1, A, (1, 3), entries(1, 4, 8), end=9), Appended)[0].matched == 8
     states = [replica.core.state]
@@ -523,7 +523,7 @@ def test_a_leader_whose_folder_went_back_in_time_leaves_the_set_and_takes_what_i
     assert replica.disk.image.unclean
     leave = only(ev.CompareAndSet, replica.read(5, state(1, A, A, B, incarnation=4)))
     assert leave.state == state(1, NOBODY, B, incarnation=0)
-    replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
+    replica.step(ev.Swapped(leave.token, ev.CompareAndSetOutcome.OK))
     report = only(ev.ReportDamage, replica.read(7, state(2, B, B)))
     assert "was replaced by an older copy" in report.damage.reason
     replica.append(2, B, (1, 3), entries(2, 4, 9), end=9)
@@ -554,7 +554,7 @@ def test_a_sole_damaged_member_says_so_and_waits_for_an_operator() -> None:
     audit, swap = effects[-2:]
     assert audit == ev.Audit("ann", "the other disk is gone", Position(1, 3), state(1, A, A))
     assert isinstance(swap, ev.CompareAndSet)
-    assert ev.Leading(2) in replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+    assert ev.Leading(2) in replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
     assert not replica.disk.image.unclean
 
 
@@ -576,7 +576,7 @@ def test_a_forced_leader_does_not_use_positions_again_that_its_state_has() -> No
     replica.read(5, state(1, A, A))
     replica.step(ev.ForcePromotion("ann", "lost"))
     swap = only(ev.CompareAndSet, replica.read(5, state(1, A, A)))
-    replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+    replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
     assert replica.log.last == Position(2, 8)
 
 
@@ -585,7 +585,7 @@ def test_a_forced_promotion_that_fails_leaves_the_replica_unclean() -> None:
     replica.read(5, state(1, A, A))
     replica.step(ev.ForcePromotion("ann", "lost"))
     swap = only(ev.CompareAndSet, replica.read(5, state(1, A, A)))
-    replica.step(ev.Swapped(swap.token, ev.Outcome.CONFLICT))
+    replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.CONFLICT))
     assert replica.core.state is State.LEAVING
     assert replica.log.unclean
 
@@ -604,7 +604,7 @@ def test_a_draining_leader_hands_over_when_a_member_has_everything() -> None:
     release = only(ev.CompareAndSet, effects)
     assert release.state == state(2, NOBODY, B, incarnation=0)
     assert ev.Deposed(2) in effects
-    assert ev.HandedOver() in replica.step(ev.Swapped(release.token, ev.Outcome.OK))
+    assert ev.HandedOver() in replica.step(ev.Swapped(release.token, ev.CompareAndSetOutcome.OK))
     assert ev.CompareAndSet not in kinds(replica.read(7, release.state) + replica.wait(20.0))
 
 
@@ -614,7 +614,7 @@ def test_a_draining_follower_leaves_the_set_so_that_nobody_waits_for_it() -> Non
     replica.read(5, state(1, A, A, B))
     leave = only(ev.CompareAndSet, replica.step(ev.Drain()))
     assert (leave.expected, leave.state) == (5, state(1, A, A))
-    assert ev.HandedOver() in replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
+    assert ev.HandedOver() in replica.step(ev.Swapped(leave.token, ev.CompareAndSetOutcome.OK))
 
 
 def test_a_draining_follower_that_nobody_requires_goes_at_once() -> None:
@@ -670,17 +670,17 @@ def _full(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     replica.read(6, replica.core.leader.in_sync.state)
 
 
-def test_a_leader_with_a_full_disk_hands_over_to_a_member_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_with_a_full_disk_hands_over_to_a_member_with_space(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = Replica(A)
     replica.lead(B)
     _full(replica, monkeypatch)
-    replica.appended(B, 1, room=True)
+    replica.appended(B, 1, space=True)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
     effects = replica.wait(0.25)
     release = only(ev.CompareAndSet, effects)
     assert release.state == state(2, NOBODY, B, incarnation=0)
     assert ev.Deposed(2) in effects
-    after = replica.step(ev.Swapped(release.token, ev.Outcome.OK)) + replica.wait(20.0)
+    after = replica.step(ev.Swapped(release.token, ev.CompareAndSetOutcome.OK)) + replica.wait(20.0)
     assert replica.core.state is State.FOLLOWING
     assert not kinds(after) & {ev.HandedOver, ev.CompareAndSet}
 
@@ -689,17 +689,17 @@ def test_a_role_that_has_no_space_for_its_state_leaves_the_office_too() -> None:
     replica = Replica(A)
     replica.lead(B)
     replica.read(6, state(2, A, A, B))
-    replica.appended(B, 1, room=True)
+    replica.appended(B, 1, space=True)
     replica.step(ev.OutOfSpace())
     assert only(ev.CompareAndSet, replica.wait(0.25)).state.leader == NOBODY
 
 
-@pytest.mark.parametrize("room", [False, True])
-def test_a_leader_with_a_full_disk_stays_where_nobody_else_can_take_more(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = Replica(A, options=replace(OPTIONS, min_in_sync=2 if room else 1))
+@pytest.mark.parametrize("space", [False, True])
+def test_a_leader_with_a_full_disk_stays_where_nobody_else_can_take_more(space: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A, options=replace(OPTIONS, min_in_sync=2 if space else 1))
     replica.lead(B)
     _full(replica, monkeypatch)
-    replica.appended(B, 1, room=room)
+    replica.appended(B, 1, space=space)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DISK_FULL)]
     assert ev.CompareAndSet not in kinds(replica.wait(1.0))
     assert replica.core.state is State.LEADING
@@ -710,22 +710,22 @@ def test_a_leader_with_a_full_disk_that_nobody_takes_over_from_tries_writes_agai
     replica.lead(B, C)
     replica.read(6, state(2, A, A, B, C))
     replica.propose(b"on its way")
-    replica.appended(B, 1, room=True)
+    replica.appended(B, 1, space=True)
     replica.step(ev.OutOfSpace())
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
     for _ in range(20):
         replica.wait(0.25)
-        replica.appended(B, 1, room=True)
+        replica.appended(B, 1, space=True)
     assert ev.Accepted in kinds(replica.propose(b"x"))
 
 
 def test_who_has_no_space_stands_behind_all_other_candidates() -> None:
     replica = Replica(A)
     replica.present(B)
-    replica.step(ev.Tick(0, room=False))
+    replica.step(ev.Tick(0, space=False))
     assert ev.CompareAndSet not in kinds(replica.read(5, state(1, NOBODY, A, B, incarnation=0)))
     replica.now += OPTIONS.candidate_step_s
-    assert only(ev.CompareAndSet, replica.step(ev.Tick(0, room=False))).state == state(2, A, A, B)
+    assert only(ev.CompareAndSet, replica.step(ev.Tick(0, space=False))).state == state(2, A, A, B)
 
 
 # --- a leader that the registry does not know
@@ -788,7 +788,7 @@ def test_nobody_takes_office_with_a_full_disk(monkeypatch: pytest.MonkeyPatch) -
     replica.read(5, state(1, B, A, B))
     swap = only(ev.CompareAndSet, replica.wait(5.0))
     monkeypatch.setattr(replica.log, "append", _raising(DiskFull("no space")))
-    assert ev.CloseSession("the disk is full") in replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+    assert ev.CloseSession("the disk is full") in replica.step(ev.Swapped(swap.token, ev.CompareAndSetOutcome.OK))
 
 
 def test_a_log_that_turns_out_to_be_damaged_ends_all_promises(monkeypatch: pytest.MonkeyPatch) -> None:

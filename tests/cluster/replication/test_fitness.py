@@ -34,7 +34,7 @@ def _unregistered(replica: Replica) -> None:
     replica.step(ev.PresenceChanged((Presence(int(B), B, 1),)))
 
 
-def _without_room(replica: Replica) -> None:
+def _without_space(replica: Replica) -> None:
     replica.step(ev.Tick(0, False))
 
 
@@ -48,7 +48,7 @@ def _halted(replica: Replica) -> None:
 
 @pytest.mark.parametrize(
     ("happens", "said"),
-    [(_unregistered, "registry"), (_without_room, "disk space"), (_drained, "drains"), (_halted, "halted")],
+    [(_unregistered, "registry"), (_without_space, "disk space"), (_drained, "drains"), (_halted, "halted")],
 )
 def test_what_happened_to_a_follower_is_why_it_may_not_lead(happens: Callable[[Replica], None], said: str) -> None:
     replica = following(A, B)

@@ -18,7 +18,7 @@ from cluster.replication.core.messages import Append, Appended, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, Position
 from cluster.replication.peers.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, new_outbox
 from cluster.replication.peers.wire import encode_message
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import REPLICATE
 from cluster.settings.options import ClusterOptions
 from cluster.wire.v1 import replication_pb2 as pb
@@ -59,7 +59,7 @@ async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(p
     two.peers.send(A, encode_message(Appended(2, B, 1, 49, 1.5)))
     await until(lambda: one.heard)
     assert one.heard == [Appended(2, B, 1, 49, 1.5)]
-    assert (two.door.open, two.door.served, list(two.peers._outgoing)) == (1, 1, [])
+    assert (two.listener.open, two.listener.served, list(two.peers._outgoing)) == (1, 1, [])
 
 
 async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
@@ -67,10 +67,10 @@ async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
     one.peers.send(B, encode_message(append(A, 1)))
     await until(lambda: two.heard)
     await two.server.stop(None)
-    await two.door.close()
+    await two.listener.close()
     with pytest.raises(Unavailable):
         await one.peers.send_snapshot(B, parts_of(b""))
-    two.server, two.door = grpc.aio.server(options=server_options(ClusterOptions())), FramedDoor()
+    two.server, two.listener = grpc.aio.server(options=server_options(ClusterOptions())), FramedListener()
     assert two.server.add_insecure_port(two.address) == two.port
     two.peers._context = two.context()
     two.peers.serve(two.receiver.receive, two.receiver.held, two._promoted, two._clock_set)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.replication.core.events import Outcome
+from cluster.replication.core.events import CompareAndSetOutcome
 from cluster.replication.model import MemberID, PartitionState, Presence, Versioned
 from cluster.replication.peers.registry import LiveReplica, PartitionRegistry
 from onebox.embedded import EmbeddedZooKeeper
@@ -32,7 +32,7 @@ class Told:
     def __init__(self, zookeeper: ZooKeeper, root: str) -> None:
         self.zookeeper, self.root = zookeeper, root
         self.states: list[Versioned | None] = []
-        self.swapped: list[tuple[int, Outcome]] = []
+        self.swapped: list[tuple[int, CompareAndSetOutcome]] = []
         self.live: list[dict[MemberID, LiveReplica]] = []
         self.errors: list[BaseException] = []
         context: Any = SimpleNamespace(
@@ -67,7 +67,12 @@ async def test_a_state_is_created_and_changed_by_its_version_only(told: Told) ->
     for token, expected, state in ((1, -1, FIRST), (2, -1, second), (3, 5, second), (4, 0, second)):
         told.registry.swap(token, expected, state)
         await until(lambda token=token: told.swapped and told.swapped[-1][0] == token)  # type: ignore[misc]
-    assert told.swapped == [(1, Outcome.OK), (2, Outcome.CONFLICT), (3, Outcome.CONFLICT), (4, Outcome.OK)]
+    assert told.swapped == [
+        (1, CompareAndSetOutcome.OK),
+        (2, CompareAndSetOutcome.CONFLICT),
+        (3, CompareAndSetOutcome.CONFLICT),
+        (4, CompareAndSetOutcome.OK),
+    ]
     await until(lambda: told.states[-1] == Versioned(1, second))  # the watch told it
 
 
@@ -90,7 +95,7 @@ async def test_without_zookeeper_reads_fail_and_outcomes_are_unknown(own_server:
     told.registry.swap(1, -1, FIRST)
     await until(lambda: told.states and told.swapped)
     assert told.states[-1] is None
-    assert told.swapped == [(1, Outcome.UNKNOWN)]
+    assert told.swapped == [(1, CompareAndSetOutcome.UNKNOWN)]
     await told.registry.close()
     await zookeeper.close()
 

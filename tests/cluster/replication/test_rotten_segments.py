@@ -100,7 +100,7 @@ def leading(folder: Path, options: ReplicationOptions = OPTIONS) -> OnDisk:
     replica = OnDisk(folder, options=options)
     replica.read(5, state(1, B, A))
     replica.wait(3.0)
-    replica.step(ev.Swapped(1, ev.Outcome.OK))
+    replica.step(ev.Swapped(1, ev.CompareAndSetOutcome.OK))
     assert replica.core.state is State.LEADING
     return replica
 

@@ -153,11 +153,11 @@ class Partition:
                 elif effect.expected == self.version:
                     self.version, self.state = self.version + 1, effect.state
                     yield f"the state is version {self.version}: {state_text(effect.state)}"
-                    yield from self.step(which, ev.Swapped(effect.token, ev.Outcome.OK))
+                    yield from self.step(which, ev.Swapped(effect.token, ev.CompareAndSetOutcome.OK))
                     for other in list(self.replicas):
                         yield from self.step(other, ev.StateRead(self.read()))
                 else:
-                    yield from self.step(which, ev.Swapped(effect.token, ev.Outcome.CONFLICT))
+                    yield from self.step(which, ev.Swapped(effect.token, ev.CompareAndSetOutcome.CONFLICT))
 
     def read(self) -> Versioned:
         return Versioned(self.version, self.state if self.version >= 0 else None)

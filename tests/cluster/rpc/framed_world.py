@@ -1,4 +1,4 @@
-"""A framed door and callers of it in one process."""
+"""A framed listener and callers of it in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cluster.rpc.framed import FramedCall, FramedHandler
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.frames import Hello
 
 METHOD = "/test.Streams/Exchange"
@@ -18,9 +18,9 @@ Call = FramedCall[bytes, bytes]
 
 
 @asynccontextmanager
-async def serving(handler: Handler, **door: Any) -> AsyncIterator[tuple[FramedDoor, int]]:
-    """A door whose only method is `handler`, and its port."""
-    made = FramedDoor(**({"max_bytes": MAX_BYTES} | door))
+async def serving(handler: Handler, **listener: Any) -> AsyncIterator[tuple[FramedListener, int]]:
+    """A listener whose only method is `handler`, and its port."""
+    made = FramedListener(**({"max_bytes": MAX_BYTES} | listener))
     made.serve(METHOD, bytes, handler)
     port = await made.bind(HOST, 0, fallback=True)
     await made.start()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.rpc import framed_door
+from cluster.rpc import framed_listener
 from cluster.rpc.framed import LOST, Connection, FramedHandler
-from cluster.rpc.frames import HEAD, MAX_HELLO_BYTES, Kind, frame
+from cluster.rpc.frames import HEAD, MAX_HELLO_BYTES, FrameKind, frame
 from pixiu.errors import InvalidArgument, NotAllowed, Overloaded
 from pixiu.rpc.duplex import CLOSED_BY_PEER, Duplex, End, Outbox, StreamEnded, ask
 from pixiu.wire.v1 import pi_pb2
@@ -131,20 +131,20 @@ async def test_what_listens_there_speaks_something_else() -> None:
 
 
 async def test_a_call_that_is_cancelled_beside_ends_the_stream_in_words() -> None:
-    async with serving(echo) as (door, port), call_to(port) as carrier:
+    async with serving(echo) as (listener, port), call_to(port) as carrier:
         running = asyncio.create_task(client(carrier, []).run())
-        await until(lambda: door.open == 1, "the stream")
+        await until(lambda: listener.open == 1, "the stream")
         carrier.cancel()
         assert await running == End("the call was cancelled")
-        await until(lambda: door.open == 0, "that the door notices")
+        await until(lambda: listener.open == 0, "that the listener notices")
 
 
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     over: list[bool] = []
-    async with serving(echo) as (door, port), call_to(port) as carrier:
+    async with serving(echo) as (listener, port), call_to(port) as carrier:
         stream = Duplex(carrier, lambda _message: None, lambda: None, over=lambda: over.append(True))
         running = asyncio.create_task(stream.run())
-        await until(lambda: door.open == 1, "the stream")
+        await until(lambda: listener.open == 1, "the stream")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -269,14 +269,14 @@ async def test_a_caller_that_never_reads_does_not_hold_a_stream() -> None:
         asyncio.get_running_loop().call_later(0.05, stream.end, "enough")
         await stream.run()
 
-    async with serving(flood) as (door, port), call_to(port) as carrier:
+    async with serving(flood) as (listener, port), call_to(port) as carrier:
         await carrier.opened(30.0)
-        await until(lambda: door.open == 0, "the end")
-        await until(lambda: not door._tasks, "that the connection is closed")
+        await until(lambda: listener.open == 0, "the end")
+        await until(lambda: not listener._tasks, "that the connection is closed")
 
 
 @pytest.mark.slow
-async def test_a_door_that_closes_ends_the_streams() -> None:
+async def test_a_listener_that_closes_ends_the_streams() -> None:
     async with serving(echo) as (_, port):
         carrier = call_to(port)
         got: list[bytes] = []
@@ -287,18 +287,18 @@ async def test_a_door_that_closes_ends_the_streams() -> None:
     await carrier.close()
 
 
-async def test_garbage_and_messages_too_long_end_a_stream_and_not_the_door() -> None:
+async def test_garbage_and_messages_too_long_end_a_stream_and_not_the_listener() -> None:
     async def parsing(carrier: Carrier) -> None:
         await echo(FramedHandler(carrier._connection, pi_pb2.PiRequest.FromString, carrier.peer, carrier.role, carrier.name))
 
-    async with serving(parsing) as (door, port):
+    async with serving(parsing) as (listener, port):
         async with call_to(port) as carrier:
             end = await client(carrier, [], b"\xff\xff\xff").run()
             assert "not a message of this method" in end.text
             assert end.refused
         async with call_to(port) as carrier:
             assert (await client(carrier, [], bytes(MAX_BYTES + 1)).run()).text
-        await until(lambda: door.open == 0, "both ends")
+        await until(lambda: listener.open == 0, "both ends")
         async with call_to(port) as carrier:
             await carrier.opened(30.0)
 
@@ -312,19 +312,19 @@ async def test_a_method_that_is_not_served_and_a_role_that_may_not_are_refused()
             raise NotAllowed("broker may not")
         return "proxy", ""
 
-    async with serving(echo, admits=admits) as (door, port):
+    async with serving(echo, admits=admits) as (listener, port):
         for call, words in ((call_to(port, method="/x/y"), "/x/y is not served"), (call_to(port, role="broker"), "broker may not")):
             async with call as carrier:
                 with pytest.raises(StreamEnded, match=words) as caught:
                     await ask(carrier, b"hello", 30.0)
                 assert caught.value.refused
-        assert (door.refused, door.served) == (2, 0)
+        assert (listener.refused, listener.served) == (2, 0)
 
 
 async def test_where_there_are_keys_a_caller_proves_his_role() -> None:
     keys = {"proxy": (b"new" * 10, b"old" * 10), "relay": (b"other" * 6,)}
 
-    async with serving(echo, keys=lambda role: keys.get(role, ())) as (door, port):
+    async with serving(echo, keys=lambda role: keys.get(role, ())) as (listener, port):
         for key in keys["proxy"]:
             async with call_to(port, key=key) as carrier:
                 assert await ask(carrier, b"hello", 30.0) == b"hello"
@@ -333,7 +333,7 @@ async def test_where_there_are_keys_a_caller_proves_his_role() -> None:
                 with pytest.raises(StreamEnded, match="does not prove") as caught:
                     await carrier.opened(30.0)
                 assert caught.value.refused
-        assert (door.served, door.refused) == (2, 3)
+        assert (listener.served, listener.refused) == (2, 3)
 
 
 async def say(port: int, *words: bytes) -> bytes:
@@ -351,28 +351,28 @@ async def say(port: int, *words: bytes) -> bytes:
 
 @pytest.mark.slow
 async def test_strangers_are_bounded_in_time_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed_door, "MAX_STRANGERS_OF_ADDRESS", 3)
-    monkeypatch.setattr(framed_door, "OPEN_S", 3600.0)
-    async with serving(echo) as (door, port):
+    monkeypatch.setattr(framed_listener, "MAX_STRANGERS_OF_ADDRESS", 3)
+    monkeypatch.setattr(framed_listener, "OPEN_S", 3600.0)
+    async with serving(echo) as (listener, port):
         silent = [asyncio.create_task(say(port)) for _ in range(3)]
-        await until(lambda: door._strangers.total() == 3, "three that say nothing")
+        await until(lambda: listener._strangers.total() == 3, "three that say nothing")
         assert await say(port) == b""
-        assert door.failures == 1
+        assert listener.failures == 1
         for each in silent:
             each.cancel()
-        await until(lambda: not door._strangers, "that they are gone")
-        monkeypatch.setattr(framed_door, "OPEN_S", 0.2)
-        for words in ((), (frame(Kind.HELLO, b"")[:3],)):
+        await until(lambda: not listener._strangers, "that they are gone")
+        monkeypatch.setattr(framed_listener, "OPEN_S", 0.2)
+        for words in ((), (frame(FrameKind.HELLO, b"")[:3],)):
             assert len(await say(port, *words)) == 25, "one that says nothing, or half a frame, is challenged, and closed"
-        monkeypatch.setattr(framed_door, "OPEN_S", 3600.0)
-        assert door.failures == 6
+        monkeypatch.setattr(framed_listener, "OPEN_S", 3600.0)
+        assert listener.failures == 6
         for words in (
-            (b"GET / HTTP/1.1\r\n\r\n",), (HEAD.pack(MAX_HELLO_BYTES + 2, Kind.HELLO),), (frame(Kind.MESSAGE, b"x"),),
-            (frame(Kind.HELLO, b"x" * 100),), (frame(Kind.HELLO, b"x" * 32 + b"[" * 900),),
+            (b"GET / HTTP/1.1\r\n\r\n",), (HEAD.pack(MAX_HELLO_BYTES + 2, FrameKind.HELLO),), (frame(FrameKind.MESSAGE, b"x"),),
+            (frame(FrameKind.HELLO, b"x" * 100),), (frame(FrameKind.HELLO, b"x" * 32 + b"[" * 900),),
         ):  # fmt: skip
             await say(port, *words)
-        await until(lambda: not door._strangers, "that all are gone")
-        assert (door.served, door.failures + door.refused) == (0, 11)
+        await until(lambda: not listener._strangers, "that all are gone")
+        assert (listener.served, listener.failures + listener.refused) == (0, 11)
         async with call_to(port) as carrier:
             await carrier.opened(30.0)
 
@@ -388,11 +388,11 @@ async def test_a_peer_that_dies_in_the_middle_of_a_frame_ends_the_stream() -> No
             ended.append(error)
             raise
 
-    async with serving(reading) as (door, port), call_to(port) as carrier:
+    async with serving(reading) as (listener, port), call_to(port) as carrier:
         await carrier.opened(30.0)
         assert carrier._connection is not None
-        carrier._connection.transport.write(frame(Kind.MESSAGE, b"x" * 100)[:50])
-        await until(lambda: door.open == 1, "the stream")
+        carrier._connection.transport.write(frame(FrameKind.MESSAGE, b"x" * 100)[:50])
+        await until(lambda: listener.open == 1, "the stream")
         carrier._connection.transport.abort()
         await until(lambda: ended, "the end")
         assert isinstance(ended[0], (StreamEnded, asyncio.CancelledError))
@@ -423,27 +423,27 @@ async def test_a_port_that_nobody_chose_is_not_given_to_others_before_it_listens
     with socket.socket() as free:
         free.bind((HOST, 0))
         wanted = free.getsockname()[1] if guessed else 0
-    door = framed_door.FramedDoor()
-    port = await door.bind(HOST, wanted, fallback=True)
+    listener = framed_listener.FramedListener()
+    port = await listener.bind(HOST, wanted, fallback=True)
     try:
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with pytest.raises(OSError, match="in use"):
                 other.bind((HOST, port))
     finally:
-        await door.close()
+        await listener.close()
 
 
 async def test_a_process_that_restarts_has_its_port_again_while_old_connections_end() -> None:
     """The kernel keeps what the process closed for a minute (TIME_WAIT)."""
-    door = framed_door.FramedDoor()
-    port = await door.bind(HOST, 0, fallback=True)
-    await door.start()
+    listener = framed_listener.FramedListener()
+    port = await listener.bind(HOST, 0, fallback=True)
+    await listener.start()
     with socket.create_connection((HOST, port)) as client:
-        await asyncio.to_thread(client.sendall, frame(Kind.MESSAGE, b"no hello"))
+        await asyncio.to_thread(client.sendall, frame(FrameKind.MESSAGE, b"no hello"))
         while await asyncio.to_thread(client.recv, 4096):
             pass
-    await door.close()
-    again = framed_door.FramedDoor()
+    await listener.close()
+    again = framed_listener.FramedListener()
     assert await again.bind(HOST, port, fallback=False, reuse=True) == port
     await again.close()

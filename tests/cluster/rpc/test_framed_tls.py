@@ -1,4 +1,4 @@
-"""Framed streams where the cluster has certificates: the same table as at gRPC's door, by the same files."""
+"""Framed streams where the cluster has certificates: the same table as at gRPC's listener, by the same files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.listeners.guard import Guard
-from cluster.listeners.streams import framed_calls, framed_door, stream_keys
+from cluster.listeners.call_guard import CallGuard
+from cluster.listeners.streams import framed_calls, framed_listener, stream_keys
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
@@ -54,19 +54,19 @@ def being(certificates: Tls | None) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[Guard, Node]]:
-    """The door of a Xiu with the certificates in a folder."""
+async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[CallGuard, Node]]:
+    """The listener of a Xiu with the certificates in a folder."""
     own = Tls(folder, "xiu")
-    guard = Guard("xiu", own, Audit(None))
-    door = framed_door("xiu", cluster, own, guard, cluster.key_ring, lambda _method, error: pytest.fail(repr(error)))
-    door.serve(STORE, bytes, echo)
-    port = await door.bind(HOST, 0, fallback=True)
-    await door.start()
+    guard = CallGuard("xiu", own, Audit(None))
+    listener = framed_listener("xiu", cluster, own, guard, cluster.key_ring, lambda _method, error: pytest.fail(repr(error)))
+    listener.serve(STORE, bytes, echo)
+    port = await listener.bind(HOST, 0, fallback=True)
+    await listener.start()
     try:
         node = Node("xiu", 0, 0, NodeState.RUNNING, HOST, 1, 0, EndpointID(5), 1, "", "", 0, stream_port=port)
         yield guard, Node.from_json(node.to_json(), replica=0)
     finally:
-        await door.close()
+        await listener.close()
 
 
 async def said(node: Node, cluster: ClusterOptions, role: str = "proxy", method: str = STORE) -> str:
@@ -95,7 +95,7 @@ async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, t
             assert "does not prove that it is a xiu" in await said(node, cluster)
         shutil.copy(folders / "tls/ca.pem", tmp_path / "ca.pem")
         shutil.copytree(folders / "other", tmp_path / "mixed")
-        shutil.copy(folders / "tls/ca.pem", tmp_path / "mixed/ca.pem")  # trusts the door, and is not trusted
+        shutil.copy(folders / "tls/ca.pem", tmp_path / "mixed/ca.pem")  # trusts the listener, and is not trusted
         with being(Tls(tmp_path / "mixed", "proxy")):
             assert "hello" not in await said(node, cluster)
         async with call_to(node.stream_port) as plain:
@@ -136,12 +136,12 @@ async def test_a_ring_proves_roles_of_the_cluster(folders: Path, tmp_path: Path)
     one = ClusterOptions(key_dir=str(tmp_path / "one"))
     both = ClusterOptions(key_dir=str(tmp_path / "both"))
     with being(Tls(folders / "tls", "proxy")):
-        for door, caller, taken in (
+        for listener, caller, taken in (
             (both, one, True),
             (one, both, False),
             (one, one, True),
         ):
-            async with xiu(folders / "tls", door) as (_, node):
+            async with xiu(folders / "tls", listener) as (_, node):
                 assert (await said(node, caller) == "hello") is taken
     keys = one.key_ring()
     assert stream_keys(keys, "proxy", "xiu") != stream_keys(keys, "relay", "xiu")

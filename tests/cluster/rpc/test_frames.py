@@ -10,10 +10,10 @@ from cluster.rpc.frames import (
     HEAD,
     MAGIC,
     MAX_HELLO_BYTES,
+    FrameKind,
     Hello,
-    Kind,
-    Refusal,
     Splitter,
+    StreamRefusal,
     frame,
     hello_payload,
     nonce_of,
@@ -41,7 +41,7 @@ def pieces(data: bytes, rng: random.Random) -> list[bytes]:
 @for_each("seed", range(20))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
     rng = random.Random(seed)
-    sent = [(rng.choice(list(Kind)), rng.randbytes(rng.choice((0, 1, 4, 5, 300, 9000)))) for _ in range(50)]
+    sent = [(rng.choice(list(FrameKind)), rng.randbytes(rng.choice((0, 1, 4, 5, 300, 9000)))) for _ in range(50)]
     splitter = Splitter(9000)
     got = [each for piece in pieces(b"".join(frame(*each) for each in sent), rng) for each in splitter.feed(piece)]
     assert got == sent
@@ -62,7 +62,9 @@ def test_garbage_is_refused_or_waits_within_the_bound(seed: int) -> None:
         pytest.fail("20,000 random bytes were taken for frames")
 
 
-@pytest.mark.parametrize("head", [HEAD.pack(0, Kind.MESSAGE), HEAD.pack(12, Kind.MESSAGE), HEAD.pack(5, 0), HEAD.pack(5, 99)])
+@pytest.mark.parametrize(
+    "head", [HEAD.pack(0, FrameKind.MESSAGE), HEAD.pack(12, FrameKind.MESSAGE), HEAD.pack(5, 0), HEAD.pack(5, 99)]
+)
 def test_a_head_that_may_not_be_is_refused_before_its_payload_comes(head: bytes) -> None:
     with pytest.raises(MalformedData):
         Splitter(10).feed(head)
@@ -70,9 +72,9 @@ def test_a_head_that_may_not_be_is_refused_before_its_payload_comes(head: bytes)
 
 def test_the_longest_frame_is_taken_and_half_of_one_waits() -> None:
     splitter = Splitter(10)
-    whole = frame(Kind.MESSAGE, bytes(10))
+    whole = frame(FrameKind.MESSAGE, bytes(10))
     assert splitter.feed(whole[:-1]) == []
-    assert splitter.feed(whole[-1:]) == [(Kind.MESSAGE, bytes(10))]
+    assert splitter.feed(whole[-1:]) == [(FrameKind.MESSAGE, bytes(10))]
 
 
 def test_a_hello_is_proved_by_any_key_that_is_taken_and_for_one_challenge_only() -> None:
@@ -91,7 +93,7 @@ def test_damaged_hellos_challenges_and_refusals_are_refused_and_nothing_else(see
     for whole, read in (
         (hello_payload(HELLO, KEY, NONCE), lambda data: read_hello(data, lambda _role: (KEY,), NONCE)[1]),
         (MAGIC + NONCE, nonce_of),
-        (refusal_payload(Refusal("OVERLOADED", "later", 200)), read_refusal),
+        (refusal_payload(StreamRefusal("OVERLOADED", "later", 200)), read_refusal),
     ):
         data = bytearray(whole[: rng.randrange(len(whole) + 1)] if rng.random() < 0.3 else whole)
         for _ in range(rng.randrange(4)):
@@ -106,7 +108,7 @@ def test_damaged_hellos_challenges_and_refusals_are_refused_and_nothing_else(see
 
 def test_a_refusal_is_cut_to_what_a_stranger_may_be_sent() -> None:
     for text in ("x" * 5000, "貔" * 5000, '"' * 5000, "two\nlines\x00"):
-        said = refusal_payload(Refusal("OVERLOADED", text, 10**9))
+        said = refusal_payload(StreamRefusal("OVERLOADED", text, 10**9))
         assert len(said) <= MAX_HELLO_BYTES
         found = read_refusal(said)
         assert (found.code, found.retry_after_ms) == ("OVERLOADED", 60_000)

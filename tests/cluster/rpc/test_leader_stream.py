@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.rpc.framed import FramedHandler
-from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from cluster.rpc.methods import EXCHANGE
 from pixiu.discovery.node import Node, NodeState
@@ -26,12 +26,12 @@ class Replica:
 
     def __init__(self, epoch: int) -> None:
         self.epoch, self.leader, self.streams = epoch, "", 0
-        self.door, self.port = FramedDoor(), 0
-        self.door.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.exchange)
+        self.listener, self.port = FramedListener(), 0
+        self.listener.serve(EXCHANGE, pi_pb2.PiRequest.FromString, self.exchange)
 
     async def start(self) -> None:
-        self.port = await self.door.bind("127.0.0.1", self.port, fallback=False, reuse=True)
-        await self.door.start()
+        self.port = await self.listener.bind("127.0.0.1", self.port, fallback=False, reuse=True)
+        await self.listener.start()
 
     @property
     def address(self) -> str:
@@ -59,7 +59,7 @@ async def running(*epochs: int) -> AsyncIterator[list[Replica]]:
         yield replicas
     finally:
         for replica in replicas:
-            await replica.door.close()
+            await replica.listener.close()
 
 
 def view_of(*nodes: Node) -> View:
@@ -133,7 +133,7 @@ async def test_a_leader_that_is_named_is_asked_at_once_after_a_failure(monkeypat
     monkeypatch.setattr("cluster.rpc.leader_stream.Backoff.after_s", lambda _self, failures: 0.01 if failures == 1 else 3600.0)
     async with running(0, 1, 0) as (follower, leader, gone):
         follower.leader = leader.address
-        await gone.door.close()
+        await gone.listener.close()
         caller = Caller(view_of(follower.node(0), gone.node(1), leader.node(2, NodeState.INIT)))
         await until(lambda: caller.ups, "a stream to the leader", limit_s=30)
         assert [down.partition(": ")[0] for down in caller.downs] == [gone.address, follower.address]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.listeners.doors import ClientRoleOptions
+from cluster.listeners.clients import ClientRoleOptions
 from cluster.process.process import is_open_to_all
 from cluster.settings.options import ClusterOptions
 
@@ -14,13 +14,13 @@ def test_every_file_with_a_key_is_named(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     cluster = ClusterOptions(key_dir=str(tmp_path), tls_dir="/tls")
     assert cluster.files_with_keys("xiu") == [tmp_path / "1.key", tmp_path / "2.next", Path("/tls/xiu.pem")]
-    assert ClientRoleOptions(tls_certificate="door.pem").files_with_keys() == [Path("door.pem")]
-    assert ClientRoleOptions(tls_certificate="door.pem", tls_key="door.key").files_with_keys() == [Path("door.key")]
+    assert ClientRoleOptions(tls_certificate="listener.pem").files_with_keys() == [Path("listener.pem")]
+    assert ClientRoleOptions(tls_certificate="listener.pem", tls_key="listener.key").files_with_keys() == [Path("listener.key")]
     assert ClusterOptions().files_with_keys("xiu") == ClientRoleOptions().files_with_keys() == []
 
 
 def test_what_every_user_may_read_is_open_to_all(tmp_path: Path) -> None:
-    path = tmp_path / "door.pem"
+    path = tmp_path / "listener.pem"
     path.touch()
     for mode, is_open in ((0o600, False), (0o640, False), (0o644, True)):
         path.chmod(mode)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.links.datagrams.head import HEARTBEAT, RECORDS, Codec, Refusal
+from cluster.links.datagrams.head import HEARTBEAT, RECORDS, Codec, DatagramRefusal
 from cluster.trust.key_ring import ROLES, TAG_SIZE, KeyRing, key_byte, read_key_ring
 from ops.access.keys import keys as command
 from pixiu.discovery import paths
@@ -39,15 +39,15 @@ def test_a_tag_proves_the_senders_role_and_is_good_for_one_role_only() -> None:
     assert not isinstance(router.unpack(data, False), str)
     assert router.proven_roles == {GATEWAY: "gateway"}
     # The same key ring, the same endpoint, and another role: a relay does not take what was signed for a router.
-    assert codec(ROUTER, "relay").unpack(data, False) == Refusal.TAG
+    assert codec(ROUTER, "relay").unpack(data, False) == DatagramRefusal.TAG
     forged = data[:4] + bytes([key_byte(1, "broker")]) + data[5:]
-    assert codec(ROUTER, "router").unpack(forged, False) == Refusal.TAG
+    assert codec(ROUTER, "router").unpack(forged, False) == DatagramRefusal.TAG
 
 
 def test_a_peer_is_not_taken_for_another_role_although_it_signs_rightly() -> None:
     router, liar = codec(ROUTER, "router"), codec(GATEWAY, "gateway")
     router.peer_roles[GATEWAY] = "broker"
-    assert router.unpack(sent(liar, router, "router"), False) == Refusal.SENDER
+    assert router.unpack(sent(liar, router, "router"), False) == DatagramRefusal.SENDER
 
 
 def test_who_was_heard_is_answered_with_the_key_for_its_role() -> None:
@@ -61,8 +61,8 @@ def test_every_changed_byte_is_refused() -> None:
     data = sent(gateway, router, "router")
     for at in range(len(data)):
         changed = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
-        assert router.unpack(changed, False) in (Refusal.KEY, Refusal.TAG)
-    assert router.unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == Refusal.TAG
+        assert router.unpack(changed, False) in (DatagramRefusal.KEY, DatagramRefusal.TAG)
+    assert router.unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == DatagramRefusal.TAG
 
 
 def test_keys_are_exchanged_one_process_after_the_other() -> None:
@@ -75,7 +75,7 @@ def test_keys_are_exchanged_one_process_after_the_other() -> None:
         assert not isinstance(gateway.unpack(sent(router, gateway, "gateway"), False), str)
         router.set_ring(step)
     late = codec(BROKER, "broker")
-    assert router.unpack(sent(late, router, "router"), False) == Refusal.KEY
+    assert router.unpack(sent(late, router, "router"), False) == DatagramRefusal.KEY
 
 
 def test_the_command_makes_uses_and_drops_keys(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.trust.audit import Audit
 from cluster.trust.identity import Credentials
@@ -89,7 +89,7 @@ async def test_a_guard_takes_the_passwords_and_tokens_that_were_made(access: Pat
     assert (users.stat().st_mode & 0o077, b"a long word" in users.read_bytes()) == (0, False)
     assert "carol changed" in run.invoke(command(passwd), [str(users), "carol", "--uin", "31"], input="another word\n").stdout
     made = run.invoke(command(token), [str(key), "alice", "--uin", "7", "--group", "players"]).stdout.strip()
-    guard = Guard(str(access), log.get_logger(), Audit(None))
+    guard = LoginGuard(str(access), log.get_logger(), Audit(None))
     try:
         carol = await guard.check(Credentials("carol", "another word"))
         alice = await guard.check(Credentials("", made))

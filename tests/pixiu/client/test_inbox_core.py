@@ -254,7 +254,7 @@ def test_what_is_held_is_bounded_and_order_holds_when_there_is_room_again() -> N
     intake.arrived("b", mail(MAX_HELD + 2, session=2) + mail(MAX_HELD + 3, session=2), 2, 0.0)
     assert [held.seq for held in take(intake)] == [MAX_HELD + 2], "another session begins at the cursor"
     intake.arrived("a", mail(1, lane=0), 1, 0.0)
-    assert [held.lane for held in take(intake)] == [0], "other lanes have room"
+    assert [held.lane for held in take(intake)] == [0], "other lanes have space"
 
 
 def test_the_memory_of_acknowledged_mail_is_bounded() -> None:

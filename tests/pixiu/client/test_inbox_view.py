@@ -17,7 +17,7 @@ from pixiu.client.inbox.dead_letters import dead_letter_uin, encode
 from pixiu.client.stores import leaders as stores_module
 from pixiu.client.stores import pages as pages
 from pixiu.client.stores.leaders import Stores, refusal
-from pixiu.client.stores.pages import DeadLetterEntry, Entry, Lane
+from pixiu.client.stores.pages import DeadLetterEntry, InboxEntry, Lane
 from pixiu.client.stores.view import InboxView
 from pixiu.errors import InvalidArgument, LimitError, NotServed, OldSession, TooManyDevices, Unavailable, UnknownDevice
 from pixiu.ids import device_of_name, snowflake
@@ -221,7 +221,7 @@ async def test_dead_letters_are_sent_again_by_their_senders_and_then_deleted(
     assert [letter.entry.seq for letter in left] == [4]
     assert await view.drop(7, left) == 1
     assert await view.dead_letters(7) == []
-    assert await view.drop(7, [DeadLetterEntry(Entry(1, 4, 4))]) == 0
+    assert await view.drop(7, [DeadLetterEntry(InboxEntry(1, 4, 4))]) == 0
 
 
 async def test_letters_that_devices_filed_of_one_mail_send_it_once(cluster: Cluster, view: InboxView, outbox: Outbox) -> None:

@@ -156,7 +156,7 @@ async def test_refusals_are_exceptions_of_their_own_and_the_first_one_shows_in_w
     mailer.open = [9]
     async with pixiu.connect(cluster.target) as px:
         writer = px.mail_writer()
-        await writer.room()
+        await writer.space()
         receipts = [writer.send(7, body) for body in (b"good", *mailer.codes)]
         with pytest.raises(pixiu.IdReused):
             await writer.wait_finished()
@@ -185,7 +185,7 @@ async def test_mail_that_nobody_confirms_is_unknown_and_can_be_sent_again(cluste
     mailer.holding = True
     async with pixiu.connect(cluster.target, mail_timeout_s=0.6) as px:
         writer = px.mail_writer()
-        await writer.room()
+        await writer.space()
         receipt = writer.send(7, b"x", to=[8])
         await until(lambda: mailer.records)
         unknown = mail_pb2.MailResult(position=1, count=1, code="OUTCOME_UNKNOWN", text="some", open=[8])
@@ -210,12 +210,12 @@ async def test_a_full_queue_refuses_and_room_waits(cluster: Any, until: Any) -> 
             writer.send(7, b"%d" % number)
         with pytest.raises(Overloaded):
             writer.send(7, b"too much")
-        room = asyncio.create_task(writer.room())
+        space = asyncio.create_task(writer.space())
         await until(lambda: len(mailer.records) == 5)
-        assert not room.done()
+        assert not space.done()
         mailer.holding = False
         mailer.say(mail_pb2.MailReply(results=[mail_pb2.MailResult(position=1, count=5, copies=1)]))
-        await room
+        await space
         writer.send(7, b"5")
         await writer.wait_finished()
 
@@ -226,7 +226,7 @@ async def test_the_end_of_the_client_waits_for_mail_and_then_gives_it_up(cluster
     cluster.proxies[0].mailer.holding = True
     async with pixiu.connect(cluster.target, mail_timeout_s=0.5) as px:
         writer = px.mail_writer()
-        await writer.room()
+        await writer.space()
         receipt = writer.send(7, b"x")
     assert isinstance(receipt.error, OutcomeUnknown)
 
@@ -236,7 +236,7 @@ async def test_mail_that_never_left_says_that_it_was_not_sent(cluster: Any, unti
     await cluster.start()
     async with pixiu.connect(cluster.target, mail_timeout_s=0.5) as px:
         writer = px.mail_writer()
-        await writer.room()
+        await writer.space()
         await cluster.proxies[0].kill()
         with pytest.raises((Unavailable, OutcomeUnknown)):
             await writer.send(7, b"x")

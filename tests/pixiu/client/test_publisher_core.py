@@ -482,11 +482,11 @@ def test_flush_groups_end_when_all_before_are_resolved() -> None:
 def test_the_queue_is_bounded_in_bytes_and_records() -> None:
     core = make((A,), queue_records=2, queue_bytes=2 << 20)
     core.offer(ticket(1, 1), 0)
-    assert core.has_room(100)
-    assert not core.has_room(2 << 20)
-    assert not core.has_room(100, reserved_records=1)
+    assert core.has_space(100)
+    assert not core.has_space(2 << 20)
+    assert not core.has_space(100, reserved_records=1)
     core.offer(ticket(1, 2), 0)
-    assert not core.has_room(1)
+    assert not core.has_space(1)
 
 
 def test_closing_fails_everything_with_the_text() -> None:

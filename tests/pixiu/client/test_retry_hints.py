@@ -71,7 +71,7 @@ async def test_a_gateway_that_ends_every_stream_is_left_alone_longer_and_longer(
     async with pixiu.connect(cluster.target) as px, px.subscribe(room=42):
         monkeypatch.setattr("pixiu.client.receive.gateway_connection.GatewayConnection._pause", pause)
         if greeted:
-            gateway.refuse[42] = ("LIMIT", "no room")
+            gateway.refuse[42] = ("LIMIT", "no space")
         else:
             gateway.abort = grpc.StatusCode.UNAVAILABLE
         for queue in list(gateway.streams):

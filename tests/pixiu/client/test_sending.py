@@ -120,7 +120,7 @@ async def test_a_login_that_ended_is_said_at_once_and_is_no_unknown_outcome(clus
     await cluster.start(proxies=2)
     async with pixiu.connect(",".join(proxy.address for proxy in cluster.proxies), token="once") as px:
         writer = px.mail_writer()
-        await writer.room()
+        await writer.space()
         for proxy in cluster.proxies:
             proxy.refuses_logins = proxy.mailer.refuses_logins = True
         with pytest.raises(NotAuthenticated, match="the token has expired"):

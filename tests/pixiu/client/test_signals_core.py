@@ -145,9 +145,9 @@ def test_the_error_says_what_the_brokers_said() -> None:
 def test_unresolved_signals_are_bounded_and_a_closing_client_gives_them_up() -> None:
     core = SignalCore()
     signals = [offered(core, number, receipt=True) for number in range(MAX_UNRESOLVED)]
-    assert not core.has_room()
+    assert not core.has_space()
     core.delivered([5], 5)
-    assert core.has_room()
+    assert core.has_space()
     assert len(core.abandon("closed")) == MAX_UNRESOLVED - 1
     assert core.unresolved == 0
     assert all(signal.resolved for signal in signals)

@@ -175,7 +175,7 @@ ONLY_ASYNCHRONOUS = {
     pixiu.Topic: {"draft"},
     pixiu.Subscription: {"next_batch", "what"},
     pixiu.Inbox: {"next", "next_mail", "give_back", "closed", "what"},
-    pixiu.MailWriter: {"room"},
+    pixiu.MailWriter: {"space"},
 }
 """What the parts of the SDK call, and what iterating does in a thread."""
 

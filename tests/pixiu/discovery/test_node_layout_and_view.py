@@ -33,7 +33,7 @@ def test_datagrams_go_to_the_process_or_where_it_wants_them() -> None:
     assert replace(node, udp_port=17_000).udp_address == ("10.0.0.5", 17_000)
 
 
-def test_clients_go_to_their_own_door() -> None:
+def test_clients_go_to_their_own_listener() -> None:
     node = make_node("gateway", host="10.0.0.5", port=7000, client_port=7002)
     assert (node.address, node.client_address) == ("10.0.0.5:7000", "10.0.0.5:7002")
     assert Node.from_json(replace(node, client_host="::9").to_json()).client_address == "[::9]:7002"

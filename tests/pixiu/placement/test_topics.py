@@ -6,7 +6,7 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, MAX_ROOM, topic_room
-from pixiu.placement.topics import MAX_TOPIC_LENGTH, Refusal, destination, is_filter, resolve, room_of_topic
+from pixiu.placement.topics import MAX_TOPIC_LENGTH, TopicRefusal, destination, is_filter, resolve, room_of_topic
 
 
 @pytest.mark.parametrize("room", [1, 7, 10, 4294967296, MAX_ROOM])
@@ -22,7 +22,7 @@ def test_a_room_has_its_number_as_name(room: int) -> None:
     ],
 )  # fmt: skip
 def test_other_room_names_are_errors(name: str) -> None:
-    assert resolve(name) in (Refusal.ROOM_NUMBER, Refusal.WILDCARD)
+    assert resolve(name) in (TopicRefusal.ROOM_NUMBER, TopicRefusal.WILDCARD)
     with pytest.raises(InvalidArgument):
         room_of_topic(name)
 
@@ -39,20 +39,20 @@ def test_topics_with_the_same_first_level_share_a_room() -> None:
 @pytest.mark.parametrize(
     ("name", "refusal"),
     [
-        ("", Refusal.EMPTY),
-        ("x" * (MAX_TOPIC_LENGTH + 1), Refusal.LONG),
-        ("user/1", Refusal.USER),
-        ("user/", Refusal.USER),
-        ("$SYS/broker", Refusal.SYSTEM),
-        ("$", Refusal.SYSTEM),
-        ("#", Refusal.WILDCARD),
-        ("+", Refusal.WILDCARD),
-        ("a/+/b", Refusal.WILDCARD),
-        ("room/#", Refusal.WILDCARD),
-        ("user/+", Refusal.WILDCARD),
+        ("", TopicRefusal.EMPTY),
+        ("x" * (MAX_TOPIC_LENGTH + 1), TopicRefusal.LONG),
+        ("user/1", TopicRefusal.USER),
+        ("user/", TopicRefusal.USER),
+        ("$SYS/broker", TopicRefusal.SYSTEM),
+        ("$", TopicRefusal.SYSTEM),
+        ("#", TopicRefusal.WILDCARD),
+        ("+", TopicRefusal.WILDCARD),
+        ("a/+/b", TopicRefusal.WILDCARD),
+        ("room/#", TopicRefusal.WILDCARD),
+        ("user/+", TopicRefusal.WILDCARD),
     ],
 )
-def test_names_that_no_room_carries(name: str, refusal: Refusal) -> None:
+def test_names_that_no_room_carries(name: str, refusal: TopicRefusal) -> None:
     assert resolve(name) is refusal
     with pytest.raises(InvalidArgument, match="no room carries"):
         room_of_topic(name)
@@ -73,15 +73,15 @@ def test_mqtt_4_7_1_invalid_filters(name: str) -> None:
     [
         ("user/1", 1),
         (f"user/{MAX_ID}", MAX_ID),
-        (f"user/{MAX_ID + 1}", Refusal.USER),
-        ("user/01", Refusal.USER),
-        ("user/0", Refusal.USER),
-        ("user/", Refusal.USER),
-        ("user/٣", Refusal.USER),
-        ("user/7/x", Refusal.USER),
-        ("user/+", Refusal.WILDCARD),
+        (f"user/{MAX_ID + 1}", TopicRefusal.USER),
+        ("user/01", TopicRefusal.USER),
+        ("user/0", TopicRefusal.USER),
+        ("user/", TopicRefusal.USER),
+        ("user/٣", TopicRefusal.USER),
+        ("user/7/x", TopicRefusal.USER),
+        ("user/+", TopicRefusal.WILDCARD),
         ("room/7", 7),
-        ("$SYS", Refusal.SYSTEM),
+        ("$SYS", TopicRefusal.SYSTEM),
     ],
 )
 def test_a_user_is_named_by_a_decimal_uin(name: str, found: object) -> None:

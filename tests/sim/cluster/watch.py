@@ -15,7 +15,7 @@ from broker.feeds import FeedState
 from broker.multicast import AddressedFanout
 from cluster.core.contract import SendControl, SendRecords
 from cluster.links.api import PeerState
-from cluster.links.datagrams.head import CONTROL, RECORDS, Refusal
+from cluster.links.datagrams.head import CONTROL, RECORDS, DatagramRefusal
 from cluster.membership.events import Effect
 from cluster.membership.map.lww_map import LwwMap, Update
 from cluster.wire.v1 import control_pb2
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.sim.cluster.process import Process
     from tests.sim.cluster.world import World
 
-HARMLESS = {"duplicate", "old_counter", "unknown_sender", "destination", "sender", Refusal.LATE_FRAGMENT}
+HARMLESS = {"duplicate", "old_counter", "unknown_sender", "destination", "sender", DatagramRefusal.LATE_FRAGMENT}
 """Why links refuse datagrams on a network that repeats, reorders and delays, and where processes follow each other at a port."""
 
 
@@ -393,7 +393,7 @@ class Watch:
             if process.state != "Running":
                 found.append(f"{process.place.name} does not run")
             counts = Counter({reason: n for reason, n in process.links.refusals.counts.items() if reason not in HARMLESS})
-            refused = dict(counts - Counter({Refusal.NOT_TAKEN: process.of_strangers}))
+            refused = dict(counts - Counter({DatagramRefusal.NOT_TAKEN: process.of_strangers}))
             if refused:
                 found.append(f"{process.place.name} refused {refused}")
         if self._world.clients.unresolved:
@@ -441,7 +441,7 @@ class Watch:
                     lost = self._world.wire.missing[other.endpoint, process.endpoint, type_]
                     self.checked["gaps"] += lost
                     untaken = process.untaken[other.endpoint] if type_ == CONTROL else 0
-                    untaken += process.links.refusals.counts.get(Refusal.LATE_FRAGMENT, 0)
+                    untaken += process.links.refusals.counts.get(DatagramRefusal.LATE_FRAGMENT, 0)
                     if not lost <= tracker.lost <= lost + untaken:
                         text = f"counts {tracker.lost} lost items of type {type_} from {other.place.name}, it was {lost}"
                         found.append(f"{process.place.name} {text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from cluster.membership.map.devices import Devices, LoginPolicy
-from cluster.membership.map.digest import Rule
+from cluster.membership.map.digest import DigestRule
 from cluster.membership.map.lww_map import Applied, Chunk, Dropped, Key, LwwMap, Update
 from pixiu.ids import gateway_instance
 
@@ -35,7 +35,7 @@ class Watched(LwwMap):
             self.highest[key] = change.id
         return applied
 
-    def _moved(self, rule: Rule) -> Iterator[Dropped]:
+    def _moved(self, rule: DigestRule) -> Iterator[Dropped]:
         """What belongs to another partition since a doubling goes, wherever its users are."""
         steps = super()._moved(rule)
         while True:

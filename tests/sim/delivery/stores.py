@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pi.state import Refusal
+from pi.state import ReadRefusal
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     TRIM,
@@ -80,7 +80,7 @@ class Pi:
         for read in reads:
             try:
                 answer = self.replica.state.read(asked.uin, asked.device, read.lane, session, read.start, read.num)
-            except Refusal as refusal:
+            except ReadRefusal as refusal:
                 return _failure(refusal.code)
             found.append(ev.Listing(answer.entries, answer.floor, answer.gap, answer.last, answer.up_to))
         return found

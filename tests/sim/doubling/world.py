@@ -19,7 +19,7 @@ from proxy import mail_events as me
 from tests.proxy.mail_world import START_MS, ProxyModel, World, XiuModel
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable
 from xiu import events as ev
-from xiu.core import Core, Settings
+from xiu.core import Core, CoreSettings
 from xiu.state.doubling import Change, Phase, is_asked, parent_of, reached
 
 Known = list[tuple[int, int] | None]
@@ -47,7 +47,7 @@ class Partition(XiuModel):
         self._life += 1
         self._puts: dict[int, Callable[[object], None]] = {}
         self.store = MemoryStore()
-        self.core = Core(Settings(partition=self.partition, max_record_bytes=1 << 20), self.log, self.store, MemoryTable())
+        self.core = Core(CoreSettings(partition=self.partition, max_record_bytes=1 << 20), self.log, self.store, MemoryTable())
         self.step(ev.LayoutChanged(1, self.layout))
         if self.committed:
             self.step(ev.EntriesCommitted(self.log.entries[: self.committed], 2))

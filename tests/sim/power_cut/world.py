@@ -30,7 +30,7 @@ import xiu.options
 import xiu.service
 from cluster.metrics.metrics import Metrics
 from cluster.process.context import Context
-from cluster.replication.core.events import Outcome
+from cluster.replication.core.events import CompareAndSetOutcome
 from cluster.replication.core.messages import Appended, Message
 from cluster.replication.model import MemberID, PartitionState, Position
 from cluster.replication.peers.registry import LiveReplica
@@ -246,7 +246,7 @@ class FakeRegistry:
             done = register.compare_and_set(expected, state)
             if done:
                 self._world.note("register", 0, (register.state, register.version))
-            self._later(lambda: self._on_swapped(token, Outcome.OK if done else Outcome.CONFLICT))
+            self._later(lambda: self._on_swapped(token, CompareAndSetOutcome.OK if done else CompareAndSetOutcome.CONFLICT))
 
         if not self._machine.cut_off:
             self._world.later(swap)

@@ -283,7 +283,7 @@ class World(Simulation):
             if lost and rng.random() < 0.7:
                 self.counts["late proposals"] += 1
                 self.after(rng.choice((0.01, rng.uniform(0.0, 4.0))), self._swap, node, -1, effect)
-            self.after(rng.uniform(0.1, 0.6), self.deliver, node, start, ev.Swapped(effect.token, ev.Outcome.UNKNOWN))
+            self.after(rng.uniform(0.1, 0.6), self.deliver, node, start, ev.Swapped(effect.token, ev.CompareAndSetOutcome.UNKNOWN))
         else:
             self.after(rng.uniform(0.002, 0.05), self._swap, node, start, effect)
 
@@ -292,7 +292,7 @@ class World(Simulation):
         done = self.zookeeper.compare_and_set(effect.expected, effect.state)
         if done:
             self.history.state_written(node, before, effect.state)
-        outcome = ev.Outcome.OK if done else ev.Outcome.CONFLICT
+        outcome = ev.CompareAndSetOutcome.OK if done else ev.CompareAndSetOutcome.CONFLICT
         self.after(self.rng.uniform(0.002, 0.05), self.deliver, node, start, ev.Swapped(effect.token, outcome))
 
     def _do_Accepted(self, node: Node, effect: ev.Accepted) -> None:

@@ -317,14 +317,14 @@ class Replica:
 
         def swap() -> None:
             done = register.compare_and_set(effect.expected, effect.state)
-            outcome = ev.Outcome.OK if done else ev.Outcome.CONFLICT
+            outcome = ev.CompareAndSetOutcome.OK if done else ev.CompareAndSetOutcome.CONFLICT
             if not lost:
                 process.after(0.01, lambda: self.step(ev.Swapped(effect.token, outcome)))
 
         if self._reachable():
             world.wire.after(0.01, swap)  # also when the process is gone by then
         if lost or not self._reachable():
-            process.after(0.4, lambda: self.step(ev.Swapped(effect.token, ev.Outcome.UNKNOWN)))
+            process.after(0.4, lambda: self.step(ev.Swapped(effect.token, ev.CompareAndSetOutcome.UNKNOWN)))
 
     def _do_Accepted(self, effect: ev.Accepted) -> None:
         self._verdict = effect

@@ -38,7 +38,7 @@ from relay.delivery.events import Chunk
 from tests.history.record import Listed
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.told import Told
-from xiu.state.state import Kind
+from xiu.state.state import XiuKind
 
 if TYPE_CHECKING:
     from tests.sim.system.client import Application, Device, Letter
@@ -146,7 +146,7 @@ class MailWatch:
     def stored(self, process: XiuProcess, entries: Sequence[Entry]) -> None:
         """A replica of Xiu applied entries: a SnowflakeID has one MsgID, whatever replica is asked."""
         for entry in entries:
-            if entry.kind != Kind.STORE:
+            if entry.kind != XiuKind.STORE:
                 continue
             for record in split(entry.payload[4:], int.from_bytes(entry.payload[:4], "little")):
                 snowflake = int.from_bytes(record[16:24], "little")

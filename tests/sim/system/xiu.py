@@ -97,12 +97,12 @@ class Rows:
 
 
 class NoTable:
-    """The twin of a table with no room for what is persisted: everything is read from the store."""
+    """The twin of a table with no space for what is persisted: everything is read from the store."""
 
     def __init__(self) -> None:
         self._unpersisted: dict[int, None] = {}
 
-    def has_room(self, records_bytes: int) -> bool:
+    def has_space(self, records_bytes: int) -> bool:
         """See `xiu.core.Table`."""
         return True
 
@@ -183,7 +183,7 @@ class XiuProcess(Unlinked):
         partition = world.partitions["xiu", place.partition]
         machine = Machine(self, kept)
         self.replica = Replica(self, partition, place.number + 1, kept.disk, machine, self._leading, self._deposed)
-        settings = xiu.core.Settings(partition=place.partition, max_record_bytes=MAX_RECORD_BYTES)
+        settings = xiu.core.CoreSettings(partition=place.partition, max_record_bytes=MAX_RECORD_BYTES)
         self.core = world.variant.xiu(settings, self.replica.log, self.store, self.table)
         self.doubler = XiuDoubler(self)
         self.reading = Reading(place.partition, self.store, self.table)

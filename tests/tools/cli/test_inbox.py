@@ -13,7 +13,7 @@ from pixiu.client.stores.pages import take as _take
 from pixiu.ids import UIN, msg_id, snowflake
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
-from tools.cli.inbox import Entry, Lane, lane_json, table
+from tools.cli.inbox import InboxEntry, Lane, lane_json, table
 from tools.cli.inbox_tables import dead_letter_json, dead_letter_table, device_table, unread_json
 from tools.cli.main import application
 
@@ -43,14 +43,14 @@ def test_wrong_arguments_are_one_line(arguments: list[str], word: str) -> None:
 
 
 def test_records_find_their_entries_and_what_is_missing_says_why() -> None:
-    entries = [Entry(1, number, msg_id(0, 64, number)) for number in range(1, 5)]
+    entries = [InboxEntry(1, number, msg_id(0, 64, number)) for number in range(1, 5)]
     broken = bytearray(record(4, b"four"))
     broken[-1] ^= 1
     batch = record(1, b"one") + record(3, b"three") + bytes(broken)
     _take(entries, xiu_pb2.FetchReply(batch=batch, codes=["", "GONE", "", ""]))
     assert [entry.code for entry in entries] == ["", "GONE", "", "MALFORMED"]
     assert [entry.message.payload if entry.message else b"" for entry in entries] == [b"one", b"", b"three", b""]
-    short = Entry(1, 9, 9)
+    short = InboxEntry(1, 9, 9)
     _take([short], xiu_pb2.FetchReply(batch=b"\xff\xff\xff\xff", codes=[""]))
     assert short.code == "MALFORMED"
 
@@ -58,9 +58,9 @@ def test_records_find_their_entries_and_what_is_missing_says_why() -> None:
 def test_a_page_is_shown_to_people_and_programs() -> None:
     late = SENT_MS + 3_600_000
     entries = [
-        Entry(0, 1, msg_id(0, 0, 1), "", message_of(record(1, b"a\x1b[31m"))),
-        Entry(0, 2, msg_id(0, 0, 2), "", message_of(record(2, b"b", lifetime_min=1))),
-        Entry(0, 3, msg_id(0, 0, 3), "GONE"),
+        InboxEntry(0, 1, msg_id(0, 0, 1), "", message_of(record(1, b"a\x1b[31m"))),
+        InboxEntry(0, 2, msg_id(0, 0, 2), "", message_of(record(2, b"b", lifetime_min=1))),
+        InboxEntry(0, 3, msg_id(0, 0, 3), "GONE"),
     ]
     assert [entry.expired(late) for entry in entries] == [False, True, False]
     console = Console(width=200, record=True, file=None, quiet=False)
@@ -162,8 +162,8 @@ def test_devices_and_dead_letters_are_shown_to_people_and_programs() -> None:
         {"device": 2, "name": "", "device_id": "000000000007", "seen_s": SENT_MS // 1000, "counts": True, "up_to": 3, "unread": 4}
     ]
     letter = DeadLetter(UIN(7), 5, 6, 1, 3, 1 << 62, "it\x1b broke", b"", 70)
-    dead = DeadLetterEntry(Entry(1, 4, 0xAB, message=message_of(record(1, b"body"))), letter, message_of(record(1, b"x\x1b")))
-    unread = DeadLetterEntry(Entry(1, 5, 0xAC, "MALFORMED"))
+    dead = DeadLetterEntry(InboxEntry(1, 4, 0xAB, message=message_of(record(1, b"body"))), letter, message_of(record(1, b"x\x1b")))
+    unread = DeadLetterEntry(InboxEntry(1, 5, 0xAC, "MALFORMED"))
     with console.capture() as captured:
         console.print(dead_letter_table([dead, unread]))
     text = captured.get()

@@ -47,7 +47,7 @@ def test_who_is_not_in_sync_is_named() -> None:
 
 def test_why_a_replica_may_not_lead_is_shown() -> None:
     leader = {"state": "Leading", "member": A, "in_sync": [A], "left_out": {B: "its disk is full"}}
-    full = {"state": "Following", "member": B, "may_not_lead": "it is not in sync", "no_room": "3 MiB are free"}
+    full = {"state": "Following", "member": B, "may_not_lead": "it is not in sync", "no_space": "3 MiB are free"}
     found = [read_replica(node(number), {"service": {"replication": said}}) for number, said in enumerate((leader, full))]
     whole = [each for each in found if each is not None]
     assert replica_problems(whole) == [
@@ -57,7 +57,7 @@ def test_why_a_replica_may_not_lead_is_shown() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(replica_table(whole))
     assert out.getvalue().splitlines()[-1].rstrip().endswith("no: it is not in sync")
-    assert whole[1].json()["no_room"] == "3 MiB are free"
+    assert whole[1].json()["no_space"] == "3 MiB are free"
 
 
 def test_a_partition_without_a_leader_and_what_a_replica_says_are_problems() -> None:

@@ -225,16 +225,18 @@ def test_which_build_the_processes_run_is_said() -> None:
     assert [each["build"] for each in said] == ["compiled", "plain (PIXIU_COMPILE is not 1)"]
 
 
-def test_doors_that_are_open_to_everybody_are_repeated_and_no_problem() -> None:
+def test_listeners_that_are_open_to_everybody_are_repeated_and_no_problem() -> None:
     view = whole()
     first, *others = view.nodes
-    door = "mqtt_insecure = true: everybody who reaches mqtt_host = [::] can act as any client"
+    listener = "mqtt_insecure = true: everybody who reaches mqtt_host = [::] can act as any client"
     wrongs: tuple[object, ...] = ([], "x", None)
-    processes = [read_pages(first, 200, health(first, insecure_doors=[door]), b"")]
-    processes += [read_pages(one, 200, health(one, insecure_doors=wrong), b"") for one, wrong in zip(others, wrongs, strict=False)]
+    processes = [read_pages(first, 200, health(first, insecure_listeners=[listener]), b"")]
+    processes += [
+        read_pages(one, 200, health(one, insecure_listeners=wrong), b"") for one, wrong in zip(others, wrongs, strict=False)
+    ]
     processes += [ProcessStatus(one, True) for one in others[3:]]
     status = judge(TARGET, view, processes)
-    said = [f"{processes[0].name} at {first.address}: {door}"]
+    said = [f"{processes[0].name} at {first.address}: {listener}"]
     assert status.healthy
     assert status.insecure == said == status_json(status, 61_000)["insecure"]
     out = io.StringIO()

@@ -16,5 +16,5 @@ def test_an_open_load_sends_what_is_due_whatever_became_of_those_before() -> Non
     assert pace.at_s(25) == 0.25
 
 
-def test_a_rate_with_a_window_waits_for_room() -> None:
+def test_a_rate_with_a_window_waits_for_space() -> None:
     assert Pace(rate=100, window=10).due(1.0, 0, 4) == 6

@@ -11,7 +11,7 @@ from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, uin_of_name
 from tools.load.payload import encode_payload
 from tools.replay.inbox import Mention, inbox_of, load_mentions, read_mentions, user_of
-from tools.replay.ledger import Ledger, Outcome
+from tools.replay.ledger import Judgement, Ledger
 from tools.replay.log import LogEvent, room_of_name
 from tools.replay.plan import Action, make_plan
 from tools.replay.run import LogChoice, load_plan
@@ -78,9 +78,9 @@ def test_mentions_wait_for_their_users_and_are_owed_to_them_alone() -> None:
     ledger.joined(inbox, b)
     assert ledger.send(2, inbox, uin_of_name("a"), steps[1].text, 10) == 1
     payload = encode_payload(2, 10, steps[1].text)
-    assert ledger.deliver(room_of_name("r"), b, payload, 20)[0] is Outcome.ALIEN
-    assert ledger.deliver(inbox, b, payload, 20) == (Outcome.DELIVERED, True)
-    assert ledger.deliver(inbox, b, payload, 30)[0] is Outcome.REPEATED
+    assert ledger.deliver(room_of_name("r"), b, payload, 20)[0] is Judgement.ALIEN
+    assert ledger.deliver(inbox, b, payload, 20) == (Judgement.DELIVERED, True)
+    assert ledger.deliver(inbox, b, payload, 30)[0] is Judgement.REPEATED
 
 
 def test_aligned_rooms_have_no_common_time_for_mentions() -> None:

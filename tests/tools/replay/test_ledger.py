@@ -11,7 +11,7 @@ from pixiu.ids import UIN, RoomID
 from tests.support.effort import runs
 from tools.load.histogram import Histogram
 from tools.load.payload import encode_payload
-from tools.replay.ledger import EARLY_US, NOT_YET, Ledger, Outcome
+from tools.replay.ledger import EARLY_US, NOT_YET, Judgement, Ledger
 
 ROOM, OTHER = RoomID(10), RoomID(11)
 A, B, C = UIN(1), UIN(2), UIN(3)
@@ -29,16 +29,16 @@ def room_of_two() -> Ledger:
     return ledger
 
 
-def deliver(ledger: Ledger, number: int, uin: UIN, sent_us: int, now_us: int, room: RoomID = ROOM, text: bytes = b"t") -> Outcome:
+def deliver(ledger: Ledger, number: int, uin: UIN, sent_us: int, now_us: int, room: RoomID = ROOM, text: bytes = b"t") -> Judgement:
     return ledger.deliver(room, uin, encode_payload(number, sent_us, text), now_us)[0]
 
 
 def test_a_message_is_owed_to_the_members_at_its_sending_and_completes_with_the_last() -> None:
     ledger = room_of_two()
     assert ledger.send(0, ROOM, A, b"t", 100) == 2
-    assert ledger.deliver(ROOM, A, encode_payload(0, 100, b"t"), 150) == (Outcome.DELIVERED, False)
+    assert ledger.deliver(ROOM, A, encode_payload(0, 100, b"t"), 150) == (Judgement.DELIVERED, False)
     assert (ledger.owed(ROOM, A), ledger.owed(ROOM, B), ledger.open_messages) == (0, 1, 1)
-    assert ledger.deliver(ROOM, B, encode_payload(0, 100, b"t"), 160) == (Outcome.DELIVERED, True)
+    assert ledger.deliver(ROOM, B, encode_payload(0, 100, b"t"), 160) == (Judgement.DELIVERED, True)
     assert (ledger.expected, ledger.delivered, ledger.lost, ledger.open_messages) == (2, 2, 0, 0)
     assert list(ledger.missing()) == []
 
@@ -47,9 +47,9 @@ def test_a_second_delivery_is_repeated_before_and_after_completion() -> None:
     ledger = room_of_two()
     ledger.send(0, ROOM, A, b"t", 100)
     deliver(ledger, 0, A, 100, 110)
-    assert deliver(ledger, 0, A, 100, 111) is Outcome.REPEATED
+    assert deliver(ledger, 0, A, 100, 111) is Judgement.REPEATED
     deliver(ledger, 0, B, 100, 112)
-    assert deliver(ledger, 0, B, 100, 113) is Outcome.REPEATED
+    assert deliver(ledger, 0, B, 100, 113) is Judgement.REPEATED
     assert ledger.delivered == 2
 
 
@@ -58,11 +58,11 @@ def test_a_later_message_of_the_same_sender_first_is_out_of_order_but_not_lost()
     ledger.send(0, ROOM, A, b"t", 100)
     ledger.send(1, ROOM, A, b"t", 101)
     ledger.send(2, ROOM, B, b"t", 102)
-    assert deliver(ledger, 2, B, 102, 200) is Outcome.DELIVERED
-    assert deliver(ledger, 1, B, 101, 201) is Outcome.DELIVERED, "another sender's order is its own"
-    assert deliver(ledger, 0, B, 100, 202) is Outcome.OUT_OF_ORDER
+    assert deliver(ledger, 2, B, 102, 200) is Judgement.DELIVERED
+    assert deliver(ledger, 1, B, 101, 201) is Judgement.DELIVERED, "another sender's order is its own"
+    assert deliver(ledger, 0, B, 100, 202) is Judgement.OUT_OF_ORDER
     for number, sent_us in ((0, 100), (1, 101), (2, 102)):
-        assert deliver(ledger, number, A, sent_us, 210) is Outcome.DELIVERED
+        assert deliver(ledger, number, A, sent_us, 210) is Judgement.DELIVERED
     assert ledger.lost == 0
 
 
@@ -70,16 +70,16 @@ def test_a_delivery_to_a_stranger_or_into_another_room_is_alien() -> None:
     ledger = room_of_two()
     member(ledger, A, OTHER)
     ledger.send(0, ROOM, A, b"t", 100)
-    assert deliver(ledger, 0, C, 100, 110) is Outcome.ALIEN
-    assert deliver(ledger, 0, A, 100, 110, room=OTHER) is Outcome.ALIEN
-    assert deliver(ledger, 0, A, 100, 110, room=RoomID(99)) is Outcome.ALIEN
+    assert deliver(ledger, 0, C, 100, 110) is Judgement.ALIEN
+    assert deliver(ledger, 0, A, 100, 110, room=OTHER) is Judgement.ALIEN
+    assert deliver(ledger, 0, A, 100, 110, room=RoomID(99)) is Judgement.ALIEN
 
 
 def test_after_a_leave_nothing_is_owed_and_what_comes_is_alien() -> None:
     ledger = room_of_two()
     ledger.leaving(ROOM, B)
     assert ledger.send(0, ROOM, A, b"t", 100) == 1
-    assert deliver(ledger, 0, B, 100, 110) is Outcome.ALIEN
+    assert deliver(ledger, 0, B, 100, 110) is Judgement.ALIEN
     (example,) = ledger.examples
     assert "this user had left" in example
 
@@ -88,8 +88,8 @@ def test_a_message_on_its_way_at_a_join_is_neither_owed_nor_alien_but_only_once(
     ledger = room_of_two()
     ledger.send(0, ROOM, A, b"t", 100)
     ledger.joining(ROOM, C, 200)
-    assert deliver(ledger, 0, C, 100, 300) is Outcome.EARLY
-    assert deliver(ledger, 0, C, 100, 301) is Outcome.REPEATED
+    assert deliver(ledger, 0, C, 100, 300) is Judgement.EARLY
+    assert deliver(ledger, 0, C, 100, 301) is Judgement.REPEATED
     ledger.joined(ROOM, C)
     assert (ledger.expected, ledger.delivered) == (2, 0)
 
@@ -98,16 +98,16 @@ def test_a_message_sent_long_before_a_join_is_alien_to_the_joiner() -> None:
     ledger = room_of_two()
     ledger.send(0, ROOM, A, b"t", 100)
     member(ledger, C, now_us=100 + EARLY_US + 1)
-    assert deliver(ledger, 0, C, 100, 100 + EARLY_US + 2) is Outcome.ALIEN
+    assert deliver(ledger, 0, C, 100, 100 + EARLY_US + 2) is Judgement.ALIEN
 
 
 def test_changed_content_is_damaged_and_stays_owed() -> None:
     ledger = room_of_two()
     ledger.send(0, ROOM, A, b"t", 100)
-    assert deliver(ledger, 0, B, 100, 110, text=b"u") is Outcome.DAMAGED
-    assert deliver(ledger, 0, B, 101, 110) is Outcome.DAMAGED, "another stamp"
-    assert deliver(ledger, 7, B, 100, 110) is Outcome.DAMAGED, "a number that was never sent"
-    assert ledger.deliver(ROOM, B, b"short", 110)[0] is Outcome.DAMAGED
+    assert deliver(ledger, 0, B, 100, 110, text=b"u") is Judgement.DAMAGED
+    assert deliver(ledger, 0, B, 101, 110) is Judgement.DAMAGED, "another stamp"
+    assert deliver(ledger, 7, B, 100, 110) is Judgement.DAMAGED, "a number that was never sent"
+    assert ledger.deliver(ROOM, B, b"short", 110)[0] is Judgement.DAMAGED
     assert ledger.owed(ROOM, B) == 1
 
 
@@ -136,8 +136,8 @@ def test_expired_messages_are_waited_for_no_longer_but_still_count_when_they_com
     ledger.send(1, ROOM, A, b"t", 500)
     assert ledger.expire(400) == 1
     assert (ledger.open_messages, ledger.owed(ROOM, B)) == (1, 1)
-    assert deliver(ledger, 0, B, 100, 900) is Outcome.DELIVERED
-    assert deliver(ledger, 0, B, 100, 901) is Outcome.REPEATED
+    assert deliver(ledger, 0, B, 100, 900) is Judgement.DELIVERED
+    assert deliver(ledger, 0, B, 100, 901) is Judgement.REPEATED
     assert {(missing.number, missing.uin) for missing in ledger.missing()} == {(0, A), (1, A), (1, B)}
 
 
@@ -185,12 +185,12 @@ def test_any_schedule_counts_as_a_plain_model_does(seed: int) -> None:
             outcome = deliver(ledger, pair[0], pair[1], pair[0], now_us)
             if pair in got:
                 repeated += 1
-                assert outcome is Outcome.REPEATED
+                assert outcome is Judgement.REPEATED
             else:
                 got.add(pair)
-                assert outcome in (Outcome.DELIVERED, Outcome.OUT_OF_ORDER)
+                assert outcome in (Judgement.DELIVERED, Judgement.OUT_OF_ORDER)
     assert {(missing.number, missing.uin) for missing in ledger.missing()} == owed - got
-    assert (ledger.expected, ledger.delivered, ledger.outcomes[Outcome.REPEATED]) == (len(owed), len(got), repeated)
+    assert (ledger.expected, ledger.delivered, ledger.outcomes[Judgement.REPEATED]) == (len(owed), len(got), repeated)
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=200), st.sampled_from([1.0, 50.0, 99.0, 100.0]))

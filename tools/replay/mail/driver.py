@@ -121,7 +121,7 @@ class MailDriver:
                         await asyncio.sleep(wait_s)
                     while len(self._receipts) >= MAX_OPEN:
                         await asyncio.sleep(SWEEP_S)
-                    await writer.room()
+                    await writer.space()
                     payload = self.ledger.sending(letter.to, letter.text, self._now_us())
                     self._receipts.append((number, writer.send(letter.to, payload)))
             finally:

@@ -50,7 +50,7 @@ class Writer:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         await asyncio.sleep(0)
 
     def send(self, uin: int, payload: bytes) -> Any:

@@ -1,7 +1,7 @@
-"""Peers without a login at every door of a cluster that is guarded: what they say is random, damaged, too long, or unfinished.
+"""Peers without a login at every listener of a cluster that is guarded: what they say is random, damaged, too long, or unfinished.
 
-Doors: `mqtt`, `gateway` and `proxy` (clients' gRPC), `cluster` (gRPC of a broker), `links` (its datagrams), `http`. An attack opens
-connections, says one thing on each, reads a little, and goes; what comes of it is counted by kind.
+Listeners: `mqtt`, `gateway` and `proxy` (clients' gRPC), `cluster` (gRPC of a broker), `links` (its datagrams), `http`. An attack
+opens connections, says one thing on each, reads a little, and goes; what comes of it is counted by kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METHODS: Final = (
 
 
 @dataclass
-class Door:
+class Target:
     """Where it is, and whose process it is."""
 
     name: str
@@ -66,42 +66,42 @@ class Door:
 
 
 class Attack:
-    """Everything that peers without a login do to one door.
+    """Everything that peers without a login do to one listener.
 
     Args:
         certificate: of another authority, with its key, which is shown now and then.
     """
 
-    def __init__(self, door: Door, seed: int, certificate: Path | None = None) -> None:
-        self._door, self._random, self._certificate = door, random.Random(seed), certificate
+    def __init__(self, listener: Target, seed: int, certificate: Path | None = None) -> None:
+        self._listener, self._random, self._certificate = listener, random.Random(seed), certificate
 
     async def run(self, seconds: float, at_least: int = 0) -> None:
         """Attack for so long, and so often however long that takes."""
         end = time.monotonic() + seconds
-        self._door.measure()
+        self._listener.measure()
         await asyncio.gather(*(self._until(end, at_least) for _ in range(AT_ONCE)), self._measure(end))
 
     async def _measure(self, end: float) -> None:
         while time.monotonic() < end:
             await asyncio.sleep(1)
-            self._door.measure()
+            self._listener.measure()
 
     async def _until(self, end: float, at_least: int) -> None:
         kinds = self._kinds()
-        while time.monotonic() < end or self._door.said.total() < at_least:
+        while time.monotonic() < end or self._listener.said.total() < at_least:
             kind, act = self._random.choice(kinds)
-            self._door.said[kind] += 1
+            self._listener.said[kind] += 1
             try:
                 async with asyncio.timeout(5):
                     await act()
             except (OSError, EOFError, TimeoutError, ssl.SSLError):
-                self._door.said[REFUSED] += 1
+                self._listener.said[REFUSED] += 1
 
     def _kinds(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        if self._door.speaks == "udp":
+        if self._listener.speaks == "udp":
             return [("datagrams", self._datagrams)]
-        make = {"mqtt": self._mqtt, "http": self._http}.get(self._door.name, self._http2)
-        if self._door.speaks == "plain":
+        make = {"mqtt": self._mqtt, "http": self._http}.get(self._listener.name, self._http2)
+        if self._listener.speaks == "plain":
             return [("random bytes", self._raw), ("requests", lambda: self._talk(make(), tls=False))]
         return [
             ("random bytes", self._raw),
@@ -128,14 +128,14 @@ class Attack:
 
     async def _talk(self, data: bytes, *, tls: bool, pieces: bool = False, own: bool = False) -> None:
         context = self._context(own=own) if tls else None
-        reader, writer = await asyncio.open_connection(self._door.host, self._door.port, ssl=context, local_addr=(FROM, 0))
+        reader, writer = await asyncio.open_connection(self._listener.host, self._listener.port, ssl=context, local_addr=(FROM, 0))
         try:
             step = self._random.randint(1, 40) if pieces else len(data) or 1
             for at in range(0, min(len(data), 40 * step), step):
                 if reader.at_eof() or writer.transport.is_closing():
                     return
                 writer.write(data[at : at + step])
-                self._door.sent_bytes += min(step, len(data) - at)
+                self._listener.sent_bytes += min(step, len(data) - at)
                 await writer.drain()
             if self._random.random() < 0.5:
                 async with asyncio.timeout(READ_S):
@@ -147,7 +147,7 @@ class Attack:
     def _context(self, *, own: bool = False) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if self._door.name != "mqtt":
+        if self._listener.name != "mqtt":
             context.set_alpn_protocols(["h2"])
         if own and self._certificate is not None:
             context.load_cert_chain(self._certificate)
@@ -162,8 +162,8 @@ class Attack:
                     ">2sBBH", b"PX", self._random.choice((1, 2, 9)), self._random.randrange(8), self._random.randrange(65_536)
                 )
                 data = self._random.choice((head, b"")) + self._bytes(self._random.choice((20, 80, 1400, 9000)))
-                sock.sendto(data, (self._door.host, self._door.port))
-                self._door.sent_bytes += len(data)
+                sock.sendto(data, (self._listener.host, self._listener.port))
+                self._listener.sent_bytes += len(data)
         await asyncio.sleep(0.01)
 
     # --- what is said

@@ -1,4 +1,4 @@
-"""What clients' doors show by TLS: files that do not do, and files that change while the process runs."""
+"""What clients' listeners show by TLS: files that do not do, and files that change while the process runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from cluster.trust.door_tls import DoorTls
+from cluster.trust.listener_tls import ListenerTls
 from cluster.trust.pki import issue, make_authority
 from pixiu.errors import ConfigurationError
 from pixiu.rpc.channels import reason_of
@@ -41,7 +41,7 @@ def serial(path: Path) -> int:
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
 
 
-def shown(tls: DoorTls, trust: Path) -> int:
+def shown(tls: ListenerTls, trust: Path) -> int:
     """The serial number of the certificate that a new connection sees."""
     client, server = ssl.create_default_context(cafile=str(trust)), tls.context()
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -63,33 +63,33 @@ def shown(tls: DoorTls, trust: Path) -> int:
 
 
 def test_a_new_certificate_is_shown_to_the_next_connection_and_half_a_one_to_nobody(pki: Path, tmp_path: Path) -> None:
-    door, trust = tmp_path / "door.pem", pki / "ca-tls/ca.pem"
-    door.write_bytes((pki / "ca-tls/gateway.pem").read_bytes())
-    tls = DoorTls(str(door))
+    listener, trust = tmp_path / "listener.pem", pki / "ca-tls/ca.pem"
+    listener.write_bytes((pki / "ca-tls/gateway.pem").read_bytes())
+    tls = ListenerTls(str(listener))
     first = shown(tls, trust)
     whole = issue(pki / "ca", "gateway", tmp_path / "new", hosts=HOSTS).read_bytes()
     for wrong in (whole[: len(whole) // 2], b"", b"no PEM"):
-        door.write_bytes(wrong)
+        listener.write_bytes(wrong)
         assert shown(tls, trust) == first
-        assert f"tls_certificate = {door}: must be a complete PEM" in tls.problem
-    door.unlink()
+        assert f"tls_certificate = {listener}: must be a complete PEM" in tls.problem
+    listener.unlink()
     assert shown(tls, trust) == first
     assert "cannot be read" in tls.problem
-    door.write_bytes(whole)
-    assert (shown(tls, trust) == serial(door), tls.problem) == (True, "")
+    listener.write_bytes(whole)
+    assert (shown(tls, trust) == serial(listener), tls.problem) == (True, "")
 
 
 def test_a_key_of_its_own_file_must_be_the_certificates(pki: Path, tmp_path: Path) -> None:
     text = (pki / "ca-tls/gateway.pem").read_text()
     key, _, certificate = text.partition("-----BEGIN CERTIFICATE")
-    (tmp_path / "door.key").write_text(key)
-    (tmp_path / "door.pem").write_text("-----BEGIN CERTIFICATE" + certificate)
-    assert shown(DoorTls(str(tmp_path / "door.pem"), str(tmp_path / "door.key")), pki / "ca-tls/ca.pem")
-    (tmp_path / "door.key").write_text((pki / "other-tls/gateway.pem").read_text())
+    (tmp_path / "listener.key").write_text(key)
+    (tmp_path / "listener.pem").write_text("-----BEGIN CERTIFICATE" + certificate)
+    assert shown(ListenerTls(str(tmp_path / "listener.pem"), str(tmp_path / "listener.key")), pki / "ca-tls/ca.pem")
+    (tmp_path / "listener.key").write_text((pki / "other-tls/gateway.pem").read_text())
     with pytest.raises(ConfigurationError, match=r"tls_certificate = .*KEY_VALUES_MISMATCH"):
-        DoorTls(str(tmp_path / "door.pem"), str(tmp_path / "door.key"))
+        ListenerTls(str(tmp_path / "listener.pem"), str(tmp_path / "listener.key"))
     with pytest.raises(ConfigurationError, match=r"client_ca = .*must be a complete PEM"):
-        DoorTls(str(pki / "ca-tls/gateway.pem"), client_ca=str(Path(__file__)))
+        ListenerTls(str(pki / "ca-tls/gateway.pem"), client_ca=str(Path(__file__)))
 
 
 async def told(address: str, tls: ClientTls) -> str:
@@ -105,9 +105,9 @@ async def told(address: str, tls: ClientTls) -> str:
 
 
 async def test_grpc_takes_new_files_without_a_restart_and_says_what_is_wrong_with_a_handshake(pki: Path, tmp_path: Path) -> None:
-    door = tmp_path / "door.pem"
-    door.write_bytes((pki / "ca-tls/gateway.pem").read_bytes())
-    tls = DoorTls(str(door), client_ca=str(pki / "ca-tls/ca.pem"), required=True)
+    listener = tmp_path / "listener.pem"
+    listener.write_bytes((pki / "ca-tls/gateway.pem").read_bytes())
+    tls = ListenerTls(str(listener), client_ca=str(pki / "ca-tls/ca.pem"), required=True)
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", tls.server_credentials())
     plain = server.add_insecure_port("127.0.0.1:0")
@@ -120,7 +120,7 @@ async def test_grpc_takes_new_files_without_a_restart_and_says_what_is_wrong_wit
         assert "does not speak TLS" in await told(f"127.0.0.1:{plain}", ClientTls(ours, own))
         for wrong in ("", str(pki / "other-tls/ann.pem")):
             assert "another role" not in await told(at, ClientTls(ours, wrong))
-        door.write_bytes((pki / "other-tls/gateway.pem").read_bytes())
+        listener.write_bytes((pki / "other-tls/gateway.pem").read_bytes())
         assert "another role" in await told(at, ClientTls(theirs, own))
     finally:
         await server.stop(None)

@@ -1,4 +1,4 @@
-"""Leases of a gateway: its instance number, and the worker number of the SnowflakeIDs that it makes.
+"""Leased numbers of a gateway: its instance number, and the worker number of the SnowflakeIDs that it makes.
 
 Source: docs/identifiers.md.
 """
@@ -28,8 +28,8 @@ class Log(Protocol):
         """Log something that an operator should know."""
 
 
-class Identity:
-    """The leases of one gateway.
+class GatewayNumbers:
+    """The leased numbers of one gateway.
 
     Args:
         on_lost: called when another process took the instance while this one had no session.

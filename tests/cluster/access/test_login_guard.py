@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
 from cluster.access import passwords
-from cluster.access.guard import MAX_HASHING, Guard, Session
 from cluster.access.kicks import Kick
+from cluster.access.login_guard import MAX_HASHING, LoginGuard, LoginSession
 from cluster.access.rules import PUBLISH, SUBSCRIBE
 from cluster.access.visits import SLICE_S, SPREAD_S, Visits
 from cluster.core import log
@@ -64,15 +64,15 @@ async def service() -> AsyncIterator[Service]:
 
 
 @pytest.fixture
-async def guards(tmp_path: Path) -> AsyncIterator[Callable[[str], Guard]]:
-    made: list[Guard] = []
+async def guards(tmp_path: Path) -> AsyncIterator[Callable[[str], LoginGuard]]:
+    made: list[LoginGuard] = []
 
     def tell(kind: str, fields: Mapping[str, object]) -> None:
         log.get_logger().info("audit", what=kind, **fields)
 
-    def make(text: str) -> Guard:
+    def make(text: str) -> LoginGuard:
         (tmp_path / "access.toml").write_text(text)
-        made.append(Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None, tell=tell)))
+        made.append(LoginGuard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None, tell=tell)))
         return made[-1]
 
     yield make
@@ -80,7 +80,7 @@ async def guards(tmp_path: Path) -> AsyncIterator[Callable[[str], Guard]]:
         await guard.close()
 
 
-async def take(guard: Guard) -> None:
+async def take(guard: LoginGuard) -> None:
     """The files as they stand still, and all sessions by them."""
     await guard.read_again()
     await guard.read_again()
@@ -96,7 +96,7 @@ def login(secret: str = "pass-phrase", user: str = "zoe", address: str = "10.0.0
     return Credentials(user, secret, "phone", address)
 
 
-async def test_a_callback_is_asked_once_for_a_while(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_callback_is_asked_once_for_a_while(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     guard = guards(callback(service))
     assert guard.check_now(login()) is None
     first = await guard.check(login())
@@ -145,7 +145,7 @@ def says(text: str, status: int = 200) -> Answer:
 fails = says("", 500)
 
 
-async def lets_in(guard: Guard, credentials: Credentials) -> bool:
+async def lets_in(guard: LoginGuard, credentials: Credentials) -> bool:
     try:
         return bool(await guard.check(credentials))
     except Overloaded:
@@ -165,7 +165,7 @@ async def lets_in(guard: Guard, credentials: Credentials) -> bool:
 )  # fmt: skip
 @pytest.mark.slow
 async def test_a_callback_that_hangs_lies_or_floods_lets_nobody_in(
-    service: Service, guards: Callable[[str], Guard], answer: Answer
+    service: Service, guards: Callable[[str], LoginGuard], answer: Answer
 ) -> None:
     guard = guards(callback(service, timeout_s=0.2 if answer is hangs else 2.0, open_s=600.0))
     breaks = answer in (hangs, fails)  # what answers at all, whatever it says, is asked on
@@ -186,7 +186,7 @@ async def test_a_callback_that_hangs_lies_or_floods_lets_nobody_in(
     assert guard.check_now(login()) is not None  # who is remembered comes in
 
 
-async def test_a_callback_is_asked_for_what_it_can_be_understood_in(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_callback_is_asked_for_what_it_can_be_understood_in(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     """Many a web server compresses what whoever asks takes compressed."""
 
     async def compresses(request: web.Request) -> web.StreamResponse:
@@ -198,7 +198,7 @@ async def test_a_callback_is_asked_for_what_it_can_be_understood_in(service: Ser
     assert (await guards(callback(service)).check(login())).uin == 70
 
 
-async def test_a_callback_that_answers_again_is_asked_again(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_callback_that_answers_again_is_asked_again(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     guard = guards(callback(service))
     service.answer = fails
     for number in range(5):
@@ -209,7 +209,9 @@ async def test_a_callback_that_answers_again_is_asked_again(service: Service, gu
     await until(lambda: lets_in(guard, login("one-more")), "the callback's recovery")
 
 
-async def test_tokens_passwords_and_the_callback_in_turn(tmp_path: Path, service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_tokens_passwords_and_the_callback_in_turn(
+    tmp_path: Path, service: Service, guards: Callable[[str], LoginGuard]
+) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text() + callback(service))
     assert (await guard.check(login(logins.token("alice", 7)))).by == "jwt"
@@ -230,7 +232,7 @@ async def test_tokens_passwords_and_the_callback_in_turn(tmp_path: Path, service
     assert len(service.asked) == asked  # a wrong token or password is not offered to the next
 
 
-async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text() + "[quota]\nsessions_per_user = 2\nsessions_per_address = 3\nmessages_per_s = 100\n")
     ended: list[str] = []
@@ -261,9 +263,9 @@ async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Ca
 
 
 async def test_who_owes_is_held_until_nothing_is_owed(
-    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.access.guard.MAX_HOLD_S", 0.01)
+    monkeypatch.setattr("cluster.access.login_guard.MAX_HOLD_S", 0.01)
     guard = guards(Logins(tmp_path).file.read_text() + "[quota]\nbytes_per_s = 1000.0\n")
     first, second = (guard.open(Identity("alice", 7), "x", "", lambda _: None) for _ in range(2))
     assert first.spend(1, 1200) > 0
@@ -273,7 +275,7 @@ async def test_who_owes_is_held_until_nothing_is_owed(
     second.close()
 
 
-async def test_a_session_ends_at_its_time_and_not_before(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_a_session_ends_at_its_time_and_not_before(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     guard = guards(Logins(tmp_path).file.read_text())
     ended: list[tuple[str, float]] = []
     until_s = time.time() + 0.2
@@ -286,7 +288,7 @@ async def test_a_session_ends_at_its_time_and_not_before(tmp_path: Path, guards:
     session.close()
 
 
-async def test_too_many_failed_logins_of_an_address_close_it(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_too_many_failed_logins_of_an_address_close_it(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text() + "[quota]\nfailed_logins_per_min = 5\n")
     good = login(logins.token("alice", 7))
@@ -299,7 +301,7 @@ async def test_too_many_failed_logins_of_an_address_close_it(tmp_path: Path, gua
 
 
 async def test_failed_logins_count_for_a_network_of_version_6_and_for_an_address_of_version_4(
-    tmp_path: Path, guards: Callable[[str], Guard]
+    tmp_path: Path, guards: Callable[[str], LoginGuard]
 ) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text() + "[quota]\nfailed_logins_per_min = 5\n")
@@ -318,7 +320,7 @@ async def test_failed_logins_count_for_a_network_of_version_6_and_for_an_address
 
 @pytest.mark.parametrize("way", ["password", "callback"])
 async def test_who_hangs_up_before_the_answer_pays_for_it(
-    tmp_path: Path, service: Service, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, service: Service, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     text = Logins(tmp_path).file.read_text() if way == "password" else callback(service, timeout_s=30.0)
     guard = guards(text + "[quota]\nfailed_logins_per_min = 10\n")
@@ -353,7 +355,7 @@ async def test_who_hangs_up_before_the_answer_pays_for_it(
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-    assert most <= MAX_HASHING  # what hangs up does not make room for one more
+    assert most <= MAX_HASHING  # what hangs up does not make space for one more
     with pytest.raises(Overloaded, match="failed"):
         await guard.check(login("secret", "carol"))
     hashed.set()
@@ -362,7 +364,7 @@ async def test_who_hangs_up_before_the_answer_pays_for_it(
     await until(lambda: not at_once, "the threads")
 
 
-async def test_files_are_read_again_and_wrong_ones_change_nothing(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_files_are_read_again_and_wrong_ones_change_nothing(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text())
     old = logins.token("alice", 7, "players")
@@ -399,7 +401,7 @@ async def test_files_are_read_again_and_wrong_ones_change_nothing(tmp_path: Path
         one.close()
 
 
-async def test_what_is_refused_is_audited_without_a_secret(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_what_is_refused_is_audited_without_a_secret(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text())
     with capture_logs() as lines:
@@ -435,7 +437,7 @@ def part(value: object) -> str:
     ids=["expired", "not yet", "another key", "alg none", "huge", "nested", "audience", "name"],
 )
 async def test_each_wrong_token_is_refused_counted_and_audited(
-    tmp_path: Path, guards: Callable[[str], Guard], make: Callable[[Logins], str]
+    tmp_path: Path, guards: Callable[[str], LoginGuard], make: Callable[[Logins], str]
 ) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text())
@@ -450,7 +452,9 @@ async def test_each_wrong_token_is_refused_counted_and_audited(
 PASSWORDS = '[password]\nfile = "users"\n'
 
 
-async def test_another_password_ends_the_users_sessions_and_nobody_elses(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_another_password_ends_the_users_sessions_and_nobody_elses(
+    tmp_path: Path, guards: Callable[[str], LoginGuard]
+) -> None:
     users = tmp_path / "users"
     for name, uin in (("alice", 7), ("bob", 8)):
         passwords.put_user(users, name, passwords.line_of(name, "password-1", uin))
@@ -469,14 +473,14 @@ async def test_another_password_ends_the_users_sessions_and_nobody_elses(tmp_pat
 
 @pytest.mark.parametrize("after", ["", "new"])
 async def test_whose_entry_changes_while_the_password_is_hashed_is_told_to_try_again(
-    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch, after: str
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     users = tmp_path / "users"
     users.write_text(passwords.line_of("alice", "password-1", 7) + "\n")
     guard = guards(PASSWORDS)
     begun, go_on, check = threading.Event(), threading.Event(), passwords.check
 
-    def slow(entry: passwords.Entry | None, secret: str) -> Identity:
+    def slow(entry: passwords.PasswordEntry | None, secret: str) -> Identity:
         begun.set()
         go_on.wait(30)
         return check(entry, secret)
@@ -494,7 +498,7 @@ async def test_whose_entry_changes_while_the_password_is_hashed_is_told_to_try_a
 
 
 async def test_what_comes_after_a_failed_read_or_during_it_is_read(
-    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users, later, parse = tmp_path / "users", tmp_path / "later", passwords.read_users
     users.write_text("")
@@ -505,7 +509,7 @@ async def test_what_comes_after_a_failed_read_or_during_it_is_read(
     await take(guard)
     assert (await guard.check(login("password-1", "bob"))).uin == 8
 
-    def completed(text: str, name: str) -> Mapping[str, passwords.Entry]:
+    def completed(text: str, name: str) -> Mapping[str, passwords.PasswordEntry]:
         if text == "carol:9":
             later.write_text(passwords.line_of("carol", "password-1", 9))
         return parse(text, name)
@@ -518,13 +522,13 @@ async def test_what_comes_after_a_failed_read_or_during_it_is_read(
 
 
 async def test_only_what_has_changed_is_parsed_and_not_by_the_event_loop(
-    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text())
     parse, threads = passwords.read_users, []
 
-    def noted(text: str, name: str) -> Mapping[str, passwords.Entry]:
+    def noted(text: str, name: str) -> Mapping[str, passwords.PasswordEntry]:
         threads.append(threading.current_thread())
         return parse(text, name)
 
@@ -552,25 +556,25 @@ TYPOS = {
 
 @pytest.mark.parametrize("typo", TYPOS)
 async def test_a_typo_is_said_and_what_comes_after_it_is_read(
-    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch, typo: str
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch, typo: str
 ) -> None:
-    monkeypatch.setattr("cluster.access.guard.LOOK_S", 0.01)
+    monkeypatch.setattr("cluster.access.login_guard.LOOK_S", 0.01)
     (tmp_path / "users").write_text("")
     guard = guards(PASSWORDS)
     guard.start()
     for name, text in TYPOS[typo].items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigurationError):
-        Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+        LoginGuard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
     await until(lambda: guard.counts["files_wrong"], "the line in the log")
     (tmp_path / "access.toml").write_text(PASSWORDS + "[quota]\nsessions_per_user = 5\n")
     await until(lambda: guard.settings.quota.sessions_per_user == 5, "the next change")
 
 
 async def test_nothing_ends_the_look_at_the_files(
-    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.access.guard.LOOK_S", 0.01)
+    monkeypatch.setattr("cluster.access.login_guard.LOOK_S", 0.01)
     (tmp_path / "users").write_text("")
     guard = guards(PASSWORDS)
     session = guard.open(Identity("alice", 7), "x", "", lambda _: None)
@@ -588,7 +592,7 @@ async def test_nothing_ends_the_look_at_the_files(
 
 async def test_nobody_can_roll_the_audit_log_over(tmp_path: Path) -> None:
     file, audit = Logins(tmp_path).file, Audit(tmp_path / "audit")
-    guard = Guard(str(file), log.get_logger(), audit)
+    guard = LoginGuard(str(file), log.get_logger(), audit)
     before, begun = audit.refusals.head[0], time.monotonic()
     for number in range(1, 200):
         session = guard.open(Identity("alice", 7), "10.0.0.1", "phone", lambda _: None)
@@ -603,10 +607,10 @@ async def test_nobody_can_roll_the_audit_log_over(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"access\.toml: cannot be read"):
-        Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+        LoginGuard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
     (tmp_path / "access.toml").write_text('[jwt]\nkeys = "gone.json"\n')
     with pytest.raises(ConfigurationError, match=r"gone\.json: cannot be read"):
-        Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+        LoginGuard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
 
 
 def decider(service: Service, **more: object) -> str:
@@ -615,18 +619,18 @@ def decider(service: Service, **more: object) -> str:
     return callback(service) + callback(service, **more).replace("[callback]", "[callbacks.live]") + rule
 
 
-def session_of(guard: Guard, client_id: str = "phone", address: str = "10.0.0.9") -> Session:
+def session_of(guard: LoginGuard, client_id: str = "phone", address: str = "10.0.0.9") -> LoginSession:
     return guard.open(Identity("zoe", 70, frozenset({"players"})), address, client_id, lambda _: None)
 
 
-async def asked_for(session: Session, *rooms: int, action: str = SUBSCRIBE) -> list[bool]:
+async def asked_for(session: LoginSession, *rooms: int, action: str = SUBSCRIBE) -> list[bool]:
     for room in rooms:
         session.foresee(action, room)
     await session.ask()
     return [session.allows(action, room) for room in rooms]
 
 
-async def test_a_callback_is_asked_by_topic_and_by_device(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_callback_is_asked_by_topic_and_by_device(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     guard = guards(decider(service))
     phone, tablet = session_of(guard), session_of(guard, "tablet")
 
@@ -658,7 +662,7 @@ async def test_a_callback_is_asked_by_topic_and_by_device(service: Service, guar
 )  # fmt: skip
 @pytest.mark.slow
 async def test_a_callback_of_rules_that_hangs_lies_or_floods_allows_nothing(
-    service: Service, guards: Callable[[str], Guard], answer: Answer
+    service: Service, guards: Callable[[str], LoginGuard], answer: Answer
 ) -> None:
     guard = guards(decider(service, timeout_s=0.2 if answer is hangs else 2.0, open_s=600.0))
     session = session_of(guard)
@@ -677,11 +681,13 @@ async def test_a_callback_of_rules_that_hangs_lies_or_floods_allows_nothing(
         one.close()
 
 
-async def first(session: Session) -> bool:
+async def first(session: LoginSession) -> bool:
     return (await asked_for(session, 900))[0]
 
 
-async def test_a_question_nobody_could_remember_is_asked_once_and_refused(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_question_nobody_could_remember_is_asked_once_and_refused(
+    service: Service, guards: Callable[[str], LoginGuard]
+) -> None:
     guard = guards(decider(service, cached=1))
     session = session_of(guard)
     service.answer = says('{"allow": true}')
@@ -691,7 +697,7 @@ async def test_a_question_nobody_could_remember_is_asked_once_and_refused(servic
 
 @pytest.mark.parametrize("name", ["users", "keys.pem", "revoked", "access.toml"])
 async def test_half_of_a_file_is_not_taken_though_it_be_a_good_file(
-    tmp_path: Path, guards: Callable[[str], Guard], name: str
+    tmp_path: Path, guards: Callable[[str], LoginGuard], name: str
 ) -> None:
     """A file is read when it stood still from one look to the next."""
     logins = Logins(tmp_path)
@@ -730,14 +736,14 @@ async def test_half_of_a_file_is_not_taken_though_it_be_a_good_file(
 
 
 async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_worked_off_in_slices(
-    tmp_path: Path, guards: Callable[[str], Guard]
+    tmp_path: Path, guards: Callable[[str], LoginGuard]
 ) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text())
     now, visited, slices = 0.0, 0, [0]
     ended: list[str] = []
 
-    class Changed(Visits[Session]):
+    class Changed(Visits[LoginSession]):
         def slice(self) -> float:
             slices.append(visited)
             return super().slice()
@@ -746,7 +752,7 @@ async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_
         nonlocal now, visited
         now, visited = now + SLICE_S / 4, visited + 1  # each costs a quarter of a slice
 
-    guard._changed = Changed(Session.visit, guard._wrong, lambda: now, lambda: 0.001)
+    guard._changed = Changed(LoginSession.visit, guard._wrong, lambda: now, lambda: 0.001)
     sessions = [guard.open(Identity(f"u{n}", n + 1, frozenset({"players"})), f"10.0.{n}.1", "", lambda _: None) for n in range(100)]
     for session in sessions:
         session.rules_changed = changed
@@ -791,12 +797,12 @@ def test_many_are_visited_over_some_seconds_and_few_at_once() -> None:
     assert len(when) > 400
 
 
-async def test_sessions_of_a_key_an_authenticator_or_all_are_ended(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_sessions_of_a_key_an_authenticator_or_all_are_ended(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     logins = Logins(tmp_path)
     guard = guards(logins.file.read_text())
     ended: list[str] = []
 
-    async def enter(credentials: Credentials) -> Session:
+    async def enter(credentials: Credentials) -> LoginSession:
         identity = await guard.check(credentials)
 
         def end(_: str) -> None:
@@ -819,7 +825,7 @@ async def test_sessions_of_a_key_an_authenticator_or_all_are_ended(tmp_path: Pat
     assert not guard._by_proof
 
 
-async def test_sessions_of_a_revoked_certificate_end_and_no_others(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+async def test_sessions_of_a_revoked_certificate_end_and_no_others(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     (tmp_path / "revoked").write_text("")
     guard = guards('[certificate]\nrevoked = "revoked"\n')
     ended: list[str] = []
@@ -838,7 +844,7 @@ async def test_sessions_of_a_revoked_certificate_end_and_no_others(tmp_path: Pat
         session.close()
 
 
-async def test_a_session_of_a_callback_ends_one_day(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_session_of_a_callback_ends_one_day(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     guard = guards(callback(service, max_session_s=30.0))
     before = time.time()
     assert before < (await guard.check(login())).expires_at <= time.time() + 30.0  # it said 60
@@ -852,7 +858,7 @@ async def test_a_session_of_a_callback_ends_one_day(service: Service, guards: Ca
     assert identity.claims == {"banned": "true", "level": "1", "long": "\0"}
 
 
-async def test_a_stranger_closes_the_callbacks_door_to_nobody_and_pays(service: Service, guards: Callable[[str], Guard]) -> None:
+async def test_a_stranger_closes_the_callback_to_nobody_and_pays(service: Service, guards: Callable[[str], LoginGuard]) -> None:
     async def refuses(request: web.Request) -> web.StreamResponse:
         user = service.asked[-1]["user"]
         if user.startswith("long"):
@@ -883,7 +889,7 @@ async def test_a_stranger_closes_the_callbacks_door_to_nobody_and_pays(service: 
 
 
 async def test_who_was_let_in_before_has_the_first_try_of_an_open_breaker(
-    service: Service, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+    service: Service, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = guards(callback(service, cache_s=1.0, open_s=100.0))
     found, now = guard._callback, 0.0

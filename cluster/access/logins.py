@@ -17,8 +17,8 @@ from urllib.parse import unquote
 
 from structlog.typing import FilteringBoundLogger
 
-from cluster.access.guard import Guard, Session
-from cluster.listeners.doors import ClientRoleOptions
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.listeners.clients import ClientRoleOptions
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
 from cluster.trust.identity import Credentials
@@ -31,7 +31,7 @@ def guard_of(
     log: FilteringBoundLogger,
     audit: Audit,
     called: Callable[[str], None] = lambda _peer: None,
-) -> Guard | None:
+) -> LoginGuard | None:
     """Create the guard of a process's client ports; None if no login is required. Raises `ConfigurationError`.
 
     called: called with each gRPC call's peer.
@@ -44,7 +44,7 @@ def guard_of(
         raise ConfigurationError(
             f"access_file = {options.access_file}: needs [cluster] key_dir, with whose keys gateways prove their role"
         )
-    guard = Guard(options.access_file, log, audit)
+    guard = LoginGuard(options.access_file, log, audit)
     guard.called = called
     if guard.settings.certificate is not None and not options.client_ca:
         raise ConfigurationError(
@@ -53,7 +53,7 @@ def guard_of(
     return guard
 
 
-async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[str], None]) -> Session | None:
+async def enter(guard: LoginGuard | None, context: Any, client: str, end: Callable[[str], None]) -> LoginSession | None:
     """Open a session for a gRPC call; None if no login is required. `end`: ends the call, with a reason in words.
 
     Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`.
@@ -64,7 +64,7 @@ async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[s
     return guard.open(await guard.check(credentials), credentials.address, client, end)
 
 
-def brought(guard: Guard, context: Any, client: str) -> Credentials:
+def brought(guard: LoginGuard, context: Any, client: str) -> Credentials:
     """Credentials of a gRPC caller. Raises `NotAuthenticated` if they are invalid."""
     peer = str(context.peer())
     guard.called(peer)

@@ -1,4 +1,4 @@
-"""The cluster's door with certificates: every method is tried with every identity, and the page says the same."""
+"""The cluster's listener with certificates: every method is tried with every identity, and the page says the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from cluster.listeners.guard import EVERYBODY, METHODS, NOBODY, PROCESSES, SAME, Guard, may_call, read_certificate
+from cluster.listeners.call_guard import EVERYBODY, METHODS, NOBODY, PROCESSES, SAME, CallGuard, may_call, read_certificate
 from cluster.rpc import methods
 from cluster.trust.audit import Audit, verify
 from cluster.trust.pki import ZOOKEEPER, issue, make_authority, renew
@@ -97,9 +97,9 @@ def being(certificates: Tls | None) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def door(folder: Path, role: str, audit: Audit) -> AsyncIterator[tuple[str, Guard]]:
+async def listener(folder: Path, role: str, audit: Audit) -> AsyncIterator[tuple[str, CallGuard]]:
     own = Tls(folder, role)
-    guard = Guard(role, own, audit)
+    guard = CallGuard(role, own, audit)
     server = grpc.aio.server(interceptors=[guard])
     server.add_generic_rpc_handlers((Everything(),))
     port = server.add_secure_port("127.0.0.1:0", own.server_credentials())
@@ -156,7 +156,7 @@ def test_the_page_says_who_may_call_what() -> None:
 async def test_every_method_with_every_identity(folders: Path, tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     found: dict[tuple[str, str], bool] = {}
-    async with door(folders / "tls", "xiu", audit) as (address, guard):
+    async with listener(folders / "tls", "xiu", audit) as (address, guard):
         for caller in CALLERS:
             with being(Tls(folders / "tls", caller)):
                 async with peer_channel(address, "xiu") as channel:
@@ -179,7 +179,7 @@ async def test_another_authority_no_certificate_and_another_role_at_the_address_
 ) -> None:
     audit = Audit(None)
     method = "/grpc.health.v1.Health/Check"
-    async with door(folders / "tls", "xiu", audit) as (address, _):
+    async with listener(folders / "tls", "xiu", audit) as (address, _):
         with being(Tls(folders / "other", "operator")):
             assert await tried(address, "xiu", method) is grpc.StatusCode.UNAVAILABLE
         with being(None):
@@ -192,12 +192,12 @@ async def test_another_authority_no_certificate_and_another_role_at_the_address_
 async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.listeners.guard.REVOKED_S", 0.0)
+    monkeypatch.setattr("cluster.listeners.call_guard.REVOKED_S", 0.0)
     method = "/pixiu.v1.Xiu/Verify"
     for role in ("xiu", "operator"):
         issue(folders / "ca", role, tmp_path)
     channels = []
-    async with door(tmp_path, "xiu", Audit(None)) as (address, _):
+    async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
         with being(Tls(tmp_path, "operator")):
             shared = Channels("xiu")
             channels.append(shared.acquire(address))
@@ -220,7 +220,7 @@ async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
 def test_a_wrong_word_among_the_revoked_hides_none_of_the_others(folders: Path, tmp_path: Path) -> None:
     issue(folders / "ca", "xiu", tmp_path)
     lines: list[Mapping[str, object]] = []
-    guard = Guard("xiu", Tls(tmp_path, "xiu"), Audit(None, tell=lambda _, fields: lines.append(fields)))
+    guard = CallGuard("xiu", Tls(tmp_path, "xiu"), Audit(None, tell=lambda _, fields: lines.append(fields)))
     assert guard.problem == ""
     for text, revoked, wrong in (
         ("serial=1F2E\n0a\n", {10}, "'serial=1F2E'"), ("serial\n0b", {10, 11}, "'serial'"), ("b", {11}, ""),
@@ -251,7 +251,7 @@ def test_half_of_a_list_is_not_taken_though_it_be_a_good_one(
     (tmp_path / "ca.pem").write_bytes(ca + ca)
     (tmp_path / "revoked").write_text("0a0b0c0d\n")
     tls = Tls(tmp_path, "xiu")
-    guard = Guard("xiu", tls, Audit(None))
+    guard = CallGuard("xiu", tls, Audit(None))
     assert guard._read_revoked() == {0x0A0B0C0D}  # at the start there is nothing before it
     monkeypatch.setattr("pixiu.rpc.tls.STILL_S", 1.0)
     (tmp_path / "revoked").write_text("0a0b")
@@ -267,11 +267,13 @@ def test_half_of_a_list_is_not_taken_though_it_be_a_good_one(
     assert tls.refresh()
 
 
-async def test_certificates_are_exchanged_while_the_door_is_open_even_those_of_the_authority(folders: Path, tmp_path: Path) -> None:
+async def test_certificates_are_exchanged_while_the_listener_is_open_even_those_of_the_authority(
+    folders: Path, tmp_path: Path
+) -> None:
     for role in ("xiu", "operator"):
         issue(folders / "ca", role, tmp_path)
     method = "/pixiu.v1.Xiu/Verify"
-    async with door(tmp_path, "xiu", Audit(None)) as (address, _):
+    async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
         with being(Tls(tmp_path, "operator")):
             assert await tried(address, "xiu", method) is grpc.StatusCode.OK
             for role in ("xiu", "operator"):

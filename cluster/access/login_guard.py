@@ -30,7 +30,7 @@ from cluster.access.decisions import Remembered
 from cluster.access.files import Files, Proof, Stamp, stamp_of
 from cluster.access.kicks import kick_of
 from cluster.access.rules import NOTHING, Permissions, RuleSet, Target, name_of, topic_of
-from cluster.access.settings import Quota, Settings
+from cluster.access.settings import AccessSettings, Quota
 from cluster.access.visits import Visits
 from cluster.core.token_bucket import Meter, Meters
 from cluster.trust.audit import Audit
@@ -56,14 +56,14 @@ ACCESS_FILE_READ: Final = "access_file_read"
 ACCESS_FILE_WRONG: Final = "access_file_wrong"
 
 
-class Session:
+class LoginSession:
     """Session of one client at a port.
 
     end: ends the connection, with a reason in words.
     """
 
     def __init__(
-        self, guard: Guard, identity: Identity, permissions: Permissions, address: str, end: Callable[[str], None]
+        self, guard: LoginGuard, identity: Identity, permissions: Permissions, address: str, end: Callable[[str], None]
     ) -> None:
         self.identity, self.address = identity, address
         self.end = end
@@ -190,7 +190,7 @@ class Session:
         self.end("the login has expired; connect again with a new token")
 
 
-class Guard:
+class LoginGuard:
     """Admits clients at a process's client ports, and tracks their sessions.
 
     Args:
@@ -212,8 +212,8 @@ class Guard:
         self._hashed: Remembered[Identity] = Remembered(secrets.token_bytes(32), MAX_REMEMBERED)
         self._hashing = asyncio.Semaphore(MAX_HASHING)
         self._waiting = 0
-        self.sessions: set[Session] = set()
-        self._by_proof: dict[Proof, set[Session]] = {}
+        self.sessions: set[LoginSession] = set()
+        self._by_proof: dict[Proof, set[LoginSession]] = {}
         self._of_user: Counter[str] = Counter()
         self._of_address: Counter[str] = Counter()
         self._failures: Meters[str] | None = None
@@ -225,16 +225,16 @@ class Guard:
         self._rules = RuleSet(())
         self.as_of = 0
         """Version of the rules: a session whose permissions are of another version is decided anew."""
-        self._ending: Visits[Session] = Visits(Session.visit, self._wrong)
+        self._ending: Visits[LoginSession] = Visits(LoginSession.visit, self._wrong)
         """Sessions whose proof is gone, or that an operator ends."""
-        self._changed: Visits[Session] = Visits(Session.visit, self._wrong)
+        self._changed: Visits[LoginSession] = Visits(LoginSession.visit, self._wrong)
         """Sessions whose rules have changed."""
         self._files, files = Files(self._path), Files(self._path)
         files.read()
         self._use(files)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> AccessSettings:
         """Current settings of the files."""
         return self._files.settings
 
@@ -348,7 +348,7 @@ class Guard:
 
     # --- sessions
 
-    def open(self, identity: Identity, address: str, client_id: str, end: Callable[[str], None]) -> Session:
+    def open(self, identity: Identity, address: str, client_id: str, end: Callable[[str], None]) -> LoginSession:
         """Open a session for a login; its owner closes it. Raises `NotAllowed` or `Overloaded`."""
         quota = self._quota(identity)
         try:
@@ -363,7 +363,7 @@ class Guard:
             self.counts["refused"] += 1
             self._audit.write_limited("login_refused", identity.user, user=identity.user, address=address, why=str(error))
             raise
-        session = Session(self, identity, permissions, address, end)
+        session = LoginSession(self, identity, permissions, address, end)
         session.client_id = client_id
         self.sessions.add(session)
         self._by_proof.setdefault((identity.by, identity.proof), set()).add(session)
@@ -397,7 +397,7 @@ class Guard:
             return "the callback that let the client in was removed; log in again"
         return ""
 
-    def renew(self, session: Session) -> str:
+    def renew(self, session: LoginSession) -> str:
         """Give a session the present permissions. Returns the reason if it no longer has any; otherwise empty."""
         why = self._gone(session.identity)
         if not why:
@@ -407,13 +407,13 @@ class Guard:
                 why = str(error)
         return why
 
-    async def ask(self, session: Session, callback: str, action: str, target: Target) -> None:
+    async def ask(self, session: LoginSession, callback: str, action: str, target: Target) -> None:
         """Ask a callback about an action of a session."""
         found = self._deciders.get(callback)
         if found is not None:
             await found.decide(Question(session.identity, session.client_id, session.address, action, topic_of(target)))
 
-    def closed(self, session: Session) -> None:
+    def closed(self, session: LoginSession) -> None:
         """Remove a session that is over."""
         if session in self.sessions:
             self.sessions.discard(session)
@@ -426,13 +426,13 @@ class Guard:
                 if not counter[key]:
                     del counter[key]
 
-    def expired(self, session: Session) -> None:
+    def expired(self, session: LoginSession) -> None:
         """Note that a session's time is over."""
         self.counts["expired"] += 1
         user, address = session.identity.user, session.address
         self._audit.write_limited("login_expired", f"{user} {address}", user=user, address=address)
 
-    def denied(self, session: Session, action: str, target: Target, new: bool) -> None:
+    def denied(self, session: LoginSession, action: str, target: Target, new: bool) -> None:
         """Note that a session tried something that it may not do."""
         self.counts["denied"] += 1
         if new:
@@ -441,7 +441,7 @@ class Guard:
                 "denied", f"{user} {action}", user=user, address=session.address, action=action, target=name_of(target)
             )
 
-    def not_lent(self, session: Session, ids: int) -> None:
+    def not_lent(self, session: LoginSession, ids: int) -> None:
         """Note that a session used message IDs that were not lent to it."""
         self.counts["ids_refused"] += ids
         user = session.identity.user
@@ -527,7 +527,7 @@ class Guard:
         self._ending.add(self._concerned(files.gone))
         self._changed.add(self.sessions if changed else ())
 
-    def _concerned(self, gone: frozenset[Proof]) -> list[Session]:
+    def _concerned(self, gone: frozenset[Proof]) -> list[LoginSession]:
         everybody = {by for by, proof in gone if not proof}
         proofs = set(self._by_proof.keys() & gone)
         proofs.update(each for each in self._by_proof if each[0] in everybody) if everybody else None

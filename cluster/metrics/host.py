@@ -1,4 +1,4 @@
-"""Free resources of a process's machine: memory, and space for its data. Read in a thread, never in the event loop.
+"""Free resources of the host that a process runs on: memory, and space for its data. Read in a thread, never in the event loop.
 
 Source: docs/operations.md, "Growth".
 """
@@ -15,7 +15,7 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 _KIB: Final = 1024
 
 
-def machine_samples(data_dir: str) -> dict[str, int]:
+def host_samples(data_dir: str) -> dict[str, int]:
     """Return the free bytes by name of the metric; unknown ones are left out. data_dir: empty: there is none."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -10,7 +10,7 @@ from gateway import events as ev
 from gateway.core import Core
 from pixiu.client.messages.drafts import draft
 from pixiu.client.messages.message import message_of
-from pixiu.client.stores.pages import Entry
+from pixiu.client.stores.pages import InboxEntry
 from pixiu.errors import RecordTooLarge
 from pixiu.ids import snowflake
 from pixiu.wire.envelope import Delivery
@@ -75,7 +75,7 @@ def test_expired_mail_of_the_sdk_is_a_gap_that_its_application_hears_of() -> Non
 @pytest.mark.parametrize(("lifetime_min", "flags"), [(0, 0), (1, 0), (600, 0), (1, int(Flag.DERIVED_ID))])
 def test_every_reader_of_a_lifetime_has_the_same_answer(step_ms: int, lifetime_min: int, flags: int) -> None:
     made = record(Kind.MAIL, 1, lifetime_min, flags=flags)
-    shown = Entry(1, 1, 1, message=message_of(made))
+    shown = InboxEntry(1, 1, 1, message=message_of(made))
     over = bool(lifetime_min and not flags and step_ms >= lifetime_min * MINUTE_MS)
     assert has_expired(b"xy" + made, 2, NOW_MS + step_ms) is over
     assert shown.expired(NOW_MS + step_ms) is over

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.doors import LOANS, address_of, credentials_of, enter
-from cluster.access.guard import Guard
+from cluster.access.login_guard import LoginGuard
+from cluster.access.logins import LOANS, address_of, credentials_of, enter
 from cluster.core import log
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
@@ -42,7 +42,7 @@ def test_what_strangers_show_does_not_make_keys_be_read_each_time(tmp_path: Path
 
 
 class Caller:
-    """A gRPC call, as far as doors look at it."""
+    """A gRPC call, as far as listeners look at it."""
 
     def __init__(self, *headers: str, peer: str = "ipv4:10.0.0.9:41000") -> None:
         self._headers, self._peer = headers, peer
@@ -66,7 +66,7 @@ class Caller:
 )  # fmt: skip
 async def test_a_call_with_no_login_or_half_a_one_is_refused_counted_and_audited(tmp_path: Path, headers: tuple[str, ...]) -> None:
     lines: list[Mapping[str, object]] = []
-    guard = Guard(str(Logins(tmp_path).file), log.get_logger(), Audit(None, tell=lambda _, fields: lines.append(fields)))
+    guard = LoginGuard(str(Logins(tmp_path).file), log.get_logger(), Audit(None, tell=lambda _, fields: lines.append(fields)))
     with pytest.raises(NotAuthenticated):
         await enter(guard, Caller(*headers), "", lambda _: None)
     assert guard.counts["refused"] == 1
@@ -81,7 +81,7 @@ async def test_a_call_with_no_login_or_half_a_one_is_refused_counted_and_audited
         ("unix:", "unix:"),
     ],
 )  # fmt: skip
-def test_an_address_is_as_other_doors_name_it(peer: str, address: str) -> None:
+def test_an_address_is_as_other_listeners_name_it(peer: str, address: str) -> None:
     assert address_of(peer) == address
 
 

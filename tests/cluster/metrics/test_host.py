@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.metrics.machine import machine_samples, memory_available
+from cluster.metrics.host import host_samples, memory_available
 from cluster.metrics.metrics import Metrics
 
 
@@ -26,7 +26,7 @@ def test_a_control_group_bounds_the_memory(tmp_path: Path) -> None:
 
 async def test_metrics_show_it_and_what_cannot_be_told_is_left_out(tmp_path: Path) -> None:
     metrics = Metrics("pi", 3)
-    metrics.collect_in_thread(lambda: machine_samples(str(tmp_path)))
+    metrics.collect_in_thread(lambda: host_samples(str(tmp_path)))
 
     def broken() -> dict[str, float]:
         raise OSError("no answer")
@@ -37,5 +37,5 @@ async def test_metrics_show_it_and_what_cannot_be_told_is_left_out(tmp_path: Pat
     stat = os.statvfs(tmp_path)
     assert 0 < float(line.split()[1]) <= stat.f_blocks * stat.f_frsize
     assert 'pixiu_pi_machine_memory_available_bytes{role="pi",partition="3"}' in page
-    assert machine_samples("") == {"machine_memory_available_bytes": machine_samples("")["machine_memory_available_bytes"]}
-    assert "data_dir_free_bytes" not in machine_samples("/no/such/folder")
+    assert host_samples("") == {"machine_memory_available_bytes": host_samples("")["machine_memory_available_bytes"]}
+    assert "data_dir_free_bytes" not in host_samples("/no/such/folder")

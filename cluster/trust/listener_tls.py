@@ -39,7 +39,7 @@ class _Files(NamedTuple):
     context: ssl.SSLContext
 
 
-class DoorTls:
+class ListenerTls:
     """TLS of a process's client listeners. Raises `ConfigurationError` when the files are unusable.
 
     Args:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.settings.options import ClientDoorOptions, is_loopback
-from cluster.trust.door_tls import DoorTls
+from cluster.settings.options import ClientListenerOptions, is_loopback
+from cluster.trust.listener_tls import ListenerTls
 
 CLOSED: Final = (
     "a loopback address such as 127.0.0.1: this listener asks nobody for a login; have clients log in by an access_file, "
@@ -30,7 +30,7 @@ PLAIN: Final = (
 )
 
 
-class Door(NamedTuple):
+class ClientListener(NamedTuple):
     """One address for clients, named by the keys of its options."""
 
     host_key: str
@@ -51,7 +51,7 @@ class Door(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientRoleOptions(ClientDoorOptions):
+class ClientRoleOptions(ClientListenerOptions):
     """Additional options of roles to which clients connect: gateways and proxies."""
 
     access_file: str = ""
@@ -70,28 +70,30 @@ class ClientRoleOptions(ClientDoorOptions):
     client_certificate_required: bool = False
     """Whether only clients with a certificate of client_ca may connect. Else MQTT clients may show one, and gRPC clients cannot."""
 
-    def door_tls(self) -> DoorTls | None:
+    def listener_tls(self) -> ListenerTls | None:
         """Return the TLS of the clients' listeners; None if they do not use TLS. Raises `ConfigurationError`."""
         if not self.tls_certificate:
             return None
-        return DoorTls(self.tls_certificate, self.tls_key, self.client_ca, required=self.client_certificate_required)
+        return ListenerTls(self.tls_certificate, self.tls_key, self.client_ca, required=self.client_certificate_required)
 
-    def doors(self) -> tuple[Door, ...]:
+    def listeners(self) -> tuple[ClientListener, ...]:
         """Return the listeners for clients."""
         insecure, plain, tls = self.clients_insecure, self.clients_plain, bool(self.tls_certificate)
-        return (Door("client_host", self.client_listen_host, "clients_insecure", insecure, "clients_plain", plain, tls),)
+        return (ClientListener("client_host", self.client_listen_host, "clients_insecure", insecure, "clients_plain", plain, tls),)
 
-    def insecure_doors(self) -> list[str]:
+    def insecure_listeners(self) -> list[str]:
         """Return the reminders for an operator: a line for each listener that is open to everybody, or to eavesdroppers."""
         found = []
-        for door in self.doors():
-            if not door.is_outside:
+        for listener in self.listeners():
+            if not listener.is_outside:
                 continue
             if not self.access_file:
-                found.append(f"{door.flag} = true: everybody who reaches {door.host_key} = {door.host} can act as any client")
-            elif not door.tls:
-                flag = door.plain_flag if door.plain else door.flag
-                found.append(f"{flag} = true: logins and messages at {door.host_key} = {door.host} can be read on the way")
+                found.append(
+                    f"{listener.flag} = true: everybody who reaches {listener.host_key} = {listener.host} can act as any client"
+                )
+            elif not listener.tls:
+                flag = listener.plain_flag if listener.plain else listener.flag
+                found.append(f"{flag} = true: logins and messages at {listener.host_key} = {listener.host} can be read on the way")
         return found
 
     def files_with_keys(self) -> list[Path]:
@@ -107,13 +109,13 @@ class ClientRoleOptions(ClientDoorOptions):
                 yield key, "given with a tls_certificate, or empty"
         if self.client_certificate_required and not self.client_ca:
             yield "client_certificate_required", "false, or given with a client_ca, whose certificates are asked for"
-        for door in self.doors():
-            if door.host_key in wrong or not door.is_outside or door.insecure:
+        for listener in self.listeners():
+            if listener.host_key in wrong or not listener.is_outside or listener.insecure:
                 continue
             if not self.access_file:
-                yield door.host_key, CLOSED.format(flag=door.flag)
-            elif not door.tls and not door.plain:
-                yield door.host_key, PLAIN.format(flag=door.plain_flag)
+                yield listener.host_key, CLOSED.format(flag=listener.flag)
+            elif not listener.tls and not listener.plain:
+                yield listener.host_key, PLAIN.format(flag=listener.plain_flag)
 
 
 def host_of(transport: asyncio.BaseTransport) -> str:

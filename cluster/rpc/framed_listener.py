@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, Refused, abort, refuse
-from cluster.rpc.frames import MAGIC, NONCE_BYTES, Hello, Kind, read_hello
+from cluster.rpc.frames import MAGIC, NONCE_BYTES, FrameKind, Hello, read_hello
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, NotAllowed, NotAuthenticated, PixiuError, RemoteError
 from pixiu.rpc.duplex import StreamEnded
 
@@ -53,7 +53,7 @@ def anybody(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
     return hello.role, ""
 
 
-class FramedDoor:
+class FramedListener:
     """Listens on a port.
 
     Args:
@@ -195,9 +195,9 @@ class FramedDoor:
             connection.connection_made(secured)
             certificate = secured.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
         nonce = os.urandom(NONCE_BYTES)
-        connection.put(Kind.CHALLENGE, MAGIC + nonce)
+        connection.put(FrameKind.CHALLENGE, MAGIC + nonce)
         kind, payload = await connection.frame()
-        if kind != Kind.HELLO:
+        if kind != FrameKind.HELLO:
             raise InvalidArgument("a stream begins with a hello")
         try:
             hello, proven = read_hello(payload, self._keys, nonce)
@@ -219,9 +219,9 @@ class FramedDoor:
         self.open += 1
         self.served += 1
         try:
-            connection.put(Kind.WELCOME)
+            connection.put(FrameKind.WELCOME)
             await method.serve(FramedHandler(connection, method.parse, peer, role, name, hello.about, hello.endpoint))
-            connection.put(Kind.LAST)
+            connection.put(FrameKind.LAST)
         except (Refused, StreamEnded):
             pass
         except PixiuError as error:

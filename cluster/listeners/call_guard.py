@@ -123,7 +123,7 @@ def _serial(word: str) -> int | None:
         return None
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class CallGuard(grpc.aio.ServerInterceptor):
     """Refuses calls that the table does not allow, with PERMISSION_DENIED; counts and audits them.
 
     Args:
