@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pixiu.discovery import paths
@@ -35,7 +37,7 @@ async def test_a_layout_that_no_doubling_led_to_is_not_taken(roles: Roles) -> No
     node = await led(roles, "xiu-0")
     data, stat = await roles.zookeeper.get(paths.layout(ROOT))
     layout = Layout.from_json(data)
-    by_hand = Layout(layout.version + 1, {**layout.roles, "xiu": RoleLayout(2, 2, 1)})
+    by_hand = replace(layout, version=layout.version + 1, roles={**layout.roles, "xiu": RoleLayout(2, 2, 1)})
     await roles.zookeeper.transaction([Set(paths.layout(ROOT), by_hand.to_json(), stat.version)])
     await until(lambda: "layout_refused" in roles.log("xiu-0"), "the layout is refused")
     async with Writer(node) as writer:

@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
+import cluster.wire.v1
 from cluster.listeners.call_guard import EVERYBODY, METHODS, NOBODY, PROCESSES, SAME, CallGuard, may_call, read_certificate
 from cluster.rpc import methods
 from cluster.trust.audit import Audit, verify
@@ -30,7 +31,8 @@ from pixiu.wire import v1
 PAGE = Path(__file__).resolve().parents[3] / "docs/security.md"
 SERVED: dict[str, Any] = {
     f"/{service.full_name}/{method.name}": method
-    for module in pkgutil.iter_modules(v1.__path__, f"{v1.__name__}.")
+    for folder in (v1, cluster.wire.v1)
+    for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}.")
     if module.name.endswith("_pb2")
     for service in importlib.import_module(module.name).DESCRIPTOR.services_by_name.values()
     for method in service.methods

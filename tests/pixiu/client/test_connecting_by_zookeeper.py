@@ -20,7 +20,7 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 async def register(zookeeper: ZooKeeper, root: str, role: str, port: int, state: NodeState = NodeState.RUNNING) -> Membership:
     member = Membership(zookeeper, root)
-    await member.register(replace(make_node(role, port=port), state=state))
+    await member.register(replace(make_node(role, port=port, client_port=port), state=state))
     return member
 
 
