@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
 from pi.doubling.phases import Phase
 from pi.early import Standstill
@@ -47,22 +48,6 @@ CHECK_PAUSE_S: Final = 0.0005
 """Pause after `SCRUB_KEYS` of a snapshot, seconds: the event loop needs the interpreter, too."""
 
 T = TypeVar("T")
-
-
-async def _to_its_end(work: Callable[[], T]) -> T:
-    """Run work in a thread, as `_ended` does."""
-    return await _ended(asyncio.to_thread(work))
-
-
-async def _ended(work: Coroutine[Any, Any, T]) -> T:
-    """Await work. A cancelled caller still waits: a thread cannot be stopped, its environment must stay open, and one that it opens
-    must be closed."""
-    running = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        raise
 
 
 class Machine:
@@ -298,7 +283,7 @@ class Machine:
         async with self._writing:  # not while a snapshot takes the store's place
             if view.reader.store is not self.store:
                 raise Unavailable("a snapshot took this replica's state's place; ask it again")
-            return await _to_its_end(part)
+            return await to_its_end(asyncio.to_thread(part))
 
     async def digest(self, view: View, moves: Callable[[bytes], bool] | None = None) -> Digest:
         """Digest a view to its end, or those of its rows whose keys are wanted. Raises as `read_view`."""
@@ -345,11 +330,9 @@ class Machine:
         counter = self.applied
         changes = self.state.begin_freeze()
         self._flushing = True
-        written = asyncio.ensure_future(self._write_frozen(changes))
         try:
-            await asyncio.shield(written)
+            await to_its_end(self._write_frozen(changes))
         except asyncio.CancelledError:
-            await asyncio.wait({written})  # the thread cannot be stopped, and its environment must stay open
             self.state.table.refused()
             raise
         except PixiuError as problem:
@@ -388,7 +371,7 @@ class Machine:
         """Write the state at one applied counter into an empty folder; return that counter. `apply` goes on."""
         await self.flush()
         async with self._copying:
-            await _to_its_end(lambda: self.store.copy(folder / FILE_NAME))
+            await to_its_end(asyncio.to_thread(self.store.copy, folder / FILE_NAME))
         try:
             return await asyncio.to_thread(self._checked, folder)
         except StateDamaged:
@@ -427,7 +410,7 @@ class Machine:
     async def load(self, folder: Path) -> None:
         """Replace the state by a snapshot, durably: it is opened beside the old store, which is read meanwhile, and takes its place
         in one turn of the event loop. Nothing is applied meanwhile."""
-        await _ended(self._load(folder))
+        await to_its_end(self._load(folder))
 
     async def _load(self, folder: Path) -> None:
         def opened() -> tuple[StateStore, State]:
@@ -467,7 +450,7 @@ class Machine:
             try:
                 async with self._writing:  # not while a snapshot takes the store's place
                     begin = after or b""
-                    after = await _to_its_end(lambda begin=begin: self.store.verify(begin, SCRUB_KEYS))  # type: ignore[misc]
+                    after = await to_its_end(asyncio.to_thread(self.store.verify, begin, SCRUB_KEYS))
             except StateDamaged as damage:
                 self.damaged = str(damage)
                 self._on_failed(damage)
@@ -493,10 +476,10 @@ class Machine:
         values, after = 0, b""
         while True:
             async with self._writing:  # not while a snapshot takes the store's place
-                following = await _to_its_end(lambda after=after: self.store.verify(after, SCRUB_KEYS))  # type: ignore[misc]
+                following = await to_its_end(asyncio.to_thread(self.store.verify, after, SCRUB_KEYS))
             if following is None:
                 async with self._writing:
-                    return values + await _to_its_end(lambda after=after: self.store.count_from(after))  # type: ignore[misc]
+                    return values + await to_its_end(asyncio.to_thread(self.store.count_from, after))
             values, after = values + SCRUB_KEYS, following
 
     async def broken(self) -> list[bytes]:
@@ -509,7 +492,7 @@ class Machine:
         while after is not None and len(keys) < MAX_BROKEN:
             async with self._writing:  # not while a snapshot takes the store's place
                 begin = after
-                after = await _to_its_end(lambda begin=begin: self.store.verify(begin, SCRUB_KEYS, keys))  # type: ignore[misc]
+                after = await to_its_end(asyncio.to_thread(self.store.verify, begin, SCRUB_KEYS, keys))
         met = [key for key in self.stop.keys if key not in keys]  # it may be missing
         return met + keys[: MAX_BROKEN - len(met)]
 

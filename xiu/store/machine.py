@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
 from cluster.replication.storage.folder import free_bytes
 from cluster.replication.storage.label import sync_directory
@@ -72,16 +73,6 @@ def _remove(store: Store) -> None:
     with contextlib.suppress(StorageError):  # its content is given up
         store.close()
     shutil.rmtree(store.folder, ignore_errors=True)
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await work. A cancelled caller still waits: what a thread opens must be closed."""
-    running = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        raise
 
 
 def settle(folder: Path) -> None:
@@ -227,7 +218,7 @@ class Machine:
         turn of the event loop. Raises StorageError."""
         received = folder / CHECKPOINT
         if received.exists():
-            await _to_its_end(self._load(received))
+            await to_its_end(self._load(received))
 
     async def _load(self, received: Path) -> None:
         def opened() -> Store:

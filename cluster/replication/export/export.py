@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc.aio
 
+from cluster.core.cancellation import to_its_end
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.rpc.status import GRPC_STATUS
@@ -116,12 +117,7 @@ class Exporter:
             async with guard or nullcontext():
                 if self._closed:
                     raise Unavailable("this process ends; read from another replica")
-                running = loop.run_in_executor(self._thread, _timed, work)
-                try:
-                    result, took = await asyncio.shield(running)
-                except asyncio.CancelledError:
-                    await asyncio.wait({running})
-                    raise
+                result, took = await to_its_end(loop.run_in_executor(self._thread, _timed, work))
             self.busy_s += took
             self._rest_until = loop.time() + took * (1 / self._share - 1)
             return result
