@@ -1,4 +1,4 @@
-"""`pixiu doctor`: inspects the machine and the cluster, and shows the findings of `ops.look.diagnosis`.
+"""`pixiu doctor`: inspects the machine and the cluster, and shows the findings of `ops.doctor.diagnosis`.
 
 Source: docs/operations.md, "Is it set up right?".
 """
@@ -23,7 +23,7 @@ from rich.table import Table
 from cluster.settings.options import ClusterOptions, RoleOptions
 from onebox.embedded import four_letter_word
 from onebox.java import find_java
-from ops.look import diagnosis as d
+from ops.doctor import diagnosis as d
 from pixiu.discovery.node import Node
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View

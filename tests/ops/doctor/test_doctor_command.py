@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onebox.embedded import EmbeddedZooKeeper
-from ops.look.doctor_command import one_a_disk
+from ops.doctor.doctor_command import one_a_disk
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ops.look import diagnosis as d
+from ops.doctor import diagnosis as d
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
