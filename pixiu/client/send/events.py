@@ -6,12 +6,26 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from pixiu.errors import Dropped, IdReused, IdTooOld, InboxFull, OutcomeUnknown, PixiuError, Undelivered, error_of_code
+from pixiu.errors import (
+    Dropped,
+    IdReused,
+    IdTooOld,
+    InboxFull,
+    OutcomeUnknown,
+    PixiuError,
+    RecordTooLarge,
+    TooManyReceivers,
+    Undelivered,
+    error_of_code,
+)
 
 PERHAPS: Final = frozenset({OutcomeUnknown.code, Dropped.code, Undelivered.code, IdTooOld.code})
 """Failures that themselves mean that the message may have been delivered."""
 LOOKED: Final = frozenset({IdReused.code, InboxFull.code, IdTooOld.code})
 """Answers that the stores give only after they have looked for the mail."""
+ALWAYS: Final = frozenset({RecordTooLarge.code, TooManyReceivers.code})
+"""Refusals that every attempt of the message gets: they depend on the message, and on a limit that is the same in the whole cluster
+as long as it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +45,8 @@ class Failure:
 
 def in_doubt(why: Failure, advice: str) -> Failure:
     """The failure of a message with an earlier attempt that was sent and not answered: the answer to a later attempt does not
-    settle the earlier one. `retry_after_ms` is kept."""
-    if why.code in PERHAPS:
+    settle the earlier one, unless every attempt gets it. `retry_after_ms` is kept."""
+    if why.code in PERHAPS or why.code in ALWAYS:
         return why
     text = f"{why.code}: {why.text}; an earlier attempt was not answered and may have been delivered: {advice}"
     return Failure(OutcomeUnknown.code, text, why.retry_after_ms, why.code)
