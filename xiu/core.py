@@ -92,7 +92,7 @@ class Store(Protocol):
         """Write decisions and the last one's head, all or none. Raises Blocked."""
 
     def reopen(self) -> None:
-        """Go back to the durable state, and accept writes again, after repeated failures. Raises StorageError."""
+        """Go back to the durable state, and accept writes again, after repeated failures. Raises Blocked, StorageError."""
 
     def marks(self) -> Iterator[tuple[int, int, int]]:
         """Yield (sequence, clock µs, bytes before) of every mark."""
@@ -682,8 +682,8 @@ class Core:
             return False
         try:
             if self._retries >= RETRIES_BEFORE_REOPEN and self.enough_space:
-                self._retries = 0
                 self._store.reopen()
+                self._retries = 0
                 self._state.forget(self._store.head)
                 self._decided.clear()
             while not self.stuck and (written := self._store.head.applied.counter) < before:

@@ -292,7 +292,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                 if request.local:
                     await _refuse(context, damage)
                 break
-            except StorageError as error:
+            except (StorageError, Unavailable) as error:
                 await _refuse(context, error)
                 return
             if block is None or left <= 0:
@@ -327,7 +327,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         async with self._verifying:
             try:
                 return await self._verify(request.end or MAX_MSG_SEQUENCE, request.repair)
-            except StorageError as error:
+            except (StorageError, Unavailable) as error:
                 await _refuse(context, error)
                 raise
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 
 import pytest
 from rocksdict import Rdict
 
 from cluster.replication.model import Entry, MemberID, Position
-from pixiu.errors import DiskFailed, StorageError, StoreDamaged
+from pixiu.errors import DiskFailed, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_MSG_SEQUENCE, msg_id
 from tests.xiu.parts import NOW_US, NoTable, mail, store
 from xiu.records.block import Block, encode
@@ -252,6 +253,49 @@ def test_another_thread_reads_while_the_store_is_opened_again(tmp_path: Path, mo
         patch.setattr(Store, "_open", slow)
         xiu.store.reopen()
         assert [each.result() for each in read] == [1 << 32 | 1]
+    xiu.store.close()
+
+
+def test_a_store_that_is_opened_again_ends_the_reads_under_way(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    for number in range(1, 4):
+        xiu.apply(number, number)
+    cursor, blocks = xiu.store.cursor(), xiu.store.scan(0)
+    assert cursor.seek(b"") is not None
+    next(blocks)
+    xiu.store.reopen()
+    with pytest.raises(Unavailable):
+        cursor.next()
+    with pytest.raises(Unavailable):
+        next(blocks)
+    assert codes(xiu, ident(1), ident(3)) == ["", ""]
+    assert verify(xiu.store.cursor(), MAX_MSG_SEQUENCE).records == 3
+    xiu.store.close()
+
+
+def test_a_store_is_not_opened_again_while_a_thread_flushes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1)
+    db, flushing, go_on = xiu.store._db, Event(), Event()
+
+    class Slow:
+        def flush(self) -> None:
+            flushing.set()
+            go_on.wait(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(xiu.store, "_db", Slow())
+        flush = threads.submit(xiu.store.flush)
+        assert flushing.wait(60)
+        try:
+            with pytest.raises(Blocked, match="flushed or copied"):
+                xiu.store.reopen()
+        finally:
+            go_on.set()
+        assert flush.result(60) == 1
+    monkeypatch.setattr(xiu.store, "_db", db)
+    xiu.store.reopen()
+    assert codes(xiu, ident(1)) == [""]
     xiu.store.close()
 
 

@@ -209,7 +209,7 @@ class Repairer:
             pass
 
     async def verify(self, end: int) -> Checked:
-        """Read and check everything. Raises DiskFailed."""
+        """Read and check everything. Raises DiskFailed, Unavailable."""
         cursor = self._machine.store.cursor()
         return await asyncio.to_thread(verify, cursor, end)
 

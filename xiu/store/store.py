@@ -16,11 +16,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
 from cluster.replication.storage.label import make_directory
-from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
+from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged, Unavailable
 from xiu.records import block as blocks
 from xiu.records.block import Block
 from xiu.state.keys import BLOCKS, HEAD_KEY, HOLDS, KEY, MARK, MARKS
@@ -43,29 +44,34 @@ class Cursor:
 
     def __init__(self, rows: Any, error: Callable[[str, Exception], StorageError]) -> None:
         self._rows, self._error = rows, error
+        self._moving = threading.Lock()
+        """Held while RocksDB reads for it: the store may close it from another thread."""
 
     def seek(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the first row at or after a key; None at the end. Raises StoreDamaged, DiskFailed."""
-        self._rows.seek(key)
-        return self._item()
+        """Return the first row at or after a key; None at the end. Raises StoreDamaged, DiskFailed, Unavailable."""
+        return self._moved(lambda rows: rows.seek(key))
 
     def next(self) -> tuple[bytes, bytes] | None:
-        """Return the row after the last one; None at the end. Raises StoreDamaged, DiskFailed."""
-        self._rows.next()
-        return self._item()
+        """Return the row after the last one; None at the end. Raises StoreDamaged, DiskFailed, Unavailable."""
+        return self._moved(lambda rows: rows.next())
 
     def close(self) -> None:
         """Release the store's files, which stay open until then, even if the store is closed."""
-        self._rows = None
+        with self._moving:
+            self._rows = None
 
-    def _item(self) -> tuple[bytes, bytes] | None:
-        if self._rows.valid():
-            return self._rows.key(), self._rows.value()
-        try:
-            self._rows.status()
-        except Exception as problem:
-            raise self._error("read", problem) from problem
-        return None
+    def _moved(self, move: Callable[[Any], None]) -> tuple[bytes, bytes] | None:
+        with self._moving:
+            if self._rows is None:
+                raise Unavailable("the store was opened again after its disk was full; read again")
+            move(self._rows)
+            if self._rows.valid():
+                return self._rows.key(), self._rows.value()
+            try:
+                self._rows.status()
+            except Exception as problem:
+                raise self._error("read", problem) from problem
+            return None
 
 
 class Store:
@@ -85,6 +91,10 @@ class Store:
         make_directory(folder)
         self._swapping = threading.RLock()
         """Held while the database, its head and its flushed position are replaced."""
+        self._busy = threading.RLock()
+        """Held while another thread flushes or copies the database, which cannot be closed meanwhile."""
+        self._cursors: WeakSet[Cursor] = WeakSet()
+        """Over the database, which cannot be opened again before they are closed."""
         self.notice = ""
         """A problem that was mended when the store was opened."""
         self._db = self._open()
@@ -191,7 +201,8 @@ class Store:
         with self._swapping:
             db, counter = self._db, self.head.applied.counter
         try:
-            db.flush()
+            with self._busy:
+                db.flush()
         except Exception as problem:
             if self._db is db:
                 raise self._error("flushed", problem) from problem
@@ -203,7 +214,8 @@ class Store:
     def checkpoint(self, folder: Path) -> None:
         """Copy the state as a store of its own, in hard links. Blocking. Raises DiskFull, DiskFailed."""
         try:
-            Checkpoint(self._db).create_checkpoint(str(folder))
+            with self._busy:
+                Checkpoint(self._db).create_checkpoint(str(folder))
         except Exception as problem:
             raise self._error("copied", problem) from problem
 
@@ -252,7 +264,8 @@ class Store:
         return block.last
 
     def scan(self, sequence: int) -> Iterator[Block]:
-        """Yield blocks in order, from the one that contains a sequence, as of the call. Raises StoreDamaged, DiskFailed."""
+        """Yield blocks in order, from the one that contains a sequence, as of the call. Raises StoreDamaged, DiskFailed,
+        Unavailable."""
         found = self._value_of(sequence)
         begin = sequence
         if found is not None:
@@ -282,24 +295,18 @@ class Store:
             yield sequence, at_us, stored
 
     def _rows(self, space: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
-        rows = self._read(lambda db: db.iter())
-        try:
-            rows.seek(KEY.pack(space, begin))
-            while rows.valid():
-                key = rows.key()
-                if key[:1] != space:
-                    return
-                yield KEY.unpack(key)[1], rows.value()
-                rows.next()
-            rows.status()
-        except StoreDamaged:
-            raise
-        except Exception as problem:
-            raise self._error("read", problem) from problem
+        with contextlib.closing(self.cursor()) as rows:
+            row = rows.seek(KEY.pack(space, begin))
+            while row is not None and row[0][:1] == space:
+                yield KEY.unpack(row[0])[1], row[1]
+                row = rows.next()
 
     def cursor(self) -> Cursor:
         """Return a cursor over all rows as of now, for one thread at a time. Raises DiskFailed, StoreDamaged."""
-        return Cursor(self._read(lambda db: db.iter()), self._error)
+        with self._swapping:
+            cursor = Cursor(self._read(lambda db: db.iter()), self._error)
+            self._cursors.add(cursor)
+        return cursor
 
     def put_rows(self, rows: Iterable[tuple[bytes, bytes]], head: Head | None = None) -> None:
         """Write rows as they are, then the head. Raises Blocked, DiskFailed: then nothing was written."""
@@ -316,12 +323,24 @@ class Store:
         of the old database end undisturbed."""
         with self._swapping:
             self._db, other._db = other._db, self._db
+            self._cursors, other._cursors = other._cursors, self._cursors
             self.folder, other.folder = other.folder, self.folder
             self.head, self.flushed = other.head, other.flushed
 
     def reopen(self) -> None:
-        """Open again after a failed write: changes that were not flushed come again from the log. Reads of other threads wait."""
+        """Open again after a failed write: changes that were not flushed come again from the log. Reads of other threads wait;
+        cursors end with Unavailable. Raises Blocked while the database is flushed or copied; DiskFull, DiskFailed, StoreDamaged."""
+        if not self._busy.acquire(blocking=False):
+            raise Blocked(f"the store in {self.folder} is being flushed or copied", full=False)
+        try:
+            self._reopen()
+        finally:
+            self._busy.release()
+
+    def _reopen(self) -> None:
         with self._swapping:
+            for cursor in tuple(self._cursors):
+                cursor.close()
             with contextlib.suppress(Exception):  # it failed before: the log has everything that could be lost
                 self._db.close()
             self._db = self._open()
