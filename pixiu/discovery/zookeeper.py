@@ -432,7 +432,8 @@ class ZooKeeper:
             pass  # the next operation reports it
 
     async def close(self) -> None:
-        """End the session, and with it its ephemeral nodes; waits at most 5 s for the server to confirm it."""
+        """End the session, and with it its ephemeral nodes; waits at most 5 s for the server to confirm it, and not for one that
+        never opened the session."""
         if self._closed:
             return
         self._closed = True
@@ -445,6 +446,8 @@ class ZooKeeper:
         loop = asyncio.get_running_loop()
         # stop() joins threads. A daemon thread, because a hung server must not keep the process from ending either.
         threading.Thread(target=_stop_client, args=(client, partial(_to_loop, loop, done.set)), daemon=True).start()
+        if not self._first.is_set():
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await done.wait()

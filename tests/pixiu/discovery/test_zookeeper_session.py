@@ -190,6 +190,17 @@ async def test_an_operation_on_a_hung_server_ends_and_close_does_not_hang(own_se
     await closing
 
 
+async def test_connecting_to_a_server_that_never_answers_ends_after_the_time_that_the_error_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pixiu.discovery.zookeeper.CLOSE_TIMEOUT_S", 600.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        session = ZooKeeper(f"127.0.0.1:{silent.getsockname()[1]}", session_timeout_s=600.0, connect_timeout_s=0.25)
+        async with asyncio.timeout(60):
+            with pytest.raises(RegistryUnavailable, match=r"within 0\.25 s"):
+                await session.connect()
+
+
 async def test_a_server_that_accepts_a_connection_and_never_answers_costs_no_session(zookeeper_server: EmbeddedZooKeeper) -> None:
     # As a ZooKeeper does now and then while it starts. Twice in a row, so that waits of a whole session time-out lose it.
     writers: list[asyncio.StreamWriter] = []
