@@ -84,7 +84,8 @@ class Inboxes(Protocol):
         """Return the InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
 
     def may_grow(self) -> bool:
-        """Return True if there is space for mail. Operations that free space, or need none, are accepted in any case."""
+        """Return True if there is space for mail and new devices. Operations that free space, or need none, are accepted in any
+        case."""
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Core:
     Args:
         partition: of this replica.
         inboxes: for reads.
-        limits: set by this replica while it leads.
+        limits: set by this replica while it leads, with whether there is space.
         clock_interval_s: longest interval at which a leader appends the time.
     """
 
@@ -123,8 +124,8 @@ class Core:
         self._limits = limits
         self._clock_interval_s = clock_interval_s
         self._clock_at = -math.inf
-        self._limits_said = False
-        """True if this leader's limits are in its log, or on their way there before all else."""
+        self._limits_said: Limits | None = None
+        """This leader's limits that are in its log, or on their way there before all else."""
         self._layout, self._layout_version = 0, 0
         self._record, self._appended = Record(), 0
         self._partitions, self._own = 0, partition
@@ -296,7 +297,8 @@ class Core:
             self._propose(now, out)
 
     def _propose(self, now: float, out: list[ev.Effect]) -> None:
-        if not self._limits_said:  # a replica that decides by an earlier leader's limits, or by none, keeps too little or too much
+        # A replica that decides by an earlier leader's limits, or by none, keeps too little or too much.
+        if self._limits_said != self._limits_now():
             self._propose_clock(now, out)
         turn, self._turn, self._turn_bytes, self._turn_operations = self._turn, [], 0, 0
         if self._inboxes.may_grow():
@@ -321,7 +323,7 @@ class Core:
         turn = self._proposed.pop(event.token, None)
         if turn == []:  # a clock entry
             self._clock_at = now + CLOCK_AGAIN_S - self._clock_interval_s
-            self._limits_said = False
+            self._limits_said = None
         for waiting in turn or ():
             if event.code != DiskFull.code or not self._confirm_stored(waiting, out):
                 self._waiting_bytes -= len(waiting.payload)
@@ -406,7 +408,7 @@ class Core:
             self._logged, self._proposed, self._turn = {}, {}, []
             self._turn_bytes = self._turn_operations = 0
             self._to_persist.clear()
-        self._clock_at, self._limits_said, self._too_few = -math.inf, False, False
+        self._clock_at, self._limits_said, self._too_few = -math.inf, None, False
         if self._held:
             self._release(now, out)
 
@@ -438,10 +440,13 @@ class Core:
             self._propose_clock(now, out)
 
     def _propose_clock(self, now: float, out: list[ev.Effect]) -> None:
-        self._clock_at, self._limits_said = now, True
+        self._clock_at, self._limits_said = now, self._limits_now()
         self._token += 1
         self._proposed[self._token] = []
-        out.append(ev.Propose(self._token, encode([Clock(self._limits)]), replicated=False))
+        out.append(ev.Propose(self._token, encode([Clock(self._limits_said)]), replicated=False))
+
+    def _limits_now(self) -> Limits:
+        return self._limits._replace(no_space=int(not self._inboxes.may_grow()))
 
     # --- replies
 

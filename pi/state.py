@@ -424,6 +424,8 @@ class State:
 
     def _add(self, uin: int, user: User, number: int, client_id: bytes) -> None:
         """Add a device; one not seen for long is replaced if there are too many. Raises ReadRefusal."""
+        if self.inboxes.limits.no_space:
+            raise ReadRefusal(Code.DISK_FULL)
         if len(user.devices) >= MAX_DEVICES:
             oldest = min(user.devices, key=lambda each: (user.devices[each].seen_s, each))
             if self.inboxes.counts(user.devices[oldest]):

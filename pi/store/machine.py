@@ -55,7 +55,7 @@ class Machine:
 
     Args:
         folder: of the store.
-        store_bytes: its bound: no mail is accepted while it holds more.
+        store_bytes: its bound: no mail and no new device is accepted while it holds more.
         heads: kept in memory.
         flush_interval_s: interval of transactions.
         on_failed: called when nothing more can be written, and with damage found by the scrub, or repeatedly by an entry that
@@ -71,8 +71,8 @@ class Machine:
         self.full = ""
         """Why the last write failed for lack of space; empty: it did not."""
         self.beyond = ""
-        """Why no mail may be accepted, although entries in the log are applied; empty: it may. Each replica determines it by
-        itself, and a leader checks it before it proposes, so that all apply the same."""
+        """Why no mail and no new device may be accepted, although entries in the log are applied; empty: they may. Each replica
+        determines it by itself, and a leader checks it before it proposes, so that all apply the same."""
         self.damaged = ""
         """Damage found by the scrub, a read or an entry; empty: none."""
         self.transactions = 0

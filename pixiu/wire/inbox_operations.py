@@ -64,7 +64,7 @@ ACKNOWLEDGE: Final = struct.Struct("<QHBxIQQ")
 USER_DEVICE: Final = struct.Struct("<QH")
 TRIM: Final = struct.Struct("<QBQ")
 DELETE: Final = struct.Struct("<QBQQ")
-LIMITS: Final = struct.Struct("<IBIIIIB")
+LIMITS: Final = struct.Struct("<IBIIIIBB")
 _WRITER_BYTES: Final = WRITER.size
 FANOUT_HEAD: Final = WRITER.size + U64.size
 """Bytes of a fan-out before its receivers."""
@@ -118,6 +118,8 @@ class Limits(NamedTuple):
     """Time without a connection after which a device no longer counts."""
     from_now: int = 0
     """1: a user's further devices begin after the newest entry; 0: with everything that can be read."""
+    no_space: int = 0
+    """1: new devices are refused, because the leader's inboxes hold more than their bound."""
 
     def encode(self) -> bytes:
         """Encode as in the log and the store."""

@@ -31,7 +31,7 @@ MAX_ASKED: Final = 256
 LATER_S: Final = 0.5
 """Pause after Pi did not answer, seconds."""
 REFUSED_S: Final = 60.0
-"""Pause after Pi refused a device, seconds: the user has too many."""
+"""Pause after Pi refused a device, seconds: the user has too many, or the inboxes have no space."""
 MAX_REFUSED: Final = 100_000
 """Limit of pausing devices. Policy: all are forgotten, and asked for again."""
 UNKNOWN: Final = -1

@@ -176,6 +176,8 @@ class Model:
         return device.session
 
     def _make(self, uin: int, number: int, client_id: bytes) -> int:
+        if self.limits.no_space:
+            return -Code.DISK_FULL
         devices = self.devices.setdefault(uin, {})
         if len(devices) == 8:
             seen_s, oldest = min((device.seen_s, each) for each, device in devices.items())

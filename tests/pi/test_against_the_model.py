@@ -88,6 +88,8 @@ class World:
             self.limits = self.limits._replace(from_now=1 - self.limits.from_now)
         if chance.random() < 0.2:
             self.limits = self.limits._replace(refuse_full=1 - self.limits.refuse_full)
+        if chance.random() < 0.2:
+            self.limits = self.limits._replace(no_space=1 - self.limits.no_space)
         return Clock(self.limits)
 
     def _writer(self) -> Writer:

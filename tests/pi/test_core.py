@@ -229,6 +229,20 @@ def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_space() -> No
     assert not entry.beyond
 
 
+def test_the_log_learns_before_all_else_whether_there_is_space() -> None:
+    pi = Pi()
+    said = []
+    for request, space in enumerate((True, True, False, False, True), 1):
+        pi.shelf.space = space
+        pi.ask(AddDevice(7, b"phone"), request=request)
+        pi.turn()
+        assert decode(pi.proposals.pop().payload) == [AddDevice(7, b"phone")]
+        said.append([decode(entry.payload) for entry in pi.proposals])
+        pi.proposals.clear()
+    full, free = [[Clock(Limits(cap=9, no_space=1))]], [[Clock(Limits(cap=9))]]
+    assert said == [free, [], full, [], free]
+
+
 def test_without_space_nothing_is_refused_for_good_that_may_be_in_the_log() -> None:
     pi = Pi()
     pi.shelf.numbers = {(message(1), 7): 4, (message(8), 7): -1}

@@ -166,6 +166,19 @@ def test_a_ninth_device_takes_the_place_of_one_that_was_not_seen_for_long() -> N
     assert sorted(replica.state.inboxes.user(UIN).devices) == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_without_space_new_devices_are_refused_and_known_ones_go_on() -> None:
+    replica = Replica()
+    assert replica.apply(AddDevice(UIN, b"phone"), appends(1, (message(1), UIN))) == [[1], [1]]
+    replica.apply(Clock(Limits(no_space=1)))
+    assert replica.apply(
+        AddDevice(UIN, b"phone"), AddDevice(UIN, b"tablet"), AddDevice(UIN + 1, b"phone"),
+        OpenSessions(USER_DEVICE.pack(UIN, 1) + USER_DEVICE.pack(UIN, 0) + USER_DEVICE.pack(UIN + 1, 0)),
+        acknowledges(UIN, 1, 1, device=1),
+    ) == [[1], [-Code.DISK_FULL], [-Code.DISK_FULL], [1, -Code.DISK_FULL, -Code.DISK_FULL], [0]]  # fmt: skip
+    replica.apply(Clock(Limits()))
+    assert replica.apply(AddDevice(UIN, b"tablet"), OpenSessions(USER_DEVICE.pack(UIN + 1, 0))) == [[2], [1]]
+
+
 def test_a_device_is_known_by_its_id_and_keeps_the_name_that_it_was_given_last() -> None:
     replica = Replica()
     told = ("", "phone", "", "old phone", "x" + "é" * 100)

@@ -19,6 +19,7 @@ from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import (
     ConfigurationError,
+    DiskFull,
     Draining,
     InboxFull,
     InvalidArgument,
@@ -71,6 +72,7 @@ _REFUSALS: Final[dict[int, PixiuError]] = {
     6: TooManyDevices("the user has eight devices, all of them seen recently; drop one first"),
     _INVALID: InvalidArgument("lane or range out of bounds"),
     _TOO_MANY_DELETIONS: LimitError("this inbox has 1,000 separate deletions; delete a larger range, or acknowledge first"),
+    10: DiskFull("the inboxes have no space for a new device; its operator must free some"),
 }
 
 

@@ -20,7 +20,7 @@ EXAMPLES: dict[op.Op, op.Operation] = {
     op.Op.ADD_DEVICE: op.AddDevice(7, b"abcdef"),
     op.Op.DROP_DEVICES: op.DropDevices(op.USER_DEVICE.pack(7, 3)),
     op.Op.TRIMS: op.Trims(op.TRIM.pack(7, 1, 44)),
-    op.Op.CLOCK: op.Clock(op.Limits(cap=9, history_s=5, from_now=1)),
+    op.Op.CLOCK: op.Clock(op.Limits(cap=9, history_s=5, from_now=1, no_space=1)),
     op.Op.DELETES: op.Deletes(op.DELETE.pack(7, 1, 3, 9)),
     op.Op.GIVE_UP: op.GiveUp((b"M", b"E" + bytes(17))),
 }
@@ -65,7 +65,7 @@ def test_a_body_of_an_impossible_size_is_malformed() -> None:
         op.Op.ADD_DEVICE: set(range(8, 51)),
         op.Op.DROP_DEVICES: {0, 10, 20, 30, 40, 50},
         op.Op.TRIMS: {0, 17, 34},
-        op.Op.CLOCK: {22},
+        op.Op.CLOCK: {23},
         op.Op.DELETES: {0, 25, 50},
     }
     for number, sizes in fine.items():
