@@ -42,12 +42,21 @@ def _session(job: str, master: str) -> Iterator[Any]:
     with error_console().status(f"starting Spark for {job}…"):
         keep = "PIXIU_KEEP_SESSION" in os.environ
         spark = open_session(f"pixiu {job}", master, brief=not keep)
-        spark.sparkContext.setLogLevel("OFF")  # errors become one sentence
+        _silence(spark)
     try:
         yield spark
     finally:
         if not keep:
             spark.stop()
+
+
+def _silence(spark: Any) -> None:
+    """Log nothing: errors become one sentence."""
+    from pyspark.logger import PySparkLogger
+
+    spark.sparkContext.setLogLevel("OFF")
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def run_job(job: str, run: Run, *, master: str, as_json: bool, out: str, html: Path | None) -> None:

@@ -21,13 +21,13 @@ import pytest
 from typer.testing import CliRunner
 
 import pixiu
-from pipeline.commands import pipeline
+from pipeline.commands import pipeline, run_job
 from pipeline.jobs.audit import AuditOptions
 from pipeline.jobs.skew import Load, SkewOptions, partitions_of, verdict
 from pipeline.report import Bars, Report, Section
 from pipeline.spark.replicas import Replicas, Rows
 from pixiu.client.stores.leaders import Stores
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.export_tables import columns_of
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
@@ -58,6 +58,27 @@ def test_the_layout_knows_how_many_partitions_there_are(monkeypatch: pytest.Monk
     assert partitions_of(SkewOptions("127.0.0.1:7000")) == 4
     assert partitions_of(SkewOptions("127.0.0.1:7000", partitions=8)) == 8
     assert partitions_of(SkewOptions(log="log.csv")) == 2
+
+
+@pytest.mark.process
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_query_that_spark_refuses_is_one_sentence_and_nothing_else(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIXIU_KEEP_SESSION", "1")
+    capfd.readouterr()
+
+    def select(spark: Any) -> Any:
+        return spark.range(1).select("tz")
+
+    def sql(spark: Any) -> Any:
+        return spark.sql("SELECT tz FROM range(1)")
+
+    for wrong in (select, sql):
+        with pytest.raises(Unavailable, match="`tz` cannot be resolved"):
+            run_job("test", wrong, master="", as_json=True, out="", html=None)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_report_is_one_page_that_escapes_what_it_shows() -> None:
