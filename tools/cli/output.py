@@ -10,12 +10,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import Annotated, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
 
 from pixiu.errors import Dropped, Offline, PixiuError, Undelivered
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DEFAULT_TARGET: Final = "zk://127.0.0.1:2181/pubsub"
 EXIT_NOT_DELIVERED: Final = 1
@@ -46,12 +48,16 @@ T = TypeVar("T")
 
 
 def console() -> Console:
-    """Console for results."""
+    """Console for results. Only commands with output load it."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
     """Console for progress and errors, so that the output stays clean."""
+    from rich.console import Console
+
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 

@@ -188,15 +188,20 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
         ["status", "--target", "zk://127.0.0.1:1/none"],
         ["send", "--room", "42", "text", "--target", "127.0.0.1:1"],
         ["send", "text"],
+        ["send", "--nope"],
+        ["status", "--nope"],
     ],
     ids=" ".join,
 )
-def test_help_wrong_use_and_no_cluster_load_neither_grpc_nor_zookeepers_client(arguments: list[str]) -> None:
+def test_help_wrong_use_and_no_cluster_load_no_library_that_they_do_not_need(arguments: list[str]) -> None:
+    heavy = ["grpc", "kazoo", "google.protobuf", "pyspark"]
+    if arguments[0] != "status":
+        heavy.append("rich.console")
     code = (
         "import sys; sys.argv = ['pixiu', *sys.argv[1:]]\n"
         "from tools.cli.command import main\n"
         "try: main()\n"
-        "finally: print('loaded', [name for name in ('grpc', 'kazoo', 'google.protobuf') if name in sys.modules])"
+        f"finally: print('loaded', [name for name in {heavy} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert result.stdout.splitlines()[-1] == "loaded []", result.stdout + result.stderr
