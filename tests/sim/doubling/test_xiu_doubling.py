@@ -16,6 +16,7 @@ import xiu.state.doubling
 from proxy import mail_events as me
 from tests.sim.doubling.world import TOTAL, DoublingWorld
 from tests.support.effort import runs
+from xiu.doubling.answering import Answers
 from xiu.state.doubling import Doubling, Phase
 
 pytestmark = pytest.mark.sim
@@ -23,6 +24,10 @@ pytestmark = pytest.mark.sim
 SEEDS = runs("PIXIU_DOUBLING_SEEDS", local=6, ci=25)
 FAULT_SEEDS = 120
 """Within so many a fault that was put back is found."""
+FAULTS = {
+    "both take what moved": 7, "the child opens early": 5, "the child does not ask": 6, "a deposed leader answers its child": 35,
+}  # fmt: skip
+"""Each with a seed that found it; it is played before all others."""
 USERS = 8
 MAILS = 260
 
@@ -124,13 +129,15 @@ def put_back(patch: pytest.MonkeyPatch, fault: str) -> Iterator[bool]:
             back.setattr(xiu.state.doubling, "takes", lambda _now, _partition, _key: True)
         elif fault == "the child does not ask":
             back.setattr(xiu.core, "is_asked", lambda *_: False)
+        elif fault == "a deposed leader answers its child":
+            back.setattr(Answers, "sure", lambda _self, _lease: True)
         yield fault == "the child opens early"
 
 
-@pytest.mark.parametrize("fault", ["both take what moved", "the child opens early", "the child does not ask"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with put_back(monkeypatch, fault) as early:
-        for seed in range(FAULT_SEEDS):
+        for seed in (FAULTS[fault], *range(FAULT_SEEDS)):
             try:
                 check(play(seed, early=early))
             except AssertionError:

@@ -12,21 +12,27 @@ from collections.abc import Callable, Sequence
 from cluster.core.contract import Settle
 from cluster.replication.core.events import Accepted, Leading, Propose
 from cluster.replication.model import Entry, EntryKind
+from cluster.wire.v1.xiu_partitions_pb2 import AskRequest
+from pixiu.discovery.view import RoleLayout
 from pixiu.errors import PixiuError
-from pixiu.ids import msg_id
+from pixiu.ids import hex_id, msg_id
 from pixiu.wire.record import split
 from proxy import mail_events as me
 from tests.proxy.mail_world import START_MS, ProxyModel, World, XiuModel
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable
 from xiu import events as ev
 from xiu.core import Core, CoreSettings
-from xiu.state.doubling import Change, Phase, is_asked, parent_of, reached
+from xiu.doubling.answering import Answers, Known
+from xiu.state.doubling import Change, Phase, parent_of, reached
+from xiu.state.state import Head
 
-Known = list[tuple[int, int] | None]
 TOTAL = 4
 """Partitions, when all doublings are over."""
+DOUBLINGS = (0xA1, 0xB2)
 LOST = 0.05
 """Of the questions to parents."""
+LINGERS_S = (0.5, 3.0)
+"""A leader that does not know of its successor answers children so long: half of the questions reach it."""
 
 
 class Partition(XiuModel):
@@ -39,6 +45,9 @@ class Partition(XiuModel):
         self.committed = 0
         self.layout = 1
         self._life = 0
+        self._former: tuple[Core, Head] | None = None
+        """Who led before, if it lingers."""
+        self._lingers_until = 0.0
         self.elected()
 
     def elected(self) -> None:
@@ -67,6 +76,7 @@ class Partition(XiuModel):
         self.leads = False
         self._life += 1
         self.epoch += 1
+        self._former, self._lingers_until = (self.core, self.store.head), self.world.now + self.world.rng.uniform(*LINGERS_S)
         del self.log.entries[self.world.rng.randint(self.committed, len(self.log.entries)) :]
         self.world.after(self.world.rng.uniform(0.02, 2.0), self.elected)
 
@@ -129,25 +139,31 @@ class Partition(XiuModel):
 
     def asked(self, child: int, wanted: Sequence[tuple[int, bool]], answer: Callable[[Known | None], None]) -> None:
         """As `xiu.doubling.cuts` answers; `answer(None)`: it did not."""
-        head = self.store.head
-        if not self.readable or self.world.rng.random() < LOST or head.doubling.partitions <= child:
+        chance, core, head, lease = self.world.rng, self.core, self.store.head, self.readable
+        if self._former is not None and self.world.now < self._lingers_until and chance.random() < 0.5:
+            (core, head), lease = self._former, False
+        elif not self.leads or chance.random() < LOST:
             answer(None)
             return
-        known = self.core.known(wanted)
-        above = [at for at, each in enumerate(known) if each is None and is_asked(head.doubling, head.clock_us, *wanted[at])]
-        if not above:
-            answer(known)
+        snowflakes, derived = [one for one, _ in wanted], [at for at, (_, is_derived) in enumerate(wanted) if is_derived]
+        layout = RoleLayout(self.layout, self.layout, 1, tuple(map(hex_id, DOUBLINGS[: self.layout.bit_length() - 1])))
+        try:
+            request = AskRequest(child=child, snowflakes=snowflakes, derived=derived)
+            look = Answers().look(request, head, core, layout, lease)
+        except PixiuError:
+            answer(None)
+            return
+        if not look.above:
+            answer(look.known if look.doubling else None)
             return
 
         def told(more: Known | None) -> None:
             if more is not None:
-                for at, each in zip(above, more, strict=True):
-                    known[at] = each
-            answer(known if more is not None else None)
+                look.reply(more)
+            answer(look.known if more is not None else None)
 
         parent = self.world.xius[parent_of(self.partition)]
-        asked = [wanted[at] for at in above]
-        self.world.soon(lambda: parent.asked(self.partition, asked, lambda more: self.world.soon(lambda: told(more))))
+        self.world.soon(lambda: parent.asked(self.partition, look.asked(), lambda more: self.world.soon(lambda: told(more))))
 
 
 class DoublingWorld(World):
@@ -165,7 +181,7 @@ class DoublingWorld(World):
         self.xius = [Partition(self, partition) for partition in range(TOTAL)]
         self._todo = [
             step
-            for number, total in ((0xA1, 2), (0xB2, 4))
+            for number, total in zip(DOUBLINGS, (2, 4), strict=True)
             for step in (
                 *((p, Change(Phase.LEARNING, number, total)) for p in range(total // 2, total)),
                 *((p, Change(phase, number, total)) for q in range(total // 2) for p, phase in self._cut(q, total)),
