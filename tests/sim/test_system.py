@@ -35,6 +35,7 @@ LEAST = {
     "confirmations": 40,
     "pi doubling done": 0.25, "xiu doubling done": 0.25, "router doubling done": 0.1, "broker doubling done": 0.1,
     "relay doubling done": 0.1, "killed in a doubling": 0.5, "stopped in a doubling": 0.3, "tools killed": 0.5,
+    "leaders severed": 0.05, "deletions before their time": 0.05,
     "snapshots for children": 0.3, "inboxes after a doubling": 1,
 }  # fmt: skip
 """What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""

@@ -42,6 +42,11 @@ FAULTS: dict[str, tuple[SystemVariant, str]] = {
     "a parent of Pi takes what moved beside its child": (SystemVariant(pi=faults.WritesTwice), "InboxSeq is given twice"),
     "a child of Pi opens before it has learned everything": (SystemVariant(state=faults.OpensEarly), "InboxSeq is given twice"),
     "a split of Pi overtakes what came in the same turn": (SystemVariant(acts=faults.split_first), "InboxSeq is given twice"),
+    "a parent of Pi tells its child what is not committed": (
+        SystemVariant(lesson=faults.TellsTheTail),
+        "do not agree on what moved",
+    ),
+    "a parent of Pi deletes what moved before the flip": (SystemVariant(steps=faults.cleans_early), "has no outcome"),
     "a child of Pi begins without cursors": (SystemVariant(state=faults.LearnsNoCursors), "acknowledged before a session began"),
     "a child of Pi does not follow what is acknowledged": (
         SystemVariant(state=faults.FollowsNoCursors),
@@ -70,6 +75,8 @@ FOUND_AT = {
     "a parent of Pi takes what moved beside its child": 7,
     "a child of Pi opens before it has learned everything": 13,
     "a split of Pi overtakes what came in the same turn": 79,
+    "a parent of Pi tells its child what is not committed": 55,
+    "a parent of Pi deletes what moved before the flip": 16,
     "a child of Pi begins without cursors": 73,
     "a child of Pi does not follow what is acknowledged": 7,
     "the layout of Xiu flips before its children are open": 17,

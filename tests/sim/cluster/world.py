@@ -202,10 +202,10 @@ class World:
 
         self.wire.after(length, resume)
 
-    def cut(self, one: Place, other: Place, both: bool) -> None:
+    def cut(self, one: Place, other: Place, both: bool, length: float = 0.0) -> None:
         """For some seconds nothing passes from one host to the other, or neither way."""
         self.counts["cuts" if both else "one-way cuts"] += 1
-        length = self.rng.choice([0.5, self.rng.uniform(3.0, 8.0)])
+        length = length or self.rng.choice([0.5, self.rng.uniform(3.0, 8.0)])
         ways = [(one.host, other.host), (other.host, one.host)][: 2 if both else 1]
         self.wire.cut_ways.update(ways)
         for place in (one, other):

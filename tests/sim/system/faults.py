@@ -19,13 +19,13 @@ from cluster.membership.events import ClusterChanged, MessagesReceived, Replica
 from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.member.core import MemberCore
 from cluster.replication.model import START
-from cluster.wire.v1.doubling_pb2 import DOUBLING_SPLIT
+from cluster.wire.v1.doubling_pb2 import DOUBLING_SPLIT, DoublingAdvanceRequest
 from ops.doubling.doubling import Action, Advance, Commit, Phase, Seen, decide
 from pi.doubling.learning import Lesson
 from pi.doubling.phases import Phase as PiPhase
 from pi.doubling.phases import Record, rows_body, rows_of
 from pi.doubling.state import DoublingState
-from pi.doubling.steps import Act
+from pi.doubling.steps import Act, Standing, steps_to
 from pi.state import State
 from pixiu.placement.partition import serves
 from pixiu.wire.inbox_operations import Writer
@@ -38,7 +38,6 @@ from relay.delivery.sessions import Deliveries
 from relay.mail.core import MailCore
 from relay.mail.devices import MailDevices
 from tests.sim.cluster.faults import Variant
-from xiu.doubling.answering import Answers
 
 
 def as_decided(acts: tuple[Act, ...]) -> tuple[Act, ...]:
@@ -57,7 +56,8 @@ class SystemVariant(Variant):
     lesson: type[Lesson] = Lesson
     acts: Callable[[tuple[Act, ...]], tuple[Act, ...]] = as_decided
     """In which order a leader of Pi takes an operator's steps."""
-    answers: type[Answers] = Answers
+    steps: Callable[[Standing, DoublingAdvanceRequest], tuple[Act, ...]] = steps_to
+    """Which steps a leader of Pi takes to a phase."""
     decide: Callable[[Seen], tuple[Phase, Action]] = decide
     """What the operator's tool does next."""
     mail: type[proxy.mail.pipeline.MailCore] = proxy.mail.pipeline.MailCore
@@ -144,12 +144,9 @@ def split_first(acts: tuple[Act, ...]) -> tuple[Act, ...]:
     return acts[::-1]
 
 
-class AnswersUnsure(Answers):
-    """Fault: a parent answers its child although somebody else may lead, or it has not applied all that is committed."""
-
-    def sure(self, lease: bool) -> bool:
-        """Always."""
-        return True
+def cleans_early(now: Standing, request: DoublingAdvanceRequest) -> tuple[Act, ...]:
+    """Fault: what moved is deleted whatever the layout's number is."""
+    return steps_to(now._replace(layout=replace(now.layout, n=now.layout.next)), request)
 
 
 class ForgetsRefusals(pi.core.Core):

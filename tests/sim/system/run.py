@@ -59,6 +59,7 @@ def shape_of(seed: int) -> SystemShape:
         pis=1 + seed // 5 % 2,
         writers=1 + seed % 3,
         stores=((), ("pi",), ("xiu",))[seed % 3],
+        harsh=seed % 10 in (4, 5, 6),
     )
 
 

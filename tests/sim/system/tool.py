@@ -6,13 +6,14 @@ that doubles is killed here and there, or stopped for a while.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling import doubling as plan
 from ops.doubling.doubling import Phase, Seen
-from pi.doubling.steps import steps_back, steps_to
+from pi.doubling.steps import steps_back
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument
 from tests.sim.system.pi import PiProcess
@@ -40,6 +41,12 @@ LATE: Final = 0.15
 """Probability that what the tool sends is on its way for long: it may outlive the tool."""
 LATE_S: Final = (0.1, 4.0)
 AGAIN_S: Final = (0.5, 3.0)
+SEVERED: Final = 0.3
+"""Probability that a parent's leader is severed when it is told to split: it appends SPLIT, and cannot commit it."""
+SEVERED_S: Final = (3.0, 5.0)
+HASTY: Final = 0.3
+"""Probability that somebody asks a parent to delete what moved right behind its SPLIT."""
+HASTY_S: Final = 0.5
 
 
 class Tool:
@@ -58,6 +65,8 @@ class Tool:
         self.over_at = float("inf")
         self._phase: Phase | None = None
         self._gone_until = 0.0
+        self._rare = random.Random(f"{world.seed} {role}")
+        """Of a harsh run's own troubles."""
         self._fences: dict[int, int] | None = None
         """Of parents, as they were when they were first asked to stay whole; None: nothing is taken back."""
         self._turn()
@@ -143,9 +152,12 @@ class Tool:
         if isinstance(leader, PiProcess) and wanted != pb.DOUBLING_OPEN:  # children open by themselves
             pi = leader.doubler
 
-            def take() -> None:
-                pi.take(lambda now: steps_to(now, request))
+            def take(request: pb.DoublingAdvanceRequest = request) -> None:
+                pi.take(lambda now: self._world.variant.steps(now, request))
 
+            if wanted == pb.DOUBLING_SPLIT and self._world.wire.faults and self._world.shape.harsh:
+                hasty = pb.DoublingAdvanceRequest(doubling=self._number, partitions=total, phase=pb.DOUBLING_CLEANING)
+                self._trouble(leader, lambda: take(hasty))
             self._send(leader, lambda: pi.together(take) if wanted == pb.DOUBLING_SPLIT else take())
         elif isinstance(leader, XiuProcess):
             change, xiu = Change(XiuPhase(wanted), self._number, total, fence=fence), leader.doubler
@@ -216,6 +228,15 @@ class Tool:
         if world.wire.chance(GONE):
             world.counts["tools killed"] += 1
             self._gone_until = world.now + world.rng.uniform(*GONE_S)
+
+    def _trouble(self, parent: PiProcess, delete: Callable[[], None]) -> None:
+        """Of a parent that is told to split."""
+        world, rare, state = self._world, self._rare, parent.replica.partition.register.state
+        if rare.random() < SEVERED and state is not None and len(state.in_sync) > 1:
+            world.sever(parent, rare.uniform(*SEVERED_S))
+        elif rare.random() < HASTY:
+            world.counts["deletions before their time"] += 1
+            world.wire.after(rare.uniform(0.0, HASTY_S), lambda: parent.do(delete))
 
     def _strike(self) -> None:
         """A parent's or a child's replica; of Xiu and Pi the leader, if there is one."""

@@ -311,10 +311,10 @@ class MailWatch:
         """What Pi's leader lists for a device; None when there is no leader, or no such device."""
         pi = next((p for p in self._world.running_pis(device.uin) if p.core.epoch), None)
         number = self.numbers.get((device.uin, device.number.to_bytes(6, "big")))
-        if pi is None or number is None:
+        held = pi.machine.state.inboxes.user(device.uin).devices.get(number) if pi is not None and number is not None else None
+        if pi is None or number is None or held is None:
             return None
-        session = pi.machine.state.inboxes.user(device.uin).devices[number].session
-        found = pi.machine.state.read(device.uin, number, lane, session, None, 1000)
+        found = pi.machine.state.read(device.uin, number, lane, held.session, None, 1000)
         entries = tuple((seq, msg_id, self._snowflakes.get(msg_id, 0)) for seq, msg_id in found.entries)
         return Listed(entries, found.last, found.floor, found.gap, found.up_to)
 
@@ -379,6 +379,8 @@ class MailWatch:
                 if number is None:
                     yield f"{device} has no number"
                     continue
+                if self.listed(device, lane) is None:
+                    yield f"Pi does not have {device}"
                 held, got = self._cursor((uin, number, lane)), self._received.get((uin, number, lane), set())
                 missing = [seq for seq in entries if seq > held.start and seq not in got]
                 if missing:

@@ -54,6 +54,8 @@ class SystemShape(Shape):
     writers: int = 2
     stores: tuple[str, ...] = ()
     """Of Xiu and Pi, which double meanwhile."""
+    harsh: bool = False
+    """Whether a parent of Pi has troubles of its own when it is told to split."""
 
 
 class SystemWorld(World):
@@ -154,6 +156,15 @@ class SystemWorld(World):
             self.counts["leaders isolated"] += 1
             self.mail.told.fault(replica.process.place)
             replica.isolate(self.rng.uniform(2.2, 3.5))
+
+    def sever(self, leader: XiuProcess | PiProcess, seconds: float) -> None:
+        """Neither ZooKeeper nor the other replicas hear from a leader, and everybody else does: another one leads beside it."""
+        self.counts["leaders severed"] += 1
+        self.mail.told.fault(leader.place)
+        leader.replica.isolate(seconds)
+        for place in self.places_of(leader.place.role):
+            if place is not leader.place and place.partition == leader.place.partition:
+                self.cut(leader.place, place, True, seconds)
 
     def crash_leader(self) -> None:
         """The leader of a partition of Xiu or Pi is killed."""

@@ -13,7 +13,7 @@ from cluster.wire.v1 import xiu_partitions_pb2 as pb
 from pixiu.errors import PixiuError
 from tests.sim.system.base import unary
 from tests.sim.system.streams import Stream
-from xiu.doubling.answering import Known, Wanted, check_layout, check_question, status_of
+from xiu.doubling.answering import Answers, Known, Wanted, check_layout, check_question, status_of
 from xiu.doubling.cuts import ASK_S, CALL_S
 from xiu.service import OPEN_POLL_S
 from xiu.state.doubling import Change, Doubling, Phase, parent_of, reached
@@ -132,7 +132,7 @@ class XiuDoubler:
         try:
             check_question(process.place.partition, request)
             head, layout, sure = process.store.head, process.view.laid_out("xiu"), process.replica.may_read()
-            look = process.world.variant.answers().look(request, head, process.core, layout, sure)
+            look = Answers().look(request, head, process.core, layout, sure)
         except PixiuError:
             stream.end()
             return
