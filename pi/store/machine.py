@@ -438,6 +438,10 @@ class Machine:
                 await self.flush()
             except DiskFull:
                 continue
+            except StateDamaged as damage:  # a page of the tree: the log has what waits, and another replica may be undamaged
+                self.damaged = str(damage)
+                self._on_failed(damage)
+                await asyncio.sleep(DAMAGED_S)
             except PixiuError as failed:
                 self._on_failed(failed)
                 return

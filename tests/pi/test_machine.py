@@ -63,6 +63,25 @@ def full_disk(one: Machine) -> Iterator[None]:
         yield
 
 
+async def test_writes_go_on_after_a_transaction_that_met_a_broken_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pi.store.machine.DAMAGED_S", 0.01)
+    failed: list[PixiuError] = []
+    async with machine(tmp_path, failed=failed) as one:
+
+        def write(changes: object) -> None:
+            raise one.store.problem("written", lmdb.CorruptedError("a page"))
+
+        one.start(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(one.store, "write", write)
+            one.apply(entries(1, 5))
+            await until(lambda: len(failed) > 1)
+            assert isinstance(failed[0], StateDamaged)
+            assert "a page" in one.damaged
+            assert one.flushed == 0
+        await until(lambda: one.flushed == 5)
+
+
 async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None:
     async with machine(tmp_path) as one:
         one.start(100_000)
