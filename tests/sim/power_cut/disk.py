@@ -30,6 +30,7 @@ class Left(enum.Enum):
 
     NOTHING = "only what was synced"
     SOME = "what was synced, and some of the rest"
+    ENDS = "what was synced, and of each write the last sector"
     ALL = "everything, as after a kill"
 
 
@@ -54,10 +55,13 @@ class File:
 
     def left(self, what: Left, rng: random.Random) -> bytes:
         """Its bytes after the power came back."""
-        if what is not Left.SOME or not self.pending:
-            return bytes(self.durable if what is not Left.ALL else self.now)
+        if what in (Left.NOTHING, Left.ALL) or not self.pending:
+            return bytes(self.now if what is Left.ALL else self.durable)
         found, lost = bytearray(self.durable), rng.choice(SHARES)
         for change in self.pending:
+            if what is Left.ENDS:
+                _apply(found, change if isinstance(change, int) else list(_sectors(*change))[-1])
+                continue
             if isinstance(change, int):
                 if rng.random() < lost and change < len(found):
                     break  # the rest came into blocks that the file does not have

@@ -76,6 +76,7 @@ _SYNCS: Final = "        for segment in dirty:\n            segment.sync()\n"
 _SEALS: Final = (
     "        self._wanted = replace(self._wanted, seal=max(self._wanted.seal, self.last))\n        self._write_label()\n"
 )
+_CHECKED: Final = "await asyncio.to_thread(self._checked, folder)", "pass"
 _FLUSHED: Final = "ev.Flushed(self._machine.flushed)"
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -163,7 +164,11 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.storage.log, "make_directory", (("sync_directory(each.parent)", "pass"),), 0
     ),
     "the names in a received snapshot are not synced": Fault(
-        _Folder, "accept_incoming", (("        sync_directory(Path(folder))\n", ""),), UNKNOWN
+        _Folder, "accept_incoming", (("        sync_directory(Path(folder))\n", ""),), 7, "replica/log",
+        besides=(  # a store that is opened for a check syncs them, too
+            (pi.store.machine.Machine, "check", (_CHECKED,)),
+            (xiu.store.machine.Machine, "check", (_CHECKED,)),
+        ),
     ),
     "entries are cut before the seal goes down": Fault(
         _Log, "cut",
@@ -171,13 +176,13 @@ FAULTS: Final[dict[str, Fault]] = {
             ("    self._write_label()\n", ""),
             ("        self._tail = [entry for entry in self._tail if entry.counter <= after]\n",
              "        self._tail = [entry for entry in self._tail if entry.counter <= after]\n    self._write_label()\n"),
-        ), UNKNOWN,
+        ), 9,
     ),
     "a reset begins before the label says so": Fault(_Log, "reset", (("    self._write_label()\n", ""),), 13),
-    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), UNKNOWN),
+    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 3),
     "Xiu: a flush is not waited for": Fault(xiu.store.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
     "an opening does not look at the CRC": Fault(
-        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), UNKNOWN
+        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 5
     ),
     "an opening seals nothing": Fault(
         _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 10
@@ -185,10 +190,10 @@ FAULTS: Final[dict[str, Fault]] = {
     "a sync under way seals beyond a cut": Fault(_Log, "cut", (("self._limit = min(self._limit, after)", "pass"),), UNKNOWN),
     "the seal stays beyond a cut": Fault(_Log, "cut", (("self._wanted.seal.counter > after", "False"),), 8),
     "Pi: a snapshot takes its place before it is synced": Fault(
-        pi.store.machine, "install", (("os.fsync(file.fileno())", "pass"),), UNKNOWN
+        pi.store.machine, "install", (("os.fsync(file.fileno())", "pass"),), 8, "inboxes"
     ),
     "an opening syncs no names": Fault(
-        _Log, "_make_durable", (("sync_directory(self.directory)", "pass"),), UNKNOWN, killed=("replica/log", -1),
+        _Log, "_make_durable", (("sync_directory(self.directory)", "pass"),), 0, killed=("replica/log", -1),
         besides=(
             (_Label, "__init__", (("    sync_directory(directory)\n", ""),)),
             (cluster.replication.storage.log, "load_member", (("    sync_directory(directory)\n", ""),)),

@@ -43,6 +43,7 @@ from tests.sim.power_cut.shadow import Claims, Disks
 from tests.sim.power_cut.threads import DELAY_S
 from tests.sim.power_cut.world import FLUSH_S, SEGMENT_BYTES, Machine, Noted, Shape, World
 from tests.sim.replication.zookeeper import Register
+from xiu.store.manifest import HEADER
 
 LIVES: Final = 3
 CUTS: Final = 3
@@ -195,8 +196,8 @@ async def live(world: World, confirmed: list[Confirmed]) -> None:
 
 
 async def absence(world: World) -> None:
-    """A leader that the other does not hear writes what nobody else has, and comes back when the other leads: its log is cut, while
-    it still writes, or after a start; or it was away for so long that what it needs is trimmed, and it takes a snapshot."""
+    """A leader that the other does not hear writes what nobody else has, and comes back when the other leads: its log is cut, at
+    once or after a start; or it was away for so long that what it needs is trimmed, and it takes a snapshot."""
     rng = world.rng
     await asyncio.sleep(rng.uniform(0.05, 0.5))
     await world.until(lambda: world.leader is not None and len(world.leader.replica.status()["in_sync"]) > 1, "a leader in sync")
@@ -340,8 +341,8 @@ class Player:
             elif life == 1:
                 chosen |= set(syncs[:EARLY])
         shadow = Disks(disks)
-        torn = self._torn(life, trace) - chosen
-        more = (self._rare(life, trace, world.notes) | torn) - chosen
+        torn = self._torn(life, trace)
+        more = (self._rare(life, trace, world.notes) | set(torn)) - chosen
         with scratch() as folder:
             claims = Claims(self.shape.role, shadow, folder)
             cuts: list[Cut] = []
@@ -357,22 +358,26 @@ class Player:
                     cuts.append(Cut(now, register, list(confirmed), left, at_s, where))
                 if index in more:
                     own = random.Random(f"{self.run.seed} {life} {index}")
-                    left = [Left.SOME if index in torn else own.choice((Left.NOTHING, Left.SOME)) for _ in disks]
+                    left = [torn.get(index) or own.choice((Left.NOTHING, Left.SOME)) for _ in disks]
                     cuts.append(Cut(now, register, list(confirmed), left, at_s, where, own))
                 if index == last:
                     left = [rng.choice(ends) for _ in disks]
                     next_life = Cut(now, register, list(confirmed), left, at_s, where)
-                if operation.kind is not Kind.NOTED:
+                note = None
+                if operation.kind is Kind.NOTED:
+                    note = world.notes[operation.value]
+                    at_s = note.at_s
+                    problems = list(claims.problems(note))
+                    for machine in range(len(disks)):
+                        problems += claims.late_seals(machine, at_s)
+                else:
                     shadow.do(operation)
-                    continue
-                note = world.notes[operation.value]
-                at_s = note.at_s
-                problems = list(claims.problems(note))
-                for machine in range(len(disks)):
-                    problems += claims.late_seals(machine, at_s)
+                    problems = list(claims.done(operation))
                 self.run.found += [f"operation {index} of life {life + 1}: {problem}" for problem in problems]
                 if len(self.run.found) >= MAX_FOUND:
                     return None
+                if note is None:
+                    continue
                 if note.what == "confirmed":
                     confirmed.append(note.value)
                 elif note.what == "register":
@@ -399,19 +404,26 @@ class Player:
                 found |= set(rng.sample(following, min(RARE, len(following))))
         return found
 
-    def _torn(self, life: int, trace: list[Operation]) -> set[int]:
-        """A sync of a log for which more than a sector waits: what is left of that is torn."""
+    def _torn(self, life: int, trace: list[Operation]) -> dict[int, Left]:
+        """A sync of a log for which more than a sector waits: what is left of that is torn. One of a MANIFEST in which two sectors
+        share the header of an edit: it is left with the second alone."""
         waits: Counter[int] = Counter()
-        found = []
+        logs, edits, shared = list[int](), list[int](), set[int]()
         for index, operation in enumerate(trace):
             if operation.kind is Kind.WRITTEN:
                 waits[operation.inode] += len(operation.data)
+                if 0 < -operation.value % SECTOR_BYTES < HEADER.size:
+                    shared.add(operation.inode)
             elif operation.kind is Kind.SYNCED:
                 if operation.path.endswith(SUFFIX) and waits[operation.inode] > SECTOR_BYTES:
-                    found.append(index)
+                    logs.append(index)
+                elif "/MANIFEST-" in operation.path and operation.inode in shared:
+                    edits.append(index)
                 waits[operation.inode] = 0
+                shared.discard(operation.inode)
         rng = random.Random(f"torn {self.run.seed} {life}")
-        return {rng.choice(found) for _ in range(TORN) if found}
+        found = {rng.choice(logs): Left.SOME for _ in range(TORN) if logs}
+        return found | ({rng.choice(edits): Left.ENDS} if edits else {})
 
     @staticmethod
     def _behind(trace: list[Operation], syncs: list[int], folder: str) -> set[int]:

@@ -11,7 +11,7 @@ from typing import Final
 from cluster.replication.model import START, Position
 from cluster.replication.storage.entry import HEAD_BYTES, decode_one
 from cluster.replication.storage.label import SEAL_LAG_S, Label
-from cluster.replication.storage.segment import base_of
+from cluster.replication.storage.segment import SUFFIX, base_of
 from pi.state import State
 from pi.store.store import StateStore
 from pixiu.errors import MalformedData, PixiuError
@@ -83,7 +83,19 @@ class Claims:
         self._seals: dict[int, list[tuple[float, int]]] = {}
         self._logs: dict[int, tuple[int, dict[str, bytes], int]] = {}
         """By machine, after so many syncs: only they change what is durable."""
+        self._shorter: set[int] = set()
+        """Files that were cut."""
         self.checked: dict[str, int] = {}
+
+    def done(self, operation: Operation) -> Iterator[str]:
+        """Look at a log that is shorter on its disk after this operation than before."""
+        machine, _, path = operation.path.partition("/")
+        if operation.kind is Kind.RESIZED:
+            self._shorter.add(operation.inode)
+        shorter = operation.kind is Kind.SYNCED and operation.inode in self._shorter and path.endswith(SUFFIX)
+        if shorter or (operation.kind is Kind.NAMES_SYNCED and path == "replica/log"):
+            self._shorter.discard(operation.inode)
+            yield from self._sealed(int(machine))
 
     def problems(self, note: Noted) -> Iterator[str]:
         """What is claimed and is not so."""
