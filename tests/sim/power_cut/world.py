@@ -352,7 +352,7 @@ class Machine:
         cut, reset = log.cut, log.reset
 
         def cutting(after: int) -> None:
-            self.world.moment("cut" if log._limit is None else "cut in a sync", self.number)
+            self.world.moment("cut", self.number)
             self.world.note("seal", self.number, min(after, log.seal.counter))
             cut(after)
 
