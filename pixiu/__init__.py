@@ -49,9 +49,11 @@ if TYPE_CHECKING:
     from pixiu.client.sync.view import SyncInboxView
     from pixiu.client.writer import Writer
     from pixiu.errors import (
+        ChecksumWrong,
         ConfigurationError,
         DiskFull,
         Dropped,
+        IdAhead,
         IdReused,
         IdTooOld,
         InboxFull,
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from pixiu.wire.levels import Triple
 
 __all__ = [
+    "ChecksumWrong",
     "Client",
     "ClientOptions",
     "ClientStats",
@@ -97,6 +100,7 @@ __all__ = [
     "DiskFull",
     "Dropped",
     "GapReason",
+    "IdAhead",
     "IdReused",
     "IdTooOld",
     "Inbox",

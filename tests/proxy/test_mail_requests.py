@@ -1,12 +1,15 @@
-"""What leaves for a store in one request is bounded in records, which a store decides in one turn of its event loop."""
+"""Requests to a store are bounded in records, which it decides in one turn of its event loop; refusals have names."""
 
 from __future__ import annotations
 
+import pixiu
 from cluster.listeners.request_limits import SLICE
+from pixiu.errors import all_errors
 from pixiu.wire.levels import Level
 from proxy import mail_events as ev
 from proxy.mail.batches import Batch, Part, Writer
 from proxy.mail.requests import MAX_REQUESTS, Link, append_requests, store_requests
+from proxy.mail.results import PERMANENT
 
 SMALL = 64
 """Bytes of a record: 4,096 of them are no more than a request has in bytes."""
@@ -38,3 +41,8 @@ def test_appends_leave_for_pi_in_requests_that_one_turn_applies() -> None:
     sent = list(append_requests(link, 0.0))
     assert len(sent) == MAX_REQUESTS
     assert [request.count for request in link.in_flight.values()] == [SLICE] * MAX_REQUESTS
+
+
+def test_programs_can_name_every_refusal_of_mail() -> None:
+    refusals = {error.__name__ for error in all_errors() if error.code in PERMANENT}
+    assert not refusals - set(pixiu.__all__)
