@@ -57,6 +57,8 @@ class ProcessStatus:
     """Reasons why it does not take the registry's layout, and what to do."""
     doubling: str = ""
     """For a leader of Xiu or Pi: the phase of its partition's doubling; empty: none."""
+    degraded: str = ""
+    """The reason why a running process needs an operator; a replica has its own."""
     insecure: tuple[str, ...] = ()
     """Listeners that its operator opened to everybody."""
     build: str = ""
@@ -117,6 +119,7 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
         for process in processes
         if process.problem and not (process.silent and process.node.host in gone)
     ]
+    problems += [f"{process.name} at {process.node.address}: {process.degraded}" for process in processes if process.degraded]
     problems += missing_processes(view, dead)
     problems += sorted({text for process in processes for text in process.refusals})
     problems += replica_problems(process.replica for process in processes if process.replica is not None)
@@ -209,6 +212,8 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         if short in counts:
             counts[short] += int(value)
     connected = said.get("registry_connected")
+    replica = read_replica(node, said)
+    service = said.get("service") if replica is None else None
     refused = said.get("layout_refused")
     return ProcessStatus(
         node,
@@ -218,10 +223,11 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         counts["links_lost_items"],
         counts["links_queue_drops_total"],
         counts["links_refused_total"],
-        read_replica(node, said),
+        replica,
         unheard=unheard,
         refusals=tuple(map(str, refused.values())) if isinstance(refused, dict) else (),
         doubling=phase_of(said),
+        degraded=str(service.get("degraded") or "") if isinstance(service, dict) else "",
         insecure=tuple(map(str, insecure)) if isinstance(insecure := said.get("insecure_listeners"), list) else (),
         build=str(said.get("build", "")),
     )
@@ -250,7 +256,7 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
                 "replica": process.node.replica,
                 "state": process.node.state.value,
                 "healthy": process.healthy,
-                "problem": process.problem,
+                "problem": process.problem or process.degraded,
                 "address": process.node.address,
                 "client_address": process.node.client_address,
                 "http": f"http://{process.node.host}:{process.node.http_port}",
@@ -312,7 +318,7 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
             "" if node.partition < 0 else str(node.partition),
             str(node.replica),
             node.state.value,
-            "[green]ok[/]" if process.healthy and not process.problem else "[red]bad[/]",
+            "[green]ok[/]" if process.healthy and not process.problem and not process.degraded else "[red]bad[/]",
             escape(node.address),
             escape(node.client_address),
             f"{node.mqtt_host}:{node.mqtt_port}" if node.mqtt_port else "",

@@ -103,6 +103,15 @@ def test_a_process_that_runs_and_answers_is_healthy_and_its_links_counters_are_r
     assert found.registry_connected is True
 
 
+def test_what_a_running_process_needs_an_operator_for_is_a_problem_and_it_still_counts() -> None:
+    view, why = whole(), "MQTT clients cannot publish: this machine's clock shows a time before 2020: set it"
+    for one in view.nodes:
+        others = [ProcessStatus(other, True) for other in view.nodes if other is not one]
+        found = judge(TARGET, view, [*others, read_pages(one, 200, health(one, service={"degraded": why}), b"")])
+        assert [problem.endswith(f": {why}") for problem in found.problems] == [True]
+        assert not judge(TARGET, view, [*others, read_pages(one, 200, health(one, service={"degraded": None}), b"")]).problems
+
+
 @pytest.mark.parametrize(
     ("status", "changes", "word"),
     [
