@@ -52,7 +52,7 @@ RETRIES_BEFORE_REOPEN: Final = 3
 CODES: Final = {
     Verdict.ID_REUSED: (errors.IdReused.code, "another message has this SnowflakeID; give every message its own"),
     Verdict.TOO_OLD: (errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
-    Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead; correct the sender's clock"),
+    Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead of the store; correct the wrong clock"),
     Verdict.MOVED: (errors.WrongPartition.code, "the partition was split while this was on its way; send it again"),
     Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader is taking a new epoch; send again"),
 }
