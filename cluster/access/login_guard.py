@@ -35,7 +35,7 @@ from cluster.access.visits import Visits
 from cluster.core.token_bucket import Meter, Meters
 from cluster.trust.audit import Audit
 from cluster.trust.identity import NEVER_S, Credentials, Identity, machine_of
-from pixiu.errors import ConfigurationError, NotAllowed, NotAuthenticated, Overloaded, PixiuError
+from pixiu.errors import ConfigurationError, NotAllowed, NotAuthenticated, Overloaded, PixiuError, Unavailable
 
 LOOK_S: Final = 1.0
 """Interval at which files are checked, seconds. Changes that stayed the same between two checks are read."""
@@ -117,18 +117,24 @@ class LoginSession:
             self.end(self.over)
 
     def allows(self, action: str, target: Target) -> bool:
-        """True if the client may do something; a new no is counted and audited."""
+        """True if the client may do something; a new no is counted and audited. False when the session is `over`."""
         permissions = self.permissions
         new = not permissions.seen(action, target)
         allowed = permissions.allows(action, target)
-        if not allowed:
+        if not allowed and not self.over:
             self._guard.denied(self, action, target, new)
         return allowed
 
     def require(self, action: str, target: Target) -> None:
-        """Raise `NotAllowed` unless the client may do it."""
+        """Raise `NotAllowed` unless the client may do it; `Unavailable` if the session is over."""
         if not self.allows(action, target):
+            self.require_session()
             self.permissions.require(action, target)
+
+    def require_session(self) -> None:
+        """Raise `Unavailable` if the session is over: the client may do in a new one what this one may not do any more."""
+        if self.over:
+            raise Unavailable(self.over)
 
     @property
     def asks(self) -> bool:

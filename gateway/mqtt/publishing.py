@@ -173,6 +173,8 @@ class Publishing:
         for key, message in messages:
             if may_publish(access, key, message):
                 passed.append((key, message))
+            elif access.over:  # the end that says why is on its way; the client sends again what is not acknowledged
+                return passed
             elif message.qos:
                 self._client.end(CloseReason.NOT_ALLOWED, "the client may not publish this")
                 return passed

@@ -63,12 +63,14 @@ class MessageIDs:
     def permitted(
         self, data: bytes, count: int, session: LoginSession, lent: Lent, more: Mapping[int, Sequence[int]] | None = None
     ) -> bytes:
-        """Return a batch as its publisher may publish it, see `proxy.publishers.permits.permitted`."""
+        """Return a batch as its publisher may publish it, see `proxy.publishers.permits.permitted`. Raises `Unavailable` if the
+        session is over: its end refuses nothing for good."""
         first = int.from_bytes(data[16:24], "little")
         if first & WORKER_MASK == lent.worker and lent.low <= first < lent.high:
             self._saw(first)
         uin = None if session.permissions.may_impersonate else session.identity.uin
         data = permitted(data, count, session, uin, more, lent)
+        session.require_session()
         if lent.refused:
             session.not_lent(lent.refused)
             lent.refused = 0

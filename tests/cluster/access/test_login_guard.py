@@ -26,7 +26,7 @@ from cluster.access.visits import SLICE_S, SPREAD_S, Visits
 from cluster.core import log
 from cluster.trust.audit import Audit
 from cluster.trust.identity import Credentials, Identity
-from pixiu.errors import ConfigurationError, NotAuthenticated, Overloaded
+from pixiu.errors import ConfigurationError, NotAuthenticated, Overloaded, Unavailable
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
 
@@ -392,6 +392,11 @@ async def test_files_are_read_again_and_wrong_ones_change_nothing(tmp_path: Path
         guard.check_now(login(old))
     assert guard.check_now(login(logins.token("alice", 7))) is not None
     assert ended == ["the key that signed the token was removed; connect again with a new token"]
+    # To what the client still sends it is told that its session is over, and not that it may not do it.
+    denied = guard.counts["denied"]
+    with pytest.raises(Unavailable, match="the key that signed the token was removed"):
+        session.require(PUBLISH, 42)
+    assert guard.counts["denied"] == denied
     # Who is no longer in the password file is out.
     carol = guard.open(await guard.check(login("carols-password", "carol")), "x", "", ended.append)
     (tmp_path / "users").write_text("")
