@@ -62,6 +62,15 @@ def use_key(folder: Path) -> Path:
     return path
 
 
+def in_use_s(folder: Path, now_s: float) -> float:
+    """Seconds since the newest key of this folder came into use here. Raises ConfigurationError: none is in use."""
+    found = _found(folder)["key"]
+    if not found:
+        raise ConfigurationError(f"{folder} has no key in use: `pixiu keys add`, then `pixiu keys use`")
+    with _changing(folder):
+        return now_s - (folder / f"{found[-1]}.key").stat().st_ctime
+
+
 def drop_keys(folder: Path) -> list[Path]:
     """Remove every key but the newest in use, and the next one. Raises ConfigurationError."""
     gone = [folder / f"{number}.key" for number in _found(folder)["key"][:-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_keys_are_exchanged_one_process_after_the_other() -> None:
     assert router.unpack(sent(late, router, "router"), False) == DatagramRefusal.KEY
 
 
-def test_the_command_makes_uses_and_drops_keys(tmp_path: Path) -> None:
+def test_the_command_makes_uses_and_drops_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, folder = CliRunner(), ["--dir", str(tmp_path / "keys")]
 
     def ring() -> KeyRing:
@@ -92,6 +93,10 @@ def test_the_command_makes_uses_and_drops_keys(tmp_path: Path) -> None:
     assert (twice.exit_code, "has 2.next already" in twice.stderr) == (2, True)
     run.invoke(command, ["use", *folder])
     assert (ring().signing, len(ring().keys)) == (2, 2)
+    early = run.invoke(command, ["drop", *folder])
+    assert (early.exit_code, "ten minutes" in early.stderr, len(ring().keys)) == (2, True, 2)
+    late = time.time() + 601
+    monkeypatch.setattr(time, "time", lambda: late)
     assert run.invoke(command, ["drop", *folder]).stdout.split() == [str(tmp_path / "keys/1.key")]
     assert ring().name() == "signs with 2, accepts 2"
     assert (tmp_path / "keys/2.key").stat().st_mode & 0o077 == 0
