@@ -1,7 +1,7 @@
 """Three machines (network namespaces), guarded in every way: certificates of both sides, signed datagrams, logins and lists in a
 ZooKeeper that speaks TLS alone, tokens of all clients. The sample is played and users mail each other, while an operator exchanges
 everything that guards them, one machine after the other. Nothing is lost, no session of a process or client ends, and what was
-before is taken no more.
+before is taken no more. Only the key of tokens, which comes first, ends sessions: they come back with new tokens.
 
 `PIXIU_GUARDED_ROUNDS=0` plays it in a minute, with nine processes; with more each machine runs every role, and everything
 is exchanged so many times, one thing after the other (`make guarded`).
@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import pixiu
+from pixiu.client.connection_events import ConnectionEvent, ConnectionState
 from pixiu.discovery.login import Login
 from pixiu.discovery.node import Node
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -29,6 +30,7 @@ from tests.history.record import History
 from tests.history.violation import Limits
 from tests.support.guarded_machines import GuardedMachines, answers, guarded_machines
 from tests.support.mail_history import Traffic
+from tests.support.waiting import until
 from tools.mqtt.client_io import MQTTClient
 from tools.replay.options import ReplayOptions
 from tools.replay.run import SAMPLE, SAMPLE_SPEED, LogChoice, Result, load_plan, replay
@@ -56,7 +58,8 @@ async def exchange_everything(machines: GuardedMachines, folder: Path) -> None:
     history = History(path=folder / "history.jsonl")
     target = str(machines.registry)
     view = await machines.view()
-    ended: list[str] = []
+    lost: list[str] = []
+    events: list[ConnectionEvent] = []
     old_certificates, old_passwords = folder / "old", folder / "old-credentials"
     shutil.copytree(machines.own, old_certificates)
     shutil.copy(machines.own / "credentials", old_passwords)
@@ -68,28 +71,32 @@ async def exchange_everything(machines: GuardedMachines, folder: Path) -> None:
         while not results or not exchanged.is_set():
             results.append(await replay(target, plan, ReplayOptions(speed=SAMPLE_SPEED), token_of=machines.token_of))
 
-    def note(event: object) -> None:
-        ended.append(str(event))
-
-    gateways = [node for node in view.nodes if node.role == "gateway"]
-    standing = [
-        MQTTClient(
-            node.mqtt_host, node.mqtt_port, f"standing-{node.replica}", "9", password=machines.token_of(9).encode(),
-            on_disconnect=lambda error: ended.append(str(error)),
-        )
-        for node in gateways
-    ]  # fmt: skip
-    for client in standing:
-        await client.connect()
     began = time.monotonic()
     async with (
-        pixiu.connect(target, uin=8, token=lambda: machines.token_of(8), on_connection=note) as px,
+        pixiu.connect(target, uin=8, token=lambda: machines.token_of(8), on_connection=events.append) as px,
         px.subscribe(room=ROOM) as messages,
         Traffic(target, history, 1, token_of=machines.token_of) as traffic,
     ):
         await px.room(ROOM).send(b"before")
         assert (await anext(messages)).payload == b"before"
-        ended.clear()  # what is told from here on is an end
+        await traffic.more(50)
+        events.clear()
+        await machines.exchange_token_keys(view)
+        await until(lambda: (ConnectionState.CONNECTED, "subscription") in {(e.state, e.what) for e in events}, "a new session")
+        await px.room(ROOM).send(b"again")
+        assert (await anext(messages)).payload == b"again"
+        await traffic.more(50)
+        gateways = [node for node in view.nodes if node.role == "gateway"]
+        standing = [
+            MQTTClient(
+                node.mqtt_host, node.mqtt_port, f"standing-{node.replica}", "9", password=machines.token_of(9).encode(),
+                on_disconnect=lambda error: lost.append(str(error)),
+            )
+            for node in gateways
+        ]  # fmt: skip
+        for client in standing:
+            await client.connect()
+        events.clear()  # those from here on are ends
         playing = asyncio.create_task(play())
         await traffic.more(50)
         for _ in range(max(ROUNDS, 1)):
@@ -99,8 +106,9 @@ async def exchange_everything(machines: GuardedMachines, folder: Path) -> None:
         await playing
         await px.room(ROOM).send(b"after")
         assert (await anext(messages)).payload == b"after"
-        assert ended == []
+        assert (lost, [event for event in events if event.state is not ConnectionState.CONNECTED]) == ([], [])
         await traffic.settle()
+    await machines.drop_datagram_keys(view)
     for client in standing:
         client.on_disconnect = None
         await client.close()
