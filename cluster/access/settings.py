@@ -66,9 +66,9 @@ class Quota:
     sessions_per_address: int = 20_000
     failed_logins_per_min: int = 120
     """Failed logins of one address; beyond this logins are refused without a check."""
-    messages_per_s: float = 20_000
-    """Messages published by one user; beyond this the user's clients are read more slowly."""
-    bytes_per_s: float = 64 << 20
+    messages_per_s: float = 2_000
+    """Messages published by one user, a mail once for each receiver; beyond this the user's clients are read more slowly."""
+    bytes_per_s: float = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

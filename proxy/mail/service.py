@@ -271,8 +271,9 @@ class MailService(mail_pb2_grpc.MailerServicer):
         count, access, turn = request.count, stream.access, self._context.turn
         if len(request.more) > count:
             raise InvalidArgument(f"a batch of {count} records has further receivers of {len(request.more)}")
-        check_batch(count, len(request.batch), sum(len(each.uins) for each in request.more), bounded=True)
-        if access is not None and access.spend(count, len(request.batch)):
+        further_receivers = sum(len(each.uins) for each in request.more)
+        check_batch(count, len(request.batch), further_receivers, bounded=True)
+        if access is not None and access.spend(count + further_receivers, len(request.batch)):
             await access.hold()
         level, further = Level.from_wire(request.level) or Level.REPLICATED, _more(request)
         self._confirming.begin((stream.number, request.position), self._context.now())

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
+from cluster.core.turn import Turn
+from cluster.settings.options import ClusterOptions
 from pixiu.wire.levels import Triple
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import mail_pb2
 from proxy import mail_events as ev
-from proxy.mail.service import MAX_UNTOLD, WriterStream
+from proxy.mail.service import MAX_UNTOLD, MailService, WriterStream
+from proxy.options import Options
+from proxy.publishers.message_ids import MessageIDs
 
 
 def confirmed(position: int, unconfirmed: int) -> ev.Answer:
@@ -75,3 +82,19 @@ async def test_a_writer_with_a_full_window_is_not_read_from() -> None:
     assert not waiting.done()
     stream.answered(confirmed(1, 1))
     await waiting
+
+
+async def test_a_mail_costs_its_login_a_message_for_each_receiver() -> None:
+    loop, spent = asyncio.get_running_loop(), list[int]()
+    context: Any = SimpleNamespace(
+        options=Options(), cluster=ClusterOptions(), turn=Turn(loop.time, loop.call_soon), now=loop.time, endpoint_id=1, view=None,
+        crash=lambda _error: None, framed=None, metrics=SimpleNamespace(histogram=lambda *_: SimpleNamespace(add=lambda _: None)),
+    )  # fmt: skip
+    service, stream = MailService(context, MessageIDs(ClusterOptions())), WriterStream(1, 1 << 20)
+    login: Any = SimpleNamespace(spend=lambda messages, _size: spent.append(messages) or 0.0, asks=False)
+    stream.access, stream.opened = login, True
+    more = mail_pb2.MailReceivers(index=1, uins=range(10, 15))
+    batch = b"".join(encode(Kind.MAIL, 8, b"x", number) for number in (1, 2))
+    await service._request(stream, mail_pb2.MailRequest(batch=batch, count=2, position=1, more=[more]))
+    assert spent == [7]
+    await service.stop()
