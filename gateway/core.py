@@ -29,9 +29,27 @@ from gateway.membership.devices import DeviceIndex
 from gateway.membership.reporter import Answered, MembershipReporter
 from gateway.membership.rooms import Channel, Client, RoomIndex
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.placement.big_rooms import VRooms, with_key
+from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.ordered_routes import Routes
-from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, has_expired, intact_body
+from pixiu.wire.record import (
+    FLAGS_AT,
+    HEADER_SIZE,
+    KEY_AT,
+    KIND_AT,
+    LIFETIME_AT,
+    LIFETIME_HIGH_AT,
+    MIN_SIZE,
+    SENDER_AT,
+    SIZE_FIELD,
+    SNOWFLAKE_AT,
+    TYPE_AT,
+    TYPE_BITS,
+    Flag,
+    Kind,
+    has_expired,
+    intact_body,
+    with_key,
+)
 from pixiu.wire.trace import UNTRACED, Tracer
 
 MAX_ANSWERED_A_MESSAGE = 128
@@ -45,7 +63,6 @@ LEAVES_A_TURN = 128
 """Channels that departed clients leave in one turn of the event loop, about 15 µs each; the rest follows in later turns."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
-IDENTITY_END = IDENTITY_AT + IDENTITY.size
 ROOM = int(Kind.ROOM)
 CHAT = int(Kind.CHAT)
 MALFORMED: Final = Settle(Outcome.MALFORMED)
@@ -257,16 +274,16 @@ class Core:
         from_bytes = int.from_bytes
         self.counters.records_in += len(records)
         for record in records:
-            kind = record[4]
+            kind = record[KIND_AT]
             if kind == signal:
-                if (record[10] or record[11]) and has_expired(record, 0, self._unix_ms()):
+                if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                     self.counters.expired += 1
                     continue
-                if record[5] & Flag.TRACED:
+                if record[FLAGS_AT] & Flag.TRACED:
                     self.traces.arrived(record)
                 self.signals.take(record)
                 continue
-            identity = record[IDENTITY_AT:IDENTITY_END]
+            identity = record[SNOWFLAKE_AT:SENDER_AT]
             if identity in seen or identity in before:
                 self.counters.duplicates += 1
                 continue
@@ -274,21 +291,21 @@ class Core:
             if body is None:
                 self.counters.damaged += 1
                 continue
-            key = from_bytes(identity[8:], "little")
-            if not record[5] & TOPIC_OR_TRACED:
+            key = from_bytes(record[KEY_AT:SENDER_AT], "little")
+            if not record[FLAGS_AT] & TOPIC_OR_TRACED:
                 channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
             else:
-                if record[5] & Flag.TOPIC:
+                if record[FLAGS_AT] & Flag.TOPIC:
                     channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
                 else:
                     channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
-                if record[5] & Flag.TRACED and channel is not None:
+                if record[FLAGS_AT] & Flag.TRACED and channel is not None:
                     self.traces.take(channel, record)
             if channel is None:
                 self.counters.without_members += 1
                 (self.rooms if kind == room else self.users).missing(key)
                 continue
-            if (record[10] or record[11]) and has_expired(record, 0, self._unix_ms()):
+            if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
                 continue
             # Only whole and delivered records count: a damaged copy, or one that nobody was there for, is no reason to drop the
@@ -511,7 +528,7 @@ class Core:
         turn = self.signals.end_turn(self._channel_of)
         for channel, record, body in turn.deliver:
             self._dirty[channel] = None
-            if record[5] & Flag.TRACED:
+            if record[FLAGS_AT] & Flag.TRACED:
                 self.traces.take(channel, record)
             if channel.packets:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
@@ -529,10 +546,10 @@ class Core:
         ]
 
     def _channel_of(self, record: bytes, body: bytes) -> Channel | None:
-        key = int.from_bytes(record[24:32], "little")
-        if record[5] & Flag.TOPIC:
+        key = int.from_bytes(record[KEY_AT:SENDER_AT], "little")
+        if record[FLAGS_AT] & Flag.TOPIC:
             return self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
-        return self.index.rooms.get(key) if record[5] & Flag.TO_ROOM else self.index.users.get(key)
+        return self.index.rooms.get(key) if record[FLAGS_AT] & Flag.TO_ROOM else self.index.users.get(key)
 
     def _send_published(self, out: list[ev.Effect]) -> None:
         parcels: dict[tuple[EndpointID, int], list[_Published]] = {}
@@ -548,7 +565,7 @@ class Core:
                 self._moving.append(published)
                 continue
             self.counters.published += 1
-            parcels.setdefault((proxy, record[6] >> 6), []).append(published)
+            parcels.setdefault((proxy, record[TYPE_AT] >> TYPE_BITS), []).append(published)
         self._held = []
         for (proxy, lane), parcel in parcels.items():
             token = self._next_token()
@@ -604,7 +621,7 @@ def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
     for _ in range(count):
         if start + HEADER_SIZE > end:
             return None
-        after = start + SIZE_FIELD + int.from_bytes(data[start : start + 4], "little")
+        after = start + SIZE_FIELD + int.from_bytes(data[start : start + SIZE_FIELD], "little")
         if after < start + SIZE_FIELD + MIN_SIZE or after > end:
             return None
         records.append(data[start:after])

@@ -26,11 +26,15 @@ from pixiu.wire.record import (
     CHAT,
     FIRST_LANE_BELOW,
     HEADER_SIZE,
+    KEY_AT,
     MIN_SIZE,
     PLAIN_ROOM,
     ROOM,
+    SENDER_AT,
     SIGNAL,
     SIZE_FIELD,
+    SNOWFLAKE_AT,
+    TYPE_AT,
     WALK,
     Flag,
     crc_ok,
@@ -260,12 +264,12 @@ class Core:
             touched: dict[EndpointID, _Target] = {}
             refused: list[bytes] = []
             for record in records:
-                target = destinations.routes.target(int.from_bytes(record[24:32], "little"))
+                target = destinations.routes.target(int.from_bytes(record[KEY_AT:SENDER_AT], "little"))
                 if target is None:
                     refused.append(record)
                     continue
                 touched[target.endpoint] = target
-                (target.normal if record[6] >= FIRST_LANE_BELOW else target.first).append(record)
+                (target.normal if record[TYPE_AT] >= FIRST_LANE_BELOW else target.first).append(record)
             self._send(list(touched.values()), batch, out, 0)
             if refused:
                 self._refuse_records(refused, batch, errors.Unavailable, GONE_MEANWHILE)
@@ -286,7 +290,7 @@ class Core:
         return target.endpoint if target is not None else None
 
     def _broker_of_signal(self, vroom: int, record: bytes, batch: _Batch | None) -> EndpointID | None:
-        signal = int.from_bytes(record[16:24], "little")
+        signal = int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")
         target = self._brokers.of_copy(vroom, signal, batch.copy if batch is not None else 0)
         return target.endpoint if target is not None else None
 
@@ -597,13 +601,13 @@ def _failures(
     batch: _Batch, records: list[bytes], error: type[errors.PixiuError], text: str, retry_ms: int = 0
 ) -> list[ev.Failure]:
     """Find the positions of a batch that failed. Rare, so it walks the batch again."""
-    lost = {record[16:24] for record in records}
+    lost = {record[SNOWFLAKE_AT:KEY_AT] for record in records}
     positions: list[int] = []
     offset = 0
     for position in range(batch.first, batch.last + 1):
-        if batch.data[offset + 16 : offset + 24] in lost:
+        if batch.data[offset + SNOWFLAKE_AT : offset + KEY_AT] in lost:
             positions.append(position)
-        offset += SIZE_FIELD + int.from_bytes(batch.data[offset : offset + 4], "little")
+        offset += SIZE_FIELD + int.from_bytes(batch.data[offset : offset + SIZE_FIELD], "little")
     failures: list[ev.Failure] = []
     for position in positions:
         if failures and failures[-1].last == position - 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cluster.core.parcels import Target, discard, take_parcels
 from cluster.membership.events import Effect
-from pixiu.wire.record import ADDRESSED, CHAT, FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, SIGNAL, SIZE_FIELD, WALK, Flag
+from pixiu.wire.record import ADDRESSED, CHAT, FIRST_LANE_BELOW, FLAGS_AT, HEADER_SIZE, MIN_SIZE, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import take_apart
 
@@ -96,7 +96,7 @@ class ChatFanout:
                         plain = what  # usually the next record's as well
                 else:
                     targets, record = self._addressed(kind, data, position, after)
-                    flags = record[5] if record else 0
+                    flags = record[FLAGS_AT] if record else 0
                 if flags & Flag.TRACED:
                     traced_us = traced_us or self._tracer.now_us()
             if targets:

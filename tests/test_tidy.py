@@ -56,6 +56,15 @@ FILE_LINES = 900
 LONG_FUNCTIONS: dict[str, int] = {}
 """file:function → the lines it may have: only downwards."""
 LONG_FILES: dict[str, int] = {}
+RECORD_NAMES = {"record", "records", "data", "head", "heads", "joined"}
+"""Names of a record, of a batch or of headers; a number in their index is an offset that `pixiu.wire.record` names."""
+OTHER_BYTES = {
+    "cluster/links/link.py": "the fields of a datagram's head, a tuple",
+    "cluster/links/datagrams/head.py": "a datagram",
+    "cluster/replication/storage/entry.py": "an entry of a log",
+    "xiu/store/manifest.py": "RocksDB's manifest",
+}
+"""Modules in which these names hold something else."""
 
 
 @cache
@@ -195,6 +204,22 @@ def test_nothing_is_unpickled() -> None:
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function of a module, methods and nested ones too."""
     yield from (node for node in nodes(source) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def literal_offsets(source: str) -> Iterator[str]:
+    """Subscripts of a record by numbers of a header from the kind on; smaller ones are of a topic's length or a trailer."""
+    for node in nodes(source):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] in RECORD_NAMES:
+            numbers = [each.value for each in ast.walk(node.slice) if isinstance(each, ast.Constant)]
+            if any(isinstance(number, int) and 4 <= number <= 40 for number in numbers):
+                yield f"{source}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_number_indexes_a_record() -> None:
+    outside = [source for source in sources() if not source.startswith("pixiu/wire/")]
+    wrong = [found for source in outside if source not in OTHER_BYTES for found in literal_offsets(source)]
+    assert not wrong, "name the offset as pixiu/wire/record.py does:\n" + "\n".join(wrong)
+    assert all(any(literal_offsets(source)) for source in OTHER_BYTES), "an exception is no longer needed"
 
 
 def test_functions_and_files_stay_small() -> None:

@@ -20,7 +20,7 @@ from pixiu.ids import SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import StreamEnded
-from pixiu.wire.record import LANE_FIRST
+from pixiu.wire.record import LANE_FIRST, TYPE_AT, TYPE_BITS
 from pixiu.wire.v1 import wire_pb2
 
 
@@ -61,7 +61,7 @@ class _Awaited(Receipt):
     __slots__ = ("_done", "message")
 
     def __init__(self, message: Confirmable, done: Callable[[], None]) -> None:
-        super().__init__(message.record, message.key, message.record[6] >> 6 or LANE_FIRST, message.snowflake)
+        super().__init__(message.record, message.key, message.record[TYPE_AT] >> TYPE_BITS or LANE_FIRST, message.snowflake)
         self.message, self._done = message, done
         self.watched = True
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.membership.rooms import Channel
-from pixiu.wire.record import Flag, Kind, intact_body
+from pixiu.wire.record import FLAGS_AT, KEY_AT, SENDER_AT, SNOWFLAKE_AT, Flag, Kind, intact_body
 
 SIGNAL: Final = int(Kind.SIGNAL)
 MAX_SIGNALS_A_TURN: Final = 10_000
@@ -111,10 +111,10 @@ class Signals:
                 found.append((channel, record, body))
         new = self.table.add([_identity(record) for _, record, _ in found]) if found else []
         deliver = [one for one, is_new in zip(found, new, strict=True) if is_new]
-        answer = dict.fromkeys(int.from_bytes(record[16:24], "little") for _, record, _ in found)
+        answer = dict.fromkeys(int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little") for _, record, _ in found)
         return Turn(deliver, list(answer), len(found) - len(deliver), without_members, damaged)
 
 
 def _identity(record: bytes) -> Identity:
-    number = int.from_bytes(record[16:24], "little") | (record[5] & Flag.DERIVED_ID) << DERIVED_ID_SHIFT
-    return number, int.from_bytes(record[24:32], "little")
+    number = int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little") | (record[FLAGS_AT] & Flag.DERIVED_ID) << DERIVED_ID_SHIFT
+    return number, int.from_bytes(record[KEY_AT:SENDER_AT], "little")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gateway.membership.rooms import Channel
+from pixiu.wire.record import SENDER_AT, SNOWFLAKE_AT
 from pixiu.wire.trace import Tracer
 
 MAX_TRACES_A_TURN: Final = 1_000
@@ -40,7 +41,7 @@ class Traces:
     def arrived(self, record: bytes) -> None:
         """Note the arrival of a traced signal's copy, which is processed at the end of the turn."""
         if len(self._arrived) < MAX_TRACES_A_TURN:
-            self._arrived.setdefault(record[16:32], self._tracer.now_us())
+            self._arrived.setdefault(record[SNOWFLAKE_AT:SENDER_AT], self._tracer.now_us())
 
     def take(self, channel: Channel, record: bytes) -> None:
         """Note a traced record that is about to be queued for a channel."""
@@ -48,7 +49,7 @@ class Traces:
             self.left_out += 1
             return
         place = len(channel.pending_records) if channel.records else -1
-        in_us = self._arrived.get(record[16:32]) or self._tracer.now_us()
+        in_us = self._arrived.get(record[SNOWFLAKE_AT:SENDER_AT]) or self._tracer.now_us()
         self._waiting.append(_Waiting(channel, place, record, in_us))
 
     def finish(self) -> list[bytes]:

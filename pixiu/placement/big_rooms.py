@@ -16,9 +16,6 @@ from typing import Final
 
 VROOMS: Final = 64
 """VRooms of a big room. Source: docs/routing.md."""
-KEY_START: Final = 24
-KEY_END: Final = 32
-"""End of the key in a record (`pixiu.wire.record`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,3 @@ NO_BIG_ROOMS: Final = VRooms()
 def vrooms_of(room: int) -> range:
     """The VRooms of a big room."""
     return range(room * VROOMS, (room + 1) * VROOMS)
-
-
-def with_key(record: bytes, key: int) -> bytes:
-    """Copy a record for another room. The CRC does not cover the header, so it stays valid."""
-    return record[:KEY_START] + key.to_bytes(8, "little") + record[KEY_END:]

@@ -11,6 +11,9 @@
 Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC does not cover it.
 A batch is records end to end. A hop reads the header in place and copies the bytes on.
 
+Any module may read a header by the names of this one: `record[KIND_AT]` and `record[KEY_AT:SENDER_AT]` of a record alone,
+`data[start + FLAGS_AT]` or a struct (`ROUTE`, `WALK`) in a batch. No other module counts bytes; `tests/test_tidy.py` checks it.
+
 Source: docs/protocol.md, "Record"; NSQ (the extension).
 """
 
@@ -40,10 +43,20 @@ ROUTE_SIZE: Final = 32
 WALK: Final = struct.Struct("<IHB9xQQ")
 """`ROUTE` for a loop over a batch: kind and flags are one number, kind + 256 * flags, to find plain records by one comparison."""
 
-IDENTITY: Final = struct.Struct("<QQ")
+KIND_AT: Final = 4
+FLAGS_AT: Final = 5
+TYPE_AT: Final = 6
+EXTENSION_AT: Final = 8
+"""Of the extension's length: the low byte, the high one after it."""
 LIFETIME_AT: Final = 10
-IDENTITY_AT: Final = 16
-"""SnowflakeID and key, which identify a message: a receiver reads them at `IDENTITY_AT` to drop repeats."""
+LIFETIME_HIGH_AT: Final = 11
+CRC_AT: Final = 12
+SNOWFLAKE_AT: Final = 16
+KEY_AT: Final = 24
+SENDER_AT: Final = 32
+"""A field ends where the next begins: `record[KEY_AT:SENDER_AT]`. No slice objects: compiled code takes one for a number."""
+TYPE_BITS: Final = 6
+"""Bits of the application's type; those above them are the lane."""
 
 assert HEADER.size == HEADER_SIZE
 assert WALK.size == ROUTE_SIZE
@@ -87,9 +100,9 @@ PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
 """Value that `WALK` reads in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0
 LANE_NORMAL: Final = 1
-FIRST_LANE_BELOW: Final = LANE_NORMAL << 6
+FIRST_LANE_BELOW: Final = LANE_NORMAL << TYPE_BITS
 """Record types below this are in lane 0: the top two bits of a type are the lane."""
-TYPE_NORMAL: Final = LANE_NORMAL << 6
+TYPE_NORMAL: Final = LANE_NORMAL << TYPE_BITS
 """The type of a message without a given type: type 0 in the normal lane."""
 INBOX_LANES: Final = 4
 """Lanes of a type, and of a user's inboxes: one inbox a lane, 0 first."""
@@ -117,7 +130,7 @@ class Record(NamedTuple):
     @property
     def lane(self) -> int:
         """The priority lane, 0 first."""
-        return self.type >> 6
+        return self.type >> TYPE_BITS
 
     def topic_and_payload(self) -> tuple[str | None, bytes]:
         """The topic name (None if the record has none) and the application's payload."""
@@ -161,6 +174,11 @@ def with_topic(topic: str, payload: bytes) -> bytes:
     return len(name).to_bytes(2, "big") + name + payload
 
 
+def with_key(record: bytes, key: int) -> bytes:
+    """Copy a record for another room. The CRC does not cover the header, so it stays valid."""
+    return record[:KEY_AT] + key.to_bytes(8, "little") + record[SENDER_AT:]
+
+
 def offsets(data: bytes | memoryview, start: int, end: int, count: int) -> list[int] | None:
     """Find the start of each of a batch's `count` records, and the end; None when the batch is malformed.
 
@@ -190,12 +208,12 @@ def split(data: bytes, count: int) -> list[bytes]:
 def body_bounds(record: bytes) -> tuple[int, int] | None:
     """Find the start and end of the body of one whole record; None when lengths are inconsistent. Never raises."""
     end = len(record)
-    start = HEADER_SIZE + (record[8] | record[9] << 8)
-    if record[5] & Flag.TRACED:
+    start = HEADER_SIZE + (record[EXTENSION_AT] | record[EXTENSION_AT + 1] << 8)
+    if record[FLAGS_AT] & Flag.TRACED:
         end -= 1 + STAMP_SIZE * record[end - 1] if end > HEADER_SIZE else 1
     if start > end:
         return None
-    if record[5] & Flag.TOPIC and (start + 2 > end or start + 2 + (record[start] << 8 | record[start + 1]) > end):
+    if record[FLAGS_AT] & Flag.TOPIC and (start + 2 > end or start + 2 + (record[start] << 8 | record[start + 1]) > end):
         return None
     return start, end
 
@@ -208,7 +226,7 @@ def intact_body(record: bytes) -> bytes | None:
     start, end = bounds
     body = record[start:end]
     checked = body if start == HEADER_SIZE else memoryview(record)[HEADER_SIZE:end]
-    return body if crc32(checked) == int.from_bytes(record[12:16], "little") else None
+    return body if crc32(checked) == int.from_bytes(record[CRC_AT:SNOWFLAKE_AT], "little") else None
 
 
 def is_over(lifetime_min: int, sent_at_ms: int, now_ms: int) -> bool:
@@ -219,17 +237,19 @@ def is_over(lifetime_min: int, sent_at_ms: int, now_ms: int) -> bool:
 
 def has_expired(data: bytes, start: int, now_ms: int) -> bool:
     """True if the lifetime of the record that begins at `start` is over. `now_ms`: Unix milliseconds."""
-    lifetime_min = data[start + LIFETIME_AT] | data[start + LIFETIME_AT + 1] << 8
-    if not lifetime_min or data[start + 5] & Flag.DERIVED_ID:
+    lifetime_min = data[start + LIFETIME_AT] | data[start + LIFETIME_HIGH_AT] << 8
+    if not lifetime_min or data[start + FLAGS_AT] & Flag.DERIVED_ID:
         return False
-    at = start + IDENTITY_AT
-    return is_over(lifetime_min, snowflake_time_ms(int.from_bytes(data[at : at + 8], "little")), now_ms)
+    number = int.from_bytes(data[start + SNOWFLAKE_AT : start + KEY_AT], "little")
+    return is_over(lifetime_min, snowflake_time_ms(number), now_ms)
 
 
 def crc_ok(record: bytes) -> bool:
     """True if a whole record's CRC matches its extension and body."""
     bounds = body_bounds(record)
-    return bounds is not None and crc32(memoryview(record)[HEADER_SIZE : bounds[1]]) == int.from_bytes(record[12:16], "little")
+    return bounds is not None and crc32(memoryview(record)[HEADER_SIZE : bounds[1]]) == int.from_bytes(
+        record[CRC_AT:SNOWFLAKE_AT], "little"
+    )
 
 
 def decode(record: bytes) -> Record:

@@ -26,11 +26,16 @@ from typing import Final, NamedTuple
 import xxhash
 
 from pixiu.wire.record import (
+    FLAGS_AT,
     HEADER_SIZE,
+    KEY_AT,
+    KIND_AT,
     MAX_RECORD_BYTES,
     MAX_STAMPS,
     MIN_SIZE,
+    SENDER_AT,
     SIZE_FIELD,
+    SNOWFLAKE_AT,
     STAMP,
     STAMP_SIZE,
     Flag,
@@ -38,8 +43,6 @@ from pixiu.wire.record import (
     body_bounds,
 )
 
-FLAGS_AT: Final = 5
-"""Position of a record's flags (`pixiu.wire.record`)."""
 REAL_TIME: Final = frozenset({int(Kind.ROOM), int(Kind.SIGNAL), int(Kind.CHAT)})
 HASHES: Final = 1 << 64
 
@@ -188,7 +191,7 @@ class Sampler:
             after = position + SIZE_FIELD + int.from_bytes(data[position : position + 4], "little")
             if after < position + SIZE_FIELD + MIN_SIZE or after > end:
                 return data, start, end
-            if digest(data[position + 16 : position + 24]) < below and self._may_mark(data, position, after):
+            if digest(data[position + SNOWFLAKE_AT : position + KEY_AT]) < below and self._may_mark(data, position, after):
                 parts += (data[copied:position], as_traced(data[position:after]))
                 copied, marked = after, marked + 1
             position = after
@@ -201,7 +204,7 @@ class Sampler:
 
     def _may_mark(self, data: bytes, position: int, after: int) -> bool:
         untraced = not data[position + FLAGS_AT] & Flag.TRACED
-        return untraced and data[position + 4] in REAL_TIME and after - position <= self._limit
+        return untraced and data[position + KIND_AT] in REAL_TIME and after - position <= self._limit
 
 
 def trace_json(record: bytes) -> dict[str, object] | None:
@@ -213,9 +216,9 @@ def trace_json(record: bytes) -> dict[str, object] | None:
     if stamps is None:
         return None
     return {
-        "snowflake_id": int.from_bytes(record[16:24], "little"),
-        "kind": name_of_kind(record[4]),
-        "key": int.from_bytes(record[24:32], "little"),
+        "snowflake_id": int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little"),
+        "kind": name_of_kind(record[KIND_AT]),
+        "key": int.from_bytes(record[KEY_AT:SENDER_AT], "little"),
         "stamps": [
             {
                 "role": name_of_hop(stamp.role),

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD, Kind
+from pixiu.wire.record import HEADER_SIZE, KIND_AT, MIN_SIZE, SIZE_FIELD, TYPE_AT, Kind
 
 COUNT: Final = struct.Struct("<I")
 MAX_UINS: Final = 64
@@ -31,7 +31,7 @@ def address(record: bytes, listed: bytes) -> bytes:
     """Put a list of users before a record."""
     size = HEADER_SIZE - SIZE_FIELD + len(listed) + len(record)
     # No flags: those of the inner record apply.
-    return b"".join((size.to_bytes(4, "little"), bytes((Kind.ADDRESSED, 0)), record[6:HEADER_SIZE], listed, record))
+    return b"".join((size.to_bytes(4, "little"), bytes((Kind.ADDRESSED, 0)), record[TYPE_AT:HEADER_SIZE], listed, record))
 
 
 def take_apart(data: bytes, start: int, end: int) -> tuple[tuple[int, ...], bytes] | None:
@@ -44,6 +44,6 @@ def take_apart(data: bytes, start: int, end: int) -> tuple[tuple[int, ...], byte
     if not 0 < count <= MAX_UINS or inner + HEADER_SIZE > end:
         return None
     size = int.from_bytes(data[inner : inner + SIZE_FIELD], "little")
-    if size < MIN_SIZE or inner + SIZE_FIELD + size != end or data[inner + 4] not in (Kind.ROOM, Kind.SIGNAL):
+    if size < MIN_SIZE or inner + SIZE_FIELD + size != end or data[inner + KIND_AT] not in (Kind.ROOM, Kind.SIGNAL):
         return None
     return struct.unpack_from(f"<{count}Q", data, listed + COUNT.size), data[inner:end]

@@ -14,6 +14,7 @@ from cluster.settings.options import ClusterOptions
 from cluster.trust.followed_keys import ProofKeys
 from cluster.trust.loans import WORKER_MASK, Lent, Loan, owner_of, prove
 from pixiu.errors import NotAllowed
+from pixiu.wire.record import KEY_AT, SNOWFLAKE_AT
 from proxy.publishers.permits import permitted
 
 WRITER_TEXT: Final = (
@@ -65,7 +66,7 @@ class MessageIDs:
     ) -> bytes:
         """Return a batch as its publisher may publish it, see `proxy.publishers.permits.permitted`. Raises `Unavailable` if the
         session is over: its end refuses nothing for good."""
-        first = int.from_bytes(data[16:24], "little")
+        first = int.from_bytes(data[SNOWFLAKE_AT:KEY_AT], "little")
         if first & WORKER_MASK == lent.worker and lent.low <= first < lent.high:
             self._saw(first)
         uin = None if session.permissions.may_impersonate else session.identity.uin

@@ -19,13 +19,11 @@ from cluster.access.rules import SIGNAL as MAY_SIGNAL
 from cluster.trust.loans import WORKER_MASK, Lent
 from pixiu.ids import MAX_ROOM
 from pixiu.placement.topics import resolve
-from pixiu.wire.record import CHAT, HEADER_SIZE, MAIL, MIN_SIZE, SIGNAL, SIZE_FIELD, Flag
+from pixiu.wire.record import CHAT, HEADER_SIZE, KIND_AT, MAIL, MIN_SIZE, SENDER_AT, SIGNAL, SIZE_FIELD, Flag
 
 HEAD: Final = struct.Struct("<IBB2xHHxxxxQQQ")
 """size, kind, flags, extension length, lifetime, SnowflakeID, key, sender. Source: docs/protocol.md, "Record"."""
 SENDER: Final = struct.Struct("<Q")
-SENDER_AT: Final = 32
-KIND_AT: Final = 4
 NOT_ALLOWED: Final = 0
 """Kind of a record that its publisher may not publish; no real kind."""
 NOT_ALLOWED_TEXT: Final = "this login may not publish it (`pixiu acl test` says which rule decides)"

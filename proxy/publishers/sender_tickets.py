@@ -15,8 +15,8 @@ from typing import Final
 
 from cluster.trust.tickets import signer, until_of
 from pixiu.ids import EndpointID
-from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD
-from proxy.publishers.permits import KIND_AT, NOT_SHOWN
+from pixiu.wire.record import HEADER_SIZE, KIND_AT, MIN_SIZE, SIZE_FIELD
+from proxy.publishers.permits import NOT_SHOWN
 
 MAX_SENDERS: Final = 2_000_000
 """Shown tickets that count, of all gateways. Policy: a further one does not."""

@@ -25,8 +25,8 @@ from typing import Final, Generic, TypeVar
 from cluster.core.contract import NEVER, SendRecords
 from cluster.core.token_bucket import TokenBucket
 from pixiu.ids import EndpointID
-from pixiu.placement.big_rooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
-from pixiu.wire.record import LANE_FIRST, LANE_NORMAL, Kind
+from pixiu.placement.big_rooms import VROOMS, vrooms_of
+from pixiu.wire.record import FIRST_LANE_BELOW, KEY_AT, KIND_AT, LANE_FIRST, LANE_NORMAL, SENDER_AT, TYPE_AT, Kind, with_key
 
 Owner = TypeVar("Owner")
 
@@ -130,7 +130,7 @@ class BigRooms(Generic[Owner]):
 
         A room that has something waiting may take half of the space, so that one room does not keep out the others.
         """
-        key = int.from_bytes(record[KEY_START:KEY_END], "little")
+        key = int.from_bytes(record[KEY_AT:SENDER_AT], "little")
         room, size = self._rooms.get(key), len(record)
         share = 1.0 if room is None else 0.5
         wait_s = VROOMS * (len(self._turns) + (self._waiting_bytes + size) / STEP_BYTES) / self._rate
@@ -139,7 +139,7 @@ class BigRooms(Generic[Owner]):
         if room is None:
             room = self._rooms[key] = _Room(key)
             self._turns.append(room)
-        (room.first if record[6] >> 6 == LANE_FIRST else room.normal).append(_Message(record, owner))
+        (room.first if record[TYPE_AT] < FIRST_LANE_BELOW else room.normal).append(_Message(record, owner))
         self._waiting_bytes += size
         return 0.0
 
@@ -193,7 +193,7 @@ class BigRooms(Generic[Owner]):
         found: dict[EndpointID | None, list[_Message[Owner]]] = {}
         ordinary = self._broker(vroom)
         for message in messages:
-            is_signal = message.record[4] == Kind.SIGNAL
+            is_signal = message.record[KIND_AT] == Kind.SIGNAL
             broker = self._signal_broker(vroom, message.record, message.owner) if is_signal else ordinary
             found.setdefault(broker, []).append(message)
         return found

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from pixiu.wire.record import KEY_AT, SNOWFLAKE_AT
+
 MAX_NOTICED: Final = 100_000
 """Messages remembered as not taken. Policy: the oldest is forgotten, and counts as accepted."""
 
@@ -37,7 +39,7 @@ class OfflineNotices:
             return []
         found: list[bytes] = []
         for record in records:
-            number = int.from_bytes(record[16:24], "little")
+            number = int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")
             times = self._ids.pop(number, 0)
             if times:
                 found.append(record)

@@ -12,15 +12,13 @@ from typing import Final
 
 from pixiu.ids import MAX_ROOM
 from pixiu.placement.topic_rooms import TopicRooms
-from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, ROOM, SIGNAL, SIZE_FIELD, Flag
+from pixiu.wire.record import HEADER_SIZE, KEY_AT, MIN_SIZE, ROOM, SIGNAL, SIZE_FIELD, Flag
 
 HEAD: Final = struct.Struct("<IBB2xH14xQ")
 """size, kind, flags, extension length, key. Source: docs/protocol.md, "Record"."""
-KEY: Final = struct.Struct("<Q")
-KEY_AT: Final = 24
-KEY_END: Final = KEY_AT + KEY.size
+_KEY: Final = struct.Struct("<Q")
 
-assert HEAD.size == KEY_END
+assert HEAD.size == KEY_AT + _KEY.size
 
 
 def with_rooms(data: bytes, start: int, end: int, count: int, rooms: TopicRooms) -> bytes:
@@ -45,6 +43,6 @@ def with_rooms(data: bytes, start: int, end: int, count: int, rooms: TopicRooms)
                 room = rooms.room(data[name : name + length].decode(errors="replace"))
                 if room != key:
                     changed = bytearray(data) if changed is None else changed
-                    KEY.pack_into(changed, at + KEY_AT, room)
+                    _KEY.pack_into(changed, at + KEY_AT, room)
         at = after
     return data if changed is None else bytes(changed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gateway import events as ev
 from gateway.core import Core
 from pixiu.ids import EndpointID
-from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
-from pixiu.wire.record import Kind, decode, encode
+from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of
+from pixiu.wire.record import Kind, decode, encode, with_key
 from tests.gateway.world import fan_out, turn, updates
 
 BIG = 1000

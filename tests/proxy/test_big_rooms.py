@@ -6,8 +6,8 @@ import pytest
 
 from cluster.core.contract import NEVER, SendRecords, Settled, Tick
 from pixiu.ids import EndpointID
-from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
-from pixiu.wire.record import Kind, encode
+from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of
+from pixiu.wire.record import Kind, encode, with_key
 from proxy import events as ev
 from proxy.core import Core
 from proxy.records.big_rooms import MAX_SWEEP_BYTES

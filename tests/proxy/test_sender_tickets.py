@@ -6,9 +6,9 @@ import pytest
 
 from cluster.trust.tickets import sign
 from pixiu.ids import EndpointID
-from pixiu.wire.record import Flag, Kind, encode
+from pixiu.wire.record import KIND_AT, Flag, Kind, encode
 from proxy.publishers import sender_tickets
-from proxy.publishers.permits import KIND_AT, NOT_SHOWN
+from proxy.publishers.permits import NOT_SHOWN
 from proxy.publishers.sender_tickets import SenderTickets
 
 KEY, OTHER = b"k" * 32, b"o" * 32

@@ -23,7 +23,19 @@ import pyarrow.compute as pc
 from cluster.replication.export.arrow import schema_of
 from pixiu.ids import SNOWFLAKE_EPOCH_MS
 from pixiu.wire.export_tables import Columns
-from pixiu.wire.record import HEADER_SIZE, SIZE_FIELD, STAMP_SIZE, Flag
+from pixiu.wire.record import (
+    EXTENSION_AT,
+    FLAGS_AT,
+    HEADER_SIZE,
+    KEY_AT,
+    LIFETIME_AT,
+    SENDER_AT,
+    SIZE_FIELD,
+    SNOWFLAKE_AT,
+    STAMP_SIZE,
+    TYPE_AT,
+    Flag,
+)
 from xiu.records.block import MAX_BLOCK_RECORDS, Block
 
 _SIZE: Final = struct.Struct("<I")
@@ -77,7 +89,7 @@ class Rows:
         self._add_contents(data, heads, spans)
 
     def _wanted(self, heads: list[bytes]) -> list[int]:
-        keys, users = memoryview(b"".join(heads)).cast("Q")[3 :: HEADER_SIZE // _WORD].tolist(), self._users
+        keys, users = memoryview(b"".join(heads)).cast("Q")[KEY_AT // _WORD :: HEADER_SIZE // _WORD].tolist(), self._users
         return [place for place, key in enumerate(keys) if key in users]
 
     def _note_numbers(self, begin: int, places: Sequence[int]) -> None:
@@ -92,19 +104,19 @@ class Rows:
     def _add_contents(self, data: bytes, heads: list[bytes], spans: list[tuple[int, int]]) -> None:
         """Add extensions, bodies and stamps; `spans`: begin and end of each record. Most records have only a body."""
         joined = b"".join(heads)
-        traced = any(flag & Flag.TRACED for flag in set(joined[5::HEADER_SIZE]))
-        if not traced and not any(joined[8::HEADER_SIZE]) and not any(joined[9::HEADER_SIZE]):
+        traced = any(flag & Flag.TRACED for flag in set(joined[FLAGS_AT::HEADER_SIZE]))
+        if not traced and not any(joined[EXTENSION_AT::HEADER_SIZE]) and not any(joined[EXTENSION_AT + 1 :: HEADER_SIZE]):
             if self._body:
                 self._bodies += [data[start + HEADER_SIZE : after] for start, after in spans]
             self._exts += [b""] * len(spans)
             self._traces += [b""] * len(spans)
             return
         for (start, after), head in zip(spans, heads, strict=True):
-            body = start + HEADER_SIZE + (head[8] | head[9] << 8)
-            last = after - 1 - STAMP_SIZE * data[after - 1] if head[5] & Flag.TRACED else after
+            body = start + HEADER_SIZE + (head[EXTENSION_AT] | head[EXTENSION_AT + 1] << 8)
+            last = after - 1 - STAMP_SIZE * data[after - 1] if head[FLAGS_AT] & Flag.TRACED else after
             self._exts.append(data[start + HEADER_SIZE : body])
             self._bodies.append(data[body:last])
-            self._traces.append(data[last : after - 1] if head[5] & Flag.TRACED else b"")
+            self._traces.append(data[last : after - 1] if head[FLAGS_AT] & Flag.TRACED else b"")
 
     def batch(self) -> pa.RecordBatch | None:
         """Build the record batch; None: there are no rows."""
@@ -116,16 +128,16 @@ class Rows:
     def _array(self, name: str, heads: memoryview) -> pa.Array:
         made: dict[str, Callable[[], pa.Array]] = {
             "xiu_partition": lambda: pa.repeat(pa.scalar(self._partition, pa.int32()), len(self._heads)),
-            "type": lambda: _small(pa.uint8(), heads[6::HEADER_SIZE]),
+            "type": lambda: _small(pa.uint8(), heads[TYPE_AT::HEADER_SIZE]),
             "seq": lambda: _longs(self._seqs.tobytes()),
             "msg_id": lambda: _longs(self._msg_ids(heads)),
-            "snowflake_id": lambda: _word(heads, 2),
-            "key": lambda: _word(heads, 3),
-            "sender": lambda: _word(heads, 4),
+            "snowflake_id": lambda: _word(heads, SNOWFLAKE_AT),
+            "key": lambda: _word(heads, KEY_AT),
+            "sender": lambda: _word(heads, SENDER_AT),
             "sent_at": lambda: _sent_at(heads),
             "stored_at": lambda: _longs(self._stored.tobytes()).cast(_TIMESTAMP),
-            "flags": lambda: _small(pa.uint8(), heads[5::HEADER_SIZE]),
-            "lifetime_min": lambda: _small(pa.uint16(), heads.cast("H")[5 :: HEADER_SIZE // _SHORT]),
+            "flags": lambda: _small(pa.uint8(), heads[FLAGS_AT::HEADER_SIZE]),
+            "lifetime_min": lambda: _small(pa.uint16(), heads.cast("H")[LIFETIME_AT // _SHORT :: HEADER_SIZE // _SHORT]),
             "ext": lambda: pa.array(self._exts, pa.binary()),
             "body": lambda: pa.array(self._bodies, pa.binary()),
             "trace": lambda: pa.array(self._traces, pa.binary()),
@@ -135,7 +147,7 @@ class Rows:
     def _msg_ids(self, heads: memoryview) -> bytearray:
         """Put partition and type above the six bytes of the sequence."""
         made = bytearray(self._seqs.tobytes())
-        made[6::_WORD] = heads[6::HEADER_SIZE]
+        made[6::_WORD] = heads[TYPE_AT::HEADER_SIZE]
         made[7::_WORD] = bytes([self._partition]) * len(self._heads)
         return made
 
@@ -149,8 +161,8 @@ def _longs(data: bytes | bytearray) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(data) // _WORD, [None, pa.py_buffer(data)])
 
 
-def _word(heads: memoryview, place: int) -> pa.Array:
-    return _longs(heads.cast("Q")[place :: HEADER_SIZE // _WORD].tobytes())
+def _word(heads: memoryview, at: int) -> pa.Array:
+    return _longs(heads.cast("Q")[at // _WORD :: HEADER_SIZE // _WORD].tobytes())
 
 
 def _small(kind: pa.DataType, field: memoryview) -> pa.Array:
@@ -159,8 +171,8 @@ def _small(kind: pa.DataType, field: memoryview) -> pa.Array:
 
 def _sent_at(heads: memoryview) -> pa.Array:
     """Times from SnowflakeIDs; null for derived ones."""
-    flags = heads[5::HEADER_SIZE].tobytes()
-    milliseconds = pc.add(pc.shift_right(_word(heads, 2), _long(_SNOWFLAKE_TIME_BITS)), _long(SNOWFLAKE_EPOCH_MS))
+    flags = heads[FLAGS_AT::HEADER_SIZE].tobytes()
+    milliseconds = pc.add(pc.shift_right(_word(heads, SNOWFLAKE_AT), _long(_SNOWFLAKE_TIME_BITS)), _long(SNOWFLAKE_EPOCH_MS))
     found = pc.multiply(milliseconds, _long(1000)).cast(_TIMESTAMP)
     derived = Flag.DERIVED_ID
     if not any(flag & derived for flag in set(flags)):

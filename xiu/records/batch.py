@@ -12,7 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from pixiu.errors import ChecksumWrong, InvalidArgument, RecordTooLarge, WrongPartition
-from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
+from pixiu.wire.record import HEADER_SIZE, KIND_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, crc_ok
 from xiu.records.block import MAX_BLOCK_BYTES, MAX_BLOCK_RECORDS
 
 _FIELDS: Final = struct.Struct("<IBB6xI8xQ")
@@ -111,8 +111,9 @@ def _refusal(
     index: int, record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]
 ) -> RecordRefusal | None:
     """Return the refusal of a record; None: it is valid."""
-    if record[4] != Kind.MAIL:
-        return RecordRefusal(index, InvalidArgument.code, f"a record of kind {record[4]}; a Xiu stores mail, kind {int(Kind.MAIL)}")
+    if record[KIND_AT] != Kind.MAIL:
+        text = f"a record of kind {record[KIND_AT]}; a Xiu stores mail, kind {int(Kind.MAIL)}"
+        return RecordRefusal(index, InvalidArgument.code, text)
     if key % partitions != partition % partitions:
         right = key % partitions
         where = addresses[right] if right < len(addresses) and addresses[right] else "nobody now"
@@ -120,7 +121,6 @@ def _refusal(
         return RecordRefusal(index, WrongPartition.code, text)
     if len(record) > limit:
         return RecordRefusal(index, RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")
-    found = body_bounds(record)
-    if found is None or crc32(memoryview(record)[HEADER_SIZE : found[1]]) != int.from_bytes(record[12:16], "little"):
+    if not crc_ok(record):
         return RecordRefusal(index, ChecksumWrong.code, "the record's CRC does not fit: it was damaged on the way; send it again")
     return None

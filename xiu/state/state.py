@@ -19,7 +19,7 @@ from typing import Final
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
-from pixiu.wire.record import SIZE_FIELD
+from pixiu.wire.record import KEY_AT, SIZE_FIELD
 from xiu.records.block import Block
 from xiu.records.block import encode as encode_block
 from xiu.state import doubling, readers, restoring
@@ -37,8 +37,6 @@ _COUNT: Final = struct.Struct("<I")
 _TRIM: Final = struct.Struct("<QQ")
 _SIZE: Final = struct.Struct("<I")
 _USER: Final = struct.Struct("<Q")
-_USER_AT: Final = 24
-"""Offset of the UIN in a record."""
 
 NONE_MOVED: Final[frozenset[int]] = frozenset()
 LAST_COUNTER: Final = (1 << MSG_COUNTER_BITS) - 1
@@ -305,7 +303,7 @@ class State:
         now, partition, offset = self.head.doubling, self._partition, _COUNT.size
         moved: list[int] = []
         for index in range(count):
-            if not doubling.takes(now, partition, _USER.unpack_from(data, offset + _USER_AT)[0]):
+            if not doubling.takes(now, partition, _USER.unpack_from(data, offset + KEY_AT)[0]):
                 moved.append(index)
             offset += SIZE_FIELD + _SIZE.unpack_from(data, offset)[0]
         return frozenset(moved)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.links.peer.outbox import INFINITY
+from pixiu.wire.record import KEY_AT, SENDER_AT
 
 ORDERS: Final = 1024
 """Number of orders into which the keys of records fall."""
@@ -24,14 +25,12 @@ SWITCH_WAIT_S: Final = 0.1
 """Longest wait of the stream for the acknowledgement of earlier datagrams, seconds."""
 LEAVE_CHECK_S: Final = 0.05
 
-KEY_AT: Final = 24
-"""Offset of a record's key."""
 _SPREAD: Final = 0x9E3779B97F4A7C15
 
 
 def order_of(record: bytes) -> int:
     """The order of a record."""
-    return (int.from_bytes(record[KEY_AT : KEY_AT + 8], "little") * _SPREAD >> 48) & (ORDERS - 1)
+    return (int.from_bytes(record[KEY_AT:SENDER_AT], "little") * _SPREAD >> 48) & (ORDERS - 1)
 
 
 class Switch:

@@ -11,7 +11,7 @@ from pixiu.client.messages.send_options import SendOptions
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import MAX_ID
 from pixiu.wire import record
-from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
+from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, TYPE_BITS, Flag, Kind, with_topic
 
 MAX_EXTENSION_BYTES: Final = 65_535
 MAX_LIFETIME_MIN: Final = 65_535
@@ -96,7 +96,7 @@ def draft(
             raise InvalidArgument(f"a derived ID is from 1 to 2^63-1, not {derived_id}")
         flags |= DERIVED_ID
     lane = LANE_FIRST if first_lane else LANE_NORMAL
-    return Draft(key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, kind, derived_id)
+    return Draft(key, flags, body, lane << TYPE_BITS | type, lane, lifetime_min, extension, size, kind, derived_id)
 
 
 def no_such_option(unknown: Iterable[str], known: Iterable[str]) -> InvalidArgument:

@@ -12,13 +12,13 @@ from pixiu.client.messages.headers import decode_headers
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
 from pixiu.placement.topics import MAX_TOPIC_LENGTH, ROOM_PREFIX, USER_PREFIX, TopicRefusal, resolve
-from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
+from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, TYPE_BITS, Flag, Kind, offsets
 
 if TYPE_CHECKING:
     from pixiu.client.messages.send_options import SendOptions
     from pixiu.client.send.streams import Receipt
 
-TYPE_MASK: Final = 63
+TYPE_MASK: Final = (1 << TYPE_BITS) - 1
 # Plain numbers: an operation with an IntFlag takes half a microsecond.
 TRACED: Final = int(Flag.TRACED)
 TOPIC: Final = int(Flag.TOPIC)
@@ -122,7 +122,7 @@ def message_of(record: bytes) -> Message:
         record[start:end],
         SnowflakeID(message_id),
         type_ & TYPE_MASK,
-        type_ >> 6 == LANE_FIRST,
+        type_ >> TYPE_BITS == LANE_FIRST,
         0 if flags & DERIVED_ID else snowflake_time_ms(message_id),
         extension,
         lifetime_min,

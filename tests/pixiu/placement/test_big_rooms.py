@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixiu.ids import MAX_ID
-from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
-from pixiu.wire.record import Flag, Kind, crc_ok, decode, encode
+from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of
+from pixiu.wire.record import Flag, Kind, crc_ok, decode, encode, with_key
 
 BIG = VRooms(100, 110)
 
