@@ -83,7 +83,7 @@ class BoundsReply(_message.Message):
     applied: _builtins.int
     """the counter of the last log entry in the state"""
     leads: _builtins.bool
-    """this replica leads its partition: nothing that was acknowledged lies behind `end`"""
+    """this replica leads its partition: nothing that was confirmed lies behind `end`"""
     cluster: _builtins.str
     """what tells this cluster from every other one, 16 hex digits; empty: not known"""
     @_builtins.property
