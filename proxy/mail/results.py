@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pixiu import errors
+from pixiu.wire.inbox_operations import Code
 from proxy import mail_events as ev
 from proxy.mail.batches import Part
 
@@ -21,9 +22,9 @@ NEXT_LEADER: Final = frozenset({
     errors.NotLeader.code, errors.StaleStream.code, errors.Draining.code, errors.OutcomeUnknown.code, errors.WrongPartition.code,
 })  # fmt: skip
 """Errors after which another leader may take it."""
-STALE_WRITER: Final = -1
-INBOX_FULL: Final = -2
-DISK_FULL: Final = -10
+STALE_WRITER: Final = -Code.STALE_WRITER
+INBOX_FULL: Final = -Code.INBOX_FULL
+DISK_FULL: Final = -Code.DISK_FULL
 """Results of Pi."""
 _FULL_TEXT: Final = "the inbox is at its limit and refuses more (pi.inbox_full); the user must acknowledge some first"
 

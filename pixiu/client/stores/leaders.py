@@ -45,6 +45,7 @@ from pixiu.rpc.channels import TLS_ERRORS, Channels
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.rpc.tls import TLS_DIR, own
+from pixiu.wire.inbox_operations import Code
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
@@ -63,16 +64,15 @@ _AGAIN: Final = frozenset(
     kind.code for kind in (NotLeader, WrongPartition, Unavailable, Draining, Overloaded, OutcomeUnknown, TooFewInSync)
 )
 """Error codes after which the same request is repeated to the current leader."""
-_CURSOR_BEYOND_END, _INVALID, _TOO_MANY_DELETIONS = 5, 8, 9
 _REFUSALS: Final[dict[int, PixiuError]] = {
-    2: InboxFull("the inbox is full"),
-    3: UnknownDevice("the user has no such device"),
-    4: OldSession("another session of this device was opened meanwhile; try again"),
-    _CURSOR_BEYOND_END: InvalidArgument("the inbox has no such entry yet"),
-    6: TooManyDevices("the user has eight devices, all of them seen recently; drop one first"),
-    _INVALID: InvalidArgument("lane or range out of bounds"),
-    _TOO_MANY_DELETIONS: LimitError("this inbox has 1,000 separate deletions; delete a larger range, or acknowledge first"),
-    10: DiskFull("the inboxes have no space for a new device; its operator must free some"),
+    Code.INBOX_FULL: InboxFull("the inbox is full"),
+    Code.UNKNOWN_DEVICE: UnknownDevice("the user has no such device"),
+    Code.OLD_SESSION: OldSession("another session of this device was opened meanwhile; try again"),
+    Code.CURSOR_BEYOND_END: InvalidArgument("the inbox has no such entry yet"),
+    Code.TOO_MANY_DEVICES: TooManyDevices("the user has eight devices, all of them seen recently; drop one first"),
+    Code.INVALID_ARGUMENT: InvalidArgument("lane or range out of bounds"),
+    Code.TOO_MANY_DELETIONS: LimitError("this inbox has 1,000 separate deletions; delete a larger range, or acknowledge first"),
+    Code.DISK_FULL: DiskFull("the inboxes have no space for a new device; its operator must free some"),
 }
 
 
