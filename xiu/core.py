@@ -54,7 +54,7 @@ CODES: Final = {
     Verdict.TOO_OLD: (errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
     Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead of the store; correct the wrong clock"),
     Verdict.MOVED: (errors.WrongPartition.code, "the partition was split while this was on its way; send it again"),
-    Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader is taking a new epoch; send again"),
+    Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader has no MsgIDs left in its epoch; send again, the next leader has"),
 }
 REJECTIONS: Final = {
     Rejection.NOT_LEADER: (errors.NotLeader.code, "this replica does not lead its partition"),
