@@ -1,4 +1,8 @@
-"""The import graph of the product has no circle and no large folder, its page is up to date, and the script finds what is wrong."""
+"""The import graph of the product has no circle and no large folder, its page is up to date, and the script finds what is wrong.
+
+"May import" in each folder's README is checked by `test_a_folder_imports_what_its_readme_allows`, which is slow: `make quick`
+leaves it out, `make check` runs it.
+"""
 
 from __future__ import annotations
 
