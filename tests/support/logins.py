@@ -11,6 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cluster.access.passwords import line_of
+from cluster.trust.identity import Credentials
 from cluster.trust.key_folder import add_key, use_key
 
 RULES: Final = """
@@ -77,3 +78,8 @@ class Logins:
         return {
             "cluster.key_dir": str(self.keys), "proxy.access_file": str(self.file), "gateway.access_file": str(self.file),
         }  # fmt: skip
+
+
+def login(secret: str = "pass-phrase", user: str = "zoe", address: str = "10.0.0.9") -> Credentials:
+    """Credentials that a client shows."""
+    return Credentials(user, secret, "phone", address)
