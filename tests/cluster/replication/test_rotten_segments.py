@@ -17,6 +17,7 @@ from cluster.replication.options import ReplicationOptions
 from cluster.replication.storage.log import SegmentedLog
 from cluster.replication.storage.scrub import Scrub
 from cluster.replication.storage.segment import Segment
+from tests.cluster.replication.log_files import flip
 from tests.cluster.replication.replica import OPTIONS, A, B, Replica, entries, sent, state
 from tests.support.unreadable import Unreadable
 from tests.support.waiting import until
@@ -42,12 +43,6 @@ def written(folder: Path) -> list[Path]:
     log.sync()
     log.close()
     return sorted(folder.glob("*.log"))
-
-
-def flip(path: Path, offset: int = 100) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
 
 
 Rot = Callable[[Path], None]
