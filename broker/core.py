@@ -21,7 +21,8 @@ from cluster.core.parcels import Target
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.anti_entropy import PullOutcome
-from cluster.membership.map.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
+from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged
+from cluster.membership.map.updates import ENTRY, Update
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.state import ClusterView, MemberCounters
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance

@@ -18,7 +18,8 @@ from enum import Enum
 from typing import Final
 
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
-from cluster.membership.map.lww_map import Key, Update
+from cluster.membership.map.lww_map import Key
+from cluster.membership.map.updates import Update
 from cluster.membership.member.state import retry_pause_s
 from pixiu.ids import EndpointID
 

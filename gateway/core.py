@@ -18,7 +18,7 @@ from typing import Final
 from cluster.core.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.map.lww_map import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
+from cluster.membership.map.updates import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.delivery.dedupe import Dedupe

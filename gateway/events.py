@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from cluster.core.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from gateway.mail.run import MailRun
 from pixiu.ids import EndpointID

@@ -22,7 +22,7 @@ from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.digest import Digest, DigestRule
 from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
-from cluster.membership.map.lww_map import encode_messages
+from cluster.membership.map.updates import encode_messages
 from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
 from cluster.rpc.methods import DELIVER

@@ -20,7 +20,8 @@ from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendCon
 from cluster.core.parcels import Target
 from cluster.membership.events import Effect, UnprovenLogins
 from cluster.membership.map.devices import Connection, Devices, connection_of
-from cluster.membership.map.lww_map import ENTRY_BYTES, Applied, Update
+from cluster.membership.map.lww_map import Applied
+from cluster.membership.map.updates import ENTRY_BYTES, Update
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.forwards import ForwardOutcome, Group
 from cluster.membership.replica.state import State

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cluster.membership.map.lww_map import ENTRY, VALUE, Update
+from cluster.membership.map.updates import ENTRY, VALUE, Update
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, TICKET_BYTES, signer
 from cluster.wire.v1 import control_pb2
 

@@ -18,7 +18,7 @@ import time
 from broker.core import Core
 from cluster.core.contract import RecordsReceived, SendRecords
 from cluster.membership import events as ev
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 

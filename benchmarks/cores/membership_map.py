@@ -20,7 +20,8 @@ import gc
 import time
 
 from cluster.membership.map.digest import UNKEYED, digest_key
-from cluster.membership.map.lww_map import CHUNK_ENTRIES, ENTRY, Chunk, LwwMap
+from cluster.membership.map.lww_map import CHUNK_ENTRIES, LwwMap
+from cluster.membership.map.updates import ENTRY, Chunk
 from cluster.process.collector import Collector
 from pixiu.ids import gateway_msg_id
 

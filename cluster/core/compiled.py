@@ -47,8 +47,8 @@ MODULES: Final = {
     ),
     "cluster.trust": "key_ring",
     "cluster.membership": (
-        "events map.anti_entropy map.devices map.digest map.instance_purge map.isolation map.lww_map member.core member.state "
-        "replica.anti_entropy replica.core replica.forwards replica.state replica.subscribers"
+        "events map.anti_entropy map.devices map.digest map.instance_purge map.isolation map.lww_map map.updates member.core "
+        "member.state replica.anti_entropy replica.core replica.forwards replica.state replica.subscribers"
     ),
     "cluster.replication": (
         "applier core.clock core.context core.core core.events core.follower core.insync core.leader core.messages core.states "

@@ -12,7 +12,8 @@ from typing import Final
 
 from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.map.digest import DigestKey
-from cluster.membership.map.lww_map import Chunk, Key, Update
+from cluster.membership.map.lww_map import Key
+from cluster.membership.map.updates import Chunk, Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID
 

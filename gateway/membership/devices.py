@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.membership.map.devices import connected, connection_of, device_key
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from gateway.membership.hybrid_clock import HybridClock
 from pixiu.wire.inbox_operations import cut_name
 

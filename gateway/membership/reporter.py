@@ -28,7 +28,8 @@ from typing import NamedTuple
 
 from cluster.core.contract import NEVER, SendControl
 from cluster.membership.map.anti_entropy import Source, rule_of
-from cluster.membership.map.lww_map import MESSAGES_A_CONTROL, LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import MESSAGES_A_CONTROL, Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.membership.feedback import Feedback, absences

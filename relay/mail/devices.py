@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cluster.membership.map.devices import DEVICE_MASK, Devices, LoginPolicy, connected
-from cluster.membership.map.lww_map import MAX_ENTRIES, Applied, Purged, Update
+from cluster.membership.map.lww_map import MAX_ENTRIES, Applied, Purged
+from cluster.membership.map.updates import Update
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous
 from relay.delivery import events as ev

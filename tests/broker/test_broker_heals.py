@@ -11,7 +11,8 @@ from cluster.membership.events import Effect
 from cluster.membership.map.anti_entropy import Source, is_anti_entropy
 from cluster.membership.map.digest import DigestRule
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
-from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode

@@ -12,7 +12,8 @@ from broker.feeds import MAX_QUEUED_MESSAGES, FeedState
 from cluster.core.contract import Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.map.lww_map import Chunk, LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Chunk, Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.partition import rendezvous

@@ -10,7 +10,7 @@ from broker.core import Core
 from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode

@@ -10,7 +10,7 @@ from broker.core import Core
 from broker.introductions import Introductions
 from cluster.core.contract import SendControl
 from cluster.membership import events as ev
-from cluster.membership.map.lww_map import Update, decode_messages
+from cluster.membership.map.updates import Update, decode_messages
 from cluster.membership.member.service import gateways_of, introduction
 from cluster.wire.v1 import control_pb2
 from pixiu.discovery.node import NodeState

@@ -10,7 +10,7 @@ from cluster.core.contract import SendControl, Settled, Tick
 from cluster.membership.map.anti_entropy import Puller
 from cluster.membership.map.devices import Devices, connection_of, device_key
 from cluster.membership.map.digest import bucket_of
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.core import Core

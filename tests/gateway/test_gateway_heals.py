@@ -7,7 +7,8 @@ import pytest
 from cluster.core.contract import SendControl
 from cluster.links.api import Outcome
 from cluster.membership.map.digest import DigestRule
-from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.core import Core

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from cluster.core.contract import NEVER, Tick
-from cluster.membership.map.lww_map import INSTANCE_SHIFT, Update
+from cluster.membership.map.lww_map import INSTANCE_SHIFT
+from cluster.membership.map.updates import Update
 from gateway import events as ev
 from gateway.core import Core
 from gateway.membership.reporter import MembershipReporter

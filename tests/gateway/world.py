@@ -14,7 +14,7 @@ from typing import TypeVar
 from cluster.core.contract import END_OF_TURN, RecordsReceived, Settle
 from cluster.core.turn import Turn
 from cluster.links.api import Outcome
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Connect, Packet, Side
 from gateway import events as ev

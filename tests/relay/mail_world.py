@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 
 from cluster.membership.map.devices import connected, device_key
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from cluster.rpc.framed import FramedCall, FramedHandler
 from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import DELIVER, EXCHANGE, NOTIFY

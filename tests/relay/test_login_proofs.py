@@ -12,7 +12,8 @@ from cluster.membership.events import Effect, UnprovenLogins
 from cluster.membership.map.anti_entropy import PROVEN_PAGE_ENTRIES, Source
 from cluster.membership.map.devices import connected
 from cluster.membership.map.digest import bucket_of
-from cluster.membership.map.lww_map import LwwMap, Update, decode_messages, encode_messages
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update, decode_messages, encode_messages
 from cluster.trust.tickets import MAX_TICKET_S, sign
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id, gateway_run

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.membership.map.devices import connected, device_key
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.envelope import encode as deliver
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_opens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.membership.map.devices import Connection, connected, device_key
-from cluster.membership.map.lww_map import Update, decode_messages, encode_messages
+from cluster.membership.map.updates import Update, decode_messages, encode_messages
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import gateway_msg_id
 from pixiu.wire.inbox_operations import KEPT_NAME_BYTES

@@ -11,7 +11,7 @@ from cluster.core.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendCon
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.devices import Devices, LoginPolicy, connected, device_key
-from cluster.membership.map.lww_map import Update, decode_messages
+from cluster.membership.map.updates import Update, decode_messages
 from cluster.membership.replica.state import State
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id

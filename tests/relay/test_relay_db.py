@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.membership.map.devices import Devices, connected
-from cluster.membership.map.lww_map import Key, Update, logins
+from cluster.membership.map.lww_map import Key
+from cluster.membership.map.updates import Update, logins
 from cluster.membership.replica.store import ReplicaStore, Write
 from pixiu.ids import gateway_msg_id
 

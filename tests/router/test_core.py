@@ -11,7 +11,8 @@ from cluster.core.contract import SendControl, Settled, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect, Event
 from cluster.membership.map.instance_purge import InstancePurge
-from cluster.membership.map.lww_map import PURGE_SLICE, Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.map.lww_map import PURGE_SLICE, Key, LwwMap
+from cluster.membership.map.updates import Chunk, Update, decode_messages
 from cluster.membership.replica.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
 from cluster.membership.replica.forwards import MAX_TRIES
 from cluster.membership.replica.state import State

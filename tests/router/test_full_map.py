@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cluster.core.contract import SendControl
 from cluster.membership import events as ev
-from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update
 from cluster.membership.replica.state import State
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id

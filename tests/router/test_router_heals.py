@@ -13,7 +13,8 @@ from cluster.membership.events import Effect
 from cluster.membership.map.anti_entropy import Source, encode_absence, is_anti_entropy
 from cluster.membership.map.digest import DigestRule
 from cluster.membership.map.isolation import OUT_OF_CONTACT_S
-from cluster.membership.map.lww_map import Key, LwwMap, Update, decode_messages
+from cluster.membership.map.lww_map import Key, LwwMap
+from cluster.membership.map.updates import Update, decode_messages
 from cluster.membership.replica.state import State
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id

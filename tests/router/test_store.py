@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.membership.map.lww_map import CHUNK_ENTRIES, Key, LwwMap, Update
+from cluster.membership.map.lww_map import CHUNK_ENTRIES, Key, LwwMap
+from cluster.membership.map.updates import Update
 from cluster.membership.replica.store import ReplicaStore, StoreError, Write
 from pixiu.ids import gateway_msg_id
 
@@ -114,7 +115,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom cluster.membership.map.lww_map import Update\n"
+        "import os, sys\nfrom pathlib import Path\nfrom cluster.membership.map.updates import Update\n"
         "from cluster.membership.replica.store import ReplicaStore, Write\n"
         "store = ReplicaStore('router', Path(sys.argv[1]), 1 << 24)\n"
         "store.write([Write([Update(5, 42, 7, True)], [])], 1000)\n"

@@ -12,7 +12,8 @@ import router.core
 from cluster.core.contract import NOT_TAKEN, SendControl, Tick
 from cluster.membership import events as ev
 from cluster.membership.events import Effect
-from cluster.membership.map.lww_map import ENTRY, LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import ENTRY, Update
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.state import State
 from cluster.wire.v1 import control_pb2

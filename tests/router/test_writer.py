@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.membership.map.lww_map import Key, LwwMap, Update
+from cluster.membership.map.lww_map import Key, LwwMap
+from cluster.membership.map.updates import Update
 from cluster.membership.replica.store import ReplicaStore
 from cluster.membership.replica.store_writer import MAX_PENDING, StoreWriter
 from pixiu.ids import gateway_msg_id

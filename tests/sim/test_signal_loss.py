@@ -27,7 +27,7 @@ import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.core.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
-from cluster.membership.map.lww_map import Update
+from cluster.membership.map.updates import Update
 from gateway.delivery.signals import MemoryTable
 from pixiu.client.send.events import Failure
 from pixiu.client.send.signals import SendCopies, Signal, SignalCore

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
-from cluster.membership.map.lww_map import Update, encode_messages
+from cluster.membership.map.updates import Update, encode_messages
 from cluster.settings.options import ClusterOptions, RoleOptions, link_options
 from cluster.wire.v1 import control_pb2
 from onebox.embedded import EmbeddedZooKeeper

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.membership.map.digest import BUCKET, BUCKETS, DigestRule, Sum, Sums
-from cluster.membership.map.lww_map import ENTRY, INSTANCE_SHIFT, VALUE, Applied, Listing, LwwMap, Purged
+from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied, LwwMap, Purged
+from cluster.membership.map.updates import ENTRY, VALUE, Listing
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import INSTANCES, MAX_ID, EndpointID, gateway_generation

@@ -22,8 +22,9 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from cluster.membership.map.lww_map import MAX_ENTRIES, PURGE_SLICE, TOMBSTONE_S, Applied, Key, LwwMap, Purged, Update
+from cluster.membership.map.lww_map import MAX_ENTRIES, PURGE_SLICE, TOMBSTONE_S, Applied, Key, LwwMap, Purged
 from cluster.membership.map.shards import UserCache
+from cluster.membership.map.updates import Update
 from pixiu.ids import DEVICE_BITS, gateway_instance
 
 DEVICE_MASK: Final = (1 << DEVICE_BITS) - 1

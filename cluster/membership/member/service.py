@@ -19,7 +19,7 @@ from cluster.membership import events as ev
 from cluster.membership.map.anti_entropy import is_anti_entropy
 from cluster.membership.map.digest import ALL_GROUPS
 from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
-from cluster.membership.map.lww_map import Chunk, Update, decode_messages
+from cluster.membership.map.updates import Chunk, Update, decode_messages
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.snapshot_client import SnapshotReader
 from cluster.process.context import Context

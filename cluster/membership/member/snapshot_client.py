@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from cluster.membership.map.lww_map import Chunk
+from cluster.membership.map.updates import Chunk
 from cluster.wire.v1 import membership_pb2, membership_pb2_grpc
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID

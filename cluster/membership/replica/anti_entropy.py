@@ -8,7 +8,8 @@ from __future__ import annotations
 from cluster.membership.events import AbsenceReceived
 from cluster.membership.map.anti_entropy import Puller, PullOutcome, Source, rule_of
 from cluster.membership.map.digest import DigestRule, common_rule
-from cluster.membership.map.lww_map import ENTRY, ENTRY_BYTES, LwwMap
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import ENTRY, ENTRY_BYTES
 from cluster.membership.member.state import ClusterView
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance, gateway_run

@@ -22,7 +22,8 @@ from cluster.membership import events as ev
 from cluster.membership.events import Effect
 from cluster.membership.map.anti_entropy import encode_absence
 from cluster.membership.map.isolation import Isolation
-from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged, Update, encode_messages
+from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged
+from cluster.membership.map.updates import Update, encode_messages
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.state import ClusterView, Speaker, retry_pause_s
 from cluster.membership.replica.anti_entropy import ReplicaAntiEntropy, speaks_for

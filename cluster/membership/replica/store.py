@@ -19,8 +19,9 @@ from typing import Final, NamedTuple, TextIO
 
 import lmdb
 
-from cluster.membership.map.lww_map import CHUNK_ENTRIES, ENTRY, INSTANCE_SHIFT, Chunk, Key, Update
-from cluster.membership.map.lww_map import VALUE as HELD
+from cluster.membership.map.lww_map import CHUNK_ENTRIES, INSTANCE_SHIFT, Key
+from cluster.membership.map.updates import ENTRY, Chunk, Update
+from cluster.membership.map.updates import VALUE as HELD
 from pixiu.errors import PixiuError
 
 KEY: Final = struct.Struct(">QQH")

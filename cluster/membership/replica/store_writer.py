@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from cluster.membership.map.lww_map import ENTRY, Chunk, Key, Update, logins
+from cluster.membership.map.lww_map import Key
+from cluster.membership.map.updates import ENTRY, Chunk, Update, logins
 from cluster.membership.replica.store import ReplicaStore, StoreError, Write
 
 MAX_PENDING: Final = 1_000_000

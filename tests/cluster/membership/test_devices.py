@@ -7,7 +7,8 @@ import random
 import pytest
 
 from cluster.membership.map.devices import Devices, LoginPolicy, connected, device_key
-from cluster.membership.map.lww_map import Chunk, Key, Update, decode_messages, encode_messages
+from cluster.membership.map.lww_map import Key
+from cluster.membership.map.updates import Chunk, Update, decode_messages, encode_messages
 from cluster.wire.v1 import control_pb2
 from gateway.membership.hybrid_clock import COUNT_BITS, HybridClock
 from pixiu.errors import MalformedData

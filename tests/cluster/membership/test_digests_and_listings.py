@@ -19,7 +19,8 @@ from cluster.membership.map.anti_entropy import (
     rule_of,
 )
 from cluster.membership.map.digest import BUCKETS, SLOTS, Digest, DigestRule, Sum, bucket_of, common_rule
-from cluster.membership.map.lww_map import ENTRY, Listing, LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import ENTRY, Listing, Update
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID, gateway_msg_id

@@ -9,7 +9,8 @@ import xxhash
 
 from cluster.membership.map.anti_entropy import Puller, Source
 from cluster.membership.map.digest import ALL_GROUPS, ENTRY, UNKEYED, Digest, DigestKey, DigestRule, digest_key
-from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_msg_id
 

@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 
 from cluster.membership.map.devices import Devices
 from cluster.membership.map.digest import ALL_GROUPS, BUCKETS
-from cluster.membership.map.lww_map import (
-    CHUNK_ENTRIES,
-    ENTRY_BYTES,
-    MESSAGES_A_CONTROL,
-    SNAPSHOT_CHUNK_BYTES,
-    Chunk,
-    Key,
-    LwwMap,
-    Update,
-    decode_messages,
-    encode_messages,
-)
+from cluster.membership.map.lww_map import CHUNK_ENTRIES, SNAPSHOT_CHUNK_BYTES, Key, LwwMap
+from cluster.membership.map.updates import ENTRY_BYTES, MESSAGES_A_CONTROL, Chunk, Update, decode_messages, encode_messages
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import MalformedData
 from pixiu.ids import gateway_msg_id

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from cluster.core.layout_notices import MAX_NOTICED, LayoutNotices
-from cluster.membership.map.lww_map import Chunk
+from cluster.membership.map.updates import Chunk
 from cluster.membership.member.snapshot_client import SnapshotReader
 from cluster.wire.v1 import control_pb2, membership_pb2, membership_pb2_grpc
 from pixiu.discovery.node import Node, NodeState

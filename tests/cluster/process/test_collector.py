@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update
 from cluster.process.collector import OLDEST, THRESHOLDS, Collector
 from pixiu.ids import gateway_msg_id
 

@@ -10,7 +10,7 @@ import proxy.core
 import proxy.events as pe
 from cluster.core.contract import END_OF_TURN, NEVER, TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
 from cluster.links.api import Outcome, PeerState
-from cluster.membership.map.lww_map import encode_messages
+from cluster.membership.map.updates import encode_messages
 from cluster.wire.v1 import control_pb2
 from gateway.delivery.signals import MemoryTable
 from gateway.membership.controls import event_of, signals_delivered

@@ -15,7 +15,8 @@ from cluster.core.contract import RecordsReceived, SendControl, Tick
 from cluster.core.parcels import Target
 from cluster.membership.events import Effect, MessagesReceived, Replica
 from cluster.membership.map.devices import Connection
-from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
+from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied, Key, Purged
+from cluster.membership.map.updates import Update
 from cluster.membership.member.state import ClusterView, Speaker
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.forwards import Group

@@ -12,7 +12,8 @@ import relay.core
 from cluster.core.contract import TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
 from cluster.links.api import Outcome, PeerState
 from cluster.membership.map.anti_entropy import is_anti_entropy
-from cluster.membership.map.lww_map import Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.map.lww_map import Key, LwwMap
+from cluster.membership.map.updates import Chunk, Update, decode_messages
 from cluster.membership.member.core import MemberCore
 from cluster.membership.replica.core import ReplicaCore
 from cluster.wire.v1 import control_pb2

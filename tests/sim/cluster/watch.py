@@ -17,7 +17,8 @@ from cluster.core.contract import SendControl, SendRecords
 from cluster.links.api import PeerState
 from cluster.links.datagrams.head import CONTROL, RECORDS, DatagramRefusal
 from cluster.membership.events import Effect
-from cluster.membership.map.lww_map import LwwMap, Update
+from cluster.membership.map.lww_map import LwwMap
+from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.big_rooms import vrooms_of

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from cluster.membership.map.devices import Devices, LoginPolicy
 from cluster.membership.map.digest import DigestRule
-from cluster.membership.map.lww_map import Applied, Chunk, Dropped, Key, LwwMap, Update
+from cluster.membership.map.lww_map import Applied, Dropped, Key, LwwMap
+from cluster.membership.map.updates import Chunk, Update
 from pixiu.ids import gateway_instance
 
 
