@@ -43,7 +43,8 @@ MODULES: Final = {
     "cluster.mqtt": "codec decoder events mail packets server",
     "cluster.links": (
         "api datagrams.acknowledgement datagrams.fragments datagrams.head datagrams.heartbeat datagrams.sequence endpoint link "
-        "peer.liveness peer.outbox peer.peer_link peer.receiver peer.sender peer.switch peer.window refusals stats stream"
+        "peer.liveness peer.outbox peer.peer_link peer.receiver peer.schedule peer.sender peer.switch peer.window refusals stats "
+        "stream"
     ),
     "cluster.trust": "key_ring",
     "cluster.membership": (

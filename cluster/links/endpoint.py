@@ -95,8 +95,7 @@ class Endpoint(Links):
         self._udp_address_of, self._framed = udp_address_of, framed
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._buffer = bytearray(self._core.max_datagram_bytes + 1)
-        self._view = memoryview(self._buffer)
+        self._buffer = memoryview(bytearray(self._core.max_datagram_bytes + 1))
         self._timer: asyncio.TimerHandle | None = None
         self._flush_scheduled = False
         self._end_scheduled = False
@@ -339,7 +338,7 @@ class Endpoint(Links):
                 self._end_of_turn()
 
     def _receive_all(self, sock: socket.socket, now: float) -> None:
-        receive_into, view, buffer, receive = sock.recvfrom_into, self._view, self._buffer, self._core.receive
+        receive_into, buffer, receive = sock.recvfrom_into, self._buffer, self._core.receive
         for _ in range(DRAIN_DATAGRAMS):
             try:
                 # The buffer is a byte longer than any datagram: one that fills it was cut off, and is refused as oversized.
@@ -349,7 +348,7 @@ class Endpoint(Links):
             except OSError as error:
                 self._count(self._receive_errors, error)
                 continue
-            receive(bytes(view[:size]), address, now)
+            receive(bytes(buffer[:size]), address, now)
 
     def _act_at_end(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the handlers' callbacks for the end of the input. An exception in one does not stop the others, as with

@@ -10,9 +10,8 @@ Source: docs/links.md, docs/promises.md, "Failure rules".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from heapq import heappop, heappush
 from typing import Final
 
 from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
@@ -36,8 +35,9 @@ from cluster.links.datagrams.sequence import Tracker
 from cluster.links.options import LinkOptions
 from cluster.links.peer.liveness import Event, Liveness
 from cluster.links.peer.outbox import INFINITY
-from cluster.links.peer.peer_link import Link
+from cluster.links.peer.peer_link import Link, stats_of
 from cluster.links.peer.receiver import ACK_INTERVAL_S, Receiver, Shares
+from cluster.links.peer.schedule import Schedule
 from cluster.links.peer.sender import Address, Drop, Outputs, Sender
 from cluster.links.peer.window import OVERHEAD_BYTES, VOID_S
 from cluster.links.refusals import Refusals, no_warning
@@ -51,8 +51,6 @@ MAX_SENDERS: Final = 4096
 """Senders known in addition to the peers of the view; beyond this the least recently heard are forgotten, a sixteenth at a time."""
 REPEAT_S: Final = 5.0
 """Time after a sender's last data during which its heartbeats are also answered with an acknowledgement, seconds."""
-BEATS_TOGETHER_S: Final = 0.005
-"""Heartbeats due within this time leave together, so that a process with a thousand peers is not woken for each, seconds."""
 MIN_DELAY_S: Final = 0.001
 """Shortest time after which the core asks to be woken, seconds."""
 
@@ -66,12 +64,6 @@ _OF_RECORDS: Final = frozenset((RECORDS, RECORD_FRAGMENT))
 
 def _name(address: Address | None) -> str:
     return "stream" if address is None else f"{address[0]}:{address[1]}"
-
-
-def _stats_of(links: Iterable[Link]) -> Iterator[tuple[EndpointID, PeerStats]]:
-    """Copies of each link's counters, made as they are taken."""
-    for link in links:  # no generator expression: compiled, it would make a list at once
-        yield link.id, link.stats()
 
 
 class LinkCore:
@@ -113,7 +105,6 @@ class LinkCore:
         self._gone = Counts()
         self._first_sequence = 1
         self._counter = 0
-        self._interval_s = options.heartbeat_interval_ms / 1000
         self._pending: dict[Receiver, Link] = {}
         self._busy: dict[int, Link] = {}
         self._changed: dict[int, Link] = {}
@@ -124,11 +115,7 @@ class LinkCore:
         """True if something urgent has arrived since the owner last looked."""
         self._held_until = -INFINITY
         """Time until which records wait for more; -infinity: they do not wait."""
-        self._start = b""
-        """First fields of heartbeats that leave at `_started_at`."""
-        self._started_at = -INFINITY
-        self._beats: list[tuple[float, EndpointID]] = []
-        """Heap of the times of heartbeats; entries that differ from their link's time are skipped."""
+        self._schedule = Schedule(options.heartbeat_interval_ms / 1000)
 
     def receive_buffer_given(self, size: int) -> None:
         """Set the buffer size that the kernel granted to the socket; windows are computed from it."""
@@ -494,19 +481,13 @@ class LinkCore:
                 self._on_replaced(EndpointID(body.target), address)
             else:
                 # The sender means another process, our predecessor at this port: inform it at once who is here.
-                echo = heartbeat.encode(
-                    reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=body.target
-                )
-                self._send_heartbeat(0, EndpointID(head[6]), echo, address)
+                self._echo(head, body.sent_us, body.target, address)
             return
         if link is None:
             link = self._meet(head, address, now)
             if link is None:
                 if not reply:  # a sign of life, with nothing that the sender did not send itself: its address may be another's
-                    echo = heartbeat.encode(
-                        reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=head[6]
-                    )
-                    self._send_heartbeat(0, EndpointID(head[6]), echo, address)
+                    self._echo(head, body.sent_us, head[6], address)
                 return
         if head[7] <= link.heard_counter:
             self.refusals.count(DatagramRefusal.OLD_COUNTER)
@@ -566,17 +547,17 @@ class LinkCore:
         body = heartbeat.start(True, sent_us) + heartbeat.rest(next_record, next_control, attachment, link.id)
         self._send_heartbeat(0, link.id, body, sender.address)
 
+    def _echo(self, head: FieldsOfHead, sent_us: int, target: int, address: Address) -> None:
+        """Answer a heartbeat to a sender without a link."""
+        echo = heartbeat.encode(reply=True, sent_us=sent_us, next_record=0, next_control=0, attachment=b"", target=target)
+        self._send_heartbeat(0, EndpointID(head[6]), echo, address)
+
     def _heartbeat(self, link: Link, now: float) -> None:
         sender = link.sender
         if sender.address is None:
             return
-        if now != self._started_at:
-            self._started_at = now
-            self._start = heartbeat.start(False, int(now * 1e6))
-        next_record, next_control = sender.datagram.upcoming
-        body = self._start + heartbeat.rest(next_record, next_control, link.attachment, link.id)
         link.counts.heartbeats_sent += 1
-        self._send_heartbeat(FLAG_ANY_DESTINATION, link.id, body, sender.address)
+        self._send_heartbeat(FLAG_ANY_DESTINATION, link.id, self._schedule.body(link, now), sender.address)
 
     def _send_heartbeat(self, flags: int, to: EndpointID, body: bytes, address: Address) -> None:
         data = self.codec.pack(HEARTBEAT, flags, 0, self._next_counter(), self._layout_version(), to, [body])
@@ -595,19 +576,14 @@ class LinkCore:
             if link.sender.settled:
                 self._changed[id_] = link
             self._wake = min(self._wake, link.sender.deadline(now))
-        beats = self._beats
-        if beats and beats[0][0] <= now:
-            while beats and beats[0][0] <= now + BEATS_TOGETHER_S:
-                at, id_ = heappop(beats)
-                due = self._links.get(id_)
-                if due is not None and due.heartbeat_at == at:
-                    self._beat(due, now)
-        if beats:
-            self._wake = min(self._wake, beats[0][0])
+        for at, id_ in self._schedule.due(now):
+            due = self._links.get(id_)
+            if due is not None and due.heartbeat_at == at:
+                self._beat(due, now)
+        self._wake = min(self._wake, self._schedule.next_at)
 
     def _beat_at(self, link: Link, at: float) -> None:
-        link.heartbeat_at = at
-        heappush(self._beats, (at, link.id))
+        self._schedule.put(link, at)
         self._wake = min(self._wake, at)
 
     def _beat(self, link: Link, now: float) -> None:
@@ -619,12 +595,11 @@ class LinkCore:
             link.quality.sent()
             self._heartbeat(link, now)
             link.heartbeat_sent_at = now
-            # The heartbeats of peers that were set together are spread over the interval from the second one on.
-            self._beat_at(link, now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s))
+            self._schedule.put_after(link, now, spread=first)
             return
         if link.liveness.heartbeat_due(False):
             self._state_changed(link)
-        self._beat_at(link, now + self._interval_s)
+        self._schedule.put_after(link, now)
 
     def _void(self, link: Link, now: float) -> None:
         """Handle 3 s without an acknowledgement: the window is void, and so is the peer unless something else was heard from it."""
@@ -715,7 +690,7 @@ class LinkCore:
             dropped=dict(self.dropped),
             items_given_up=self._reassembly.given_up,
         )
-        return stats, _stats_of(links)
+        return stats, stats_of(links)
 
     def peer_states(self) -> Counter[PeerState]:
         """Number of peers in each state."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from cluster.links.api import Peer, PeerState
 from cluster.links.peer.liveness import Liveness
 from cluster.links.peer.outbox import INFINITY
@@ -76,3 +78,9 @@ class Link:
             in_flight_bytes=sender.datagram.cost + sender.stream.cost,
             queued_bytes=sender.queued_bytes,
         )
+
+
+def stats_of(links: Iterable[Link]) -> Iterator[tuple[EndpointID, PeerStats]]:
+    """Copies of each link's counters, made as they are taken."""
+    for link in links:  # no generator expression: compiled, it would make a list at once
+        yield link.id, link.stats()
