@@ -26,7 +26,7 @@ from typing import Final
 from onebox.java import find_java
 from onebox.secure import PRIVATE_UMASK
 from pixiu.discovery import login as logins
-from pixiu.discovery.zookeeper import TLS_NAME
+from pixiu.discovery.kazoo_client import TLS_NAME
 from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
 from pixiu.rpc.tls import Tls
 from registry.guarding import make_credentials

@@ -16,8 +16,9 @@ from ops.polling import polled
 from pixiu.discovery import paths
 from pixiu.discovery.lacks import Lack
 from pixiu.discovery.node import Node
+from pixiu.discovery.operations import NodeExists
 from pixiu.discovery.paths import ROLES
-from pixiu.discovery.zookeeper import NodeExists, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, Unavailable
 from registry.mailbox import data_at, posted
 from registry.session import registry_of

@@ -24,8 +24,9 @@ from typing import Final
 from pixiu.discovery import paths
 from pixiu.discovery.access import LOGINS, MAX_PASSWORDS, OPERATOR, Access, directories
 from pixiu.discovery.login import Login
+from pixiu.discovery.operations import NodeExists, NoNode
 from pixiu.discovery.view import View
-from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
 from registry.session import read_view
 

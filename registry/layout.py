@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from pixiu.discovery import paths
+from pixiu.discovery.operations import Check, Create, NoNode, Operation, RegistryConflict, Set
 from pixiu.discovery.view import MAX_REPLICAS, Layout, RoleLayout
-from pixiu.discovery.zookeeper import Check, Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
 from registry.layout_change import changed_layout, check_role_layout

@@ -22,17 +22,8 @@ from typing import Final, NamedTuple
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import integer, json_object, text
-from pixiu.discovery.zookeeper import (
-    Check,
-    Create,
-    Delete,
-    NodeExists,
-    NoNode,
-    RegistryConflict,
-    Set,
-    Stat,
-    ZooKeeper,
-)
+from pixiu.discovery.operations import Check, Create, Delete, NodeExists, NoNode, RegistryConflict, Set, Stat
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RemoteError, Unavailable
 from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
 from pixiu.rpc.backoff import Backoff

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
+from pixiu.discovery.operations import NodeExists, NoNode
+from pixiu.discovery.zookeeper import ZooKeeper
 from registry.restorer import Restorer
 
 MAX_REQUESTS: Final = 1000

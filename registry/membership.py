@@ -19,15 +19,8 @@ from typing import Final
 from pixiu.discovery import paths
 from pixiu.discovery.agreement import disagreement
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.zookeeper import (
-    Create,
-    Delete,
-    NoNode,
-    Operation,
-    RegistryConflict,
-    Stat,
-    ZooKeeper,
-)
+from pixiu.discovery.operations import Create, Delete, NoNode, Operation, RegistryConflict, Stat
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RemoteError, Unavailable
 from registry.leases import lease_checks
 from registry.mailbox import Mailbox

@@ -8,7 +8,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from pixiu.discovery.zookeeper import SessionEvent, SessionState, WatchEvent, ZooKeeper
+from pixiu.discovery.operations import SessionEvent, SessionState, WatchEvent
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import RegistryUnavailable
 from pixiu.rpc.backoff import Backoff
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from cluster.settings.live_settings import Settings, changed
 from pixiu.discovery import paths
-from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
+from pixiu.discovery.operations import Create, NoNode, Operation, RegistryConflict, Set
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import Unavailable
 from registry.mailbox import data_at
 

@@ -19,7 +19,7 @@ IMPURE = {
     "threading", "secrets", "subprocess", "aiohttp", "prometheus_client", "selectors", "signal",
 }  # fmt: skip
 UNTYPED = {
-    "kazoo": {"pixiu/discovery/zookeeper.py"},
+    "kazoo": {"pixiu/discovery/kazoo_client.py"},
     "lmdb": {
         "cluster/membership/replica/store.py", "cluster/process/shared_memory.py", "gateway/delivery/signal_table.py",
         "xiu/records/table.py", "pi/store/store.py",

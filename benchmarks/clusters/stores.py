@@ -26,9 +26,10 @@ from cluster.settings.options import ClusterOptions
 from onebox.children import child_environment
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.operations import NoNode
 from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
-from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import Overloaded
 from pixiu.wire.inbox_operations import Operation, encode
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2

@@ -39,7 +39,7 @@ from cluster.replication.storage.folder import RESERVE_BYTES, DataFolder, free_b
 from cluster.replication.storage.log import SegmentedLog
 from cluster.replication.storage.scrub import Scrub
 from pixiu.discovery.node import Node
-from pixiu.discovery.zookeeper import SessionEvent, SessionState
+from pixiu.discovery.operations import SessionEvent, SessionState
 from pixiu.errors import (
     DiskFailed,
     DiskFull,

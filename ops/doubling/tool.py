@@ -28,9 +28,10 @@ from ops.doubling.progress import Moved, Pace, Step, moved
 from ops.doubling.reading import read_plan
 from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState
+from pixiu.discovery.operations import Check, NodeExists, NoNode, RegistryConflict
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import Check, NodeExists, NoNode, RegistryConflict, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, NotLeader, RemoteError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from pixiu.discovery import paths
+from pixiu.discovery.operations import NoNode, SessionEvent, SessionState, WatchEvent, WatchKind
 from pixiu.discovery.reader import Read, Reader, RequestKind
 from pixiu.discovery.view import Connected, Disconnected, Event, PeerAlive, PeerDead, Tick, View, ViewReducer
-from pixiu.discovery.zookeeper import NoNode, SessionEvent, SessionState, WatchEvent, WatchKind, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, RemoteError
 from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff

@@ -1,4 +1,4 @@
-"""ZooKeeper for asyncio: the only module that imports kazoo.
+"""ZooKeeper for asyncio.
 
 kazoo runs the session in threads of its own. This facade starts operations without waiting for them and passes their results,
 watches and session changes to the event loop, so that nothing here ever blocks it.
@@ -8,7 +8,7 @@ If the registry is guarded (`pixiu.discovery.access`), each new node gets its ac
 While there is no connection every operation is refused at once: kazoo would queue it, and perform it long after its caller has
 given up.
 
-Source: docs/registry.md; notes on reliability, hole 14 (the back-off that lost sessions).
+Source: docs/registry.md.
 """
 
 from __future__ import annotations
@@ -19,280 +19,42 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, Final, cast
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    BadVersionError,
-    ConnectionLoss,
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    OperationTimeoutError,
-    RolledBackError,
-    RuntimeInconsistency,
-    SessionExpiredError,
-    SessionMovedError,
-)
-from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Watch as WatchReply
-from kazoo.protocol.serialization import int_struct, write_string
-from kazoo.protocol.states import EVENT_TYPE_MAP, KazooState, KeeperState
-from kazoo.security import ACL, Id
-
+from pixiu.discovery import kazoo_client, paths
 from pixiu.discovery import login as logins
-from pixiu.discovery import paths
 from pixiu.discovery.access import Access
 from pixiu.discovery.login import CREDENTIALS_FILE, Login
+from pixiu.discovery.operations import (
+    MAX_DATA_BYTES,
+    MAX_TRANSACTION,
+    Create,
+    NodeExists,
+    NoNode,
+    Operation,
+    RegistryConflict,
+    SessionEvent,
+    SessionListener,
+    SessionState,
+    Stat,
+    Watch,
+    WatchEvent,
+    check_size,
+)
 from pixiu.discovery.target import RegistryAddress
-from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryDenied, RegistryUnavailable, RemoteError
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryDenied, RegistryUnavailable
 
-MAX_DATA_BYTES: Final = 65_536
-"""Limit of a node's data, read or written, bytes; ZooKeeper itself would take 1 MiB."""
 MAX_IN_FLIGHT: Final = 256
 """Limit of operations under way; more wait for their turn."""
-MAX_TRANSACTION: Final = 64
-RECONNECT_MAX_DELAY_S: Final = 0.5
-"""Longest back-off between attempts to connect, seconds: far below every session timeout, so that it never costs a session."""
-CONNECT_SHARE: Final = 1 / 3
-"""Share of the session timeout that an attempt to connect may take."""
 REFUSED_TIMES: Final = 5
 REFUSED_FOR: Final = 2.0
 """After `REFUSED_TIMES` connections that servers took and then ended, and this multiple of the session timeout, the registry is
 considered to have gone back: what this client has seen of it is forgotten."""
-TLS_NAME: Final = "zookeeper.pixiu"
-"""Host name in ZooKeeper's certificate, whatever its address is, as for processes (`pixiu.rpc.tls`)."""
-PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
-"""ZooKeeper's permission bits."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """Time limit for ZooKeeper to end the session in close(), seconds; after that the session ends by its timeout."""
 
 _log = logging.getLogger("pixiu.zookeeper")
-_kazoo_log = logging.getLogger("pixiu.zookeeper.kazoo")
-# kazoo warns at every attempt to connect, twice a second in an outage; session listeners report it once.
-_kazoo_log.setLevel(logging.ERROR)
-
-
-class RegistryConflict(RemoteError):
-    """The registry differs from what an operation needs: read it again and decide again."""
-
-
-class NoNode(RegistryConflict):
-    """The node, or the parent of a node to create, does not exist."""
-
-
-class NodeExists(RegistryConflict):
-    """The node to create exists."""
-
-
-class VersionConflict(RegistryConflict):
-    """Somebody else changed the node since it was read."""
-
-
-class NotEmpty(RegistryConflict):
-    """The node to delete has children."""
-
-
-class SessionState(Enum):
-    """State of the session with ZooKeeper."""
-
-    CONNECTED = "connected"
-    SUSPENDED = "suspended"
-    """No connection; the session, its nodes and its watches may still live."""
-    LOST = "lost"
-    """The session is over; a new one is being set up. ZooKeeper may have removed its nodes long before."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionEvent:
-    """A change of the session."""
-
-    state: SessionState
-    session_id: int
-    """0 when the session is lost."""
-    new_session: bool
-    """True if CONNECTED with another session than before (or with the first one)."""
-
-
-class WatchKind(Enum):
-    """Kind of change that a watch reports."""
-
-    CREATED = "CREATED"
-    DELETED = "DELETED"
-    CHANGED = "CHANGED"
-    CHILD = "CHILD"
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """A watch fired; it will not fire again until it is set again."""
-
-    kind: WatchKind
-    path: str
-
-
-Watch = Callable[[WatchEvent], None]
-"""Called in the event loop. Setting an equal one twice on a path sets it once."""
-SessionListener = Callable[[SessionEvent], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """ZooKeeper's metadata of a node."""
-
-    version: int
-    created_zxid: int
-    modified_zxid: int
-    """The transaction that changed the data last."""
-    children_zxid: int
-    """The transaction that last changed the list of children, not their data."""
-    ephemeral_owner: int
-    """The session that owns an ephemeral node; 0 for a persistent one."""
-    children: int
-    created_ms: int
-    """Creation by the wall clock of ZooKeeper's leader, Unix milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Operation of a transaction: create a node. Its result is the path."""
-
-    path: str
-    data: bytes = b""
-    ephemeral: bool = False
-    sequence: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    """Operation of a transaction: replace the data of a node that has this version (-1: any)."""
-
-    path: str
-    data: bytes
-    version: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Operation of a transaction: delete a node that has this version (-1: any)."""
-
-    path: str
-    version: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Operation of a transaction: continue only if a node has this version."""
-
-    path: str
-    version: int
-
-
-Operation = Create | Set | Delete | Check
-
-
-@dataclass(frozen=True)
-class _LoopWatch:
-    """A watch as kazoo keeps it: equal for equal callbacks, so that a watch set repeatedly is kept once."""
-
-    loop: asyncio.AbstractEventLoop
-    callback: Watch
-
-    def __call__(self, event: Any) -> None:
-        # NONE events report a change of the session, which session listeners handle.
-        if event.type in WatchKind.__members__:
-            _to_loop(self.loop, self.callback, WatchEvent(WatchKind(str(event.type)), str(event.path)))
-
-
-@dataclass(frozen=True)
-class _AddWatch:
-    """A request that kazoo lacks: watch everything at and below a path, persistently, until the connection ends."""
-
-    path: str
-    type = 106
-    """Its number in ZooKeeper's protocol, since 3.6."""
-
-    def serialize(self) -> bytes:
-        """Encode the request: the path, and the mode `PERSISTENT_RECURSIVE`."""
-        return bytes(write_string(self.path)) + bytes(int_struct.pack(1))
-
-    @staticmethod
-    def deserialize(_data: bytes, _offset: int) -> bool:
-        """Return True: the answer has no content."""
-        return True
-
-
-def _listen_below(connection: ConnectionHandler, heard: Callable[[WatchEvent], None]) -> None:
-    """Make kazoo's connection report every watch that fires, including those that kazoo has not set."""
-    read = connection._read_watch_event
-
-    def both(buffer: bytes, offset: int) -> None:
-        fired, _ = WatchReply.deserialize(buffer, offset)
-        kind = EVENT_TYPE_MAP.get(fired.type)
-        if kind in WatchKind.__members__:
-            heard(WatchEvent(WatchKind(kind), str(fired.path)))
-        read(buffer, offset)
-
-    connection._read_watch_event = both
-
-
-def _to_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
-    # The loop may be closed while kazoo's threads still run.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, *arguments)
-
-
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with a time limit for every attempt to connect.
-
-    A ZooKeeper that is just starting can accept a connection and never answer on it (measured: once in some ten restarts under
-    load). kazoo waits the whole session timeout for that answer, and loses the session.
-    """
-
-    def __init__(
-        self,
-        patience_s: float,
-        tls: Callable[[], ssl.SSLContext] | None,
-        failed: Callable[[Exception], None],
-        reached: Callable[[], None],
-    ) -> None:
-        super().__init__()
-        self._reached = reached
-        self._patience_s = patience_s
-        self._tls, self._failed = tls, failed
-        self._unanswered: Any = None
-        """The newest connection, until the server's first answer can be read."""
-
-    def create_connection(self, *arguments: Any, **options: Any) -> Any:
-        """Connect, within the time limit."""
-        options["timeout"] = min(options.get("timeout") or self._patience_s, self._patience_s)
-        made = super().create_connection(*arguments, **options)
-        if self._tls is not None:
-            made.settimeout(options["timeout"])
-            try:
-                made = self._tls().wrap_socket(made, server_hostname=TLS_NAME)
-            except (OSError, ConfigurationError) as error:  # ssl.SSLError is an OSError
-                made.close()
-                self._failed(error)
-                raise OSError(f"no TLS with ZooKeeper: {error}") from error  # kazoo tries the next server
-        self._unanswered = made
-        self._reached()
-        return self._unanswered
-
-    def select(self, readable: Any, writable: Any, broken: Any, timeout: float | None = None) -> Any:
-        """Wait for sockets; for the first answer on a connection only within the time limit."""
-        if self._unanswered is None or list(readable) != [self._unanswered]:
-            return super().select(readable, writable, broken, timeout)
-        found = super().select(readable, writable, broken, self._patience_s if timeout is None else min(timeout, self._patience_s))
-        if found[0]:
-            self._unanswered = None
-        return found
 
 
 class ZooKeeper:
@@ -336,9 +98,8 @@ class ZooKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connected = False
         self._first = asyncio.Event()
+        """Set once there was a session."""
         self._session_id = 0
-        self._session_seen = False
-        """True if there was ever a session."""
         self._refused, self._away_since = 0, 0.0
         """Number of connections that servers took since the session was lost, and the time of the loss, monotonic seconds."""
         self._listeners: list[SessionListener] = []
@@ -445,7 +206,9 @@ class ZooKeeper:
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
         # stop() joins threads. A daemon thread, because a hung server must not keep the process from ending either.
-        threading.Thread(target=_stop_client, args=(client, partial(_to_loop, loop, done.set)), daemon=True).start()
+        threading.Thread(
+            target=kazoo_client.stop_client, args=(client, partial(kazoo_client.to_loop, loop, done.set)), daemon=True
+        ).start()
         if not self._first.is_set():
             return
         with contextlib.suppress(TimeoutError):
@@ -458,25 +221,25 @@ class ZooKeeper:
         data, stat = await self._run(path, lambda client: client.get_async(path, watch=self._watch(watch)))
         if len(data) > MAX_DATA_BYTES:
             raise MalformedData(f"{path} has {len(data)} bytes of data; at most {MAX_DATA_BYTES} are read")
-        return bytes(data), _stat(stat)
+        return bytes(data), kazoo_client.stat_of(stat)
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
         """Replace a node's data if it has this version (-1: any). Raises `NoNode`, `VersionConflict`, `RegistryUnavailable`
         (it may have happened or not)."""
-        _bounded(path, data)
-        return _stat(await self._run(path, lambda client: client.set_async(path, data, version)))
+        check_size(path, data)
+        return kazoo_client.stat_of(await self._run(path, lambda client: client.set_async(path, data, version)))
 
     async def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, make_parents: bool = False
     ) -> str:
         """Create a node; returns its path, with the sequence. Raises `NodeExists`, `NoNode` (no parent), `RegistryUnavailable` (it
         may have happened or not)."""
-        _bounded(path, data)
-        acl = await self._acl(path)
+        check_size(path, data)
+        access = await self._acl(path)
 
         async def make() -> Any:
             return await self._run(
-                path, lambda client: client.create_async(path, data, acl=acl, ephemeral=ephemeral, sequence=sequence)
+                path, lambda client: client.create_async(path, data, acl=access, ephemeral=ephemeral, sequence=sequence)
             )
 
         try:
@@ -504,7 +267,7 @@ class ZooKeeper:
     async def set_acl(self, path: str, access: Access, below: str) -> bool:
         """Set a node's access list to that of the path `below` its root. True if it was different. Raises `NoNode`,
         `RegistryDenied`, `RegistryUnavailable`."""
-        wanted = _acl(access, below)
+        wanted = kazoo_client.acl(access, below)
         found, _ = await self._run(path, lambda client: client.get_acls_async(path))
         if set(found) == set(wanted):
             return False
@@ -525,11 +288,11 @@ class ZooKeeper:
         if found == self._passwords or self._client is None:
             return False
         former, self._passwords = self._passwords, found
-        client, now = self._client, set(_auth(found))
+        client, now = self._client, set(kazoo_client.auth(found))
         client.auth_data.clear()
         client.auth_data.update(now)  # sent by the next connection
         try:
-            for scheme, said in sorted(now - set(_auth(former))):
+            for scheme, said in sorted(now - set(kazoo_client.auth(former))):
                 await self._say(scheme, said)
         except BaseException:
             self._passwords = former  # the next call sends it
@@ -544,7 +307,7 @@ class ZooKeeper:
             try:
                 async with asyncio.timeout(self._operation_timeout_s):
                     await self._quiet.wait()
-                await self._ask("/", partial(_add_auth, scheme, said))
+                await self._ask("/", lambda client: client.add_auth_async(scheme, said))
             except TimeoutError:
                 text = f"ZooKeeper at {self._hosts} did not answer earlier requests within {self._operation_timeout_s:g} s"
                 raise RegistryUnavailable(f"no login: {text}") from None
@@ -559,7 +322,7 @@ class ZooKeeper:
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
         """Read a node's Stat; None if it does not exist. The watch fires when it is created, changes or is deleted."""
         stat = await self._run(path, lambda client: client.exists_async(path, watch=self._watch(watch)))
-        return None if stat is None else _stat(stat)
+        return None if stat is None else kazoo_client.stat_of(stat)
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Read the names of a node's children, sorted. The watch fires when one is added or removed. Raises `NoNode` (and sets no
@@ -570,7 +333,7 @@ class ZooKeeper:
     async def listing(self, path: str) -> tuple[list[str], Stat]:
         """Read the names of a node's children, sorted, and its Stat. Raises `NoNode`, `RegistryUnavailable`."""
         names, stat = await self._run(path, lambda client: client.get_children_async(path, include_data=True))
-        return sorted(names), _stat(stat)
+        return sorted(names), kazoo_client.stat_of(stat)
 
     async def watch_below(self, path: str, watch: Watch) -> None:
         """Report every creation, change or deletion at or below a path to `watch` until the connection ends; then it must be set
@@ -581,13 +344,7 @@ class ZooKeeper:
         watches = self._below.setdefault(path, [])
         if watch not in watches:
             watches.append(watch)
-
-        def start(client: Any) -> Any:
-            done = client.handler.async_result()
-            client._call(_AddWatch(path), done)
-            return done
-
-        await self._run(path, start)
+        await self._run(path, partial(kazoo_client.start_watch_below, path))
 
     def stop_watching_below(self, watch: Watch) -> None:
         """Stop reporting to `watch`; the server's watches end with the connection."""
@@ -604,53 +361,31 @@ class ZooKeeper:
             raise InvalidArgument(f"a transaction has 1 to {MAX_TRANSACTION} operations, not {len(operations)}")
 
         acls = [await self._acl(one.path) if isinstance(one, Create) else None for one in operations]
-
-        def start(client: Any) -> Any:
-            request = client.transaction()
-            for operation, acl in zip(operations, acls, strict=True):
-                match operation:
-                    case Create():
-                        _bounded(operation.path, operation.data)
-                        request.create(operation.path, operation.data, acl, operation.ephemeral, operation.sequence)
-                    case Set():
-                        _bounded(operation.path, operation.data)
-                        request.set_data(operation.path, operation.data, operation.version)
-                    case Delete():
-                        request.delete(operation.path, operation.version)
-                    case Check():
-                        request.check(operation.path, operation.version)
-            return request.commit_async()
-
-        results = list(await self._run(operations[0].path, start))
-        for operation, result in zip(operations, results, strict=True):
-            if isinstance(result, KazooException) and not isinstance(result, RolledBackError | RuntimeInconsistency):
-                raise self._translate(result, operation.path)
-        if any(isinstance(result, KazooException) for result in results):
+        results = list(await self._run(operations[0].path, partial(kazoo_client.start_transaction, operations, acls)))
+        at = kazoo_client.failed(results)
+        if at == -1:
             raise RegistryConflict(f"a transaction on {operations[0].path} was rolled back; read and try again")
+        if at is not None:
+            raise kazoo_client.translate(results[at], operations[at].path, self._hosts, self._passwords)
         return results
 
     def _open(self) -> None:
         """Start kazoo. Its threads do the rest."""
         assert self._loop is not None
-        client = KazooClient(
-            hosts=self._hosts,
-            handler=_Handler(
-                self._session_timeout_s * CONNECT_SHARE,
-                self._tls_context if self._address.tls else None,
-                self._no_tls,
-                partial(_to_loop, self._loop, self._on_reached),
-            ),
-            auth_data=_auth(self._passwords),
-            timeout=self._session_timeout_s,
-            client_id=self._take_over,
-            connection_retry={"max_tries": -1, "delay": 0.1, "max_jitter": 0.4, "max_delay": RECONNECT_MAX_DELAY_S},
-            logger=_kazoo_log,
+        self._client = kazoo_client.new_client(
+            self._hosts,
+            self._session_timeout_s,
+            tls=self._tls_context if self._address.tls else None,
+            tls_failed=self._no_tls,
+            passwords=self._passwords,
+            session=self._take_over,
+            loop=self._loop,
+            reached=self._on_reached,
+            heard_below=self._heard_below,
+            changed=self._on_state,
         )
         self._take_over = None
-        self._client = client
-        _listen_below(client._connection, partial(_to_loop, self._loop, self._heard_below))
-        client.add_listener(partial(self._on_kazoo_state, self._loop, client))
-        client.start_async()
+        self._client.start_async()
 
     def _read_login(self) -> dict[str, tuple[str, ...]]:
         return self.login.read() if self.login is not None else {}
@@ -688,7 +423,7 @@ class ZooKeeper:
         for root in self._roots:
             if path == root or path.startswith(f"{root}/"):
                 found = await self._access(root)
-                return _acl(found, path[len(root) :]) if found is not None else None
+                return kazoo_client.acl(found, path[len(root) :]) if found is not None else None
         return None
 
     def _not_taken(self) -> str:
@@ -711,38 +446,33 @@ class ZooKeeper:
                 watch(event)
             path = path.rpartition("/")[0]
 
-    def _on_kazoo_state(self, loop: asyncio.AbstractEventLoop, client: Any, state: str) -> None:
-        """Pass on a state of kazoo; in its thread, where the session's ID certainly belongs to this state."""
-        identity = client.client_id if state == KazooState.CONNECTED else None
-        _to_loop(loop, self._on_state, client, state, identity[0] if identity else 0)
-
-    def _on_state(self, client: Any, state: str, session_id: int) -> None:
+    def _on_state(self, client: Any, state: SessionState, session_id: int) -> None:
         if self._closed or client is not self._client:
             return
-        if state == KazooState.CONNECTED or self._connected:
+        if state is SessionState.CONNECTED or self._connected:
             assert self._loop is not None
             self._refused, self._away_since = 0, self._loop.time()
-        if state == KazooState.CONNECTED:
-            event = SessionEvent(SessionState.CONNECTED, session_id, session_id != self._session_id)
+        if state is SessionState.CONNECTED:
+            event = SessionEvent(state, session_id, session_id != self._session_id)
             self._session_id = session_id
-            self._session_seen = self._connected = True
+            self._connected = True
             self._first.set()
-        elif state == KazooState.SUSPENDED:
-            event = SessionEvent(SessionState.SUSPENDED, self._session_id, False)
+        elif state is SessionState.SUSPENDED:
+            event = SessionEvent(state, self._session_id, False)
             self._connected = False
         else:
-            event = SessionEvent(SessionState.LOST, 0, False)
+            event = SessionEvent(state, 0, False)
             self._session_id = 0
             self._connected = False
             assert self._loop is not None
-            self._loop.call_later(RECONNECT_MAX_DELAY_S, self._revive, client)
+            self._loop.call_later(kazoo_client.RECONNECT_MAX_DELAY_S, self._revive, client)
         for listener in list(self._listeners):
             listener(event)
 
     def _on_reached(self) -> None:
         """Count a connection that a server took without restoring the session. A server restored from a backup, with data older
         than this client has seen, ends each attempt silently; so does one without a quorum, for which forgetting does no harm."""
-        if self._closed or self._connected or self._loop is None or self._client is None or not self._session_seen:
+        if self._closed or self._connected or self._loop is None or self._client is None or not self._first.is_set():
             return
         self._refused += 1
         away_s = self._loop.time() - self._away_since
@@ -761,14 +491,14 @@ class ZooKeeper:
         not lose its registry by that."""
         if self._closed or self._connected or client is not self._client or self._loop is None:
             return
-        if str(client.client_state) == KeeperState.CLOSED:
-            threading.Thread(target=_stop_client, args=(client, lambda: None), daemon=True).start()
+        if kazoo_client.has_ended(client):
+            threading.Thread(target=kazoo_client.stop_client, args=(client, lambda: None), daemon=True).start()
             self._open()
-        self._loop.call_later(RECONNECT_MAX_DELAY_S, self._revive, self._client)
+        self._loop.call_later(kazoo_client.RECONNECT_MAX_DELAY_S, self._revive, self._client)
 
-    def _watch(self, callback: Watch | None) -> _LoopWatch | None:
+    def _watch(self, callback: Watch | None) -> kazoo_client.LoopWatch | None:
         assert self._loop is not None
-        return None if callback is None else _LoopWatch(self._loop, callback)
+        return None if callback is None else kazoo_client.LoopWatch(self._loop, callback)
 
     async def _run(self, path: str, start: Callable[[Any], Any]) -> Any:
         """Start an operation in kazoo and wait for its result without blocking the loop. Waits for a login that is under way."""
@@ -785,7 +515,7 @@ class ZooKeeper:
             operation = start(self._client)
             self._asked += 1
             self._quiet.clear()
-            operation.rawlink(partial(_settle, self._loop, partial(self._answered, future)))
+            operation.rawlink(partial(kazoo_client.settle, self._loop, partial(self._answered, future)))
             async with asyncio.timeout(self._operation_timeout_s):
                 return await future
         except TimeoutError:
@@ -793,8 +523,8 @@ class ZooKeeper:
                 f"{path}: ZooKeeper at {self._hosts} did not answer within {self._operation_timeout_s:g} s; "
                 "whether the operation happened is unknown"
             ) from None
-        except KazooException as error:
-            raise self._translate(error, path) from error
+        except kazoo_client.KazooError as error:
+            raise kazoo_client.translate(error, path, self._hosts, self._passwords) from error
 
     def _answered(self, future: asyncio.Future[Any], exception: BaseException | None, value: Any) -> None:
         self._asked -= 1
@@ -806,70 +536,3 @@ class ZooKeeper:
             future.set_result(value)
         else:
             future.set_exception(exception)
-
-    def _translate(self, error: KazooException, path: str) -> RemoteError:
-        match error:
-            case NoNodeError():
-                return NoNode(f"{path} does not exist in ZooKeeper")
-            case NodeExistsError():
-                return NodeExists(f"{path} already exists in ZooKeeper")
-            case BadVersionError():
-                return VersionConflict(f"{path} was changed by another process; read it again")
-            case NotEmptyError():
-                return NotEmpty(f"{path} has children")
-            case NoAuthError():
-                who = ", ".join(self._passwords) or "nobody"
-                return RegistryDenied(f"{path}: ZooKeeper at {self._hosts} does not let {who} do this (docs/security.md)")
-            case ConnectionLoss() | SessionExpiredError() | SessionMovedError() | OperationTimeoutError():
-                return RegistryUnavailable(
-                    f"{path}: the connection to ZooKeeper at {self._hosts} broke ({type(error).__name__}); "
-                    "whether the operation happened is unknown"
-                )
-            case _:
-                return RegistryConflict(f"{path}: ZooKeeper refused the operation: {type(error).__name__} {error}")
-
-
-def _settle(loop: asyncio.AbstractEventLoop, answered: Callable[[BaseException | None, Any], None], result: Any) -> None:
-    """Hand a result to the loop; in kazoo's thread."""
-    _to_loop(loop, answered, result.exception, result.value)
-
-
-def _auth(passwords: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
-    """Logins that kazoo sends at the start of each connection."""
-    return [("digest", f"{who}:{password}") for who, found in passwords.items() for password in found]
-
-
-def _add_auth(scheme: str, said: str, client: Any) -> Any:
-    return client.add_auth_async(scheme, said)
-
-
-def _acl(access: Access, below: str) -> list[Any]:
-    return [ACL(sum(PERMISSIONS[one] for one in what), Id("digest", digest)) for digest, what in access.acl_of(below)]
-
-
-def _stop_client(client: Any, done: Callable[[], None]) -> None:
-    """End kazoo's session and threads; in a thread of its own."""
-    try:
-        client.stop()
-        client.close()
-    except Exception as error:  # kazoo raises plain exceptions here when its thread hangs
-        _log.debug("the ZooKeeper session was not closed in order: %s", error)
-    finally:
-        done()
-
-
-def _stat(stat: Any) -> Stat:
-    return Stat(
-        version=int(stat.version),
-        created_zxid=int(stat.czxid),
-        modified_zxid=int(stat.mzxid),
-        children_zxid=int(stat.pzxid),
-        ephemeral_owner=int(stat.ephemeralOwner),
-        children=int(stat.numChildren),
-        created_ms=int(stat.ctime),
-    )
-
-
-def _bounded(path: str, data: bytes) -> None:
-    if len(data) > MAX_DATA_BYTES:
-        raise InvalidArgument(f"{path}: {len(data)} bytes of data; at most {MAX_DATA_BYTES} are written to the registry")

@@ -8,8 +8,8 @@ import pytest
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node
+from pixiu.discovery.operations import Set
 from pixiu.discovery.view import Layout, RoleLayout
-from pixiu.discovery.zookeeper import Set
 from tests.support.roles import Roles
 from tests.support.stores import leader_of
 from tests.support.waiting import until

@@ -16,9 +16,10 @@ from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.access import LOGINS, OPERATOR, RULES, Access, directories, grants_of, rule_of
 from pixiu.discovery.login import Login
+from pixiu.discovery.operations import Create, Delete, Set
 from pixiu.discovery.target import RegistryAddress
 from pixiu.discovery.view import RoleLayout
-from pixiu.discovery.zookeeper import Create, Delete, Set, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryDenied
 from registry.guarding import guard, guard_first, make_credentials, read_credentials, tops, write_credentials
 from registry.layout import ensure_layout, set_replicas

@@ -8,7 +8,8 @@ import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
-from pixiu.discovery.zookeeper import Create, Delete, Operation, ZooKeeper
+from pixiu.discovery.operations import Create, Delete, Operation
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.ids import LAST_GENERATION
 from registry.leases import Instance, InstanceLease

@@ -11,8 +11,9 @@ import pytest
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.operations import NoNode
 from pixiu.discovery.paths import partition_directory
-from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable, Unavailable
 from registry.leases import InstanceLease
 from registry.membership import Membership

@@ -12,7 +12,8 @@ import registry.leases
 from gateway.numbers import GatewayNumbers
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
-from pixiu.discovery.zookeeper import Stat, ZooKeeper
+from pixiu.discovery.operations import Stat
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnavailable
 from pixiu.ids import WORKERS, SnowflakeGenerator, snowflake_time_ms, snowflake_worker
 from registry.leases import MAX_AHEAD_MS, RANGE_MS, WORKERS_TO_LEND, WorkerLease, WorkerLeases

@@ -7,8 +7,8 @@ import runpy
 import sys
 
 from cluster.process import process
+from pixiu.discovery.operations import WatchEvent
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import WatchEvent
 
 
 def _ignore(self: Discovery, event: WatchEvent) -> None:

@@ -16,9 +16,10 @@ import pytest
 from onebox.embedded import EmbeddedZooKeeper
 from onebox.fork_server import Forked
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.operations import NoNode
 from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
-from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from tests.support.forks import fork
 from tests.support.waiting import until

@@ -19,7 +19,8 @@ import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from pixiu.discovery.operations import NoNode
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID
 from tests.support.cluster import wait_for
 from tests.support.shared_zookeeper import own_root, shared_server

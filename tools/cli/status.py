@@ -143,8 +143,9 @@ async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, obj
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
     # Imported on use: neither help nor «no cluster» waits for ZooKeeper's client.
+    from pixiu.discovery.operations import NoNode
     from pixiu.discovery.watcher import Discovery
-    from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+    from pixiu.discovery.zookeeper import ZooKeeper
 
     async def tool(role: str) -> dict[str, object]:
         try:

@@ -22,7 +22,7 @@ from cluster.replication.model import MemberID, PartitionState, Presence, Versio
 from cluster.replication.peers.wire import decode_state, encode_state
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node
-from pixiu.discovery.zookeeper import NodeExists, NoNode, RegistryConflict, SessionEvent, SessionState, WatchEvent
+from pixiu.discovery.operations import NodeExists, NoNode, RegistryConflict, SessionEvent, SessionState, WatchEvent
 from pixiu.errors import MalformedData, RemoteError
 
 POLL_S: Final = 5.0

@@ -27,8 +27,9 @@ from onebox.embedded import EmbeddedZooKeeper
 from ops.drain_command import drain_process
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.operations import NoNode
 from pixiu.discovery.view import RoleLayout
-from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from registry.settings import change_settings
 from tests.support.alerts import firing, moment

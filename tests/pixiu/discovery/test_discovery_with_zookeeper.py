@@ -10,9 +10,10 @@ import pytest
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState
+from pixiu.discovery.operations import WatchEvent
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import WatchEvent, ZooKeeper
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, RegistryUnavailable
 from registry.membership import Membership
 from tests.support.waiting import until

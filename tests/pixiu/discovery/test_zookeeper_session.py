@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
-from pixiu.discovery.zookeeper import (
+from pixiu.discovery.operations import (
     MAX_DATA_BYTES,
-    MAX_IN_FLIGHT,
     Check,
     Create,
     Delete,
@@ -27,8 +26,8 @@ from pixiu.discovery.zookeeper import (
     VersionConflict,
     WatchEvent,
     WatchKind,
-    ZooKeeper,
 )
+from pixiu.discovery.zookeeper import MAX_IN_FLIGHT, ZooKeeper
 from pixiu.errors import InvalidArgument, RegistryUnavailable
 from tests.support.waiting import until
 from tests.support.zookeeper import connected, expire, pause, resume
