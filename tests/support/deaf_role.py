@@ -6,7 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from cluster.process import process
+from cluster.process import views
 from pixiu.discovery.operations import WatchEvent
 from pixiu.discovery.watcher import Discovery
 
@@ -16,7 +16,7 @@ def _ignore(self: Discovery, event: WatchEvent) -> None:
 
 
 if __name__ == "__main__":
-    process.STRANGER_POLL_S = 0.5  # type: ignore[misc]
+    views.STRANGER_POLL_S = 0.5  # type: ignore[misc]
     Discovery._on_watch = _ignore  # type: ignore[method-assign]
     role = sys.argv.pop(1)
     sys.argv[0] = role
