@@ -91,7 +91,12 @@ async def test_a_mail_costs_its_login_a_message_for_each_receiver() -> None:
         crash=lambda _error: None, framed=None, metrics=SimpleNamespace(histogram=lambda *_: SimpleNamespace(add=lambda _: None)),
     )  # fmt: skip
     service, stream = MailService(context, MessageIDs(ClusterOptions())), WriterStream(1, 1 << 20)
-    login: Any = SimpleNamespace(spend=lambda messages, _size: spent.append(messages) or 0.0, asks=False)
+
+    def spend(messages: int, _size: int) -> float:
+        spent.append(messages)
+        return 0.0
+
+    login: Any = SimpleNamespace(spend=spend, asks=False)
     stream.access, stream.opened = login, True
     more = mail_pb2.MailReceivers(index=1, uins=range(10, 15))
     batch = b"".join(encode(Kind.MAIL, 8, b"x", number) for number in (1, 2))
