@@ -31,7 +31,7 @@ SENTENCES: Sentences = {
     "a read takes the table first, then the store": ("xiu/store::reading_takes_the_table_first",),
     "only the leader takes writes": ("xiu/core::a_follower_refuses_writers_and_applies_what_commits",),
     "a follower takes over from a leader that is gone (chosen from those in sync, not by the smallest ID)": (
-        "cluster/replication/core::only_a_member_of_the_in_sync_set_is_promoted",
+        "cluster/replication/leadership::only_a_member_of_the_in_sync_set_is_promoted",
         "xiu/xiu_process::two_replicas_lose_nothing_when_the_leader_is_killed_again_and_again",
     ),
     "a follower that is too far behind takes the whole state": (

@@ -11,7 +11,9 @@ SENTENCES: Sentences = {
         "relay/delivery/sessions::a_login_opens_reads_every_lane_and_sends_lane_0_first",
         "relay/transcripts::a_transcript_is_what_happens",
     ),
-    "a heartbeat is treated as a login": ("relay/delivery/sessions::a_fenced_session_ends_and_a_heartbeat_begins_again_later",),
+    "a heartbeat is treated as a login": (
+        "relay/delivery/failed_deliveries::a_fenced_session_ends_and_a_heartbeat_begins_again_later",
+    ),
     "a logout says to Pi up to where the user has got messages (what was acknowledged, not what was sent)": (
         "relay/delivery/sessions::a_logout_saves_what_was_acknowledged_and_not_what_was_sent",
     ),
@@ -22,7 +24,7 @@ SENTENCES: Sentences = {
     ),
     "an acknowledgement lets the next messages go": ("relay/delivery/sessions::the_window_closes_and_an_acknowledgement_opens_it",),
     "every state that waits for an answer waits with a limit": (
-        "relay/delivery/sessions::every_waiting_state_has_a_timeout_and_tries_again",
+        "relay/delivery/failed_deliveries::every_waiting_state_has_a_timeout_and_tries_again",
         "relay/delivery/sessions::every_state_can_end_and_every_waiting_state_can_fail",
     ),
     "what was not acknowledged is there at the next login": (
