@@ -39,6 +39,8 @@ from pixiu.errors import ConfigurationError, NotAllowed, NotAuthenticated, Overl
 
 LOOK_S: Final = 1.0
 """Interval at which files are checked, seconds. Changes that stayed the same between two checks are read."""
+CALL_MESSAGES: Final = 20
+"""Messages that a gRPC call costs its login: who opens one after the other is slowed down as who publishes too much."""
 FAILED: Final = 4
 """Cost of a failed login for its address, in quarters of one; a login without an answer costs one quarter."""
 MAX_HASHING: Final = 4
@@ -169,6 +171,15 @@ class LoginSession:
         """Seconds for which the client must not be read from, because its user has published too much, here or in other
         sessions."""
         return self._guard.spend(self.identity, 0, 0)
+
+    async def charge_call(self) -> None:
+        """Charge a gRPC call; returns when nothing is owed any more. The session is closed if the caller is gone by then."""
+        if self.spend(CALL_MESSAGES, 0):
+            try:
+                await self.hold()
+            except asyncio.CancelledError:
+                self.close()
+                raise
 
     async def hold(self) -> None:
         """Wait until nothing is owed any more; checks again every `MAX_HOLD_S`, because the quota may have changed."""

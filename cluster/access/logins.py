@@ -61,7 +61,9 @@ async def enter(guard: LoginGuard | None, context: Any, client: str, end: Callab
     if guard is None:
         return None
     credentials = brought(guard, context, client)
-    return guard.open(await guard.check(credentials), credentials.address, client, end)
+    session = guard.open(await guard.check(credentials), credentials.address, client, end)
+    await session.charge_call()
+    return session
 
 
 def brought(guard: LoginGuard, context: Any, client: str) -> Credentials:

@@ -512,6 +512,7 @@ async def _log_in(
         identity = await tickets.admit(credentials, identity)
     access = open_user(guard, identity, credentials.address, client, stream.login_over)
     access.rules_changed = stream.rules_changed
+    await access.charge_call()
     return access
 
 

@@ -79,6 +79,22 @@ async def test_who_owes_is_held_until_nothing_is_owed(
     second.close()
 
 
+async def test_calls_one_after_the_other_cost_their_login_what_messages_cost(
+    tmp_path: Path, guards: Callable[[str], LoginGuard]
+) -> None:
+    guard = guards(Logins(tmp_path).file.read_text() + "[quota]\nmessages_per_s = 100.0\n")
+    calls = [guard.open(Identity("alice", 7), "x", "", lambda _why: None) for _ in range(20)]
+    waiting = [asyncio.create_task(call.charge_call()) for call in calls]
+    await asyncio.sleep(0)
+    held = [(task, call) for task, call in zip(waiting, calls, strict=True) if not task.done()]
+    assert 10 <= len(held) < 20, "a second's quota is there at once"
+    for task, _ in held:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert {call for _, call in held}.isdisjoint(guard.sessions), "the callers are gone"
+    assert len(guard.sessions) == 20 - len(held)
+
+
 async def test_a_session_ends_at_its_time_and_not_before(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
     guard = guards(Logins(tmp_path).file.read_text())
     ended: list[tuple[str, float]] = []
