@@ -9,6 +9,7 @@ Source: docs/security.md, "What one request may ask for".
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -18,6 +19,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from cluster.core.token_bucket import Meters
 from cluster.core.turn import Turn
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.rpc.grpc_streams import Unparsed
@@ -33,6 +35,13 @@ SLICE: Final = 1_000
 """Records that are handled at once, one to four milliseconds. A batch with no more, as the SDK sends them, is one slice."""
 BESIDE_BATCH_BYTES: Final = 64 << 10
 """Bytes of a message besides its batch: proofs, receivers, a hello."""
+GRPC_OWN: Final = "/grpc."
+"""Names of health and reflection begin so: they need no login."""
+NO_LOGIN_PER_S: Final = 50.0
+"""Their requests of one address, a second."""
+MAX_WAIT_S: Final = 2.0
+"""Time that a request waits for its address's rate, seconds; beyond it is refused."""
+MAX_ADDRESSES: Final = 10_000
 STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
 """Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
 
@@ -72,12 +81,37 @@ def slices(data: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
         yield first, after - first, data[found[first] : found[after]]
 
 
+async def _at_once(_context: Any) -> None:
+    pass
+
+
+class NoLogin:
+    """Requests of methods that need no login, gRPC's own: each address has a rate of them. Others wait, and are refused when too
+    many do."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._meters: Meters[str] = Meters(NO_LOGIN_PER_S, 0, 1.0, MAX_ADDRESSES)
+
+    async def admit(self, context: Any) -> None:
+        """Wait until a caller's request may be handled, or end the call."""
+        address, now = str(context.peer()).rpartition(":")[0], self._clock()
+        meter = self._meters.of(address, now)
+        if full := meter.spend(0, 0, now) > MAX_WAIT_S:
+            await asyncio.sleep(MAX_WAIT_S)
+        elif wait_s := meter.spend(1, 0, now):
+            await asyncio.sleep(wait_s)
+        if full:
+            text = f"an address has {NO_LOGIN_PER_S:.0f} requests a second of methods that need no login; send fewer"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+
 class ParseInTurn(grpc.aio.ServerInterceptor):
     """Has clients' messages parsed in their turn. A request that cannot be parsed is the caller's fault: it gets
     INVALID_ARGUMENT, where gRPC would return UNKNOWN and log a server error for each."""
 
     def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+        self._turn, self._no_login = turn, NoLogin(turn.now)
 
     async def intercept_service(
         self,
@@ -88,21 +122,24 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler  # its messages are bytes
+        admit = self._no_login.admit if handler_call_details.method.startswith(GRPC_OWN) else _at_once
         if not handler.request_streaming:
-            return self._of_one_request(handler)
+            return self._of_one_request(handler, admit)
         if inspect.isasyncgenfunction(handler.stream_stream):
-            return self._of_many_requests(handler)
+            return self._of_many_requests(handler, admit)
         if handler_call_details.method not in STREAMS:
             return handler
         return handler._replace(request_deserializer=partial(self._unparsed, handler.request_deserializer))
 
-    def _of_one_request(self, handler: Any) -> Any:
+    def _of_one_request(self, handler: Any, admit: Callable[[Any], Awaitable[None]]) -> Any:
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
         async def answer(data: bytes, context: Any) -> Any:
+            await admit(context)
             return await inner(await self._parsed(handler.request_deserializer, data, context), context)
 
         async def answers(data: bytes, context: Any) -> AsyncIterator[Any]:
+            await admit(context)
             async for reply in inner(await self._parsed(handler.request_deserializer, data, context), context):
                 yield reply
 
@@ -110,10 +147,14 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
         name = "unary_stream" if handler.response_streaming else "unary_unary"
         return handler._replace(**{"request_deserializer": None, name: wrapped})
 
-    def _of_many_requests(self, handler: Any) -> Any:
+    def _of_many_requests(self, handler: Any, admit: Callable[[Any], Awaitable[None]]) -> Any:
         async def answers(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            parsed = (await self._parsed(handler.request_deserializer, data, context) async for data in requests)
-            async for reply in handler.stream_stream(parsed, context):
+            async def parsed() -> AsyncIterator[Any]:
+                async for data in requests:
+                    await admit(context)
+                    yield await self._parsed(handler.request_deserializer, data, context)
+
+            async for reply in handler.stream_stream(parsed(), context):
                 yield reply
 
         return handler._replace(request_deserializer=None, stream_stream=answers)

@@ -33,7 +33,9 @@ MAX_MESSAGE_BYTES: Final = 64 << 20
 """Maximum size of a gRPC message, whatever max_record_bytes is."""
 MIN_MESSAGE_BYTES: Final = 4 << 20
 MAX_STREAMS: Final = 1024
-"""Maximum concurrent calls on one connection."""
+"""Maximum concurrent calls on one connection of a process."""
+MAX_STREAMS_OF_CLIENT: Final = 128
+"""The same of a client: the SDK has a few streams, and its queries wait for each other."""
 MAX_CALLS: Final = 16_384
 """Maximum concurrent calls in all; further ones are refused with RESOURCE_EXHAUSTED."""
 MAX_CONNECTIONS: Final = 100_000
@@ -89,7 +91,7 @@ def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_
         ("grpc.max_receive_message_length", message_bytes_of_client(cluster.max_record_bytes) if of_clients else longest),
         ("grpc.max_send_message_length", longest),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_OF_CLIENT if of_clients else MAX_STREAMS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),

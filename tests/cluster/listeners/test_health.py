@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cluster.listeners.health import MAX_NAME
+from cluster.listeners.request_limits import MAX_WAIT_S, NO_LOGIN_PER_S, NoLogin
 from cluster.listeners.server import Server
 from cluster.settings.options import ClusterOptions
 from tests.support.waiting import until
@@ -73,3 +75,31 @@ async def test_refused_calls_are_freed_without_the_garbage_collector() -> None:
         assert calls() - before <= 2, "aborted calls stay in memory"
     finally:
         gc.enable()
+
+
+async def test_an_address_has_a_rate_of_requests_without_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    class Refused(Exception):
+        pass
+
+    async def abort(_code: grpc.StatusCode, text: str) -> None:
+        raise Refused(text)
+
+    monkeypatch.setattr("cluster.listeners.request_limits.asyncio.sleep", sleep)
+    admission, now = NoLogin(lambda: 1000.0), int(NO_LOGIN_PER_S)
+    flood: Any = SimpleNamespace(peer=lambda: "ipv4:10.0.0.7:41000", abort=abort)
+    for _ in range(now):
+        await admission.admit(flood)
+    assert waits == [], "a second's requests are answered at once"
+    with pytest.raises(Refused, match="an address has 50 requests a second"):
+        for _ in range(1000):
+            await admission.admit(flood)
+    assert max(waits) <= MAX_WAIT_S + 1 / NO_LOGIN_PER_S
+    assert len(waits) == pytest.approx(MAX_WAIT_S * NO_LOGIN_PER_S, abs=3)
+    waits.clear()
+    await admission.admit(SimpleNamespace(peer=lambda: "ipv4:10.0.0.8:41000", abort=abort))
+    assert waits == [], "another address does not wait"
