@@ -112,7 +112,7 @@ class Service(RoleShell):
         self._members: tuple[View, wire_pb2.ClusterReply] | None = None
         self._draining = False
         self._weights = Weights()
-        self._presence = PresenceService(lambda: context.view, self._guard)
+        self._presence = PresenceService(lambda: context.view, context.turn, self._guard)
         self.senders: SenderTickets | None = None
         self._issuer: TicketIssuer | None = None
         self._ticket_keys = ProofKeys(cluster.ticket_ring, tickets.PURPOSE, keep=True)

@@ -86,8 +86,8 @@ async def _at_once(_context: Any) -> None:
 
 
 class NoLogin:
-    """Requests of methods that need no login, gRPC's own: each address has a rate of them. Others wait, and are refused when too
-    many do."""
+    """Requests that no login pays for, those of gRPC's own methods and malformed ones: each address has a rate of them. Others
+    wait, and are refused when too many do."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -163,6 +163,7 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
         try:
             return await self._turn.run(partial(parse, data), len(data))
         except DecodeError:
+            await self._no_login.admit(context)  # it costs its caller's login nothing
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "the request is not what this method takes: protobuf cannot read it"
             )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cluster.core.turn import Turn
 from pixiu.wire.v1 import wire_pb2
 from proxy import presence
-from proxy.presence import MAX_OF_LOGIN, PresenceService
+from proxy.presence import CHECKED_AT_ONCE, MAX_OF_LOGIN, QUERY_BYTES, PresenceService
 
 
 class Login:
@@ -53,7 +56,7 @@ async def test_a_login_pays_for_each_user_once_and_has_a_share(monkeypatch: pyte
 
     monkeypatch.setattr(presence, "enter", enter)
     view: Any = None
-    service = PresenceService(lambda: view)
+    service = PresenceService(lambda: view, Turn(time.monotonic, asyncio.get_running_loop().call_soon))
     monkeypatch.setattr(service, "_answer", answer)
     call: Any = Call()
     query = wire_pb2.PresenceRequest(uins=[7] * 1000)
@@ -71,3 +74,26 @@ async def test_a_login_pays_for_each_user_once_and_has_a_share(monkeypatch: pyte
     assert not service._of_login
     with pytest.raises(PermissionError, match="at most"):
         await service.Query(wire_pb2.PresenceRequest(uins=range(1001)), call)
+
+
+async def test_a_query_of_many_users_is_checked_in_pieces_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queries of a login that were held are let go together: their checks were one turn of 133 ms."""
+    pieces: list[int] = []
+
+    async def run(work: Callable[[], Any], size: int) -> Any:
+        pieces.append(size)
+        return work()
+
+    async def enter(*_: Any) -> Login:
+        return Login("eve")
+
+    async def answer(uins: list[int]) -> dict[int, int]:
+        return dict.fromkeys(uins, 1)
+
+    monkeypatch.setattr(presence, "enter", enter)
+    turn, view, call = cast("Turn", SimpleNamespace(run=run)), cast("Any", None), cast("Any", Call())
+    service = PresenceService(lambda: view, turn)
+    monkeypatch.setattr(service, "_answer", answer)
+    reply = await service.Query(wire_pb2.PresenceRequest(uins=range(1000)), call)
+    assert len(reply.users) == 1000
+    assert pieces == [QUERY_BYTES * CHECKED_AT_ONCE] * (1000 // CHECKED_AT_ONCE)
