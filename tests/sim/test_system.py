@@ -34,7 +34,7 @@ LEAST = {
     "applications restarted": 1, "accepted": 50, "delivered": 50, "chat": 20, "signals": 8, "receipts": 4, "offline": 1,
     "confirmations": 40,
     "pi doubling done": 0.25, "xiu doubling done": 0.25, "router doubling done": 0.1, "broker doubling done": 0.1,
-    "relay doubling done": 0.1, "killed in a doubling": 0.5, "stopped in a doubling": 0.3, "tools killed": 0.5,
+    "relay doubling done": 0.1, "killed in a doubling": 0.5, "stopped in a doubling": 0.2, "tools killed": 0.5,
     "leaders severed": 0.05, "deletions before their time": 0.05,
     "snapshots for children": 0.3, "inboxes after a doubling": 1,
 }  # fmt: skip
