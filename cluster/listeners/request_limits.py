@@ -40,7 +40,9 @@ GRPC_OWN: Final = "/grpc."
 NO_LOGIN_PER_S: Final = 50.0
 """Their requests of one address, a second."""
 MAX_WAIT_S: Final = 2.0
-"""Time that a request waits for its address's rate, seconds; beyond it is refused."""
+"""Time that a request waits for its address's rate, seconds."""
+REFUSED_AFTER_S: Final = 10.0
+"""A request that would wait longer is refused after this time, seconds: meanwhile it is one of its connection's calls."""
 MAX_ADDRESSES: Final = 10_000
 STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
 """Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
@@ -98,7 +100,7 @@ class NoLogin:
         address, now = str(context.peer()).rpartition(":")[0], self._clock()
         meter = self._meters.of(address, now)
         if full := meter.spend(0, 0, now) > MAX_WAIT_S:
-            await asyncio.sleep(MAX_WAIT_S)
+            await asyncio.sleep(REFUSED_AFTER_S)
         elif wait_s := meter.spend(1, 0, now):
             await asyncio.sleep(wait_s)
         if full:

@@ -13,7 +13,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cluster.listeners.health import MAX_NAME
-from cluster.listeners.request_limits import MAX_WAIT_S, NO_LOGIN_PER_S, NoLogin
+from cluster.listeners.request_limits import MAX_WAIT_S, NO_LOGIN_PER_S, REFUSED_AFTER_S, NoLogin
 from cluster.listeners.server import Server
 from cluster.settings.options import ClusterOptions
 from tests.support.waiting import until
@@ -98,6 +98,7 @@ async def test_an_address_has_a_rate_of_requests_without_a_login(monkeypatch: py
     with pytest.raises(Refused, match="an address has 50 requests a second"):
         for _ in range(1000):
             await admission.admit(flood)
+    assert waits.pop() == REFUSED_AFTER_S
     assert max(waits) <= MAX_WAIT_S + 1 / NO_LOGIN_PER_S
     assert len(waits) == pytest.approx(MAX_WAIT_S * NO_LOGIN_PER_S, abs=3)
     waits.clear()
