@@ -173,10 +173,11 @@ class LoginSession:
         return self._guard.spend(self.identity, 0, 0)
 
     async def charge_call(self) -> None:
-        """Charge a gRPC call; returns when nothing is owed any more. The session is closed if the caller is gone by then."""
-        if self.spend(CALL_MESSAGES, 0):
+        """Charge a gRPC call; returns when it and what came before it are paid: calls go on one after the other, and not all in one
+        turn. The session is closed if the caller is gone by then."""
+        if wait_s := self.spend(CALL_MESSAGES, 0):
             try:
-                await self.hold()
+                await asyncio.sleep(wait_s)
             except asyncio.CancelledError:
                 self.close()
                 raise

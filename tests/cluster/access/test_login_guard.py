@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import threading
 import time
@@ -93,6 +94,25 @@ async def test_calls_one_after_the_other_cost_their_login_what_messages_cost(
     await asyncio.gather(*waiting, return_exceptions=True)
     assert {call for _, call in held}.isdisjoint(guard.sessions), "the callers are gone"
     assert len(guard.sessions) == 20 - len(held)
+
+
+async def test_calls_that_were_held_go_on_one_after_the_other(
+    tmp_path: Path, guards: Callable[[str], LoginGuard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand that went on together were a turn of 153 ms."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    guard = guards(Logins(tmp_path).file.read_text() + "[quota]\nmessages_per_s = 100.0\n")
+    call = guard.open(Identity("alice", 7), "x", "", lambda _why: None)
+    monkeypatch.setattr("cluster.access.login_guard.asyncio.sleep", sleep)
+    for _ in range(30):
+        await call.charge_call()
+    assert len(waits) >= 20
+    assert all(after - before > 0.1 for before, after in itertools.pairwise(waits))
+    call.close()
 
 
 async def test_a_session_ends_at_its_time_and_not_before(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
