@@ -88,6 +88,7 @@ class Attacker:
         self.requests = self.refused = 0
         self.codes: Counter[str] = Counter()
         self._channels: list[grpc.aio.Channel] = []
+        self._attacking = False
         self._lent: grpc.aio.Channel | None = None
 
     # --- what a command asks for
@@ -107,8 +108,10 @@ class Attacker:
         self._channels = [self._open(address, options) for address in addresses for _ in range(CONNECTIONS)]
         one = {"largest": self._largest, "malformed": self._malformed, "deaf": self._deaf}[kind]
         extra = [asyncio.create_task(self._loud())] if (path, kind) == (SUBSCRIBE, "deaf") else []
+        self._attacking = True
         tasks = [asyncio.create_task(self._again(one, method, number)) for number in range(STREAMS)] + extra
         done, _ = await asyncio.wait(tasks, timeout=seconds)
+        self._attacking = False
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,7 +122,7 @@ class Attacker:
         return {"requests": self.requests, "refused": self.refused, "codes": dict(self.codes.most_common(8))}
 
     async def _again(self, one: Callable[[Method, int], Awaitable[None]], method: Method, number: int) -> None:
-        while True:
+        while self._attacking:  # gRPC may turn a task's cancellation into the status of its call
             began = time.monotonic()
             try:
                 await one(method, number)

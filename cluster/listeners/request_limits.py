@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -42,7 +43,8 @@ NO_LOGIN_PER_S: Final = 50.0
 MAX_WAIT_S: Final = 2.0
 """Time that a request waits for its address's rate, seconds."""
 REFUSED_AFTER_S: Final = 10.0
-"""A request that would wait longer is refused after this time, seconds: meanwhile it is one of its connection's calls."""
+"""A request that would wait longer is refused after this time, or up to twice as much, seconds: meanwhile it is one of its
+connection's calls. Requests that came together are not refused together, since their callers come back at once."""
 MAX_ADDRESSES: Final = 10_000
 STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
 """Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
@@ -88,8 +90,8 @@ async def _at_once(_context: Any) -> None:
 
 
 class NoLogin:
-    """Requests that no login pays for, those of gRPC's own methods and malformed ones: each address has a rate of them. Others
-    wait, and are refused when too many do."""
+    """Requests that no login pays for: those of gRPC's own methods, of methods that do not exist, and malformed ones. Each address
+    has a rate of them. Others wait, and are refused when too many do."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -100,7 +102,7 @@ class NoLogin:
         address, now = str(context.peer()).rpartition(":")[0], self._clock()
         meter = self._meters.of(address, now)
         if full := meter.spend(0, 0, now) > MAX_WAIT_S:
-            await asyncio.sleep(REFUSED_AFTER_S)
+            await asyncio.sleep(random.uniform(1, 2) * REFUSED_AFTER_S)
         elif wait_s := meter.spend(1, 0, now):
             await asyncio.sleep(wait_s)
         if full:
@@ -122,7 +124,9 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Wrap the handler of a call. Called by gRPC for each call."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._unknown)
+        if handler.request_deserializer is None:
             return handler  # its messages are bytes
         admit = self._no_login.admit if handler_call_details.method.startswith(GRPC_OWN) else _at_once
         if not handler.request_streaming:
@@ -160,6 +164,11 @@ class ParseInTurn(grpc.aio.ServerInterceptor):
                 yield reply
 
         return handler._replace(request_deserializer=None, stream_stream=answers)
+
+    async def _unknown(self, _requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await self._no_login.admit(context)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this listener does not offer the method")
+        yield b""
 
     async def _parsed(self, parse: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
         try:

@@ -24,7 +24,7 @@ from cluster.listeners.request_limits import (
     ParseInTurn,
     message_bytes_of_client,
 )
-from cluster.listeners.server import Server
+from cluster.listeners.server import MAX_STREAMS_OF_CLIENT, Server
 from cluster.settings.options import ClusterOptions
 from gateway import events as gateway_ev
 from gateway.grpc.subscriber import FEW_NAMES, MAX_UNREAD_REPLIES, SubscriberService
@@ -44,7 +44,7 @@ from proxy.records.publisher import MAX_UNREAD, PublisherService, PublisherStrea
 from tests.gateway.world import World
 from tests.support.waiting import until
 
-STREAMS = 50
+STREAMS = MAX_STREAMS_OF_CLIENT
 RECORD_S = 4e-6
 """What the clock of a test says that a record takes, or a name."""
 PARSING_S = 1e-3
@@ -164,7 +164,7 @@ def records(kind: Kind, count: int) -> bytes:
     return b"".join(encode(kind, 1 + number, b"", number + 1) for number in range(count))
 
 
-async def test_the_largest_batches_of_fifty_publishers_are_worked_off_over_many_turns() -> None:
+async def test_the_largest_batches_of_many_publishers_are_worked_off_over_many_turns() -> None:
     clock = Clock()
     host = Host(clock)
     publishers: Any = PublisherService(host)
@@ -181,7 +181,7 @@ async def test_the_largest_batches_of_fifty_publishers_are_worked_off_over_many_
             call.cancel()
 
 
-async def test_the_largest_batches_of_fifty_writers_are_worked_off_over_many_turns() -> None:
+async def test_the_largest_batches_of_many_writers_are_worked_off_over_many_turns() -> None:
     clock = Clock()
     context: Any = SimpleNamespace(
         options=Options(), cluster=ClusterOptions(), turn=clock.turn, now=lambda: clock.now, endpoint_id=1, view=None,
@@ -208,7 +208,7 @@ async def test_the_largest_batches_of_fifty_writers_are_worked_off_over_many_tur
     await service.stop()
 
 
-async def test_the_largest_requests_of_fifty_subscribers_are_worked_off_over_many_turns() -> None:
+async def test_the_largest_requests_of_many_subscribers_are_worked_off_over_many_turns() -> None:
     """A look at a name is work, and so is what it costs the gateway to join or leave it."""
     clock = Clock()
     world = World(GatewayOptions(joins_per_s=0, client_joins_per_s=0))
