@@ -55,14 +55,14 @@ from pixiu.ids import msg_id, snowflake
 from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.wire.record import TYPE_NORMAL, Kind
 from pixiu.wire.record import encode as encode_record
-from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import level_pb2, pi_pb2, xiu_pb2, xiu_pb2_grpc
 
 WINDOWS = (1, 100, 1000)
 SIZES = (100, 1000)
 LEVELS = {
-    "accepted": xiu_pb2.StoreLevel.ACCEPTED,
-    "persisted": xiu_pb2.StoreLevel.PERSISTED,
-    "replicated": xiu_pb2.StoreLevel.REPLICATED,
+    "accepted": level_pb2.ACCEPTED,
+    "persisted": level_pb2.PERSISTED,
+    "replicated": level_pb2.REPLICATED,
 }
 USERS = 1000
 LANE = 1
@@ -305,7 +305,7 @@ async def fill_xiu(node: Node, messages: int) -> int:
     async def fill(writer: XiuWriter) -> None:
         nonlocal middle
         for number, (batch, count) in enumerate(mails(messages // 2, FILL_BATCH, 100)):
-            last = await writer.store(batch, count, xiu_pb2.StoreLevel.REPLICATED)
+            last = await writer.store(batch, count, level_pb2.REPLICATED)
             if number == messages // FILL_BATCH // 4:
                 middle = last
 

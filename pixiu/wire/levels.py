@@ -10,18 +10,20 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from pixiu.wire.v1 import level_pb2
+
 
 class Level(Enum):
-    """Safety of a write when it is answered. The values are those of `MailLevel`, `StoreLevel` and `PiLevel` on the wire.
+    """Safety of a write when it is answered. The values are those of `Level` on the wire.
 
     The safest is 0, so that a request that names none gets it. Compare with `at_least`; members have no order.
     """
 
-    REPLICATED = 0
+    REPLICATED = level_pb2.REPLICATED
     """Synced on every replica in the maximal in-sync set, and applied by the leader."""
-    PERSISTED = 1
+    PERSISTED = level_pb2.PERSISTED
     """Synced on the leader's disk."""
-    ACCEPTED = 2
+    ACCEPTED = level_pb2.ACCEPTED
     """In the leader's log: survives its process."""
 
     def at_least(self, other: Level) -> bool:
@@ -34,7 +36,7 @@ class Level(Enum):
         return _BY_NUMBER.get(number)
 
 
-_BY_NUMBER = {level.value: level for level in Level}
+_BY_NUMBER: dict[int, Level] = {level.value: level for level in Level}
 
 
 class Triple(NamedTuple):

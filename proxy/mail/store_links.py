@@ -51,15 +51,13 @@ class StoreLink:
         if effect.link != self._number:
             return
         if isinstance(effect, ev.SendStore):
-            level = xiu_pb2.StoreLevel.ValueType(effect.level.value)
             self._stream.send(
                 xiu_pb2.StoreRequest(
-                    batch=effect.data, count=effect.count, position=effect.position, level=level, epoch=effect.epoch
+                    batch=effect.data, count=effect.count, position=effect.position, level=effect.level.value, epoch=effect.epoch
                 )
             )
         else:
-            wanted = pi_pb2.PiLevel.ValueType(effect.level.value)
-            self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=wanted))
+            self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=effect.level.value))
 
     def leave(self, number: int, *, again: bool = False) -> None:
         """End a stream; the next one is opened automatically. `again`: to the same replica."""

@@ -31,7 +31,7 @@ def test_who_peeks_is_no_device() -> None:
 def test_an_unknown_level_is_the_safest() -> None:
     assert level_of(pi_pb2.PiRequest()) is Level.REPLICATED
     assert level_of(pi_pb2.PiRequest.FromString(b"\x18\x63")) is Level.REPLICATED
-    assert level_of(pi_pb2.PiRequest(level=pi_pb2.PI_LEVEL_ACCEPTED)) is Level.ACCEPTED
+    assert level_of(pi_pb2.PiRequest(level=Level.ACCEPTED.value)) is Level.ACCEPTED
 
 
 def test_a_reply_travels_whole() -> None:

@@ -15,13 +15,14 @@ import pytest
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import partition_state
 from pixiu.ids import msg_partition, msg_sequence, snowflake
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tests.support.disks import small_disk
 from tests.support.roles import Roles
 from tests.support.waiting import until
-from tests.xiu.writer import Level, Writer, mails
+from tests.xiu.writer import Writer, mails
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -12,11 +12,10 @@ import grpc.aio
 from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
 from pixiu.rpc.duplex import StreamEnded
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode, split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from tests.support.framed import store_call
-
-Level = xiu_pb2.StoreLevel
 
 
 def mails(begin: int, count: int, *, key: int = 4, body: bytes = b"body", worker: int = 1) -> list[bytes]:
@@ -87,7 +86,7 @@ class Writer:
                 self.texts[position] = result.text
         self._changed.set()
 
-    def send(self, records: Sequence[bytes], level: int = Level.REPLICATED, epoch: int = 0) -> list[int]:
+    def send(self, records: Sequence[bytes], level: Level = Level.REPLICATED, epoch: int = 0) -> list[int]:
         """Their positions."""
         first, self._position = self._position + 1, self._position + len(records)
         positions = list(range(first, first + len(records)))
@@ -95,10 +94,8 @@ class Writer:
         self.send_raw(b"".join(records), len(records), first, level, epoch)
         return positions
 
-    def send_raw(self, batch: bytes, count: int, position: int, level: int = Level.REPLICATED, epoch: int = 0) -> None:
-        self._queue.put_nowait(
-            xiu_pb2.StoreRequest(batch=batch, count=count, position=position, level=level, epoch=epoch)  # type: ignore[arg-type]
-        )
+    def send_raw(self, batch: bytes, count: int, position: int, level: Level = Level.REPLICATED, epoch: int = 0) -> None:
+        self._queue.put_nowait(xiu_pb2.StoreRequest(batch=batch, count=count, position=position, level=level.value, epoch=epoch))
 
     async def answers(self, positions: Sequence[int]) -> list[tuple[str, int]]:
         """The fates of positions, when all are there, or the stream has ended."""
@@ -108,7 +105,7 @@ class Writer:
                 await self._changed.wait()
         return [self.fates[position] for position in positions if position in self.fates]
 
-    async def store(self, records: Sequence[bytes], level: int = Level.REPLICATED) -> list[tuple[str, int]]:
+    async def store(self, records: Sequence[bytes], level: Level = Level.REPLICATED) -> list[tuple[str, int]]:
         return await self.answers(self.send(records, level))
 
     async def fetch(self, msg_ids: Sequence[int]) -> list[tuple[str, bytes]]:

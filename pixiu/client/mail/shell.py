@@ -210,6 +210,5 @@ class MailShell:
 
 
 def _request_of(batch: MailBatch) -> mail_pb2.MailRequest:
-    level = mail_pb2.MailLevel.ValueType(batch.level.value)
     more = [mail_pb2.MailReceivers(index=index, uins=uins) for index, uins in batch.more]
-    return mail_pb2.MailRequest(batch=batch.data, count=batch.count, position=batch.position, level=level, more=more)
+    return mail_pb2.MailRequest(batch=batch.data, count=batch.count, position=batch.position, level=batch.level.value, more=more)

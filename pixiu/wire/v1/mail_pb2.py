@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from pixiu.wire.v1 import level_pb2 as pixiu_dot_wire_dot_v1_dot_level__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pixiu/wire/v1/mail.proto\x12\x08pixiu.v1\"?\n\tMailHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\",\n\rMailReceivers\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04uins\x18\x02 \x03(\x06\"\xbb\x01\n\x0bMailRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.pixiu.v1.MailHello\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\"\n\x05level\x18\x05 \x01(\x0e\x32\x13.pixiu.v1.MailLevel\x12%\n\x04more\x18\x06 \x03(\x0b\x32\x17.pixiu.v1.MailReceivers\x12\r\n\x05loans\x18\x07 \x03(\x0c\"\xe4\x01\n\tMailReply\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.pixiu.v1.MailResult\x12\r\n\x05taken\x18\x02 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x1e\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x11.pixiu.v1.MailEnd\x12%\n\x07triples\x18\x06 \x03(\x0b\x32\x14.pixiu.v1.MailTriple\x12\x17\n\x0fmax_batch_bytes\x18\x07 \x01(\r\x12\x19\n\x11max_batch_records\x18\x08 \x01(\r\"x\n\nMailResult\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0e\n\x06\x63opies\x18\x03 \x01(\r\x12\x0f\n\x07msg_ids\x18\x04 \x03(\x06\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x0c\n\x04open\x18\x07 \x03(\x06\"=\n\x07MailEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\"e\n\nMailTriple\x12\n\n\x02pi\x18\x01 \x01(\x08\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x16\n\x0elayout_version\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x11\n\tcommitted\x18\x05 \x01(\x04*G\n\tMailLevel\x12\x13\n\x0fMAIL_REPLICATED\x10\x00\x12\x12\n\x0eMAIL_PERSISTED\x10\x01\x12\x11\n\rMAIL_ACCEPTED\x10\x02\x32@\n\x06Mailer\x12\x36\n\x04Send\x12\x15.pixiu.v1.MailRequest\x1a\x13.pixiu.v1.MailReply(\x01\x30\x01\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pixiu/wire/v1/mail.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/level.proto\"?\n\tMailHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\",\n\rMailReceivers\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04uins\x18\x02 \x03(\x06\"\xb7\x01\n\x0bMailRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.pixiu.v1.MailHello\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x1e\n\x05level\x18\x05 \x01(\x0e\x32\x0f.pixiu.v1.Level\x12%\n\x04more\x18\x06 \x03(\x0b\x32\x17.pixiu.v1.MailReceivers\x12\r\n\x05loans\x18\x07 \x03(\x0c\"\xe4\x01\n\tMailReply\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.pixiu.v1.MailResult\x12\r\n\x05taken\x18\x02 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x1e\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x11.pixiu.v1.MailEnd\x12%\n\x07triples\x18\x06 \x03(\x0b\x32\x14.pixiu.v1.MailTriple\x12\x17\n\x0fmax_batch_bytes\x18\x07 \x01(\r\x12\x19\n\x11max_batch_records\x18\x08 \x01(\r\"x\n\nMailResult\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0e\n\x06\x63opies\x18\x03 \x01(\r\x12\x0f\n\x07msg_ids\x18\x04 \x03(\x06\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x0c\n\x04open\x18\x07 \x03(\x06\"=\n\x07MailEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\"e\n\nMailTriple\x12\n\n\x02pi\x18\x01 \x01(\x08\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x16\n\x0elayout_version\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x11\n\tcommitted\x18\x05 \x01(\x04\x32@\n\x06Mailer\x12\x36\n\x04Send\x12\x15.pixiu.v1.MailRequest\x1a\x13.pixiu.v1.MailReply(\x01\x30\x01\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,22 +33,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.mail_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
-  _globals['_MAILLEVEL']._serialized_start=858
-  _globals['_MAILLEVEL']._serialized_end=929
-  _globals['_MAILHELLO']._serialized_start=38
-  _globals['_MAILHELLO']._serialized_end=101
-  _globals['_MAILRECEIVERS']._serialized_start=103
-  _globals['_MAILRECEIVERS']._serialized_end=147
-  _globals['_MAILREQUEST']._serialized_start=150
-  _globals['_MAILREQUEST']._serialized_end=337
-  _globals['_MAILREPLY']._serialized_start=340
-  _globals['_MAILREPLY']._serialized_end=568
-  _globals['_MAILRESULT']._serialized_start=570
-  _globals['_MAILRESULT']._serialized_end=690
-  _globals['_MAILEND']._serialized_start=692
-  _globals['_MAILEND']._serialized_end=753
-  _globals['_MAILTRIPLE']._serialized_start=755
-  _globals['_MAILTRIPLE']._serialized_end=856
-  _globals['_MAILER']._serialized_start=931
-  _globals['_MAILER']._serialized_end=995
+  _globals['_MAILHELLO']._serialized_start=65
+  _globals['_MAILHELLO']._serialized_end=128
+  _globals['_MAILRECEIVERS']._serialized_start=130
+  _globals['_MAILRECEIVERS']._serialized_end=174
+  _globals['_MAILREQUEST']._serialized_start=177
+  _globals['_MAILREQUEST']._serialized_end=360
+  _globals['_MAILREPLY']._serialized_start=363
+  _globals['_MAILREPLY']._serialized_end=591
+  _globals['_MAILRESULT']._serialized_start=593
+  _globals['_MAILRESULT']._serialized_end=713
+  _globals['_MAILEND']._serialized_start=715
+  _globals['_MAILEND']._serialized_end=776
+  _globals['_MAILTRIPLE']._serialized_start=778
+  _globals['_MAILTRIPLE']._serialized_end=879
+  _globals['_MAILER']._serialized_start=881
+  _globals['_MAILER']._serialized_end=945
 # @@protoc_insertion_point(module_scope)

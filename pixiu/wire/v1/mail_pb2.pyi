@@ -7,7 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pixiu.wire.v1 import level_pb2 as _level_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,29 +18,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _MailLevel:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _MailLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MailLevel.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    MAIL_REPLICATED: _MailLevel.ValueType  # 0
-    """synced by every replica in sync, of Xiu and of Pi"""
-    MAIL_PERSISTED: _MailLevel.ValueType  # 1
-    """synced by both leaders"""
-    MAIL_ACCEPTED: _MailLevel.ValueType  # 2
-    """in both leaders' logs: survives their processes"""
-
-class MailLevel(_MailLevel, metaclass=_MailLevelEnumTypeWrapper): ...
-
-MAIL_REPLICATED: MailLevel.ValueType  # 0
-"""synced by every replica in sync, of Xiu and of Pi"""
-MAIL_PERSISTED: MailLevel.ValueType  # 1
-"""synced by both leaders"""
-MAIL_ACCEPTED: MailLevel.ValueType  # 2
-"""in both leaders' logs: survives their processes"""
-Global___MailLevel: _TypeAlias = MailLevel  # noqa: Y015
 
 @_typing.final
 class MailHello(_message.Message):
@@ -113,7 +90,7 @@ class MailRequest(_message.Message):
     count: _builtins.int
     position: _builtins.int
     """of the batch's first record in this stream, from 1, dense"""
-    level: Global___MailLevel.ValueType
+    level: _level_pb2.Level.ValueType
     @_builtins.property
     def hello(self) -> Global___MailHello: ...
     @_builtins.property
@@ -131,7 +108,7 @@ class MailRequest(_message.Message):
         batch: _builtins.bytes = ...,
         count: _builtins.int = ...,
         position: _builtins.int = ...,
-        level: Global___MailLevel.ValueType = ...,
+        level: _level_pb2.Level.ValueType = ...,
         more: _abc.Iterable[Global___MailReceivers] | None = ...,
         loans: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...

@@ -7,7 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pixiu.wire.v1 import level_pb2 as _level_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,29 +18,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _PiLevel:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _PiLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PiLevel.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    PI_LEVEL_REPLICATED: _PiLevel.ValueType  # 0
-    """synced by every replica in sync, and applied: the reply has results"""
-    PI_LEVEL_PERSISTED: _PiLevel.ValueType  # 1
-    """synced by the leader; no results"""
-    PI_LEVEL_ACCEPTED: _PiLevel.ValueType  # 2
-    """in the leader's log; no results"""
-
-class PiLevel(_PiLevel, metaclass=_PiLevelEnumTypeWrapper): ...
-
-PI_LEVEL_REPLICATED: PiLevel.ValueType  # 0
-"""synced by every replica in sync, and applied: the reply has results"""
-PI_LEVEL_PERSISTED: PiLevel.ValueType  # 1
-"""synced by the leader; no results"""
-PI_LEVEL_ACCEPTED: PiLevel.ValueType  # 2
-"""in the leader's log; no results"""
-Global___PiLevel: _TypeAlias = PiLevel  # noqa: Y015
 
 @_typing.final
 class PiVerifyRequest(_message.Message):
@@ -102,7 +79,7 @@ class PiRequest(_message.Message):
     """echoed"""
     operations: _builtins.bytes
     """at most 1 MiB; none: only reads"""
-    level: Global___PiLevel.ValueType
+    level: _level_pb2.Level.ValueType
     """of the operations"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedCompositeFieldContainer[Global___PiRead]:
@@ -113,7 +90,7 @@ class PiRequest(_message.Message):
         *,
         request: _builtins.int = ...,
         operations: _builtins.bytes = ...,
-        level: Global___PiLevel.ValueType = ...,
+        level: _level_pb2.Level.ValueType = ...,
         reads: _abc.Iterable[Global___PiRead] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pixiu.wire.v1 import level_pb2 as _level_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,29 +19,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _StoreLevel:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _StoreLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StoreLevel.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    REPLICATED: _StoreLevel.ValueType  # 0
-    """synced on every in-sync replica"""
-    PERSISTED: _StoreLevel.ValueType  # 1
-    """synced on the leader's disk"""
-    ACCEPTED: _StoreLevel.ValueType  # 2
-    """in the leader's shared memory and log: survives its process"""
-
-class StoreLevel(_StoreLevel, metaclass=_StoreLevelEnumTypeWrapper): ...
-
-REPLICATED: StoreLevel.ValueType  # 0
-"""synced on every in-sync replica"""
-PERSISTED: StoreLevel.ValueType  # 1
-"""synced on the leader's disk"""
-ACCEPTED: StoreLevel.ValueType  # 2
-"""in the leader's shared memory and log: survives its process"""
-Global___StoreLevel: _TypeAlias = StoreLevel  # noqa: Y015
 
 class _RestoreStep:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -75,7 +53,7 @@ class StoreRequest(_message.Message):
     """0: an empty write, which asks for the triple"""
     position: _builtins.int
     """of the batch's first record in this stream; the writer's choice"""
-    level: Global___StoreLevel.ValueType
+    level: _level_pb2.Level.ValueType
     epoch: _builtins.int
     """S of the last answer; 0: none yet"""
     def __init__(
@@ -84,7 +62,7 @@ class StoreRequest(_message.Message):
         batch: _builtins.bytes = ...,
         count: _builtins.int = ...,
         position: _builtins.int = ...,
-        level: Global___StoreLevel.ValueType = ...,
+        level: _level_pb2.Level.ValueType = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -11,6 +11,7 @@ import pytest
 import pixiu
 from pixiu.errors import InboxFull, InvalidArgument, NotServed, OutcomeUnknown, Overloaded, TooManyReceivers, Unavailable
 from pixiu.ids import snowflake_worker
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.v1 import mail_pb2
 
@@ -27,7 +28,7 @@ async def test_mail_returns_when_it_is_confirmed(cluster: Any) -> None:
     (record,) = mailer.records
     assert (record.kind, record.key, record.sender, record.flags, record.body) == (Kind.MAIL, 7, 5, 0, b"hi")
     assert (record.type, record.lane, record.lifetime_min, record.snowflake_id) == (3, 0, 2, receipt.id)
-    assert (mailer.levels, mailer.more) == ([int(mail_pb2.MAIL_PERSISTED)], [[8, 9]])
+    assert (mailer.levels, mailer.more) == ([Level.PERSISTED.value], [[8, 9]])
     (hello,) = mailer.hellos
     assert (hello.client, hello.worker) == ("post", snowflake_worker(receipt.id))
     assert hello.generation > 100_000_000

@@ -140,9 +140,7 @@ class PiCaller(Caller):
             return []
         writer = Writer(self.number + 1, next(self._generation), epoch)
         operations: list[Any] = [Appends(writer, b"".join(APPEND.pack(*pair) for pair in batch))]
-        wire = level.value
-        request = pi_pb2.PiRequest(request=2, operations=encode(operations))
-        request.level = wire  # type: ignore[assignment]
+        request = pi_pb2.PiRequest(request=2, operations=encode(operations), level=level.value)
         service.request(number, request)
         reply = await stream.answers.get()
         if reply.code or min(reply.results, default=0) < 0:

@@ -39,11 +39,10 @@ class _StoreLink:
             return
         if isinstance(effect, me.SendStore):
             request = xiu_pb2.StoreRequest(batch=effect.data, count=effect.count, position=effect.position, epoch=effect.epoch)
-            request.level = xiu_pb2.StoreLevel.ValueType(effect.level.value)
+            request.level = effect.level.value
             self._link.send(request)
         else:
-            level = pi_pb2.PiLevel.ValueType(effect.level.value)
-            self._link.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=level))
+            self._link.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=effect.level.value))
 
     def leave(self, number: int, *, again: bool = False) -> None:
         """End a stream; the next one is opened by itself, `again`: to the same replica."""
