@@ -34,10 +34,7 @@ PAGES: tuple[Page, ...] = (
     Page(
         "docs/mqtt_states.md",
         "States of MQTT sessions",
-        (
-            ("The server's side of a connection", "cluster.mqtt.server:TABLE", "CONNECTING"),
-            ("The client's side of a connection", "tools.mqtt.client:TABLE", "NEW"),
-        ),
+        (("The server's side of a connection", "cluster.mqtt.server:TABLE", "CONNECTING"),),
     ),
     Page(
         "docs/replication_states.md",

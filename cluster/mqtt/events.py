@@ -10,7 +10,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from cluster.mqtt.packets import Publish
-from pixiu.errors import PixiuError
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.topics import TopicRefusal
 
@@ -165,36 +164,3 @@ Effect = (
     | ResumeReading
     | Close
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The server accepted the client's connection."""
-
-    session_present: bool
-
-
-class Messages(NamedTuple):
-    """Messages for the application, in order. Any PUBACKs are the next effect."""
-
-    messages: list[Publish]
-
-
-class Answered(NamedTuple):
-    """Answer to a SUBSCRIBE (with its codes), an UNSUBSCRIBE or a PUBLISH of QoS 1 (both without)."""
-
-    packet_id: int
-    codes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Write everything queued, then close. `error` is None if the application requested it.
-
-    The last effect of a client's session; there is exactly one.
-    """
-
-    error: PixiuError | None
-
-
-ClientEffect = Send | Accepted | Messages | Answered | Closed

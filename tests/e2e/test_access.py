@@ -43,8 +43,7 @@ from registry.session import read_view
 from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
-from tools.mqtt.client import ConnectionRefused
-from tools.mqtt.client_io import MQTTClient, SubscriptionRefused
+from tools.load.mqtt import ConnectionRefused, MQTTClient, SubscriptionRefused
 
 WAIT_S = 60.0
 PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
@@ -153,7 +152,7 @@ Try = Callable[[World, str], Awaitable[str]]
 
 
 async def connect(world: World, token: str, name: str = "", client_id: str = "") -> MQTTClient:
-    client = MQTTClient(*world.mqtt, client_id, name or "any", password=token.encode() or None)
+    client = MQTTClient(*world.mqtt, client_id, name or "any", password=token or None)
     await client.connect()
     return client
 
@@ -594,13 +593,13 @@ async def test_what_is_no_login_is_said_at_once(world: World) -> None:
 
 
 async def test_a_password_opens_the_listener_and_two_users_may_have_clients_of_one_name(world: World) -> None:
-    carol = MQTTClient(*world.mqtt, "tablet", "carol", password=b"carols-password")
+    carol = MQTTClient(*world.mqtt, "tablet", "carol", password="carols-password")
     await carol.connect()
     alice = await connect(world, world.tokens["alice"], client_id="tablet")
     await asyncio.gather(carol.subscribe(["user/9"]), alice.subscribe(["user/7"]))
     assert carol.connected
     assert alice.connected
-    for password in (b"carols-passwort", b""):
+    for password in ("carols-passwort", ""):
         wrong = MQTTClient(*world.mqtt, "x", "carol", password=password)
         with pytest.raises(ConnectionRefused) as refused:
             await wrong.connect()
@@ -611,7 +610,7 @@ async def test_a_password_opens_the_listener_and_two_users_may_have_clients_of_o
 async def test_a_session_ends_when_its_token_expires(world: World) -> None:
     gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     token = world.logins.token("dora", 20, "players", lasts_s=5)
-    client = MQTTClient(*world.mqtt, "short", "dora", password=token.encode(), on_disconnect=gone.set_result)
+    client = MQTTClient(*world.mqtt, "short", "dora", password=token, on_disconnect=gone.set_result)
     await client.connect()
     async with channel(world.cluster.gateways[0]) as to:
         call: Any = wire_pb2_grpc.SubscriberStub(to).Subscribe(metadata=metadata(token))
@@ -627,7 +626,7 @@ async def test_a_session_ends_when_its_token_expires(world: World) -> None:
 async def test_an_operator_ends_a_users_sessions_and_nobody_elses(world: World) -> None:
     gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     token = world.logins.token("eve", 30, "players")
-    kicked = MQTTClient(*world.mqtt, "k", "eve", password=token.encode(), on_disconnect=gone.set_result)
+    kicked = MQTTClient(*world.mqtt, "k", "eve", password=token, on_disconnect=gone.set_result)
     await kicked.connect()
     other = await connect(world, world.tokens["alice"], client_id="stays")
     told = await asyncio.to_thread(
@@ -641,7 +640,7 @@ async def test_an_operator_ends_a_users_sessions_and_nobody_elses(world: World) 
 
 async def test_new_rules_take_effect_without_a_restart(world: World) -> None:
     gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    client = MQTTClient(*world.mqtt, "r", "any", password=world.tokens["alice"].encode(), on_disconnect=gone.set_result)
+    client = MQTTClient(*world.mqtt, "r", "any", password=world.tokens["alice"], on_disconnect=gone.set_result)
     await client.connect()
     await client.subscribe(["room/60"])
     world.logins.write_rules('[[rule]]\ndeny = ["subscribe"]\nrooms = ["60"]\n' + ACCESS)

@@ -27,8 +27,7 @@ from cluster.trust.pki import issue, make_authority
 from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
-from tools.mqtt.client import ConnectionRefused
-from tools.mqtt.client_io import MQTTClient, SubscriptionRefused
+from tools.load.mqtt import ConnectionRefused, MQTTClient, SubscriptionRefused
 
 WAIT_S = 60.0
 ASK = """
@@ -181,7 +180,7 @@ async def test_without_the_authority_a_client_is_told_what_to_give_at_once(world
 
 async def test_a_new_certificate_is_shown_without_a_restart_and_connections_stay(world: World) -> None:
     token = world.logins.token("alice", 7, "players")
-    stays = MQTTClient(*world.mqtt, "stays", "any", password=token.encode(), tls=world.context())
+    stays = MQTTClient(*world.mqtt, "stays", "any", password=token, tls=world.context())
     await stays.connect()
     paths = {
         role: issue(world.folder / "ca", role, world.folder / "listener", hosts=("127.0.0.1",)) for role in ("gateway", "proxy")
@@ -274,7 +273,7 @@ async def test_a_callback_decides_at_every_listener_by_topic_and_device(world: W
     token = world.logins.token("alice", 7, "players")
 
     async def subscribes(client_id: str, topic: str) -> bool:
-        client = MQTTClient(*world.mqtt, client_id, "any", password=token.encode(), tls=world.context())
+        client = MQTTClient(*world.mqtt, client_id, "any", password=token, tls=world.context())
         await client.connect()
         try:
             await client.subscribe([topic])
@@ -289,12 +288,12 @@ async def test_a_callback_decides_at_every_listener_by_topic_and_device(world: W
     assert await subscribes("tablet:1", "room/42")  # a rule of its own allows it
     got: list[bytes] = []
     phone = MQTTClient(
-        *world.mqtt, "phone:2", "any", password=token.encode(), tls=world.context(), on_message=lambda _, said: got.append(said)
+        *world.mqtt, "phone:2", "any", password=token, tls=world.context(), on_message=lambda _, said: got.append(said)
     )
     await phone.connect()
     await phone.subscribe(["room/998"])
     # What a client says and then leaves is said, although the callback is asked meanwhile.
-    leaves = MQTTClient(*world.mqtt, "phone:3", "any", password=token.encode(), tls=world.context())
+    leaves = MQTTClient(*world.mqtt, "phone:3", "any", password=token, tls=world.context())
     await leaves.connect()
     for number in range(3):
         leaves.publish("room/998", b"%d" % number)

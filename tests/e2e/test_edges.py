@@ -25,8 +25,7 @@ from tests.support.alerts import firing
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
 from tools.cli.http import samples
-from tools.mqtt.client import ConnectionRefused
-from tools.mqtt.client_io import MQTTClient, SubscriptionRefused
+from tools.load.mqtt import ConnectionRefused, MQTTClient, SubscriptionRefused
 
 WAIT_S = 60.0
 BIG = 1000

@@ -31,7 +31,7 @@ from tests.history.violation import Limits
 from tests.support.guarded_machines import GuardedMachines, answers, guarded_machines
 from tests.support.mail_history import Traffic
 from tests.support.waiting import until
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import MQTTClient
 from tools.replay.options import ReplayOptions
 from tools.replay.run import SAMPLE, SAMPLE_SPEED, LogChoice, Result, load_plan, replay
 
@@ -89,7 +89,7 @@ async def exchange_everything(machines: GuardedMachines, folder: Path) -> None:
         gateways = [node for node in view.nodes if node.role == "gateway"]
         standing = [
             MQTTClient(
-                node.mqtt_host, node.mqtt_port, f"standing-{node.replica}", "9", password=machines.token_of(9).encode(),
+                node.mqtt_host, node.mqtt_port, f"standing-{node.replica}", "9", password=machines.token_of(9),
                 on_disconnect=lambda error: lost.append(str(error)),
             )
             for node in gateways

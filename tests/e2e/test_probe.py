@@ -16,7 +16,7 @@ import pytest
 
 import pixiu
 from tests.support.cluster import PIXIU, WAIT_S, LocalCluster, running_cluster, wait_for
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import MQTTClient
 
 ALL = 2 * (4 + 4) * 2
 """Paths: through four brokers and four relays."""

@@ -38,7 +38,7 @@ from tests.support.cluster import is_healthy, wait_for
 from tests.support.framed import store_call
 from tests.support.waiting import until
 from tools.cli.status import read_status
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import MQTTClient
 
 DATA = Path(__file__).resolve().parents[2] / "tools" / "replay" / "data"
 
@@ -134,7 +134,7 @@ def through_mqtt(store: Store, users: Sequence[int], bodies: list[bytes]) -> Non
         await asyncio.gather(*(client.connect() for client in (collector, *devices)))
         await collector.subscribe([topic])
         for number, body in enumerate(bodies):
-            devices[number % len(devices)].publish(topic, body, 1)
+            await devices[number % len(devices)].publish_with_ack(topic, body)
         await until(lambda: len(came) == len(bodies), lambda: f"{len(bodies) - len(came)} are missing")
         await asyncio.gather(*(client.close() for client in (collector, *devices)))
 

@@ -17,7 +17,7 @@ from tests.pipeline.conftest import SMALL
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.lossy import LossyNetwork
 from tests.support.waiting import until
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import MQTTClient
 
 DELAY_MS = float(os.environ.get("PIXIU_DELAY_MS", "400"))
 """So much that a loaded machine does not add the half of it to another hop's median."""

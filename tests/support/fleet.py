@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.cluster import LocalCluster
 from tests.support.waiting import until
 from tools.cli.http import fetch, samples
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import MQTTClient
 
 WAIT_S = 60.0
 

@@ -45,8 +45,7 @@ from registry.session import read_view
 from tests.support.cluster import wait_for
 from tests.support.namespaces import Machine, Network, network
 from tests.support.waiting import until
-from tools.mqtt.client import ConnectionRefused
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import ConnectionRefused, MQTTClient
 
 TESTER = 10
 """UIN of who tries whether a token is taken."""
@@ -304,7 +303,7 @@ async def taken(node: Node, said: str) -> bool | None:
     """Whether a gateway, by MQTT, or a proxy lets a token in; None: it did not say in time, on a busy machine."""
     try:
         if node.role == "gateway":
-            client = MQTTClient(node.mqtt_host, node.mqtt_port, f"tester-{node.endpoint:x}", "tester", password=said.encode())
+            client = MQTTClient(node.mqtt_host, node.mqtt_port, f"tester-{node.endpoint:x}", "tester", password=said)
             await client.connect()
             await client.close()
         else:

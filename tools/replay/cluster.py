@@ -19,7 +19,7 @@ from pixiu.discovery.node import Node
 from pixiu.errors import NotConnected, Overloaded, PixiuError, Unavailable
 from pixiu.ids import UIN, RoomID
 from pixiu.rpc.client_tls import client_tls
-from tools.mqtt.client_io import MQTTClient
+from tools.load.mqtt import Answer, MQTTClient
 from tools.replay.inbox import inbox_of, user_of
 from tools.replay.options import ReplayOptions
 from tools.replay.plan import share_of
@@ -47,7 +47,7 @@ class MQTTSession:
         self._on_broken = on_broken
         self._rooms: dict[str, RoomID] = {}
         self._topics: dict[RoomID, str] = {}
-        self._answers: set[asyncio.Future[tuple[int, ...]]] = set()
+        self._answers: set[Answer] = set()
         self._closing = False
         tls = client_tls()
         self._client = MQTTClient(
@@ -55,7 +55,7 @@ class MQTTSession:
             node.mqtt_port,
             client_id,
             str(uin),
-            password=token.encode() if token else None,
+            password=token or None,
             on_message=self._arrived,
             on_disconnect=self._ended,
             tls=None if tls is None else tls.context(),
@@ -95,7 +95,7 @@ class MQTTSession:
             await asyncio.wait(self._answers, timeout=ANSWER_WAIT_S)
         await self._client.close()
 
-    def _answered(self, answer: asyncio.Future[tuple[int, ...]], done: Done) -> None:
+    def _answered(self, answer: Answer, done: Done) -> None:
         self._answers.discard(answer)
         done(_code(answer))
 
@@ -300,7 +300,7 @@ async def _answer(receipt: Receipt, done: Done) -> None:
         done("")
 
 
-def _code(future: asyncio.Future[tuple[int, ...]]) -> str:
+def _code(future: Answer) -> str:
     if future.cancelled():
         return NotConnected.code
     error = future.exception()
