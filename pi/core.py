@@ -18,6 +18,8 @@ from typing import Final, Protocol
 
 from cluster.core.contract import NEVER, EndOfTurn, EventTable, Tick
 from cluster.replication.core.events import Accepted, Persisted
+from cluster.replication.core.refusals import not_leader
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pi import events as ev
 from pi.checks import NOBODY, appends_of, check, check_users, writers_of
 from pi.doubling.phases import Phase, Record, served
@@ -31,6 +33,7 @@ from pixiu.errors import (
     OutcomeUnknown,
     Overloaded,
     PixiuError,
+    Refusal,
     StaleWriter,
     StateDamaged,
     Unavailable,
@@ -38,6 +41,7 @@ from pixiu.errors import (
     WrongPartition,
 )
 from pixiu.wire.inbox_operations import (
+    ENTRY_KIND,
     MAX_OPERATIONS,
     MAX_OPERATIONS_BYTES,
     MAX_READS,
@@ -89,6 +93,19 @@ class Inboxes(Protocol):
 
 
 @dataclass(slots=True)
+class Counters:
+    """Totals of a Pi's core since the start."""
+
+    requests: int = 0
+    refused: int = 0
+    appends: int = 0
+    reads: int = 0
+    outcomes_unknown: int = 0
+    held: int = 0
+    held_too_long: int = 0
+
+
+@dataclass(slots=True)
 class _Waiting:
     """A request whose operations are in progress."""
 
@@ -120,7 +137,7 @@ class Core:
         self.epoch = 0
         """Epoch in which this replica leads; 0: it does not."""
         self.committed = 0
-        self.counters = dict.fromkeys(("requests", "refused", "appends", "reads", "outcomes_unknown", "held", "held_too_long"), 0)
+        self.counters = Counters()
         self._limits = limits
         self._clock_interval_s = clock_interval_s
         self._clock_at = -math.inf
@@ -156,12 +173,12 @@ class Core:
         self._events.on(ev.Requested, self._on_requested)
         self._events.on(ev.StreamClosed, self._on_stream_closed)
         self._events.on(EndOfTurn, self._on_end_of_turn)
+        self._events.on(LeaderChanged, self._on_leader)
         self._events.on(Accepted, self._on_accepted)
-        self._events.on(ev.ProposalRejected, self._on_rejected)
+        self._events.on(Refused, self._on_refused)
         self._events.on(Persisted, self._on_persisted)
-        self._events.on(ev.EntryApplied, self._on_applied)
+        self._events.on(Committed, self._on_committed)
         self._events.on(ev.StoodStill, self._on_stood_still)
-        self._events.on(ev.LeaderChanged, self._on_leader)
         self._events.on(ev.LayoutChanged, self._on_layout)
         self._events.on(ev.DoublingChanged, self._on_doubling)
         self._events.on(Tick, self._on_tick)
@@ -187,7 +204,7 @@ class Core:
     # --- requests
 
     def _on_requested(self, event: ev.Requested, now: float, out: list[ev.Effect]) -> None:
-        self.counters["requests"] += 1
+        self.counters.requests += 1
         if self._held and self._own != NOBODY:
             self._release(now, out)
         self._take(event, now, out, held_until=now + HELD_S)
@@ -201,7 +218,7 @@ class Core:
             found = spans(payload)
             writers = writers_of(payload, found)
             if not self.epoch:
-                raise NotLeader(f"this replica of pi partition {self.partition} does not lead; ask {self._leader or 'another one'}")
+                raise not_leader(self._leader)
             self._check_writers(event.stream, writers)
             appends = check(payload, found, self._own, self._partitions)
             check_users([read.uin for read in event.reads], self._own, self._partitions)
@@ -212,7 +229,7 @@ class Core:
             if isinstance(refused, WrongPartition) and now < held_until and self._hold(event, held_until):
                 return
             self._end_writers(event.stream, writers)
-            self._refuse(event.stream, event.request, refused, out)
+            self._refuse(event.stream, event.request, Refusal.of(refused), out, refused)
             return
         waiting = _Waiting(event.stream, event.request, event.level, payload, len(found), appends, writers, reads)
         if not found:
@@ -220,7 +237,7 @@ class Core:
             return
         if self._turn_operations + len(found) > MAX_OPERATIONS:
             self._propose(now, out)
-        self.counters["appends"] += appends
+        self.counters.appends += appends
         self._turn.append(waiting)
         self._turn_operations += len(found)
         self._turn_bytes += len(payload)
@@ -233,7 +250,7 @@ class Core:
         more = self._held_bytes + len(event.operations)
         if self._record.phase is not Phase.LEARNING or more > MAX_WAITING_BYTES or len(self._held) >= MAX_HELD:
             return False
-        self.counters["held"] += 1
+        self.counters.held += 1
         self._held.append((until, event))
         self._held_bytes = more
         return True
@@ -242,7 +259,7 @@ class Core:
         """Decide requests held with a deadline up to `until`, in order."""
         while self._held and self._held[0][0] <= until:
             _, event = self._held.popleft()
-            self.counters["held_too_long"] += self._own == NOBODY
+            self.counters.held_too_long += self._own == NOBODY
             self._held_bytes -= len(event.operations)
             self._take(event, now, out, held_until=-math.inf)
         if self._turn:
@@ -280,7 +297,7 @@ class Core:
         return found
 
     def _read(self, read: ev.ReadRequest) -> ev.ReadFound:
-        self.counters["reads"] += 1
+        self.counters.reads += 1
         try:
             return ev.ReadFound(*self._inboxes.read(*read))
         except ReadRefusal as refusal:
@@ -304,31 +321,31 @@ class Core:
         if self._inboxes.may_grow():
             self._propose_turn(turn, out)
             return
-        for beyond in (False, True):
-            if part := [waiting for waiting in turn if bool(waiting.appends) is beyond]:
-                self._propose_turn(part, out, beyond=beyond)
+        for grows in (False, True):
+            if part := [waiting for waiting in turn if bool(waiting.appends) is grows]:
+                self._propose_turn(part, out, grows=grows)
 
-    def _propose_turn(self, turn: list[_Waiting], out: list[ev.Effect], *, beyond: bool = False) -> None:
+    def _propose_turn(self, turn: list[_Waiting], out: list[ev.Effect], *, grows: bool = False) -> None:
         self._token += 1
         self._proposed[self._token] = turn
         replicated = any(waiting.level is Level.REPLICATED for waiting in turn)
-        out.append(ev.Propose(self._token, b"".join([waiting.payload for waiting in turn]), replicated, beyond))
+        out.append(Propose(self._token, [(ENTRY_KIND, b"".join([waiting.payload for waiting in turn]))], replicated, grows))
 
     def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
         self._logged[event.first] = turn = self._proposed.pop(event.token, [])
         self._answer_level(turn, Level.ACCEPTED, out)
         self._to_persist.append(event.first)
 
-    def _on_rejected(self, event: ev.ProposalRejected, now: float, out: list[ev.Effect]) -> None:
+    def _on_refused(self, event: Refused, now: float, out: list[ev.Effect]) -> None:
         turn = self._proposed.pop(event.token, None)
         if turn == []:  # a clock entry
             self._clock_at = now + CLOCK_AGAIN_S - self._clock_interval_s
             self._limits_said = None
         for waiting in turn or ():
-            if event.code != DiskFull.code or not self._confirm_stored(waiting, out):
+            if event.refusal.code != DiskFull.code or not self._confirm_stored(waiting, out):
                 self._waiting_bytes -= len(waiting.payload)
                 self._end_writers(waiting.stream, waiting.writers)
-                self._refuse(waiting.stream, waiting.request, (event.code, event.text), out)
+                self._refuse(waiting.stream, waiting.request, event.refusal, out)
 
     def _confirm_stored(self, waiting: _Waiting, out: list[ev.Effect]) -> bool:
         """Answer a request that was refused for lack of space; return False if it has no stored appends. Appends that are already
@@ -345,7 +362,7 @@ class Core:
         if not results or too_few or (not all(results) and (on_their_way or not self._inboxes.may_read())):
             self._waiting_bytes -= len(waiting.payload)
             self._end_writers(waiting.stream, waiting.writers)
-            unknown = Unavailable("there is no space, and some of it may be stored already: send it again")
+            unknown = Refusal(Unavailable.code, "there is no space, and some of it may be stored already: send it again")
             self._refuse(waiting.stream, waiting.request, unknown, out)
             return True
         if not any(results):
@@ -363,24 +380,25 @@ class Core:
         """Answer requests that wait for this level; others may be in the same entry."""
         out += [self._answered(waiting) for waiting in turn if waiting.level is level and not waiting.answered]
 
-    def _on_applied(self, event: ev.EntryApplied, now: float, out: list[ev.Effect]) -> None:
-        self.committed, self._copies = max(self.committed, event.counter), event.copies
+    def _on_committed(self, event: Committed, now: float, out: list[ev.Effect]) -> None:
+        self.committed, self._copies = event.first + len(event.values) - 1, event.copies
         self._too_few = not event.copies
-        turn = self._logged.pop(event.counter, None)
-        if turn is None:
-            return
-        if not turn:  # a clock entry: did its sweep finish?
-            if event.results and event.results[0][0] == 0:
+        for counter, results in enumerate(event.values, event.first):
+            turn = self._logged.pop(counter, None)
+            if turn:
+                self._answer_turn(turn, results, event.copies, out)
+            elif turn is not None and results and results[0][0] == 0:  # a clock entry whose sweep did not finish
                 self._clock_at = now + SWEEP_AGAIN_S - self._clock_interval_s
-            return
-        results, at = event.results, 0
+
+    def _answer_turn(self, turn: list[_Waiting], results: Sequence[Results], copies: int, out: list[ev.Effect]) -> None:
+        at = 0
         for waiting in turn:
             own = results[at : at + waiting.operations]
             at += waiting.operations
             if waiting.answered:
                 continue
-            if event.copies:
-                out.append(self._answered(waiting, [number for found in own for number in found], event.copies))
+            if copies:
+                out.append(self._answered(waiting, [number for found in own for number in found], copies))
             else:
                 self._leave_open(waiting, "fewer than min_in_sync replicas have it; send it again, with the same MsgIDs", out)
 
@@ -397,7 +415,7 @@ class Core:
 
     # --- the leader, the layout, the clock
 
-    def _on_leader(self, event: ev.LeaderChanged, now: float, out: list[ev.Effect]) -> None:
+    def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
         self._leader = event.address
         if event.epoch == self.epoch:
             return
@@ -413,11 +431,11 @@ class Core:
             self._release(now, out)
 
     def _leave_open(self, waiting: _Waiting, why: str, out: list[ev.Effect]) -> None:
-        self.counters["outcomes_unknown"] += 1
+        self.counters.outcomes_unknown += 1
         self._waiting_bytes -= len(waiting.payload)
         waiting.answered = True
         self._end_writers(waiting.stream, waiting.writers)
-        self._refuse(waiting.stream, waiting.request, OutcomeUnknown(why), out)
+        self._refuse(waiting.stream, waiting.request, Refusal(OutcomeUnknown.code, why), out)
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
         self._layout_version, self._layout, self._addresses = event.version, event.partitions, event.addresses
@@ -443,7 +461,7 @@ class Core:
         self._clock_at, self._limits_said = now, self._limits_now()
         self._token += 1
         self._proposed[self._token] = []
-        out.append(ev.Propose(self._token, encode([Clock(self._limits_said)]), replicated=False))
+        out.append(Propose(self._token, [(ENTRY_KIND, encode([Clock(self._limits_said)]))], replicated=False))
 
     def _limits_now(self) -> Limits:
         return self._limits._replace(no_space=int(not self._inboxes.may_grow()))
@@ -464,13 +482,12 @@ class Core:
         reply.results, reply.copies = results or (), copies
         return reply
 
-    def _refuse(self, stream: int, request: int, error: PixiuError | tuple[str, str], out: list[ev.Effect]) -> None:
-        self.counters["refused"] += 1
-        code, text = (error.code, str(error)) if isinstance(error, PixiuError) else error
-        reply = ev.Reply(stream, request, self._triple, code=code, text=text)
+    def _refuse(self, stream: int, request: int, why: Refusal, out: list[ev.Effect], error: PixiuError | None = None) -> None:
+        self.counters.refused += 1
+        reply = ev.Reply(stream, request, self._triple, code=why.code, text=why.text, retry_after_ms=why.retry_after_ms)
         if isinstance(error, WrongPartition):
             right = error.key % (self._partitions or 1)
             reply.server = (right, self._partitions, self._addresses.get(right, ""))
-        elif code == NotLeader.code:
+        elif why.code == NotLeader.code:
             reply.server = (self.partition, self._partitions, self._leader)
         out.append(reply)

@@ -1,5 +1,4 @@
-"""Events and effects of a Pi replica's core. Those of replication are in `cluster.replication.core.events`, the common ones in
-`cluster.core.contract`. Pure.
+"""Events and effects of a Pi replica's core. Those of every stored role are in `cluster.store.events`. Pure.
 
 Source: docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
@@ -12,9 +11,9 @@ from typing import Final, NamedTuple
 
 from cluster.core.contract import EndOfTurn, Tick
 from cluster.replication.core.events import Accepted, Persisted
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pi.doubling.phases import Record
 from pi.inboxes.reading import DeviceFound
-from pi.state import Results
 from pixiu.wire.levels import Level, Triple
 
 NO_DEVICE: Final = -1
@@ -55,33 +54,6 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class ProposalRejected:
-    """An entry is not in the log, and will not be."""
-
-    token: int
-    code: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class EntryApplied:
-    """A committed entry is in the state. `copies`: number of replicas that have it; 0: fewer than `min_in_sync`, so it is not
-    confirmed."""
-
-    counter: int
-    results: Sequence[Results]
-    copies: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderChanged:
-    """The leader has changed. `epoch`: in which this replica leads; 0: it does not. `address`: the leader's, empty if unknown."""
-
-    epoch: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class LayoutChanged:
     """Number of partitions, and for each the address of a Running replica, if known. That replica knows its leader."""
 
@@ -107,20 +79,9 @@ class StoodStill:
 
 
 Event = (
-    Requested | StreamClosed | EndOfTurn | Accepted | ProposalRejected | Persisted | EntryApplied | StoodStill | LeaderChanged
+    Requested | StreamClosed | EndOfTurn | LeaderChanged | Accepted | Refused | Persisted | Committed | StoodStill
     | LayoutChanged | DoublingChanged | Tick
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Append one entry to the log, as leader."""
-
-    token: int
-    payload: bytes
-    replicated: bool
-    beyond: bool = False
-    """True if it holds mail while inboxes may not grow: it must be rejected, here or by another replica."""
 
 
 @dataclass(slots=True)
@@ -150,6 +111,7 @@ class Reply:
     copies: int = 0
     code: str = ""
     text: str = ""
+    retry_after_ms: int = 0
     server: tuple[int, int, str] | None = None
     """(partition, of how many, address) that serves the user."""
 

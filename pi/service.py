@@ -12,17 +12,17 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import Runner, totals
 from cluster.process.context import Context
-from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.doubling import DoublingService, phase_samples
-from cluster.replication.proposals import Proposal
-from cluster.replication.replica import Replica
 from cluster.rpc.methods import EXCHANGE
+from cluster.store.events import Committed, Propose
+from cluster.store.shell import StoreShell
 from cluster.wire.v1 import pi_replicas_pb2_grpc
 from pi import events as ev
 from pi.core import Core
@@ -33,48 +33,40 @@ from pi.inboxes.reading import Read
 from pi.options import Options
 from pi.repair.comparing import Comparer, ReplicasService
 from pi.repair.repairer import Repairer
-from pi.state import Results
 from pi.store.machine import Machine
 from pi.streams.export import PiExport
 from pi.streams.streams import PiService, Stream, level_of, message_of, reads_of
 from pi.streams.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
+from pixiu.errors import DiskFull, Draining, Overloaded, PixiuError, StateDamaged
 from pixiu.ids import msg_lane
-from pixiu.wire.inbox_operations import ENTRY_KIND
-from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc
 
 MAX_STREAMS: Final = 4096
 """Limit of callers' streams. Policy: further ones are refused with OVERLOADED."""
 DRAIN_POLL_S: Final = 0.02
+BEHIND_RETRY_MS: Final = 200
+"""Time after which a caller may try again while LMDB lags, milliseconds."""
 WORD_S: Final = 3.0
 """Time after which a state that stands still is called damaged, seconds: an operator's entry that others have may be on its way."""
 DAMAGED: Final = "pi_state_damaged"
 SET_ASIDE: Final = "pi_state_set_aside"
 
 
-class Service(RoleShell):
+class Service(StoreShell):
     """Pi's shell: runs one `pi.core.Core` over a replica."""
 
     def __init__(self, context: Context[Options]) -> None:
-        super().__init__(context.crash)
         self._context = context
         options = context.options
-        folder = Path(options.data_dir)
-        self._machine = Machine(
-            folder / "inboxes", options.store_mb << 20, options.heads_cached, options.flush_interval_s, self._failed,
-        )  # fmt: skip
+        inboxes = Path(options.data_dir) / "inboxes"
+        self._machine = Machine(inboxes, options.store_mb << 20, options.heads_cached, options.flush_interval_s, self._failed)
         self._core = Core(
             partition=options.partition, inboxes=self, limits=options.limits(), clock_interval_s=options.clock_interval_s
         )
-        self._replica = Replica(
-            context, self._machine, folder / "replica", options.replication(),
-            on_leading=self._leading, on_deposed=self._deposed,
-            has_space=lambda: not (self._machine.refuses or self._machine.beyond),
-            segment_bytes=options.segment_mb << 20,
-        )  # fmt: skip
+        self._runner: Runner[ev.Event, ev.Effect] = Runner(self._core, context.now, tick=TICK, end_of_turn=END_OF_TURN)
+        super().__init__(context, self._machine, self._runner, lambda: not (self._machine.refuses or self._machine.beyond))
         self._comparer = Comparer(self._machine, self._replica)
         self.repairer = Repairer(context, options.partition, self._machine, self._replica, self.spawn)
         self._doubling = DoublingLeader(
@@ -85,8 +77,6 @@ class Service(RoleShell):
         self._numbers = itertools.count(1)
         self._draining = False
         self._opened_s = 0.0
-        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self._core, context.now, tick=TICK, end_of_turn=END_OF_TURN))
-        self._runner.effects.on(ev.Propose, self._propose)
         self._runner.effects.on(ev.Reply, self._reply)
         served = PiService(self, context.audit)
         pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
@@ -167,8 +157,7 @@ class Service(RoleShell):
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """Give a stream's request to the core."""
-        if not self._core.epoch:
-            self._runner.step(ev.LeaderChanged(0, self._replica.leader_address))
+        self._note_leader()
         reads = reads_of(request)
         if self._core.epoch:
             uin, count = work_of(request.operations, [read.uin for read in reads], random.random())
@@ -215,45 +204,27 @@ class Service(RoleShell):
     def _doubling_changed(self, record: Record, appended: int) -> None:
         self._runner.step(ev.DoublingChanged(record, appended))
 
-    def _leading(self, epoch: int) -> None:
-        self._doubling.leading()
-        self._runner.step(ev.LeaderChanged(epoch, ""))
+    def _leader_changed(self, epoch: int) -> None:
+        if epoch:
+            self._doubling.leading()
+        super()._leader_changed(epoch)
+        if not epoch:
+            self._doubling.deposed()
 
-    def _deposed(self, epoch: int) -> None:
-        self._runner.step(ev.LeaderChanged(0, ""))
-        self._doubling.deposed()
+    def _applied(self, first: int, answers: Sequence[object], copies: int) -> None:
+        if self._core.epoch:
+            self._runner.step(Committed(first, answers, copies))
 
-    def _propose(self, effect: ev.Propose) -> None:
-        """Write an entry, and report its outcome to the core."""
-        level = Level.REPLICATED if effect.replicated else Level.PERSISTED
-        try:
-            refused = self._machine.refuses or (DiskFull(self._machine.beyond) if effect.beyond else None)
-            if refused is not None:
-                if self._replica.leave_for_space():
-                    raise Draining("this replica cannot write its inboxes; use the next leader")
-                raise refused
-            if self._draining:  # else work would always be pending, and there would be no hand-over
-                raise Draining("this replica is draining; use the next leader")
-            if self._machine.behind:
-                raise Overloaded("LMDB writes lag behind the log; retry later")
-            proposal = self._replica.submit([(ENTRY_KIND, effect.payload)], level)
-        except PixiuError as refused:
-            self._runner.step(ev.ProposalRejected(effect.token, refused.code, str(refused)))
-            return
-        self._runner.step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
-        self.spawn(self._follow(proposal))
-
-    async def _follow(self, proposal: Proposal) -> None:
-        try:
-            await proposal.reached(Level.PERSISTED)
-            self._runner.step(Persisted(proposal.first))
-            written = await proposal.settled(Level.REPLICATED)
-        except OutcomeUnknown:  # waiting callers were answered when this replica was deposed
-            return
-        (results,) = written.answers
-        assert isinstance(results, list)
-        applied: list[Results] = results
-        self._runner.step(ev.EntryApplied(proposal.first, applied, written.copies))
+    def _check(self, effect: Propose) -> None:
+        refused = self._machine.refuses or (DiskFull(self._machine.beyond) if effect.grows else None)
+        if refused is not None:
+            if self._replica.leave_for_space():
+                raise Draining("this replica cannot write its inboxes; use the next leader")
+            raise refused
+        if self._draining:  # else work would always be pending, and there would be no hand-over
+            raise Draining("this replica is draining; use the next leader")
+        if self._machine.behind:
+            raise Overloaded("LMDB writes lag behind the log; retry later", BEHIND_RETRY_MS)
 
     # --- damage
 

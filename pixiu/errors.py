@@ -53,13 +53,30 @@ Each has a `code` (stable, for programs) and a text that says what to do.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 class PixiuError(Exception):
-    """Base of all errors. `code` is stable; `str(error)` describes the problem and what to do about it."""
+    """Base of all errors. `code` is stable; `str(error)` describes the problem and what to do about it.
+
+    `retry_after_ms`: milliseconds after which to try again; 0: not given.
+    """
 
     code: ClassVar[str] = "INTERNAL"
+    retry_after_ms: int = 0
+
+
+class Refusal(NamedTuple):
+    """An error on its way to the caller: in events of cores, and in replies on the wire."""
+
+    code: str
+    text: str
+    retry_after_ms: int = 0
+
+    @classmethod
+    def of(cls, error: PixiuError) -> Refusal:
+        """Return the refusal that reports an error."""
+        return cls(error.code, str(error), error.retry_after_ms)
 
 
 class LocalError(PixiuError):
@@ -377,9 +394,7 @@ def all_errors() -> list[type[PixiuError]]:
 
 def error_of_code(code: str, text: str, retry_after_ms: int = 0) -> PixiuError:
     """Build the error that a peer reported by its code; an unknown code becomes `RemoteError`."""
-    if code == Overloaded.code:
-        return Overloaded(text, retry_after_ms)
-    for error in all_errors():
-        if error.code == code and error is not LocalError:
-            return error(text)
-    return RemoteError(f"{code}: {text}")
+    kinds = [error for error in all_errors() if error.code == code and error is not LocalError]
+    found = kinds[0](text) if kinds else RemoteError(f"{code}: {text}")
+    found.retry_after_ms = retry_after_ms
+    return found

@@ -21,9 +21,12 @@ from itertools import islice, takewhile
 from typing import Final, Protocol
 
 from cluster.core.contract import NEVER, NOT_TAKEN, TAKEN, EventTable, Tick
-from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.core.events import Accepted, Persisted
+from cluster.replication.core.refusals import not_leader
 from cluster.replication.model import Entry, Position
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu import errors
+from pixiu.errors import Refusal
 from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
@@ -43,27 +46,26 @@ READ_BYTES: Final = 4 << 20
 SLICE_BYTES: Final = 1 << 20
 """Part of the log that a new leader decides in one turn of the event loop, bytes, or `READ_ENTRIES`. Policy: until it has finished
 it refuses with OVERLOADED."""
+TOO_FEW: Final = "fewer than min_in_sync replicas have it"
 CATCHING_UP: Final = "the new leader still reads its log; send again in a moment"
+RETRY_MS: Final = 100
+"""Time after which a writer refused with OVERLOADED may try again, milliseconds."""
 RETRY_S: Final = 1.0
 """Pause after a full disk, seconds."""
 RETRY_BUSY_S: Final = 0.02
 RETRIES_BEFORE_REOPEN: Final = 3
 """With space on the disk again: RocksDB mostly recovers by itself."""
-CODES: Final = {
-    Verdict.ID_REUSED: (errors.IdReused.code, "another message has this SnowflakeID; give every message its own"),
-    Verdict.TOO_OLD: (errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
-    Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead of the store; correct the wrong clock"),
-    Verdict.MOVED: (errors.WrongPartition.code, "the partition was split while this was on its way; send it again"),
-    Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader has no MsgIDs left in its epoch; send again, the next leader has"),
+MAYBE_STORED: Final = Refusal(errors.Unavailable.code, "it may be stored already: send it again")
+RULED: Final = {
+    Verdict.ID_REUSED: Refusal(errors.IdReused.code, "another message has this SnowflakeID; give every message its own"),
+    Verdict.TOO_OLD: Refusal(errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
+    Verdict.ID_AHEAD: Refusal(errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead of the store; correct the wrong clock"),
+    Verdict.MOVED: Refusal(errors.WrongPartition.code, "the partition was split while this was on its way; send it again"),
+    Verdict.NO_NUMBERS: Refusal(
+        errors.Unavailable.code, "the leader has no MsgIDs left in its epoch; send again, the next leader has"
+    ),
 }
-REJECTIONS: Final = {
-    Rejection.NOT_LEADER: (errors.NotLeader.code, "this replica does not lead its partition"),
-    Rejection.DRAINING: (errors.Draining.code, "the replica is draining; send to the next leader"),
-    Rejection.OVERLOADED: (errors.Overloaded.code, "too many entries wait for their commit; send again later"),
-    Rejection.NO_TIME: (errors.Overloaded.code, "the clocks of the other replicas are not known yet; send again in a moment"),
-    Rejection.TOO_FEW_IN_SYNC: (errors.Unavailable.code, "fewer replicas are in sync than min_in_sync asks for"),
-    Rejection.DISK_FULL: (errors.DiskFull.code, "the disk is full; what is stored can be read"),
-}
+"""Refusal of a record by what was decided."""
 
 
 class Entries(Protocol):
@@ -183,6 +185,8 @@ class Core:
         self.counters = Counters()
         self.epoch = 0
         """Epoch of this leader; 0: it does not lead."""
+        self._leader = ""
+        """Address of the leader if it is another replica, as far as known."""
         self.committed = store.head.applied.counter
         self.full = ""
         """Why writes are refused; empty: they are not."""
@@ -217,13 +221,12 @@ class Core:
         self._events.on(ev.LayoutChanged, self._on_layout)
         self._events.on(ev.SpaceChanged, self._on_space)
         self._events.on(ev.TrimDue, self._on_trim_due)
-        self._events.on(ev.EntriesCommitted, self._on_committed)
         self._events.on(ev.ParentAnswered, self._on_parent)
+        self._events.on(LeaderChanged, self._on_leader)
         self._events.on(Accepted, self._on_accepted)
-        self._events.on(Rejected, self._on_rejected)
+        self._events.on(Refused, self._on_refused)
         self._events.on(Persisted, self._on_persisted)
-        self._events.on(Leading, self._on_leading)
-        self._events.on(Deposed, self._on_deposed)
+        self._events.on(Committed, self._on_committed)
         self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -296,9 +299,8 @@ class Core:
         self.counters.records_in += event.count
         refusal = self._refusal(event)
         if refusal is not None:
-            code, text = refusal
-            full = code == errors.DiskFull.code
-            results = self._when_full(event, text) if full else [ev.Result(event.position, event.count, code, text=text)]
+            full = refusal.code == errors.DiskFull.code
+            results = self._when_full(event, refusal) if full else [ev.refused(event.position, event.count, refusal)]
             self.counters.refused += sum(result.count for result in results if result.code)
             out.append(self._answer(event.stream, results))
             return
@@ -311,15 +313,15 @@ class Core:
                 f"partition {settings.partition} is not open: its users belong to partition {parent} of {total}, served by {where}"
             )
             self.counters.refused += event.count
-            code = errors.WrongPartition.code
-            out.append(self._answer(event.stream, [ev.Result(event.position, event.count, code, text=text, partitions=total)]))
+            elsewhere = Refusal(errors.WrongPartition.code, text)
+            out.append(self._answer(event.stream, [ev.refused(event.position, event.count, elsewhere, total)]))
             return
         checked = check(event.data, event.count, settings.partition, total or 1, settings.max_record_bytes, self._addresses)
         if checked is None:
             self.counters.batches_malformed += 1
             out.append(ev.EndStream(event.stream, f"a batch of {len(event.data)} bytes is not {event.count} records end to end"))
             return
-        results = [self._refused(event.position + r.index, r.code, r.text) for r in checked.refusals]
+        results = [self._refused(event.position + index, why) for index, why in checked.refused]
         self.counters.refused += len(results)
         batch = Batch(
             event.stream, event.position, event.level, [(run.index, run.count) for run in checked.runs], results, list(results)
@@ -331,20 +333,20 @@ class Core:
             self._answer_unknown(batch, errors.StoreDamaged.code, "the store is damaged and is to be repaired", out)
             return
         if not asked and not self._asking.waits(event.stream):
-            self._propose(batch, checked.runs, event.at_us, out)
+            self._propose(batch, checked.runs, out)
             return
         self._token += 1
-        self._asking.add(self._token, Held(event.stream, batch, checked.runs, event.at_us, asked))
+        self._asking.add(self._token, Held(event.stream, batch, checked.runs, asked))
         if asked:
             self.counters.asked += len(asked)
             out.append(ev.AskParent(self._token, [(one.snowflake, one.derived) for one in asked]))
 
-    def _refused(self, position: int, code: str, text: str) -> ev.Result:
-        moved = code == errors.WrongPartition.code
+    def _refused(self, position: int, why: Refusal) -> ev.Result:
+        moved = why.code == errors.WrongPartition.code
         self.counters.moved += moved
-        return ev.Result(position, 1, code, text=text, partitions=self._counted if moved else 0)
+        return ev.refused(position, 1, why, self._counted if moved else 0)
 
-    def _propose(self, batch: Batch, runs: Sequence[RecordRun], at_us: int, out: list[ev.Effect]) -> None:
+    def _propose(self, batch: Batch, runs: Sequence[RecordRun], out: list[ev.Effect]) -> None:
         if not runs:
             out.append(self._answer(batch.stream, batch.results, batch.elsewhere))
             return
@@ -352,7 +354,7 @@ class Core:
         self._token += 1
         self._proposed[self._token] = batch
         payloads = [(STORE, store_entry(run.records, run.count)) for run in runs]
-        out.append(Propose(self._token, payloads, at_us, batch.level is Level.REPLICATED))
+        out.append(Propose(self._token, payloads, batch.level is Level.REPLICATED))
 
     # --- doubling
 
@@ -378,9 +380,9 @@ class Core:
     def _catch_up_now(self) -> None:
         """Decide all entries in the log, before an operator's entry. Raises NotLeader, Overloaded."""
         if not self.epoch:
-            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
+            raise not_leader(self._leader)
         if self._catches_up:
-            raise errors.Overloaded(CATCHING_UP)
+            raise errors.Overloaded(CATCHING_UP, RETRY_MS)
         self._decide_to(self._log.last.counter)
 
     def known(self, wanted: Sequence[tuple[int, bool]]) -> list[tuple[int, int] | None]:
@@ -407,7 +409,7 @@ class Core:
             batch.results += results
             batch.refused += results
             left_out = frozenset(one.index for one, result in zip(held.asked, told, strict=True) if result is not None)
-            self._propose(batch, without(held.runs, left_out), held.at_us, out)
+            self._propose(batch, without(held.runs, left_out), out)
 
     def _told(self, held: Held[Batch], asked: Asked) -> ev.Result | None:
         """Answer for a record that does not reach the log; None: the parent does not have it."""
@@ -415,28 +417,27 @@ class Core:
         if held.known is None:
             self.counters.refused += 1
             text = f"partition {parent_of(self.settings.partition)}, which may have it, does not answer; send again later"
-            return ev.Result(position, 1, errors.Unavailable.code, text=text)
+            return self._refused(position, Refusal(errors.Unavailable.code, text))
         known = held.known.get(asked.index)
         if known is None:
             return None
         msg_id, crc = known
         if crc == asked.crc:
             if not held.copies and held.batch.level is Level.REPLICATED:
-                return self._refused(position, *REJECTIONS[Rejection.TOO_FEW_IN_SYNC])
+                return self._refused(position, Refusal(errors.Unavailable.code, TOO_FEW))
             self.counters.repeated += 1
             return ev.Result(position, 1, "", msg_id=msg_id)
         self.counters.refused += 1
-        code, text = CODES[Verdict.ID_REUSED]
-        return ev.Result(position, 1, code, text=text)
+        return self._refused(position, RULED[Verdict.ID_REUSED])
 
-    def _when_full(self, event: ev.StoreReceived, text: str) -> list[ev.Result]:
+    def _when_full(self, event: ev.StoreReceived, full: Refusal) -> list[ev.Result]:
         """Results for a batch while the disk is full: new records are refused. Stored ones are confirmed if they are on
         `min_in_sync` disks, since a writer that repeats them would take them for lost."""
-        settings, full = self.settings, errors.DiskFull.code
+        settings = self.settings
         checked = check(event.data, event.count, settings.partition, self._counted or 1, settings.max_record_bytes, self._addresses)
         if checked is None:
-            return [ev.Result(event.position, event.count, full, text=text)]
-        results = [self._refused(event.position + r.index, r.code, r.text) for r in checked.refusals]
+            return [ev.refused(event.position, event.count, full)]
+        results = [self._refused(event.position + index, why) for index, why in checked.refused]
         for run in checked.runs:
             try:
                 values = self._state.stored_already(store_entry(run.records, run.count))
@@ -449,28 +450,31 @@ class Core:
                     self.counters.repeated += 1
                     results.append(ev.Result(position, 1, "", msg_id=value))
                 elif value is None and index not in asked:
-                    results.append(ev.Result(position, 1, full, text=text))
+                    results.append(self._refused(position, full))
                 else:
-                    results.append(ev.Result(position, 1, errors.Unavailable.code, text="it may be stored already: send it again"))
+                    results.append(self._refused(position, MAYBE_STORED))
         return results
 
-    def _refusal(self, event: ev.StoreReceived) -> tuple[str, str] | None:
+    def _refusal(self, event: ev.StoreReceived) -> Refusal | None:
         """Reason for refusing a whole batch."""
         if not self.epoch:
-            return REJECTIONS[Rejection.NOT_LEADER]
+            return Refusal.of(not_leader(self._leader))
         if event.epoch not in (0, self.epoch):
-            return errors.StaleStream.code, f"the leader is in epoch {self.epoch}: send again, in order, what is not confirmed"
+            text = f"the leader is in epoch {self.epoch}: send again, in order, what is not confirmed"
+            return Refusal(errors.StaleStream.code, text)
         if self.stuck:
-            return errors.StoreDamaged.code, "the store is damaged and accepts nothing until it is repaired from another replica"
+            text = "the store is damaged and accepts nothing until it is repaired from another replica"
+            return Refusal(errors.StoreDamaged.code, text)
         if self._catches_up:
-            return errors.Overloaded.code, CATCHING_UP
+            return Refusal(errors.Overloaded.code, CATCHING_UP, RETRY_MS)
         if self.full:
-            return errors.DiskFull.code, self.full
+            return Refusal(errors.DiskFull.code, self.full)
         head = self._state.head
         if self.settings.await_restore and not head.last and not head.below:
-            return errors.Unavailable.code, "the partition waits to be restored (`xiu.await_restore`); send again later"
+            return Refusal(errors.Unavailable.code, "the partition waits to be restored (`xiu.await_restore`); send again later")
         if not self._table.has_space(len(event.data)):
-            return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
+            text = "the table is full of records that are not persisted yet; send again later"
+            return Refusal(errors.Overloaded.code, text, RETRY_MS)
         return None
 
     def _answer(self, stream: int, results: Sequence[ev.Result], copies: int | None = None) -> ev.Answer:
@@ -511,7 +515,7 @@ class Core:
         """Return the entry (kind, payload) that trims records before a position; append it in this turn. None: there is nothing to
         trim. Raises NotLeader, StoreDamaged, Unavailable."""
         if not self.epoch:
-            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
+            raise not_leader(self._leader)
         head = self._store.head
         if self.stuck:
             raise errors.StoreDamaged("the store is damaged and is to be repaired first")
@@ -532,10 +536,15 @@ class Core:
 
     # --- events of replication
 
-    def _on_leading(self, event: Leading, now: float, out: list[ev.Effect]) -> None:
-        self.epoch = event.epoch
-        self._catches_up = True
-        self._on_tick(Tick(), now, out)
+    def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
+        self._leader = event.address
+        if event.epoch == self.epoch:
+            return
+        if self.epoch:
+            self._stop_leading(out)
+        if event.epoch:
+            self.epoch, self._catches_up = event.epoch, True
+            self._on_tick(Tick(), now, out)
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         """Decide some more of the log's entries, in a new leader."""
@@ -544,7 +553,7 @@ class Core:
             self._decide_some(last, SLICE_BYTES)
             self._catches_up = not self.stuck and self._state.head.applied.counter < last
 
-    def _on_deposed(self, event: Deposed, now: float, out: list[ev.Effect]) -> None:
+    def _stop_leading(self, out: list[ev.Effect]) -> None:
         """Unanswered entries may commit or not: writers ask the next leader, with the same IDs."""
         self.epoch, self._catches_up = 0, False
         lost = [
@@ -602,17 +611,15 @@ class Core:
             else:
                 self.counters.refused += 1
                 used_up = used_up or verdict is Verdict.NO_NUMBERS
-                batch.results.append(self._refused(position, *CODES[verdict]))
+                batch.results.append(self._refused(position, RULED[verdict]))
         return used_up
 
-    def _on_rejected(self, event: Rejected, now: float, out: list[ev.Effect]) -> None:
+    def _on_refused(self, event: Refused, now: float, out: list[ev.Effect]) -> None:
         batch = self._proposed.pop(event.token, None)
         if batch is None:
             return
-        code, text = REJECTIONS[event.reason]
-        count = sum(count for _, count in batch.runs)
-        self.counters.refused += count
-        results = [ev.Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
+        self.counters.refused += sum(count for _, count in batch.runs)
+        results = [ev.refused(batch.position + index, count, event.refusal) for index, count in batch.runs]
         out.append(self._answer(batch.stream, [*batch.results, *results]))
 
     def _on_persisted(self, event: Persisted, now: float, out: list[ev.Effect]) -> None:
@@ -620,8 +627,9 @@ class Core:
             batch = self._persisting.popleft()[1]
             out.append(self._answer(batch.stream, batch.results))
 
-    def _on_committed(self, event: ev.EntriesCommitted, now: float, out: list[ev.Effect]) -> None:
-        first, last = event.entries[0].counter, event.entries[-1].counter
+    def _on_committed(self, event: Committed, now: float, out: list[ev.Effect]) -> None:
+        entries: Sequence[Entry] = event.values
+        last = event.first + len(entries) - 1
         self.committed = max(self.committed, last)
         self.copies = event.copies
         while self._committing and self._committing[0][0] <= last:
@@ -630,8 +638,8 @@ class Core:
                 copies = event.copies if batch.elsewhere is None else min(event.copies, batch.elsewhere)
                 out.append(self._answer(batch.stream, batch.results, copies))
             else:
-                self._answer_unknown(batch, *REJECTIONS[Rejection.TOO_FEW_IN_SYNC], out)
-        if self._write(first - 1, event.entries, now):
+                self._answer_unknown(batch, errors.Unavailable.code, TOO_FEW, out)
+        if self._write(event.first - 1, entries, now):
             self._owed = []
             out.append(TAKEN)
             return
@@ -744,7 +752,7 @@ class Core:
         else:
             self.counters.trims += 1
         self._token += 1
-        out.append(Propose(self._token, [(int(XiuKind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
+        out.append(Propose(self._token, [(int(XiuKind.TRIM), trim_entry(*found))], replicated=False))
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

@@ -1,4 +1,4 @@
-"""Events and effects of a Xiu's core. Those of replication are in `cluster.replication.core.events`. Pure.
+"""Events and effects of a Xiu's core. Those of every stored role are in `cluster.store.events`. Pure.
 
 Source: PiXiu §6.1.1; Swift (the triple V, S, C); docs/promises.md, docs/architecture.md, docs/stores.md.
 """
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.core.contract import Settle, Tick
-from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
-from cluster.replication.model import Entry
+from cluster.replication.core.events import Accepted, Persisted
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from pixiu.errors import Refusal
 from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.levels import Level, Triple
 
@@ -29,8 +30,6 @@ class StoreReceived:
     """S as the writer knows it; 0: it knows none yet."""
     data: bytes
     count: int
-    at_us: int
-    """The host's time, Unix µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +64,6 @@ class TrimDue:
     """A reader needs records from this sequence on."""
 
 
-@dataclass(slots=True)
-class EntriesCommitted:
-    """Committed entries that follow what is in the store. Answered by `Settle`: TAKEN when all are written; those that are not come
-    again, with later ones."""
-
-    entries: Sequence[Entry]
-    copies: int
-    """Number of disks with them; 0: fewer than `min_in_sync`, so they are not reported as replicated."""
-
-
 @dataclass(frozen=True, slots=True)
 class ParentAnswered:
     """The parent's answer: (MsgID, CRC) of each SnowflakeID, None if it has none. `known` None: it did not answer."""
@@ -86,8 +75,8 @@ class ParentAnswered:
 
 
 Event = (
-    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted | ParentAnswered
-    | Accepted | Rejected | Persisted | Leading | Deposed | Tick
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | ParentAnswered
+    | LeaderChanged | Accepted | Refused | Persisted | Committed | Tick
 )  # fmt: skip
 
 
@@ -110,6 +99,12 @@ class Result:
     text: str = ""
     partitions: int = 0
     """With WRONG_PARTITION: number of partitions by which this one assigns users."""
+    retry_after_ms: int = 0
+
+
+def refused(position: int, count: int, why: Refusal, partitions: int = 0) -> Result:
+    """Return the result of consecutive records that were refused."""
+    return Result(position, count, why.code, text=why.text, partitions=partitions, retry_after_ms=why.retry_after_ms)
 
 
 @dataclass(slots=True)

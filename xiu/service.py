@@ -16,30 +16,18 @@ from pathlib import Path
 from typing import Final
 
 from cluster.core.contract import Tick
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import Runner, totals
 from cluster.links.api import Outcome
 from cluster.process.context import Context
 from cluster.process.shared_memory import folder_name
-from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.doubling import phase_samples
 from cluster.replication.model import Entry
-from cluster.replication.proposals import NoTime, Proposal
-from cluster.replication.replica import Replica
 from cluster.rpc.methods import STORE
+from cluster.store.events import Committed
+from cluster.store.shell import StoreShell
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import RoleLayout, View
-from pixiu.errors import (
-    DiskFull,
-    Draining,
-    NotLeader,
-    OutcomeUnknown,
-    Overloaded,
-    PixiuError,
-    StorageError,
-    StoreDamaged,
-    TooFewInSync,
-    Unavailable,
-)
+from pixiu.errors import DiskFull, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
@@ -76,14 +64,6 @@ MEND_AGAIN_S: Final = 5.0
 LEADER_WAIT_S: Final = 10.0
 """Time limit of a start's wait for a leader of the partition, seconds; then the process is Running without one."""
 LEADER_POLL_S: Final = 0.05
-REASONS: Final[dict[type[PixiuError], Rejection]] = {
-    NotLeader: Rejection.NOT_LEADER,
-    Draining: Rejection.DRAINING,
-    Overloaded: Rejection.OVERLOADED,
-    NoTime: Rejection.NO_TIME,
-    TooFewInSync: Rejection.TOO_FEW_IN_SYNC,
-    DiskFull: Rejection.DISK_FULL,
-}
 
 
 def _written(store: Store, keys: Sequence[bytes]) -> list[bool]:
@@ -95,27 +75,17 @@ def _written(store: Store, keys: Sequence[bytes]) -> list[bool]:
         return [False] if len(keys) == 1 else [each for key in keys for each in _written(store, [key])]
 
 
-class Service(RoleShell):
+class Service(StoreShell):
     """Xiu's shell: runs one `xiu.core.Core` over a replica."""
 
     def __init__(self, context: Context[Options]) -> None:
-        super().__init__(context.crash)
         self._context, self._options = context, context.options
         options = context.options
-        folder = Path(options.data_dir)
-        self._folder = folder
         memtable, cache = options.memtable_mb << 20, options.cache_mb << 20
-        self._machine = Machine(folder / "store", memtable, cache, self._apply, self._replaced, self._met_damage)
-        self._replica = Replica(
-            context,
-            self._machine,
-            folder / "replica",
-            options.replication(),
-            on_leading=self._leading,
-            on_deposed=lambda epoch: self._runner.step(Deposed(epoch)),
-            has_space=self._has_space,
-            segment_bytes=options.segment_mb << 20,
-        )
+        store = Path(options.data_dir) / "store"
+        self._machine = Machine(store, memtable, cache, self._apply, self._replaced, self._met_damage)
+        self._runner: Runner[ev.Event, ev.Effect] = Runner(None, context.now, tick=Tick())
+        super().__init__(context, self._machine, self._runner, self._has_space)
         self.holding = Holding(self._machine, self._replica, options.reader_hold_h)
         self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
         self.streams = Streams()
@@ -129,10 +99,8 @@ class Service(RoleShell):
         """A layout that does not follow from a doubling."""
         self._not_repaired = ""
         """Reason for the last failed repair, as logged."""
-        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=Tick()))
         self._runner.effects.on(ev.Answer, self.streams.answer)
         self._runner.effects.on(ev.EndStream, self.streams.end)
-        self._runner.effects.on(Propose, self._propose)
         self._runner.effects.on(ev.NeedEpoch, self._need_epoch)
         self.cuts = Cuts(context, self._replica, self, self._runner.step)
         self._runner.effects.on(ev.AskParent, self.cuts.ask)
@@ -255,6 +223,7 @@ class Service(RoleShell):
 
     def take(self, event: ev.StoreReceived) -> None:
         """Give a writer's batch to the core."""
+        self._note_leader()
         if self.core is not None and self.core.epoch and (uin := drawn_user(event.data, event.count, random.random())):
             self._context.hot_users.add(uin, event.count, time.time())
         self._runner.step(event)
@@ -301,12 +270,9 @@ class Service(RoleShell):
 
     # What the replica calls.
 
-    def _leading(self, epoch: int) -> None:
-        self._runner.step(Leading(epoch))
-
     def _apply(self, entries: Sequence[Entry]) -> str:
         """Pass committed entries to the core; return why they are not written now, or "". The same entries come again then."""
-        if self._runner.take(ev.EntriesCommitted(entries, self._replica.copies)) is Outcome.TAKEN:
+        if self._runner.take(Committed(entries[0].counter, entries, self._replica.copies)) is Outcome.TAKEN:
             self.cuts.applied()
             return ""
         return self.core.why_not if self.core is not None else "the process ends"
@@ -338,24 +304,6 @@ class Service(RoleShell):
 
     def _need_epoch(self, effect: ev.NeedEpoch) -> None:
         self._context.crash(Unavailable("the sequences of this epoch are used up; the next start takes another epoch"))
-
-    def _propose(self, effect: Propose) -> None:
-        level = Level.REPLICATED if effect.replicated else Level.PERSISTED
-        try:
-            proposal = self._replica.submit(effect.payloads, level)
-        except PixiuError as error:
-            self._runner.step(Rejected(effect.token, REASONS.get(type(error), Rejection.NOT_LEADER)))
-            return
-        self._runner.step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
-        if not effect.replicated:
-            self.spawn(self._until_persisted(proposal))
-
-    async def _until_persisted(self, proposal: Proposal) -> None:
-        try:
-            await proposal.reached(Level.PERSISTED)
-        except OutcomeUnknown:
-            return  # the core was notified that this replica no longer leads
-        self._runner.step(Persisted(proposal.last))
 
     async def _flush(self) -> None:
         if self._machine.applied == self._machine.flushed:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, Final, Protocol
@@ -226,8 +225,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         """Give a batch to the core; its level is valid."""
         level = Level.from_wire(request.level)
         assert level is not None, "problem_of was asked first"
-        now_us = time.time_ns() // 1000
-        self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
+        self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count))
 
     def closed(self, stream: Stream) -> None:
         """Forget a stream that has ended."""

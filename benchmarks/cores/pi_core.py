@@ -32,6 +32,7 @@ from pathlib import Path
 from cluster.core.contract import END_OF_TURN
 from cluster.replication.core.events import Accepted
 from cluster.replication.model import Entry
+from cluster.store.events import Committed, LeaderChanged, Propose
 from pi import events as ev
 from pi.core import Core
 from pi.inboxes.reading import Read
@@ -190,7 +191,7 @@ def lead(batch: int, requests: int) -> str:
     """Measure one row: the time of a leader's core, `requests` in a turn; the results are made beforehand."""
     core = Core(partition=0, inboxes=NoInboxes(), limits=Limits(), clock_interval_s=1e9)
     core.step(ev.LayoutChanged(1, 1, {}), 0.0)
-    core.step(ev.LeaderChanged(1, ""), 0.0)
+    core.step(LeaderChanged(1), 0.0)
     count = APPENDS if batch > 1 else APPENDS // 4
     payloads, results = appends(count, 1000, batch), [[1] * batch] * requests
     began = time.process_time()
@@ -198,9 +199,9 @@ def lead(batch: int, requests: int) -> str:
         for number, payload in enumerate(payloads[at : at + requests]):
             core.step(ev.Requested(1, number, payload, Level.REPLICATED, ()), 0.0)
         entry = core.step(END_OF_TURN, 0.0)[-1]  # the first time after the leader's limits
-        assert isinstance(entry, ev.Propose)
+        assert isinstance(entry, Propose)
         core.step(Accepted(entry.token, 1, counter, counter), 0.0)
-        core.step(ev.EntryApplied(counter, results, 2), 0.0)
+        core.step(Committed(counter, [results], 2), 0.0)
     spent = time.process_time() - began
     assert not core.under_way
     return f"a leader, batches of {batch:>4}, {requests:>2} requests a turn: {count / spent:>10,.0f} appends answered a CPU second"

@@ -21,14 +21,15 @@ import time
 from pathlib import Path
 
 from cluster.core.contract import Settle
-from cluster.replication.core.events import Accepted, Leading, Propose
+from cluster.replication.core.events import Accepted
 from cluster.replication.model import Entry, EntryKind
 from cluster.replication.storage.log import SegmentedLog
+from cluster.store.events import Committed, LeaderChanged, Propose
 from pixiu.ids import snowflake
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 from xiu.core import Core, CoreSettings
-from xiu.events import Answer, EntriesCommitted, LayoutChanged, StoreReceived
+from xiu.events import Answer, LayoutChanged, StoreReceived
 from xiu.records.table import Table
 from xiu.store.store import Store
 
@@ -54,18 +55,20 @@ def measure(batch: int, size: int, shared: Path | None) -> tuple[float, float]:
         noop = Entry(1, 1, int(EntryKind.NOOP), 0, b"")
         log.append([noop])
         core.step(LayoutChanged(1, 1), 0.0)
-        core.step(Leading(1), 0.0)
-        core.step(EntriesCommitted([noop], 1), 0.0)
+        core.step(LeaderChanged(1), 0.0)
+        core.step(Committed(1, [noop], 1), 0.0)
         began, clock, stored = time.process_time(), time.perf_counter(), 0
         for number, data in enumerate(batches):
-            event = StoreReceived(1, 1 + number * batch, Level.REPLICATED, 0, data, batch, START_MS * 1000 + number)
+            event = StoreReceived(1, 1 + number * batch, Level.REPLICATED, 0, data, batch)
             (proposal,) = core.step(event, 0.0)
             assert isinstance(proposal, Propose)
             first = log.last.counter + 1
-            entries = [Entry(1, first + i, kind, proposal.at_us, body) for i, (kind, body) in enumerate(proposal.payloads)]
+            entries = [
+                Entry(1, first + i, kind, START_MS * 1000 + number, body) for i, (kind, body) in enumerate(proposal.payloads)
+            ]
             log.append(entries)
             core.step(Accepted(proposal.token, 1, first, log.last.counter), 0.0)
-            answer, settled = core.step(EntriesCommitted(entries, 1), 0.0)
+            answer, settled = core.step(Committed(first, entries, 1), 0.0)
             assert isinstance(answer, Answer)
             assert isinstance(settled, Settle)
             stored += sum(result.count for result in answer.results if not result.code)

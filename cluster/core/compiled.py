@@ -55,6 +55,7 @@ MODULES: Final = {
         "applier core.clock core.context core.core core.events core.follower core.insync core.leader core.messages core.states "
         "peers.wire proposals storage.entry storage.segment"
     ),
+    "cluster.store": "events",
     "cluster.rpc": "frames",
     "cluster.core": "contract layout_notices parcels token_bucket",
     "cluster.listeners": "handler",

@@ -10,12 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pixiu.errors import OutcomeUnknown, Overloaded, PixiuError
+from pixiu.errors import OutcomeUnknown, PixiuError
 from pixiu.wire.levels import Level
-
-
-class NoTime(Overloaded):
-    """The leader does not know the other replicas' clocks yet; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from cluster.replication.core.clock import MAX_STEP_US
 from cluster.replication.core.core import Core
 from cluster.replication.core.fitness import hindrance, left_out
 from cluster.replication.core.messages import Message
+from cluster.replication.core.refusals import refusal_of
 from cluster.replication.core.states import State
 from cluster.replication.machine import StateMachine
 from cluster.replication.model import CLOCK, EntryKind, MemberID, Versioned
@@ -33,26 +34,14 @@ from cluster.replication.peers.peers import Peers
 from cluster.replication.peers.registry import LiveReplica, PartitionRegistry
 from cluster.replication.peers.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.peers.wire import encode_message
-from cluster.replication.proposals import NoTime, Proposal, Proposals, Written
+from cluster.replication.proposals import Proposal, Proposals, Written
 from cluster.replication.storage.disk import Syncer
 from cluster.replication.storage.folder import RESERVE_BYTES, DataFolder, free_bytes
 from cluster.replication.storage.log import SegmentedLog
 from cluster.replication.storage.scrub import Scrub
 from pixiu.discovery.node import Node
 from pixiu.discovery.operations import SessionEvent, SessionState
-from pixiu.errors import (
-    DiskFailed,
-    DiskFull,
-    Draining,
-    InvalidArgument,
-    NotLeader,
-    OutcomeUnknown,
-    Overloaded,
-    PixiuError,
-    StorageError,
-    TooFewInSync,
-    Unavailable,
-)
+from pixiu.errors import DiskFailed, Draining, InvalidArgument, OutcomeUnknown, PixiuError, StorageError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.levels import Level
@@ -61,7 +50,6 @@ MAX_ENTRY_BYTES: Final = 3 << 20
 """Size of one payload; with the rest of its message it fits into gRPC's smallest limit."""
 MAX_TURN_PAYLOADS: Final = 4096
 """Payloads of `propose` that are joined into one write. Policy: at this number the write leaves at once."""
-RETRY_AFTER_MS: Final = 100
 FLUSHED_POLL_S: Final = 1.0
 
 COMMIT: Final = "Time from a leader's writing an entry until it is committed; one entry at a time is timed."
@@ -91,8 +79,10 @@ class Replica:
         folder: the replica's own folder: log, snapshots in transfer, audit. The state machine keeps its files elsewhere on
             the same file system (`folder.parent / "state"`, say).
         options: settings of replication.
-        on_leading: called with the epoch when this replica takes office; it takes writes from then on.
-        on_deposed: called with the epoch when it stops leading.
+        on_leader: called with the epoch when this replica takes office; it takes writes from then on. Called with 0 when it stops
+            leading.
+        on_persisted: called with the counter up to which this leader's entries are on its disk. It must not propose.
+        on_applied: called with the counter of the first entry applied, the state machine's answers, and the number of copies.
         has_space: returns whether the role has space to lead; called once a second, also on followers.
         segment_bytes: size beyond which the log starts another segment.
     """
@@ -104,15 +94,16 @@ class Replica:
         folder: Path,
         options: ReplicationOptions,
         *,
-        on_leading: Callable[[int], None] = lambda _epoch: None,
-        on_deposed: Callable[[int], None] = lambda _epoch: None,
+        on_leader: Callable[[int], None] = lambda _epoch: None,
+        on_persisted: Callable[[int], None] = lambda _counter: None,
+        on_applied: Callable[[int, Sequence[object], int], None] = lambda _first, _answers, _copies: None,
         has_space: Callable[[], bool] = lambda: True,
         segment_bytes: int = 64 << 20,
     ) -> None:
         options.validate()
         self._context, self._machine, self._options = context, machine, options
         self._folder = DataFolder(folder, segment_bytes)
-        self._on_leading, self._on_deposed, self._has_space = on_leading, on_deposed, has_space
+        self._on_leader, self._on_persisted, self._on_applied, self._has_space = on_leader, on_persisted, on_applied, has_space
         self._proposals = Proposals()
         self._turn: list[tuple[Sequence[tuple[int, bytes]], bool, asyncio.Future[Proposal]]] = []
         self._turn_size = 0
@@ -491,20 +482,10 @@ class Replica:
         return made
 
     def _refusal(self, reason: ev.Rejection) -> PixiuError:
-        match reason:
-            case ev.Rejection.DRAINING:
-                return Draining("this replica is draining; another one takes its place")
-            case ev.Rejection.OVERLOADED:
-                return Overloaded(f"more than {self._options.max_uncommitted} entries wait to be replicated", RETRY_AFTER_MS)
-            case ev.Rejection.NO_TIME:
-                return NoTime("the clocks of the other replicas are not known yet; retry in a moment", RETRY_AFTER_MS)
-            case ev.Rejection.TOO_FEW_IN_SYNC:
-                return TooFewInSync(f"fewer than min_in_sync = {self._options.min_in_sync} replicas are in sync")
-            case ev.Rejection.DISK_FULL:
-                self.log_full = f"{self._folder.path}: no space left for the log; free some, writes then continue without a restart"
-                return DiskFull(self.log_full)
-        leader = self.leader_address
-        return NotLeader(f"this replica does not lead; the leader is {leader or 'not known'}", leader)
+        error = refusal_of(reason, self._options, self.leader_address, self._folder.path)
+        if reason is ev.Rejection.DISK_FULL:
+            self.log_full = str(error)
+        return error
 
     # --- running the core
 
@@ -545,6 +526,7 @@ class Replica:
                 self._verdict = effect
             case ev.Persisted(counter):
                 self._proposals.persisted(counter)
+                self._on_persisted(counter)
             case ev.Committed(counter, copies):
                 mark = self._committing.mark
                 if mark is not None and mark[1] <= counter:
@@ -568,7 +550,7 @@ class Replica:
     def _take_office(self, epoch: int) -> None:
         """Inform the role that it leads. The state has caught up with the log, so the role can use both."""
         if self._office == epoch:
-            self._on_leading(epoch)
+            self._on_leader(epoch)
 
     def _announce(self, effect: ev.Effect) -> None:
         """Report effects that matter to the process and its operators."""
@@ -585,7 +567,7 @@ class Replica:
                 self._committing.drop()
                 log.warning(DEPOSED, epoch=epoch)
                 self._proposals.fail(OutcomeUnknown("no longer the leader; send the write again, with the same IDs"))
-                self._on_deposed(epoch)
+                self._on_leader(0)
             case ev.ReportDamage(damage, sole):
                 self._damage = f"the log is damaged after {damage.position}: {damage.reason}; " + (
                     "no other replica is in sync: an operator must promote this one by force, which loses what is missing, or "
@@ -698,6 +680,7 @@ class Replica:
     def _applied(self, first: int, answers: Sequence[object], copies: int) -> None:
         if len(self._proposals):
             self._proposals.applied(first, answers, copies)
+        self._on_applied(first, answers, copies)
 
     def pin(self, name: str, counter: int | None) -> None:
         """Keep the log after a counter, under a name; None: no longer. At most `MAX_PINS` names are kept."""

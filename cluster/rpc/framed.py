@@ -31,7 +31,7 @@ from cluster.rpc.frames import (
     read_refusal,
     refusal_payload,
 )
-from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Overloaded, PixiuError
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, PixiuError
 from pixiu.rpc import tls
 from pixiu.rpc.channels import REFUSED
 from pixiu.rpc.duplex import In, Out, StreamEnded
@@ -458,7 +458,7 @@ class FramedHandler(Generic[Out, In]):
 
 def refuse(connection: Connection, error: PixiuError) -> None:
     """Inform the caller why its stream is not served, or no longer."""
-    after_ms = error.retry_after_ms if isinstance(error, Overloaded) else 0
+    after_ms = error.retry_after_ms
     with contextlib.suppress(StreamEnded):
         connection.put(FrameKind.REFUSED, refusal_payload(StreamRefusal(error.code, str(error), after_ms)))
 

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from pixiu.errors import InvalidArgument, Overloaded, PixiuError
+from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.duplex import In, Out, StreamEnded
 from pixiu.rpc.status import GRPC_STATUS
@@ -215,7 +215,7 @@ class GrpcHandler(Generic[Out, In]):
 
     async def refuse(self, error: PixiuError, status: grpc.StatusCode | None = None) -> NoReturn:
         """End the call with an error, with its own status or another one. The time after which to try again is sent with it."""
-        if isinstance(error, Overloaded) and error.retry_after_ms:
+        if error.retry_after_ms:
             self._context.set_trailing_metadata(((PUSHBACK, str(error.retry_after_ms)),))
         await self._context.abort(GRPC_STATUS[error.code] if status is None else status, str(error))
         raise AssertionError("abort raises")

@@ -27,7 +27,7 @@ from cluster.rpc.framed import FramedHandler
 from cluster.trust.identity import Credentials, Identity, machine_of
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, shown_of, sign
 from cluster.wire.v1 import tickets_pb2
-from pixiu.errors import InvalidArgument, NotAllowed, Overloaded, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, NotAllowed, PixiuError, Refusal, Unavailable
 from pixiu.ids import EndpointID, hex_id
 from pixiu.rpc.duplex import Duplex
 from proxy.publishers.sender_tickets import SenderTickets
@@ -186,8 +186,7 @@ class TicketIssuer:
             ticket = self._sign(stream, identity)
         except PixiuError as error:
             self.refused += 1
-            reply.error_code, reply.error_text = error.code, str(error)
-            reply.retry_after_ms = error.retry_after_ms if isinstance(error, Overloaded) else 0
+            reply.error_code, reply.error_text, reply.retry_after_ms = Refusal.of(error)
         else:
             self.signed += 1
             reply.uin, reply.ticket = identity.uin, ticket

@@ -33,7 +33,7 @@ from pixiu.wire.inbox_operations import (
     encode_delete,
 )
 from pixiu.wire.levels import Level
-from tests.pi.world import Pi
+from tests.pi.world import Pi, body
 from tests.support.pi import acknowledges, appends, message
 
 
@@ -43,7 +43,7 @@ def test_what_came_in_one_turn_is_one_entry_and_is_answered_when_it_is_applied()
     assert not pi.ask(acknowledges(7, 1, 1), appends(5, (message(3), 7)), request=2, stream=2)
     entry = pi.turn()
     assert entry is not None
-    assert decode(entry.payload) == [
+    assert decode(body(entry)) == [
         appends(5, (message(1), 7), (message(2), 9)), acknowledges(7, 1, 1), appends(5, (message(3), 7)),
     ]  # fmt: skip
     assert entry.replicated
@@ -54,7 +54,7 @@ def test_what_came_in_one_turn_is_one_entry_and_is_answered_when_it_is_applied()
     assert (first.request, list(first.results), first.copies) == (1, [1, -Code.INBOX_FULL], 3)
     assert first.triple == (3, 5, 100)
     assert (second.request, second.stream, list(second.results)) == (2, 2, [0, 2])
-    assert pi.core.counters["appends"] == 3
+    assert pi.core.counters.appends == 3
     assert pi.core.under_way == 0
 
 
@@ -93,7 +93,7 @@ def test_a_callers_bytes_go_into_the_log_as_they_came() -> None:
     pi.ask(raw=two, stream=2)
     entry = pi.turn()
     assert entry is not None
-    assert entry.payload == one + two
+    assert body(entry) == one + two
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_an_entry_holds_no_more_operations_than_replicas_read() -> None:
     assert not pi.proposals
     assert not pi.ask(raw=nothing * more)
     assert pi.turn() is not None
-    assert [len(decode(entry.payload)) for entry in pi.proposals] == [1, many, more], "the leader's limits come first"
+    assert [len(decode(body(entry))) for entry in pi.proposals] == [1, many, more], "the leader's limits come first"
 
 
 OF_USER_8: list[Operation] = [
@@ -212,8 +212,8 @@ def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_space() -> No
     pi.ask(appends(5, (message(4), 7), worker=3), acknowledges(9, 1, 1), request=5)
     pi.turn()
     *_, taken, beyond = pi.proposals
-    assert taken.payload == encode([acknowledges(9, 1, 1), OpenSessions(USER_DEVICE.pack(9, 0))])
-    assert (taken.beyond, beyond.beyond) == (False, True)
+    assert body(taken) == encode([acknowledges(9, 1, 1), OpenSessions(USER_DEVICE.pack(9, 0))])
+    assert (taken.grows, beyond.grows) == (False, True)
     pi.step(Accepted(taken.token, 5, 100, 100))
     replies = {reply.request: reply for reply in pi.reject("DISK_FULL", "full")}
     assert {number: reply.code for number, reply in replies.items()} == {1: "DISK_FULL", 3: "", 5: "DISK_FULL"}
@@ -221,12 +221,12 @@ def test_inboxes_that_may_not_grow_refuse_mail_and_take_what_makes_space() -> No
     assert [(reply.request, list(reply.results)) for reply in pi.apply(100, [[0], [2]])] == [(2, [0]), (4, [2])]
     assert pi.core.under_way == 0
     clock = pi.tick()
-    assert clock is None or not clock.beyond
+    assert clock is None or not clock.grows
     pi.shelf.space = True
     pi.ask(appends(5, (message(3), 7), worker=2, generation=2), request=6)
     entry = pi.turn()
     assert entry is not None
-    assert not entry.beyond
+    assert not entry.grows
 
 
 def test_the_log_learns_before_all_else_whether_there_is_space() -> None:
@@ -236,8 +236,8 @@ def test_the_log_learns_before_all_else_whether_there_is_space() -> None:
         pi.shelf.space = space
         pi.ask(AddDevice(7, b"phone"), request=request)
         pi.turn()
-        assert decode(pi.proposals.pop().payload) == [AddDevice(7, b"phone")]
-        said.append([decode(entry.payload) for entry in pi.proposals])
+        assert decode(body(pi.proposals.pop())) == [AddDevice(7, b"phone")]
+        said.append([decode(body(entry)) for entry in pi.proposals])
         pi.proposals.clear()
     full, free = [[Clock(Limits(cap=9, no_space=1))]], [[Clock(Limits(cap=9))]]
     assert said == [free, [], full, [], free]
@@ -296,7 +296,7 @@ def test_the_leader_alone_appends_the_clock_with_its_limits() -> None:
     pi.now = 50.0
     clock = pi.tick()
     assert clock is not None
-    assert decode(clock.payload) == [Clock(Limits(cap=9))]
+    assert decode(body(clock)) == [Clock(Limits(cap=9))]
     assert pi.core.next_deadline() == 60.0
     pi.now = 59.0
     assert pi.tick() is None
@@ -316,7 +316,7 @@ def test_nothing_is_taken_before_the_leaders_limits_are_in_the_log() -> None:
     assert pi.core.next_deadline() < pi.now + 1.0, "and not after a whole interval"
     pi.ask(appends(5, (message(1), 7)))
     data = pi.turn()
-    assert [limits and entry.payload == limits.payload for entry in pi.proposals] == [True, True, False]
+    assert [limits and body(entry) == body(limits) for entry in pi.proposals] == [True, True, False]
     assert pi.proposals[-1] is data
     pi.accept(100)
     pi.ask(appends(5, (message(2), 7)))
@@ -399,9 +399,9 @@ def test_what_a_child_is_asked_before_it_opens_is_taken_in_order_when_it_does() 
     assert pi.core.next_deadline() < pi.now, "at once"
     assert not pi.ask(third, request=3), "nothing overtakes what was held"
     pi.turn()
-    found = [decode(one.payload) for one in pi.proposals if one.replicated]
+    found = [decode(body(one)) for one in pi.proposals if one.replicated]
     assert [operation for each in found for operation in each] == [first, second, third]
-    assert (pi.core.counters["held"], pi.core.counters["held_too_long"]) == (3, 0)
+    assert (pi.core.counters.held, pi.core.counters.held_too_long) == (3, 0)
     assert pi.core.under_way == 3
 
 

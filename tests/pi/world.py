@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.replication.core.events import Accepted, Persisted
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pi import events as ev
 from pi.core import Core
 from pi.state import Read, ReadRefusal, Results
-from pixiu.errors import StateDamaged
+from pixiu.errors import Refusal, StateDamaged
 from pixiu.wire.inbox_operations import Code, Limits, Operation, encode
 from pixiu.wire.levels import Level
 
@@ -54,7 +55,7 @@ class Pi:
     def __init__(self, epoch: int = 5, partitions: int = 2) -> None:
         self.shelf = Shelf()
         self.core = Core(partition=1, inboxes=self.shelf, limits=Limits(cap=9), clock_interval_s=10.0)
-        self.proposals: list[ev.Propose] = []
+        self.proposals: list[Propose] = []
         self.now = 1.0
         self.epoch = epoch
         if partitions:
@@ -64,7 +65,7 @@ class Pi:
     def step(self, event: ev.Event) -> list[ev.Reply]:
         replies: list[ev.Reply] = []
         for effect in self.core.step(event, self.now):
-            if isinstance(effect, ev.Propose):
+            if isinstance(effect, Propose):
                 self.proposals.append(effect)
             else:
                 replies.append(effect)
@@ -73,7 +74,7 @@ class Pi:
     def lead(self, epoch: int) -> list[ev.Reply]:
         """Whether this replica leads, or another one."""
         self.epoch = epoch
-        return self.step(ev.LeaderChanged(epoch, "here:1" if epoch else "other:1"))
+        return self.step(LeaderChanged(epoch, "here:1" if epoch else "other:1"))
 
     def ask(
         self, *operations: Operation, raw: bytes = b"", request: int = 1, stream: int = 1, level: Level = Level.REPLICATED,
@@ -90,13 +91,13 @@ class Pi:
     def closed(self, stream: int) -> None:
         self.step(ev.StreamClosed(stream))
 
-    def turn(self) -> ev.Propose | None:
+    def turn(self) -> Propose | None:
         """The turn ends: what is to go into the log."""
         before = len(self.proposals)
         assert not self.step(END_OF_TURN)
         return self.proposals[-1] if len(self.proposals) > before else None
 
-    def tick(self) -> ev.Propose | None:
+    def tick(self) -> Propose | None:
         """The timer rings: what is to go into the log."""
         before = len(self.proposals)
         assert not self.step(TICK)
@@ -107,10 +108,16 @@ class Pi:
         return self.step(Accepted(self.proposals[-1].token, self.epoch, counter, counter))
 
     def reject(self, code: str, text: str) -> list[ev.Reply]:
-        return self.step(ev.ProposalRejected(self.proposals[-1].token, code, text))
+        return self.step(Refused(self.proposals[-1].token, Refusal(code, text)))
 
     def persist(self, counter: int) -> list[ev.Reply]:
         return self.step(Persisted(counter))
 
     def apply(self, counter: int, results: Sequence[Results], copies: int = 1) -> list[ev.Reply]:
-        return self.step(ev.EntryApplied(counter, results, copies))
+        return self.step(Committed(counter, [results], copies))
+
+
+def body(proposal: Propose) -> bytes:
+    """Its only payload."""
+    ((_, payload),) = proposal.payloads
+    return payload

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from cluster.core.contract import NEVER, Tick
 from cluster.core.role import totals
-from cluster.replication.core.events import Propose, Rejection
 from cluster.replication.model import Entry
-from cluster.replication.options import ReplicationOptions
-from cluster.replication.replica import Replica
-from pixiu.errors import NotLeader, Overloaded
+from cluster.store.events import Propose
+from pixiu.errors import NotLeader, Overloaded, Refusal
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag, Kind, encode
@@ -23,7 +20,6 @@ from xiu import events as ev
 from xiu.core import READ_ENTRIES
 from xiu.records.batch import check
 from xiu.records.block import MAX_BLOCK_BYTES
-from xiu.service import REASONS
 from xiu.state.restoring import Step
 from xiu.state.state import LAST_COUNTER, Blocked, Head, XiuKind
 from xiu.store.reading import Reading
@@ -106,7 +102,7 @@ def test_a_record_above_the_limit_is_refused_and_nothing_is_proposed() -> None:
     data = user(1, b"x" * 2000)
     checked = check(data, 1, 1, 4, 2000)
     assert checked is not None
-    assert [refusal.code for refusal in checked.refusals] == ["RECORD_TOO_LARGE"]
+    assert [refusal.code for _, refusal in checked.refused] == ["RECORD_TOO_LARGE"]
     assert checked.runs == []
 
 
@@ -178,14 +174,20 @@ def test_what_a_former_leader_left_in_the_log_is_decided_first() -> None:
     assert [(result.msg_id, result.sequence) for result in answer.results] == [(msg_id(1, 64, first(1)), 0), (0, first(1, 4))]
 
 
-@pytest.mark.parametrize("reason", list(Rejection))
-def test_every_rejection_has_a_code_and_a_text(reason: Rejection) -> None:
+def test_a_refusal_of_replication_reaches_the_writer_as_it_is() -> None:
     xiu = Xiu()
-    wrong, rejected = results(xiu.reject(xiu.send(user(1), mail(2, key=6)), reason))
+    why = Refusal("OVERLOADED", "more than 9 entries wait", 100)
+    wrong, refused = results(xiu.refuse(xiu.send(user(1), mail(2, key=6)), why))
     assert wrong.code == "WRONG_PARTITION"
-    assert rejected.code
-    assert rejected.text
+    assert (refused.code, refused.text, refused.retry_after_ms) == why
     assert xiu.log.entries[1:] == []
+
+
+def test_a_replica_that_does_not_lead_names_the_leader() -> None:
+    xiu = Xiu()
+    xiu.deposed()
+    (refused,) = results(xiu.send(user(1)))
+    assert (refused.code, refused.text) == ("NOT_LEADER", "this replica does not lead; the leader is b:1")
 
 
 def test_a_table_full_of_unpersisted_records_pushes_back() -> None:
@@ -409,10 +411,3 @@ def test_what_is_committed_is_taken_whole_or_given_again() -> None:
 
 def test_it_waits_for_no_time() -> None:
     assert Xiu().core.next_deadline() == NEVER
-
-
-@pytest.mark.parametrize("reason", list(Rejection))
-def test_a_writer_hears_the_reason_that_replication_had(reason: Rejection) -> None:
-    replica = SimpleNamespace(_options=ReplicationOptions(), _folder=SimpleNamespace(path="x"), leader_address="")
-    error = Replica._refusal(replica, reason)  # type: ignore[arg-type]
-    assert REASONS[type(error)] is reason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.replication.core.events import Propose
 from cluster.replication.model import Entry
+from cluster.store.events import Propose
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag
@@ -144,7 +144,7 @@ def test_what_the_parent_has_is_on_its_disks(parents_copies: int, level: Level, 
     xiu = child()
     assert xiu.core.copies == 2
     records = [old(1), *([old(2)] if fresh else [])]
-    received = ev.StoreReceived(7, 1, level, 0, b"".join(records), len(records), NOW_US)
+    received = ev.StoreReceived(7, 1, level, 0, b"".join(records), len(records))
     question = only(xiu.step(received), ev.AskParent)
     known = [(msg_id(0, 64, 1 << 32 | 9), int.from_bytes(records[0][12:16], "little")), *([None] if fresh else [])]
     answered = xiu.step(ev.ParentAnswered(question.number, known, parents_copies))
@@ -170,7 +170,7 @@ def test_derived_ids_are_asked_for_and_late_ids_are_not() -> None:
     xiu = child()
     question = only(xiu.send(old(1, flags=Flag.DERIVED_ID), old(2)), ev.AskParent)
     assert [derived for _, derived in question.wanted] == [True, False]
-    later = xiu.step(ev.StoreReceived(8, 1, Level.REPLICATED, 0, old(3, at_ms=NOW_MS + 121_000), 1, NOW_US + 121_000_000))
+    later = xiu.step(ev.StoreReceived(8, 1, Level.REPLICATED, 0, old(3, at_ms=NOW_MS + 121_000), 1))
     assert only(later, Propose)
 
 
@@ -179,7 +179,7 @@ def test_batches_of_a_stream_stay_in_order_while_one_waits_and_others_do_not_wai
     late = old(4, at_ms=NOW_MS + 121_000)
     first = only(xiu.send(old(1)), ev.AskParent)
     assert xiu.send(late, position=2) == []
-    other = xiu.step(ev.StoreReceived(8, 1, Level.REPLICATED, 0, old(5, at_ms=NOW_MS + 122_000), 1, NOW_US))
+    other = xiu.step(ev.StoreReceived(8, 1, Level.REPLICATED, 0, old(5, at_ms=NOW_MS + 122_000), 1))
     assert only(other, Propose)
     released = [each for each in xiu.step(ev.ParentAnswered(first.number, [None], 0)) if isinstance(each, Propose)]
     assert [old(1) in released[0].payloads[0][1], late in released[1].payloads[0][1]] == [True, True]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.store.events import Committed
 from pixiu.errors import DiskFull, StoreDamaged
 from tests.support.waiting import until
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable, mail, store
 from xiu.core import Core, CoreSettings
-from xiu.events import EntriesCommitted
 from xiu.state.state import Head, State
 from xiu.store.machine import Machine, settle
 from xiu.store.repair import Row
@@ -107,7 +107,7 @@ async def test_a_new_store_is_brought_forward_turn_by_turn_while_the_old_one_goe
     log.entries = [store(counter, mail(counter)) for counter in range(1, 1000)]
 
     def commit(up_to: int) -> None:
-        core.step(EntriesCommitted(log.entries[machine.applied : up_to], 2), 0.0)
+        core.step(Committed(machine.applied + 1, log.entries[machine.applied : up_to], 2), 0.0)
 
     commit(100)
     positions: list[int] = []
@@ -128,7 +128,7 @@ async def test_a_new_store_is_brought_forward_turn_by_turn_while_the_old_one_goe
     assert machine.applied == len(log.entries)
     healthy = MemoryStore(Head())
     other = Core(CoreSettings(partition=0, max_record_bytes=1 << 20), log, healthy, MemoryTable())
-    other.step(EntriesCommitted(log.entries, 2), 0.0)
+    other.step(Committed(1, log.entries, 2), 0.0)
     cursor = machine.store.cursor()
     row, rows = cursor.seek(b""), {}
     while row is not None:

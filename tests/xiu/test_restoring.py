@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from cluster.replication.model import Entry
+from cluster.store.events import Committed
 from pixiu.errors import Gone, InvalidArgument, MalformedData, NotLeader, NotYet, Unavailable
 from pixiu.ids import msg_id
 from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable
 from tests.xiu.world import Xiu, codes, first, results, user
 from xiu.core import CoreSettings
-from xiu.events import EntriesCommitted
 from xiu.export.export import check_restored
 from xiu.records.block import Block
 from xiu.state.restoring import Step, check_records, decode, encode
@@ -167,7 +167,7 @@ def test_replicas_decide_the_same_and_keep_it() -> None:
     xiu = lost_and_restored()
     other = Xiu(lead=False)
     other.log.entries += xiu.log.entries
-    other.step(EntriesCommitted(other.log.entries, 2))
+    other.step(Committed(1, other.log.entries, 2))
     assert other.store.rows == xiu.store.rows
     assert Head.decode(xiu.store.head.encode()) == xiu.store.head
     assert len(take(xiu, Step.END).encode()) == len(Head().encode()), "who never restored has the head that it always had"

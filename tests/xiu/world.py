@@ -6,8 +6,10 @@ from typing import TypeVar
 
 from cluster.core.contract import Settle
 from cluster.links.api import Outcome
-from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.model import Entry, EntryKind
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from pixiu.errors import Refusal
 from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu import events as ev
@@ -23,7 +25,7 @@ class Xiu:
     def __init__(self, lead: bool = True) -> None:
         self.log, self.store, self.table = MemoryLog(), MemoryStore(), MemoryTable()
         self.core = Core(CoreSettings(partition=1, max_record_bytes=LIMIT, keep_us=60_000_000), self.log, self.store, self.table)
-        self.now = 10.0
+        self.now, self.at_us = 10.0, NOW_US
         self.taken = True
         """Whether what was committed last is written."""
         self.core.step(ev.LayoutChanged(9, 4, ("a:1", "b:1", "c:1")), self.now)
@@ -37,10 +39,10 @@ class Xiu:
 
     def elected(self, epoch: int) -> list[ev.Effect]:
         self.epoch = epoch
-        return self.step(Leading(epoch))
+        return self.step(LeaderChanged(epoch))
 
     def deposed(self) -> list[ev.Effect]:
-        return self.step(Deposed(self.epoch))
+        return self.step(LeaderChanged(0, "b:1"))
 
     def step(self, event: ev.Event) -> list[ev.Effect]:
         return self.core.step(event, self.now)
@@ -50,9 +52,11 @@ class Xiu:
         at_us: int = NOW_US,
     ) -> list[ev.Effect]:  # fmt: skip
         count = len(records) if count is None else count
-        return self.step(ev.StoreReceived(7, position, level, epoch, b"".join(records), count, at_us))
+        self.at_us = at_us
+        return self.step(ev.StoreReceived(7, position, level, epoch, b"".join(records), count))
 
     def trim(self, at_us: int) -> list[ev.Effect]:
+        self.at_us = at_us
         return self.step(ev.TrimDue(at_us))
 
     def space(self, enough: bool) -> list[ev.Effect]:
@@ -62,11 +66,11 @@ class Xiu:
         proposal = only(effects, Propose)
         begin = len(self.log.entries) + 1
         for number, (kind, payload) in enumerate(proposal.payloads):
-            self.log.entries.append(Entry(self.epoch, begin + number, kind, proposal.at_us, payload))
+            self.log.entries.append(Entry(self.epoch, begin + number, kind, self.at_us, payload))
         return self.step(Accepted(proposal.token, self.epoch, begin, len(self.log.entries)))
 
-    def reject(self, effects: list[ev.Effect], reason: Rejection) -> list[ev.Effect]:
-        return self.step(Rejected(only(effects, Propose).token, reason))
+    def refuse(self, effects: list[ev.Effect], why: Refusal) -> list[ev.Effect]:
+        return self.step(Refused(only(effects, Propose).token, why))
 
     def persist(self) -> list[ev.Effect]:
         return self.step(Persisted(len(self.log.entries)))
@@ -77,7 +81,7 @@ class Xiu:
         entries = self.log.entries[self.store.head.applied.counter : up_to]
         if not entries:
             return []
-        *effects, settled = self.step(ev.EntriesCommitted(entries, copies))
+        *effects, settled = self.step(Committed(entries[0].counter, entries, copies))
         assert isinstance(settled, Settle)
         self.taken = settled.outcome is Outcome.TAKEN
         assert self.taken is (self.store.head.applied.counter >= entries[-1].counter), "what is said of them is so"

@@ -30,13 +30,12 @@ class Asked:
 class Held(Generic[BatchT]):
     """A waiting batch."""
 
-    __slots__ = ("answered", "asked", "at_us", "batch", "copies", "known", "runs", "stream")
+    __slots__ = ("answered", "asked", "batch", "copies", "known", "runs", "stream")
 
-    def __init__(self, stream: int, batch: BatchT, runs: Sequence[RecordRun], at_us: int, asked: Sequence[Asked] = ()) -> None:
+    def __init__(self, stream: int, batch: BatchT, runs: Sequence[RecordRun], asked: Sequence[Asked] = ()) -> None:
         self.stream = stream
         self.batch = batch
         self.runs = runs
-        self.at_us = at_us
         self.asked = asked
         """Empty for a batch that only waits for others of its stream."""
         self.answered = True

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from pixiu.errors import ChecksumWrong, InvalidArgument, RecordTooLarge, WrongPartition
+from pixiu.errors import ChecksumWrong, InvalidArgument, RecordTooLarge, Refusal, WrongPartition
 from pixiu.wire.record import HEADER_SIZE, KIND_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, crc_ok
 from xiu.records.block import MAX_BLOCK_BYTES, MAX_BLOCK_RECORDS
 
@@ -32,21 +32,13 @@ class RecordRun:
     records: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRefusal:
-    """A refused record."""
-
-    index: int
-    code: str
-    text: str
-
-
 @dataclass(slots=True)
 class Checked:
     """A checked batch."""
 
     runs: list[RecordRun] = field(default_factory=list)
-    refusals: list[RecordRefusal] = field(default_factory=list)
+    refused: list[tuple[int, Refusal]] = field(default_factory=list)
+    """(index, why) of refused records."""
 
 
 def check(data: bytes, count: int, partition: int, partitions: int, limit: int, addresses: Sequence[str] = ()) -> Checked | None:
@@ -78,11 +70,11 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int, 
             or flags & traced
             or crc32(view[position + HEADER_SIZE : after]) != crc
         ):
-            refusal = _refusal(index, data[position:after], key, partition, partitions, limit, addresses)
+            refusal = _refusal(data[position:after], key, partition, partitions, limit, addresses)
             if refusal is not None:
                 if index > first:
                     checked.runs.append(RecordRun(first, index - first, data[begin:position]))
-                checked.refusals.append(refusal)
+                checked.refused.append((index, refusal))
                 begin, first = after, index + 1
                 position = after
                 continue
@@ -107,20 +99,18 @@ def drawn_user(data: bytes, count: int, lot: float) -> int:
     return int(_FIELDS.unpack_from(data, position)[4]) if position + _FIELDS.size <= len(data) else 0
 
 
-def _refusal(
-    index: int, record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]
-) -> RecordRefusal | None:
+def _refusal(record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]) -> Refusal | None:
     """Return the refusal of a record; None: it is valid."""
     if record[KIND_AT] != Kind.MAIL:
         text = f"a record of kind {record[KIND_AT]}; a Xiu stores mail, kind {int(Kind.MAIL)}"
-        return RecordRefusal(index, InvalidArgument.code, text)
+        return Refusal(InvalidArgument.code, text)
     if key % partitions != partition % partitions:
         right = key % partitions
         where = addresses[right] if right < len(addresses) and addresses[right] else "nobody now"
         text = f"user {key} belongs to partition {right} of {partitions}, served by {where}; this is {partition}"
-        return RecordRefusal(index, WrongPartition.code, text)
+        return Refusal(WrongPartition.code, text)
     if len(record) > limit:
-        return RecordRefusal(index, RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")
+        return Refusal(RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")
     if not crc_ok(record):
-        return RecordRefusal(index, ChecksumWrong.code, "the record's CRC does not fit: it was damaged on the way; send it again")
+        return Refusal(ChecksumWrong.code, "the record's CRC does not fit: it was damaged on the way; send it again")
     return None

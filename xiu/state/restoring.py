@@ -89,8 +89,9 @@ def check_records(blocks: Sequence[Block], partition: int) -> None:
         checked = check(block.records, block.count, partition, 1, MAX_RECORD_BYTES)
         if checked is None:
             raise MalformedData(f"the block at {block.first} is not {block.count} records end to end")
-        if checked.refusals:
-            raise MalformedData(f"record {block.first + checked.refusals[0].index}: {checked.refusals[0].text}")
+        if checked.refused:
+            index, refusal = checked.refused[0]
+            raise MalformedData(f"record {block.first + index}: {refusal.text}")
 
 
 def problem_of(blocks: Sequence[Block], epoch: int, head: Restoring) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cluster.core.contract import Settle
-from cluster.replication.core.events import Accepted, Leading, Propose
+from cluster.replication.core.events import Accepted
 from cluster.replication.model import Entry, EntryKind
+from cluster.store.events import Committed, LeaderChanged, Propose
 from cluster.wire.v1.xiu_partitions_pb2 import AskRequest
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import PixiuError
@@ -59,10 +60,10 @@ class Partition(XiuModel):
         self.core = Core(CoreSettings(partition=self.partition, max_record_bytes=1 << 20), self.log, self.store, MemoryTable())
         self.step(ev.LayoutChanged(1, self.layout))
         if self.committed:
-            self.step(ev.EntriesCommitted(self.log.entries[: self.committed], 2))
+            self.step(Committed(1, self.log.entries[: self.committed], 2))
         self.append(int(EntryKind.NOOP), b"")
         self._first = self.log.last.counter
-        self.step(Leading(self.epoch))
+        self.step(LeaderChanged(self.epoch))
 
     @property
     def readable(self) -> bool:
@@ -90,14 +91,13 @@ class Partition(XiuModel):
     def _commit(self, life: int, counter: int) -> None:
         if life == self._life and counter > self.committed:
             before, self.committed = self.committed, counter
-            self.step(ev.EntriesCommitted(self.log.entries[before:counter], 2))
+            self.step(Committed(before + 1, self.log.entries[before:counter], 2))
 
     def take(self, link: int, request: me.SendStore, put: Callable[[object], None]) -> None:
         """See `XiuModel`."""
         if self.leads:
             self._puts[link] = put
-            at_us = int((START_MS / 1000 + self.world.now) * 1e6)
-            self.step(ev.StoreReceived(link, request.position, request.level, request.epoch, request.data, request.count, at_us))
+            self.step(ev.StoreReceived(link, request.position, request.level, request.epoch, request.data, request.count))
 
     def step(self, event: ev.Event) -> None:
         """Give the core an event and do what it asks for."""

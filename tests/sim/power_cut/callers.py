@@ -182,7 +182,7 @@ class XiuCaller(Caller):
         number = 1 << 20 | self.number
         service.streams._streams[number] = stream
         position = next(self._positions)
-        event = StoreReceived(number, position, level, 0, b"".join(batch), len(batch), time.time_ns() // 1000)
+        event = StoreReceived(number, position, level, 0, b"".join(batch), len(batch))
         service.take(event)
         fates: dict[int, tuple[str, int]] = {}
         copies = epoch = 0

@@ -150,7 +150,7 @@ FAULTS: Final[dict[str, Fault]] = {
         _Folder, "accept_incoming", (("    sync_directory(self.path)\n", ""),), 7, "replica/log"
     ),
     "Pi: every live replica counts as a copy": Fault(
-        pi.service.Service, "_follow", (("written.copies", "len(self._replica._live)"),), 22
+        pi.service.Service, "_applied", (("answers, copies))", "answers, len(self._replica._live)))"),), 22
     ),
     "Xiu: every live replica counts as a copy": Fault(
         xiu.service.Service, "_apply", (("self._replica.copies", "len(self._replica._live)"),), 7

@@ -8,15 +8,15 @@ from typing import Any
 
 import pi.events as pe
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.replication.core import events as ev
 from cluster.replication.core.events import Persisted
 from cluster.replication.model import Entry, Position
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pi.inboxes.reading import Read
 from pi.state import State
 from pi.streams.streams import level_of, message_of, reads_of
-from pixiu import errors
+from pixiu.errors import PixiuError, Refusal
 from pixiu.ids import msg_lane
-from pixiu.wire.inbox_operations import ENTRY_KIND, Limits
+from pixiu.wire.inbox_operations import Limits
 from pixiu.wire.v1 import pi_pb2
 from tests.pi.memory import MemoryStore
 from tests.sim.replication.disk import Disk
@@ -25,14 +25,6 @@ from tests.sim.system.pi_doubler import Doubler
 from tests.sim.system.replica import Kept, Replica
 from tests.sim.system.streams import Stream
 
-CODES = {
-    ev.Rejection.NOT_LEADER: errors.NotLeader.code,
-    ev.Rejection.DRAINING: errors.Draining.code,
-    ev.Rejection.OVERLOADED: errors.Overloaded.code,
-    ev.Rejection.TOO_FEW_IN_SYNC: errors.TooFewInSync.code,
-    ev.Rejection.DISK_FULL: errors.DiskFull.code,
-    ev.Rejection.NO_TIME: errors.Overloaded.code,
-}
 CLOCK_S = 1.0
 
 
@@ -108,7 +100,7 @@ class PiProcess(Unlinked):
         partition = world.partitions["pi", place.partition]
         self.doubler = Doubler(self)
         self.core = world.variant.pi(partition=place.partition, inboxes=self, limits=Limits(), clock_interval_s=CLOCK_S)
-        self.replica = Replica(self, partition, place.number + 1, kept.disk, self.machine, self._leading, self._deposed)
+        self.replica = Replica(self, partition, place.number + 1, kept.disk, self.machine, self._led)
         self.doubler.changed(always=True)
         self.after(0.02, lambda: self.set_state("Running"))
 
@@ -162,7 +154,7 @@ class PiProcess(Unlinked):
 
     def _requested(self, number: int, request: pi_pb2.PiRequest) -> None:
         if not self.core.epoch:
-            self.step(pe.LeaderChanged(0, self.replica.leader_address))
+            self.step(LeaderChanged(0, self.replica.leader_address))
         self.step(pe.Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
         self._requested_in_turn = True
         self.doubler.requested()
@@ -193,13 +185,12 @@ class PiProcess(Unlinked):
 
     # --- the core
 
-    def _leading(self, epoch: int) -> None:
-        self.doubler.leading()
-        self.step(pe.LeaderChanged(epoch, ""))
-
-    def _deposed(self, epoch: int) -> None:
-        self.step(pe.LeaderChanged(0, ""))
-        self.doubler.deposed()
+    def _led(self, epoch: int) -> None:
+        if epoch:
+            self.doubler.leading()
+        self.step(LeaderChanged(epoch))
+        if not epoch:
+            self.doubler.deposed()
 
     def step(self, event: pe.Event) -> None:
         """Give the core an event and do what it asks for."""
@@ -207,23 +198,23 @@ class PiProcess(Unlinked):
             return
         for effect in self.core.step(event, self.world.now):
             match effect:
-                case pe.Propose():
+                case Propose():
                     self._propose(effect)
                 case pe.Reply(stream):
                     found = self._streams.get(stream)
                     if found is not None:
                         found.reply(message_of(effect))
 
-    def _propose(self, effect: pe.Propose) -> None:
+    def _propose(self, effect: Propose) -> None:
         first = [0]
 
         def applied(answers: list[Any], copies: int) -> None:
-            self.step(pe.EntryApplied(first[0], answers[0], copies))
+            self.step(Committed(first[0], answers, copies))
 
-        payloads = [(ENTRY_KIND, effect.payload)]
-        verdict = self.replica.submit(payloads, effect.replicated, lambda: self.step(Persisted(first[0])), applied)
-        if isinstance(verdict, ev.Rejected):
-            self.step(pe.ProposalRejected(effect.token, CODES[verdict.reason], "replication refuses"))
+        try:
+            verdict = self.replica.submit(effect.payloads, effect.replicated, lambda: self.step(Persisted(first[0])), applied)
+        except PixiuError as error:
+            self.step(Refused(effect.token, Refusal.of(error)))
         else:
             first[0] = verdict.first
             self.step(replace(verdict, token=effect.token))

@@ -140,10 +140,12 @@ class Doubler:
                 done(answers[0] == [[1]])
 
         payloads = [(DOUBLING_KIND, each.encode()) for each in commands]
-        verdict = self._process.replica.submit(payloads, True, lambda: None, applied)
-        if isinstance(verdict, ev.Rejected):
+        try:
+            verdict = self._process.replica.submit(payloads, True, lambda: None, applied)
+        except PixiuError:
             self._hang_up()
-        elif commands[0].step is Step.SPLIT:
+            return
+        if commands[0].step is Step.SPLIT:
             self._cut = Cut(verdict.last, commands[0].doubling)
             self.changed(always=True)
 

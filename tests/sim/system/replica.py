@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cluster.replication.core import events as ev
+from cluster.replication.core.refusals import refusal_of
 from cluster.replication.core.states import State
 from cluster.replication.model import Entry, MemberID, Position
 from cluster.replication.options import ReplicationOptions
@@ -101,7 +102,7 @@ class Replica:
         member: of the disk.
         disk: of this member.
         machine: the role's state as it was durable.
-        leading, deposed: called with the epoch.
+        led: called with the epoch in which it leads; 0: it no longer does.
     """
 
     def __init__(
@@ -111,11 +112,10 @@ class Replica:
         member: int,
         disk: Disk,
         machine: Machine,
-        leading: Callable[[int], None],
-        deposed: Callable[[int], None],
+        led: Callable[[int], None],
     ) -> None:
         self.process, self.partition, self.member, self.disk = process, partition, MemberID(member), disk
-        self.machine, self._leading, self._deposed = machine, leading, deposed
+        self.machine, self._led = machine, led
         damage = disk.open()
         assert damage is None, "no disk rots here"
         disk.incarnation += 1
@@ -174,13 +174,14 @@ class Replica:
         replicated: bool,
         persisted: Callable[[], None],
         applied: Callable[[list[Any], int], None],
-    ) -> ev.Accepted | ev.Rejected:
-        """A write. `persisted()` and `applied(answers, copies)` follow while this replica leads."""
+    ) -> ev.Accepted:
+        """A write. `persisted()` and `applied(answers, copies)` follow while this replica leads. Raises the refusal."""
         self._verdict = None
         self.step(ev.Propose(0, payloads, self.process.world.unix_us(), replicated))
         verdict = self._verdict
         if not isinstance(verdict, ev.Accepted):
-            return verdict or ev.Rejected(0, ev.Rejection.NOT_LEADER)
+            reason = verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER
+            raise refusal_of(reason, OPTIONS, self.leader_address, "the log")
         self._writes.append(_Write(verdict.first, verdict.last, persisted, applied))
         return verdict
 
@@ -347,12 +348,12 @@ class Replica:
         holder = (int(self.member), self.disk.incarnation)
         assert self.partition.leaders.setdefault(effect.epoch, holder) == holder, "two leaders in one epoch"
         self.process.world.counts[f"{self.partition.role} led"] += 1
-        self._leading(effect.epoch)
+        self._led(effect.epoch)
 
     def _do_Deposed(self, effect: ev.Deposed) -> None:
         self.process.world.counts["deposed"] += 1
         self._writes.clear()
-        self._deposed(effect.epoch)
+        self._led(0)
 
     def _do_SendSnapshot(self, effect: ev.SendSnapshot) -> None:
         world, process = self.process.world, self.process

@@ -10,9 +10,10 @@ import xiu.core
 import xiu.events as xe
 from cluster.core.contract import Settle, Tick
 from cluster.links.api import Outcome
-from cluster.replication.core import events as ev
-from cluster.replication.core.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.model import Entry, Position
+from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from pixiu.errors import PixiuError, Refusal
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2
 from tests.sim.replication.disk import Disk
@@ -145,7 +146,7 @@ class Machine:
         """See `Machine`."""
         process = self._process
         before = self.position.counter
-        process.step(xe.EntriesCommitted(entries, process.replica.copies))
+        process.step(Committed(entries[0].counter, entries, process.replica.copies))
         assert self.position.counter == entries[-1].counter
         process.world.mail.stored(process, entries)
         return [None] * (self.position.counter - before)
@@ -182,7 +183,7 @@ class XiuProcess(Unlinked):
         self._number = 0
         partition = world.partitions["xiu", place.partition]
         machine = Machine(self, kept)
-        self.replica = Replica(self, partition, place.number + 1, kept.disk, machine, self._leading, self._deposed)
+        self.replica = Replica(self, partition, place.number + 1, kept.disk, machine, self._led)
         settings = xiu.core.CoreSettings(partition=place.partition, max_record_bytes=MAX_RECORD_BYTES)
         self.core = world.variant.xiu(settings, self.replica.log, self.store, self.table)
         self.doubler = XiuDoubler(self)
@@ -234,9 +235,7 @@ class XiuProcess(Unlinked):
     def _requested(self, number: int, request: xiu_pb2.StoreRequest) -> None:
         level = Level.from_wire(request.level)
         assert level is not None
-        at_us = self.world.unix_us()
-        received = xe.StoreReceived(number, request.position, level, request.epoch, request.batch, request.count, at_us)
-        self.step(received)
+        self.step(xe.StoreReceived(number, request.position, level, request.epoch, request.batch, request.count))
 
     def _fetch(self, stream: Stream) -> None:
         def take(request: xiu_pb2.FetchRequest) -> None:
@@ -256,11 +255,8 @@ class XiuProcess(Unlinked):
 
     # --- the core
 
-    def _leading(self, epoch: int) -> None:
-        self.step(Leading(epoch))
-
-    def _deposed(self, epoch: int) -> None:
-        self.step(Deposed(epoch))
+    def _led(self, epoch: int) -> None:
+        self.step(LeaderChanged(epoch))
 
     def step(self, event: xe.Event) -> None:
         """Give the core an event and do what it asks for."""
@@ -288,9 +284,10 @@ class XiuProcess(Unlinked):
             if not effect.replicated:
                 self.step(Persisted(last[0]))
 
-        verdict = self.replica.submit(effect.payloads, effect.replicated, persisted, lambda *_: None)
-        if isinstance(verdict, ev.Rejected):
-            self.step(Rejected(effect.token, verdict.reason))
+        try:
+            verdict = self.replica.submit(effect.payloads, effect.replicated, persisted, lambda *_: None)
+        except PixiuError as error:
+            self.step(Refused(effect.token, Refusal.of(error)))
         else:
             last[0] = verdict.last
             self.step(Accepted(effect.token, verdict.epoch, verdict.first, verdict.last))

@@ -76,10 +76,9 @@ class XiuDoubler:
 
     def _submit(self, change: Change) -> None:
         try:
-            entry = self._process.core.doubling_entry(change)
+            self._process.replica.submit([self._process.core.doubling_entry(change)], True, lambda: None, lambda *_: None)
         except PixiuError:
             return  # it does not lead, or somebody else took the step
-        self._process.replica.submit([entry], True, lambda: None, lambda *_: None)
 
     # --- a child asks
 
