@@ -15,13 +15,15 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
 import pytest
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-from cluster.core.compiled import BUILD  # before all that may be compiled
+from cluster.core.compiled import BUILD  # isort: skip -- before all that may be compiled
+from cluster.access import passwords
 from tests.support.builds import derives_from_compiled, skip_what_changes_compiled_modules
 from tests.support.effort import CI
 from tests.support.shared_zookeeper import end_shared_server
@@ -82,6 +84,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_passwords() -> Iterator[None]:
+    """Hashing a password takes 50 ms on purpose, which no test needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "N", 16)
+        patch.setattr(passwords, "UNKNOWN", replace(passwords.UNKNOWN, n=16))
+        yield
+
+
 def pytest_report_header() -> str:
     """Which build is tested."""
     return f"build: {BUILD}"
@@ -99,8 +110,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks |= {mark for fixture, mark in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())}
         for mark in sorted(marks):
             item.add_marker(mark)
-    # What takes long comes first, so that no worker is left with it, and of that what all waits for one Spark.
-    items.sort(key=lambda item: next((number for number, mark in enumerate(LONG) if item.get_closest_marker(mark)), len(LONG)))
+    # What takes long comes first, so that no worker is left with it, and of that what all waits for one Spark. Then what looks at
+    # all sources, so that one worker parses them.
+    items.sort(
+        key=lambda item: (
+            next((number for number, mark in enumerate(LONG) if item.get_closest_marker(mark)), len(LONG)),
+            item.path.parent != TESTS,
+        )
+    )
 
 
 def pytest_sessionfinish() -> None:

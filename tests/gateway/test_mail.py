@@ -18,6 +18,7 @@ from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode
 from pixiu.wire.record import Kind, decode
 from pixiu.wire.record import encode as record_of
 from tests.gateway.world import mails_of, of, runs_of, turn, updates
+from tests.support.effort import portion
 from tests.support.for_each import for_each
 
 UIN, KEY, NUMBER = 7, device_key(1, 9), 3
@@ -333,7 +334,7 @@ def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
             read_batch(wrong)
 
 
-@for_each("seed", range(20))
+@for_each("seed", portion(range(20)))
 def test_a_run_is_written_and_acknowledged_as_its_mails_are_one_by_one(seed: int) -> None:
     rng = random.Random(seed)
     together, apart = Gateway(), Gateway()

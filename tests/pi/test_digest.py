@@ -36,7 +36,7 @@ from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
 from tests.support.effort import runs
 from tests.support.pi import acknowledges, appends, message
 
-SEEDS = runs("PIXIU_PI_SEEDS", local=5, ci=20)
+SEEDS = runs("PIXIU_PI_SEEDS", local=2, ci=20)
 
 
 def of(values: dict[bytes, bytes]) -> list[int]:

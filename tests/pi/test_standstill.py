@@ -203,6 +203,7 @@ async def play(folder: Path, what: str, value: bytes, other: bytes | None, gone:
     return stood
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "both"),
     [*((name, False) for name in VALUES), *((name, True) for name in ("first chunk", "middle chunk", "head", "writer"))],

@@ -295,7 +295,7 @@ def assert_runs_are_apart(rows: dict[bytes, bytes]) -> None:
     assert not in_runs & {place_of(KEY.unpack(key)[1]) for key in rows if key[:1] == SNOWFLAKES}
 
 
-@settings(max_examples=runs("PIXIU_EXAMPLES", local=60, ci=600), deadline=None)
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=15, ci=600), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_runs_decide_what_a_row_for_each_record_decided(seed: int) -> None:
     random = Random(seed)

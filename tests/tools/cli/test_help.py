@@ -26,6 +26,7 @@ def paths() -> list[tuple[str, ...]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", paths(), ids=" ".join)
 def test_no_word_of_a_help_text_is_lost(path: tuple[str, ...]) -> None:
     app = application([*path, "--help"])
