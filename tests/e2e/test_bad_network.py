@@ -22,9 +22,9 @@ from tests.support.bad_network import BadNetwork, Impairment
 from tests.support.guarded_machines import GuardedMachines, guarded_machines
 from tests.support.mail_history import Traffic
 from tools.load.payload import monotonic_us
+from tools.load.verdict import Death
 from tools.replay.options import ReplayOptions
 from tools.replay.run import LogChoice, Result, load_plan, replay
-from tools.replay.verdict import Death
 
 LOG = os.environ.get("PIXIU_BAD_NETWORK", "")
 SEED = int(os.environ.get("PIXIU_BAD_NETWORK_SEED", "1"))

@@ -6,11 +6,11 @@ Source: docs/operations.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from pixiu.errors import InvalidArgument
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
@@ -18,8 +18,7 @@ from tools.replay.driver import Driver
 from tools.replay.flow import FlowScreen
 from tools.replay.mail.driver import MailDriver
 from tools.replay.mail.plan import MailPlan, MailSchedule
-from tools.replay.mail.report import mail_result_json, print_mail_result
-from tools.replay.mail.run import MailResult, load_mail_plan, replay_mail
+from tools.replay.mail.run import load_mail_plan, replay_mail
 from tools.replay.options import ReplayOptions
 from tools.replay.plan import Plan
 from tools.replay.report import print_result, result_json
@@ -78,7 +77,7 @@ def replay(
             raise InvalidArgument("--mail takes a file of mentions: leave out --mentions, --rooms, --align and --speed (--seconds)")
         schedule = MailSchedule(seconds=seconds, online=online, cycle_s=cycle, seed=seed)
         mail_plan = load_mail_plan(Path(file), schedule, limit=limit)
-        _mail(target, mail_plan, MAIL_SETTLE_S if settle is None else settle, as_json)
+        show(asyncio.run(_run_mail(target, mail_plan, MAIL_SETTLE_S if settle is None else settle, quiet=as_json)), as_json)
         return
     choice = LogChoice(path=file, rooms=rooms, limit=limit, align=align, idle_ms=int(idle_minutes * 60_000), mentions=mentions)
     options = ReplayOptions(
@@ -90,7 +89,11 @@ def replay(
     )
     options.validate()
     plan = load_plan(choice)
-    result = asyncio.run(_run(target, plan, options, error_console(), quiet=as_json))
+    show(asyncio.run(_run(target, plan, options, quiet=as_json)), as_json)
+
+
+def show(result: Result, as_json: bool) -> None:
+    """Print a result, and exit with its code."""
     if as_json:
         print_json(result_json(result), indent=2)
     else:
@@ -99,35 +102,25 @@ def replay(
         raise typer.Exit(result.verdict.exit_code)
 
 
-def _mail(target: str, plan: MailPlan, settle_s: float, as_json: bool) -> None:
-    result = asyncio.run(_run_mail(target, plan, settle_s, error_console(), quiet=as_json))
-    if as_json:
-        print_json(mail_result_json(result), indent=2)
-    else:
-        print_mail_result(result, console())
-    if result.verdict.exit_code:
-        raise typer.Exit(result.verdict.exit_code)
-
-
-async def _run_mail(target: str, plan: MailPlan, settle_s: float, to: Console, *, quiet: bool) -> MailResult:
+async def _run_mail(target: str, plan: MailPlan, settle_s: float, *, quiet: bool) -> Result:
     letters = len(plan.letters)
-    with FlowScreen(to, "mail", {"sent": letters, "acknowledged": letters}, quiet=quiet) as screen:
-
-        def show(driver: MailDriver, watch: ClusterWatch) -> None:
-            screen.update((driver.ledger.sent, driver.ledger.acknowledged), driver.ledger.latency_us)
-
-        return await replay_mail(target, plan, settle_s=settle_s, on_progress=show)
+    with FlowScreen(error_console(), "mail", {"sent": letters, "acknowledged": letters}, quiet=quiet) as screen:
+        return await replay_mail(target, plan, settle_s=settle_s, on_progress=_progress(screen))
 
 
-async def _run(target: str, plan: Plan, options: ReplayOptions, to: Console, *, quiet: bool) -> Result:
-    with FlowScreen(to, "messages", {"sent": plan.messages, "delivered": plan.expected}, quiet=quiet) as screen:
+async def _run(target: str, plan: Plan, options: ReplayOptions, *, quiet: bool) -> Result:
+    with FlowScreen(error_console(), "messages", {"sent": plan.messages, "delivered": plan.expected}, quiet=quiet) as screen:
+        return await run_replay(target, plan, options, _progress(screen))
 
-        def show(driver: Driver, watch: ClusterWatch) -> None:
-            screen.update((driver.ledger.sent, driver.ledger.delivered), driver.ledger.latency_us)
-            for death in watch.book.deaths:
-                if death.endpoint not in told:
-                    told.add(death.endpoint)
-                    screen.say(f"[yellow]{death.name} died[/]")
 
-        told: set[int] = set()
-        return await run_replay(target, plan, options, show)
+def _progress(screen: FlowScreen) -> Callable[[Driver | MailDriver, ClusterWatch], None]:
+    shown: set[int] = set()
+
+    def progress(driver: Driver | MailDriver, watch: ClusterWatch) -> None:
+        screen.update((driver.ledger.sent, driver.ledger.delivered), driver.ledger.latency_us)
+        for death in watch.book.deaths:
+            if death.endpoint not in shown:
+                shown.add(death.endpoint)
+                screen.say(f"[yellow]{death.name} died[/]")
+
+    return progress

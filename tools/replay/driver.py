@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pixiu.ids import UIN, RoomID
-from tools.load.payload import encode_payload, monotonic_us
+from tools.load.ledger import Ledger
+from tools.load.payload import monotonic_us
 from tools.replay.inbox import user_of
-from tools.replay.ledger import Ledger
 from tools.replay.options import ReplayOptions
 from tools.replay.plan import Action, Plan, Step, share_of
 from tools.replay.sessions import Connector
@@ -151,9 +151,7 @@ class Driver:
         while ledger.open_messages >= options.max_open_messages or ledger.open_deliveries >= options.max_open_deliveries:
             self._room_event.clear()
             await self._room_event.wait()
-        sent_us = self._now_us()
-        ledger.send(step.number, room, step.uin, step.text, sent_us)
-        payload = encode_payload(step.number, sent_us, step.text)
+        payload = ledger.send(step.number, room, step.uin, step.text, self._now_us())
         done = partial(self._answered, step.number)
         session = self.users.session(step.uin)
         by_sdk = not session.publishes if session is not None else user_of(room) is not None

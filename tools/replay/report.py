@@ -9,41 +9,25 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from tools.load.verdict import Verdict, verdict_json
 from tools.replay.run import Result
-from tools.replay.verdict import Verdict, verdict_json
 
 
 def result_json(result: Result) -> dict[str, object]:
     """The whole result as JSON values."""
-    return verdict_json(
-        result.verdict,
-        {
-            "seconds": round(result.seconds, 3),
-            "rooms": len(result.plan.rooms),
-            "users": result.plan.users,
-            "logins": result.logins,
-            "connections": result.connections,
-            "broken_connections": result.breaks,
-            "sent_by_sdk": result.sent_by_sdk,
-            "planned": {"messages": result.plan.messages, "chats": result.plan.chats, "deliveries": result.plan.expected},
-            "interrupted": result.interrupted,
-        },
-        start_us=result.started_us,
-    )
+    extra = {"seconds": round(result.seconds, 3), "logins": result.logins, "interrupted": result.interrupted, **result.played}
+    return verdict_json(result.verdict, extra, start_us=result.started_us)
 
 
 def _numbers(result: Result) -> Table:
-    verdict = result.verdict
-    table = Table(title="Replay", title_justify="left", show_header=False, box=None, pad_edge=False)
+    verdict, notes = result.verdict, result.notes
+    table = Table(title=result.title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    seconds = max(result.seconds, 1e-9)
-    rows: list[tuple[str, str, str]] = [
-        ("sent", f"{verdict.sent:,}", f"in {len(result.plan.rooms)} rooms by {result.plan.users} users, {result.seconds:.1f} s"),
-        ("expected", f"{verdict.expected:,}", "deliveries to those who were members at the time"),
-        ("delivered", f"{verdict.delivered:,}", f"{verdict.delivered / seconds:,.0f} a second"),
-    ]
+    for name in ("sent", "confirmed", "expected", "delivered"):
+        if name in notes:
+            table.add_row(name, f"{getattr(verdict, name):,}", notes[name])
     for name, value, text in (
         ("lost", verdict.lost, "owed and never came"),
         ("repeated", verdict.repeated, "came again"),
@@ -54,11 +38,14 @@ def _numbers(result: Result) -> Table:
         ("unanswered", verdict.unacknowledged, "messages whose sender got no answer"),
         ("failed logins", verdict.failed_logins, ""),
     ):
-        rows.append((name, f"[red]{value:,}[/]" if value else "0", text))
-    rows.append(("latency p50", f"{verdict.latency_p50_ms:,.1f} ms", "from the sender's call to the subscriber's callback"))
-    rows.append(("latency p99", f"{verdict.latency_p99_ms:,.1f} ms", f"longest {verdict.latency_max_ms:,.1f} ms"))
-    for row in rows:
-        table.add_row(*row)
+        table.add_row(name, f"[red]{value:,}[/]" if value else "0", text)
+    for name, value in (("unread", verdict.unread), ("gaps", verdict.gaps)):
+        if name in notes:
+            table.add_row(name, f"[red]{value:,}[/]" if value else "0", notes[name])
+    if verdict.foreign:
+        table.add_row("foreign", f"{verdict.foreign:,}", "lay in the inboxes before")
+    table.add_row("latency p50", f"{verdict.latency_p50_ms:,.1f} ms", notes["latency"])
+    table.add_row("latency p99", f"{verdict.latency_p99_ms:,.1f} ms", f"longest {verdict.latency_max_ms:,.1f} ms")
     return table
 
 

@@ -6,31 +6,38 @@ Source: docs/operations.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from pixiu.discovery.target import names_registry
 from pixiu.errors import InvalidArgument, Unavailable
+from tools.load.ledger import Missing
 from tools.load.payload import monotonic_us
+from tools.load.verdict import MAX_EXAMPLES, Death, Verdict, judge
 from tools.replay.cluster import ClusterConnector, TokenOf
 from tools.replay.driver import Driver
 from tools.replay.inbox import Mention, load_mentions, user_of
-from tools.replay.ledger import Missing
 from tools.replay.log import align_rooms, load_log
 from tools.replay.options import ReplayOptions
 from tools.replay.plan import IDLE_MS, Plan, make_plan
 from tools.replay.users import Break
-from tools.replay.verdict import MAX_EXAMPLES, Death, Verdict, judge
 from tools.replay.watch import ClusterWatch, process_name
 
 SAMPLE: Final = "sample"
 """The file name that stands for the log included in the project."""
 SAMPLE_SPEED: Final = 200.0
 """Speed that plays the sample's 40 minutes in a few seconds."""
+STARTED_BY: Final = {
+    "relay": "no relay, no messages to users: `pixiu up --relays 2`",
+    "xiu": "no Xiu, no mail: `pixiu up --xius 1 --pis 1`",
+    "pi": "no Pi, no mail: `pixiu up --xius 1 --pis 1`",
+}
+"""How to start the roles that a cluster may lack."""
 REJOIN_WAIT_S: Final = 30.0
 """Time limit, at the end, for the places of the dead to be filled, so that the report can include the times, seconds."""
 
@@ -51,23 +58,35 @@ class LogChoice:
     """A CSV file of messages to users, for the log's time and rooms; empty: none."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Result:
     """Result of a replay."""
 
+    title: str
     verdict: Verdict
-    plan: Plan
     started_us: int
     """Start by the process's monotonic clock."""
     seconds: float
     logins: int
-    connections: int
-    breaks: int
+    breaks: int = 0
     """Number of connections that broke."""
-    why_broken: tuple[str, ...]
+    why_broken: tuple[str, ...] = ()
     """Reasons of the first few breaks."""
-    sent_by_sdk: int
     interrupted: bool
+    notes: dict[str, str]
+    """What the report says beside some of its rows."""
+    played: dict[str, object]
+    """What was played, for the JSON."""
+
+
+class Played(Protocol):
+    """A driver of a replay."""
+
+    async def run(self) -> None:
+        """Play everything."""
+
+    def interrupt(self) -> None:
+        """Send nothing more."""
 
 
 def sample_path() -> Path:
@@ -113,48 +132,73 @@ async def replay(
 
     Raises `PixiuError` when the cluster cannot be reached, or has no gateway or proxy that is Running.
     """
-    if not names_registry(target):
-        raise InvalidArgument(f"--target {target}: a replay needs the registry, zk://HOST:PORT/ROOT, to see the cluster")
     options.validate()
-    watch = ClusterWatch(target, monotonic_us)
-    await watch.start()
     inboxes = frozenset(user for room in plan.rooms if (user := user_of(room)) is not None)
-    connector = ClusterConnector(target, watch, options, inboxes, token_of)
-    try:
-        for role in ("gateway", "proxy"):
-            if not watch.view.running(role):
-                raise Unavailable(f"no {role} is Running in the cluster at {target}; start one with `pixiu up`")
-        if inboxes and not watch.view.running("relay"):
-            raise Unavailable(f"no relay is Running in the cluster at {target}, so no messages to users: `pixiu up --relays 2`")
-        await connector.start()
-        await watch.count_before()
-        driver = Driver(plan, options, connector, on_progress=lambda: on_progress(driver, watch))
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, driver.interrupt)
-        started_us = monotonic_us()
+    async with watching(target, ("gateway", "proxy", *(["relay"] if inboxes else []))) as watch:
+        connector = ClusterConnector(target, watch, options, inboxes, token_of)
         try:
-            await driver.run()
+            await connector.start()
+            await watch.count_before()
+            driver = Driver(plan, options, connector, on_progress=lambda: on_progress(driver, watch))
+            started_us, seconds = await play(driver)
+            await _wait_for_rejoins(watch)
+            verdict = await _judge(plan, driver, watch, outages)
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
-        seconds = (monotonic_us() - started_us) / 1e6
-        await _wait_for_rejoins(watch)
-        verdict = await _judge(plan, driver, watch, outages)
-    finally:
-        await connector.close()
-        await watch.close()
+            await connector.close()
     users = driver.users
     return Result(
-        verdict,
-        plan,
-        started_us,
-        seconds,
-        users.logins,
-        users.connections,
-        len(users.breaks),
-        tuple(f"{found.uin}: {found.reason}" for found in users.breaks[:MAX_EXAMPLES]),
-        driver.sent_by_sdk,
-        driver.interrupted,
+        title="Replay",
+        verdict=verdict,
+        started_us=started_us,
+        seconds=seconds,
+        logins=users.logins,
+        breaks=len(users.breaks),
+        why_broken=tuple(f"{found.uin}: {found.reason}" for found in users.breaks[:MAX_EXAMPLES]),
+        interrupted=driver.interrupted,
+        notes={
+            "sent": f"in {len(plan.rooms)} rooms by {plan.users} users, {seconds:.1f} s",
+            "expected": "deliveries to those who were members at the time",
+            "delivered": f"{verdict.delivered / max(seconds, 1e-9):,.0f} a second",
+            "latency": "from the sender's call to the subscriber's callback",
+        },
+        played={
+            "rooms": len(plan.rooms),
+            "users": plan.users,
+            "connections": users.connections,
+            "broken_connections": len(users.breaks),
+            "sent_by_sdk": driver.sent_by_sdk,
+            "planned": {"messages": plan.messages, "chats": plan.chats, "deliveries": plan.expected},
+        },
     )
+
+
+@contextlib.asynccontextmanager
+async def watching(target: str, roles: Sequence[str]) -> AsyncIterator[ClusterWatch]:
+    """Watch the cluster during a replay. Raises `PixiuError` if it cannot be reached, or nothing is Running of one of the roles."""
+    if not names_registry(target):
+        raise InvalidArgument(f"--target {target}: a replay needs the registry, zk://HOST:PORT/ROOT, to see the cluster")
+    watch = ClusterWatch(target, monotonic_us)
+    await watch.start()
+    try:
+        for role in roles:
+            if not watch.view.running(role):
+                hint = STARTED_BY.get(role, "start one with `pixiu up`")
+                raise Unavailable(f"no {role} is Running in the cluster at {target}; {hint}")
+        yield watch
+    finally:
+        await watch.close()
+
+
+async def play(driver: Played) -> tuple[int, float]:
+    """Run a driver, which Ctrl-C interrupts. Returns when it began, by the monotonic clock, and the seconds it took."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, driver.interrupt)
+    started_us = monotonic_us()
+    try:
+        await driver.run()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return started_us, (monotonic_us() - started_us) / 1e6
 
 
 async def _wait_for_rejoins(watch: ClusterWatch) -> None:

@@ -25,7 +25,7 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from tools.cli.http import fetch, samples
-from tools.replay.verdict import Death, Hop
+from tools.load.verdict import Death, Hop
 
 HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 """Method whose request for the whole server is an empty message, so that no generated code is needed."""

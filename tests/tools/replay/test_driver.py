@@ -11,12 +11,12 @@ import pytest
 
 from pixiu.errors import Unavailable
 from pixiu.ids import UIN, RoomID, uin_of_name
+from tools.load.verdict import Cause, Death, judge
 from tools.replay.driver import Driver
 from tools.replay.log import LogEvent, room_of_name
 from tools.replay.options import ReplayOptions
 from tools.replay.plan import Plan, make_plan
 from tools.replay.sessions import Done
-from tools.replay.verdict import Cause, Death, judge
 
 FAST = ReplayOptions(speed=1e9, settle_s=0.4, linger_s=0.05, overdue_s=0.5, join_timeout_s=5.0)
 

@@ -9,9 +9,8 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, uin_of_name
-from tools.load.payload import encode_payload
+from tools.load.ledger import Judgement, Ledger
 from tools.replay.inbox import Mention, inbox_of, load_mentions, read_mentions, user_of
-from tools.replay.ledger import Judgement, Ledger
 from tools.replay.log import LogEvent, room_of_name
 from tools.replay.plan import Action, make_plan
 from tools.replay.run import LogChoice, load_plan
@@ -76,8 +75,7 @@ def test_mentions_wait_for_their_users_and_are_owed_to_them_alone() -> None:
     inbox, b = inbox_of(uin_of_name("b")), uin_of_name("b")
     ledger.joining(inbox, b, 0)
     ledger.joined(inbox, b)
-    assert ledger.send(2, inbox, uin_of_name("a"), steps[1].text, 10) == 1
-    payload = encode_payload(2, 10, steps[1].text)
+    payload = ledger.send(2, inbox, uin_of_name("a"), steps[1].text, 10)
     assert ledger.deliver(room_of_name("r"), b, payload, 20)[0] is Judgement.ALIEN
     assert ledger.deliver(inbox, b, payload, 20) == (Judgement.DELIVERED, True)
     assert ledger.deliver(inbox, b, payload, 30)[0] is Judgement.REPEATED

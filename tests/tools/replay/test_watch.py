@@ -7,9 +7,9 @@ from collections import Counter
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import UIN, EndpointID
+from tools.load.verdict import Death
 from tools.replay.run import deaths_with_users
 from tools.replay.users import Break
-from tools.replay.verdict import Death
 from tools.replay.watch import DeathBook, link_counts
 
 LAYOUT = Layout(1, {"broker": RoleLayout(1, 1, 2)})

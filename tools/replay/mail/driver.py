@@ -20,10 +20,13 @@ from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.writer import MailWriter
 from pixiu.errors import PixiuError
 from pixiu.ids import UIN
+from tools.load.ledger import Ledger
 from tools.load.payload import monotonic_us
-from tools.replay.mail.ledger import MailLedger
+from tools.replay.inbox import inbox_of
 from tools.replay.mail.plan import MailPlan, Stay
 
+SENDER: Final = UIN(0)
+"""The writer, which sends for all users: so the ledger checks the order of each inbox."""
 DEVICE: Final = "replay"
 """The name of each receiver's device."""
 FAILURES: Final = (PixiuError, OSError, asyncio.TimeoutError)
@@ -50,7 +53,7 @@ class MailDriver:
 
     Args:
         client: client of a service: it sends in its name, and receives for every user.
-        run: a number of this replay.
+        run: bytes that mark the mail of this replay.
         slots: limit of connections being opened, and of users on their last visit, at a time.
         login_s: time limit of a login, seconds.
         settle_s: time without mail after which a user leaves although mail still waits, seconds.
@@ -61,7 +64,7 @@ class MailDriver:
         plan: MailPlan,
         client: MailClient,
         *,
-        run: int,
+        run: bytes,
         slots: int = 64,
         login_s: float = 30.0,
         settle_s: float = 30.0,
@@ -69,7 +72,10 @@ class MailDriver:
         now_us: Callable[[], int] = monotonic_us,
     ) -> None:
         self._plan, self._client = plan, client
-        self.ledger = MailLedger(run)
+        self.ledger = Ledger(run)
+        for uin in plan.stays:  # who is away is owed its mail as well
+            self.ledger.joining(inbox_of(uin), uin, now_us())
+            self.ledger.joined(inbox_of(uin), uin)
         self._slots = asyncio.Semaphore(slots)
         self._last_visits = asyncio.Semaphore(slots)
         self._login_s, self._settle_s = login_s, settle_s
@@ -82,6 +88,8 @@ class MailDriver:
         self.online = 0
         """Number of users who are connected now."""
         self.most_online = 0
+        self.gaps = 0
+        """Gaps reported to receivers."""
 
     def interrupt(self) -> None:
         """Send nothing more; mail already sent is still received."""
@@ -122,7 +130,7 @@ class MailDriver:
                     while len(self._receipts) >= MAX_OPEN:
                         await asyncio.sleep(SWEEP_S)
                     await writer.space()
-                    payload = self.ledger.sending(letter.to, letter.text, self._now_us())
+                    payload = self.ledger.send(number, inbox_of(letter.to), SENDER, letter.text, self._now_us())
                     self._receipts.append((number, writer.send(letter.to, payload)))
             finally:
                 while self._receipts:
@@ -132,7 +140,10 @@ class MailDriver:
         """Take known outcomes, in order, up to the first that is not known."""
         while self._receipts and self._receipts[0][1].done:
             number, receipt = self._receipts.popleft()
-            self.ledger.answered(number, receipt.error.code if receipt.error is not None else "")
+            if receipt.error is not None:
+                self.ledger.refused(number, receipt.error.code)
+            else:
+                self.ledger.acknowledged(number, self._now_us())
 
     async def _sweep(self) -> None:
         while True:
@@ -152,16 +163,20 @@ class MailDriver:
 
     async def _come_once_more(self) -> None:
         """Let everybody for whom mail waits connect again, as long as that brings any."""
-        while users := self.ledger.waiting_users():
-            before = self.ledger.acknowledged
+        while users := [uin for uin in self._plan.stays if self._waiting(uin)]:
+            before = self.ledger.delivered
             await asyncio.gather(*(self._last_visit(uin) for uin in users))
-            if self.ledger.acknowledged == before:
+            if self.ledger.delivered == before:
                 return
+
+    def _waiting(self, uin: UIN) -> int:
+        """Number of mails that may still come to a user: neither refused nor acknowledged."""
+        return self.ledger.owed(inbox_of(uin), uin)
 
     async def _last_visit(self, uin: UIN) -> None:
         loop = asyncio.get_running_loop()
         async with self._last_visits:
-            if self.ledger.waiting(uin):
+            if self._waiting(uin):
                 await self._visit(uin, loop.time() + self._login_s + self._settle_s, empty=True)
 
     async def _visit(self, uin: UIN, until: float, *, empty: bool) -> bool:
@@ -188,7 +203,7 @@ class MailDriver:
 
     async def _take(self, inbox: Inbox, uin: UIN, until: float, *, empty: bool) -> None:
         loop = asyncio.get_running_loop()
-        while not (empty and not self.ledger.waiting(uin)):
+        while not (empty and not self._waiting(uin)):
             try:
                 async with asyncio.timeout_at(until):
                     mail = await anext(inbox, None)
@@ -196,13 +211,13 @@ class MailDriver:
                 return
             if mail is None:
                 return
-            self.ledger.delivered(uin, mail.payload, self._now_us(), again=mail.redelivered)
+            self.ledger.deliver(inbox_of(uin), uin, mail.payload, self._now_us(), again=mail.redelivered)
             mail.acknowledge()
             if empty:
                 until = max(until, loop.time() + self._settle_s)
 
     def _on_gap(self, gap: MailGap) -> None:
-        self.ledger.gaps += 1
+        self.gaps += 1
 
 
 async def _closed(inbox: AbstractAsyncContextManager[object]) -> None:

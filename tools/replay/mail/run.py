@@ -7,42 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pixiu.client.client import connect
 from pixiu.client.stores.view import InboxView
-from pixiu.discovery.target import names_registry
-from pixiu.errors import InvalidArgument, NotServed, Unavailable
 from pixiu.ids import UIN, device_of_name
-from tools.load.payload import monotonic_us
+from tools.load.verdict import judge
 from tools.replay.inbox import load_mentions
 from tools.replay.mail.driver import DEVICE, MailDriver
-from tools.replay.mail.ledger import MailVerdict, judge_mail
 from tools.replay.mail.plan import MailPlan, MailSchedule, make_mail_plan
+from tools.replay.run import Result, play, watching
 from tools.replay.watch import ClusterWatch
 
+RUN_BYTES: Final = 8
+"""Bytes that mark the mail of one replay."""
 ASKED_AT_ONCE: Final = 16
 """Limit of users about whom Pi is asked at a time, at the end."""
 SAVED_S: Final = 15.0
 """Time limit, at the end, for Pi to have the last acknowledgements, seconds."""
 DEVICE_ID: Final = device_of_name(DEVICE)
 """DeviceID of the replay's devices in Pi."""
-
-
-@dataclass(slots=True)
-class MailResult:
-    """Result of a replay of mail."""
-
-    verdict: MailVerdict
-    plan: MailPlan
-    seconds: float
-    logins: int
-    most_online: int
-    interrupted: bool
 
 
 def load_mail_plan(path: Path, schedule: MailSchedule, *, limit: int = 0) -> MailPlan:
@@ -57,44 +43,52 @@ async def replay_mail(
     *,
     settle_s: float,
     on_progress: Callable[[MailDriver, ClusterWatch], None] = lambda _driver, _watch: None,
-) -> MailResult:
+) -> Result:
     """Play a plan against the cluster at `zk://HOST:PORT/ROOT`.
 
     Raises `PixiuError` when the cluster cannot be reached, or lacks a role that mail needs.
     """
-    if not names_registry(target):
-        raise InvalidArgument(f"--target {target}: a replay needs the registry, zk://HOST:PORT/ROOT, to see the cluster")
-    watch = ClusterWatch(target, monotonic_us)
-    await watch.start()
-    try:
-        for role in ("gateway", "proxy", "relay"):
-            if not watch.view.running(role):
-                raise Unavailable(f"no {role} is Running in the cluster at {target}; start one with `pixiu up`")
-        for role in ("xiu", "pi"):
-            if not watch.view.running(role):
-                raise NotServed(f"no {role} is Running in the cluster at {target}, so no mail: `pixiu up --xius 1 --pis 1`")
-        async with connect(target, client="pixiu-replay") as client:
-            driver = MailDriver(
-                plan,
-                client,
-                run=secrets.randbits(64),
-                settle_s=settle_s,
-                on_progress=lambda: on_progress(driver, watch),
-            )
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGINT, driver.interrupt)
-            began_us = monotonic_us()
-            try:
-                await driver.run()
-            finally:
-                loop.remove_signal_handler(signal.SIGINT)
-            seconds = (monotonic_us() - began_us) / 1e6
+    async with (
+        watching(target, ("gateway", "proxy", "relay", "xiu", "pi")) as watch,
+        connect(target, client="pixiu-replay") as client,
+    ):
+        driver = MailDriver(
+            plan,
+            client,
+            run=secrets.token_bytes(RUN_BYTES),
+            settle_s=settle_s,
+            on_progress=lambda: on_progress(driver, watch),
+        )
+        started_us, seconds = await play(driver)
         unread = await _unread(target, list(plan.stays))
-        deaths = tuple(death.name for death in watch.book.deaths)
-    finally:
-        await watch.close()
-    verdict = judge_mail(driver.ledger, unread=unread, failed_logins=driver.failed_logins, deaths=deaths)
-    return MailResult(verdict, plan, seconds, driver.logins, driver.most_online, driver.interrupted)
+        deaths = watch.book.deaths
+    users, schedule = len(plan.stays), plan.schedule
+    verdict = judge(driver.ledger, deaths, mail=True, failed_logins=driver.failed_logins, unread=unread, gaps=driver.gaps)
+    return Result(
+        title="Replay of mail",
+        verdict=verdict,
+        started_us=started_us,
+        seconds=seconds,
+        logins=driver.logins,
+        interrupted=driver.interrupted,
+        notes={
+            "sent": f"by {plan.senders:,} users to {users:,}, {seconds:.1f} s",
+            "confirmed": "stored on all replicas in sync",
+            "delivered": f"and acknowledged by receivers who are there {schedule.online:.0%} of the time: "
+            f"{driver.logins:,} logins, {driver.most_online:,} at one time",
+            "unread": "by Pi's count at the end",
+            "gaps": "reported to receivers",
+            "latency": "to the acknowledgement, with the time users are away",
+        },
+        played={
+            "senders": plan.senders,
+            "receivers": users,
+            "most_online": driver.most_online,
+            "online": schedule.online,
+            "seed": schedule.seed,
+            "planned": {"mails": len(plan.letters), "stays": sum(map(len, plan.stays.values()))},
+        },
+    )
 
 
 async def _unread(target: str, users: list[UIN]) -> int:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from pixiu.errors import InboxFull, Unavailable
+from pixiu.ids import uin_of_name
+from tools.load.ledger import Judgement
+from tools.load.verdict import Verdict, judge
 from tools.replay.inbox import Mention
 from tools.replay.mail.driver import MailDriver
-from tools.replay.mail.ledger import MailOutcome, judge_mail
 from tools.replay.mail.plan import MailSchedule, make_mail_plan
 
 QUICK = MailSchedule(seconds=0.5, online=0.2, cycle_s=0.25)
@@ -105,18 +107,22 @@ class Receiver:
 
 async def play(cluster: Cluster, schedule: MailSchedule = QUICK) -> MailDriver:
     plan = make_mail_plan([Mention(n, n, "r", "s", f"u{n % 8}") for n in range(60)], schedule)
-    driver = MailDriver(plan, cluster, run=5, slots=3, login_s=5.0, settle_s=0.2)
+    driver = MailDriver(plan, cluster, run=b"this", slots=3, login_s=5.0, settle_s=0.2)
     async with asyncio.timeout(60):
         await driver.run()
     return driver
+
+
+def judged(driver: MailDriver) -> Verdict:
+    return judge(driver.ledger, mail=True, failed_logins=driver.failed_logins, gaps=driver.gaps)
 
 
 @pytest.mark.slow
 async def test_every_mail_is_acknowledged_once_by_users_who_are_hardly_there() -> None:
     cluster = Cluster()
     driver = await play(cluster)
-    assert judge_mail(driver.ledger, failed_logins=driver.failed_logins).broken == []
-    assert (driver.ledger.sent, driver.ledger.acknowledged) == (60, 60)
+    assert judged(driver).broken == []
+    assert (driver.ledger.sent, driver.ledger.delivered) == (60, 60)
     assert driver.logins >= 8
     assert (cluster.open_now, driver.online) == (0, 0)
     assert driver.most_online == cluster.most_open
@@ -125,36 +131,36 @@ async def test_every_mail_is_acknowledged_once_by_users_who_are_hardly_there() -
 @pytest.mark.slow
 async def test_what_is_lost_is_missing_and_the_end_does_not_wait_for_ever() -> None:
     driver = await play(Cluster(lose=lambda number: number == 7))
-    assert [missing.number for missing in driver.ledger.missing()] == [7]
-    assert judge_mail(driver.ledger).exit_code == 1
+    assert [(missing.number, missing.uin) for missing in driver.ledger.missing()] == [(7, uin_of_name("u7"))]
+    assert judged(driver).exit_code == 1
 
 
 @pytest.mark.slow
 async def test_what_is_refused_is_not_waited_for() -> None:
     driver = await play(Cluster(refuse_mail=lambda number: number % 10 == 0))
-    assert (driver.ledger.refusals, driver.ledger.acknowledged) == ({"INBOX_FULL": 6}, 54)
-    assert judge_mail(driver.ledger).broken == []
+    assert (driver.ledger.refusals, driver.ledger.delivered) == ({"INBOX_FULL": 6}, 54)
+    assert judged(driver).broken == []
 
 
 @pytest.mark.slow
 async def test_failed_logins_are_counted_and_tried_again() -> None:
     driver = await play(Cluster(refuse_logins=5))
-    assert (driver.failed_logins, driver.ledger.acknowledged) == (5, 60)
-    assert judge_mail(driver.ledger, failed_logins=5).broken == ["5 logins were not confirmed"]
+    assert (driver.failed_logins, driver.ledger.delivered) == (5, 60)
+    assert judged(driver).broken == ["5 logins were not confirmed"]
 
 
 @pytest.mark.slow
 async def test_acknowledgements_that_do_not_stay_are_found() -> None:
     driver = await play(Cluster(keep_acknowledged=True), MailSchedule(seconds=2.0, online=0.6, cycle_s=0.5))
-    assert driver.ledger.outcomes[MailOutcome.REPEATED] > 0
-    assert judge_mail(driver.ledger).exit_code == 1
+    assert driver.ledger.outcomes[Judgement.REPEATED] > 0
+    assert judged(driver).exit_code == 1
 
 
 @pytest.mark.slow
 async def test_an_interrupted_replay_still_receives_what_was_sent() -> None:
     cluster = Cluster()
     plan = make_mail_plan([Mention(n, n, "r", "s", "u") for n in range(1000)], MailSchedule(seconds=600, cycle_s=300))
-    driver = MailDriver(plan, cluster, run=5, settle_s=0.2)
+    driver = MailDriver(plan, cluster, run=b"this", settle_s=0.2)
     running = asyncio.create_task(driver.run())
     async with asyncio.timeout(60):
         while driver.ledger.sent < 2:
@@ -162,8 +168,8 @@ async def test_an_interrupted_replay_still_receives_what_was_sent() -> None:
         driver.interrupt()
         await running
     assert 2 <= driver.ledger.sent < 1000
-    assert driver.ledger.acknowledged == driver.ledger.sent
-    assert judge_mail(driver.ledger).broken == []
+    assert driver.ledger.delivered == driver.ledger.sent
+    assert judged(driver).broken == []
 
 
 async def test_a_sender_that_fails_ends_the_replay() -> None:

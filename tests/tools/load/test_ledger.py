@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pixiu.ids import UIN, RoomID
 from tests.support.effort import runs
 from tools.load.histogram import Histogram
+from tools.load.ledger import EARLY_US, NOT_YET, Judgement, Ledger
 from tools.load.payload import encode_payload
-from tools.replay.ledger import EARLY_US, NOT_YET, Judgement, Ledger
 
 ROOM, OTHER = RoomID(10), RoomID(11)
 A, B, C = UIN(1), UIN(2), UIN(3)
@@ -35,7 +35,7 @@ def deliver(ledger: Ledger, number: int, uin: UIN, sent_us: int, now_us: int, ro
 
 def test_a_message_is_owed_to_the_members_at_its_sending_and_completes_with_the_last() -> None:
     ledger = room_of_two()
-    assert ledger.send(0, ROOM, A, b"t", 100) == 2
+    assert ledger.send(0, ROOM, A, b"t", 100) == encode_payload(0, 100, b"t")
     assert ledger.deliver(ROOM, A, encode_payload(0, 100, b"t"), 150) == (Judgement.DELIVERED, False)
     assert (ledger.owed(ROOM, A), ledger.owed(ROOM, B), ledger.open_messages) == (0, 1, 1)
     assert ledger.deliver(ROOM, B, encode_payload(0, 100, b"t"), 160) == (Judgement.DELIVERED, True)
@@ -78,7 +78,8 @@ def test_a_delivery_to_a_stranger_or_into_another_room_is_alien() -> None:
 def test_after_a_leave_nothing_is_owed_and_what_comes_is_alien() -> None:
     ledger = room_of_two()
     ledger.leaving(ROOM, B)
-    assert ledger.send(0, ROOM, A, b"t", 100) == 1
+    ledger.send(0, ROOM, A, b"t", 100)
+    assert ledger.expected == 1
     assert deliver(ledger, 0, B, 100, 110) is Judgement.ALIEN
     (example,) = ledger.examples
     assert "this user had left" in example
@@ -127,7 +128,26 @@ def test_what_never_came_is_named_with_its_acknowledgement() -> None:
     assert found[1, A].acknowledged_us == NOT_YET
     assert found[2, A].refused
     assert found[2, A].sender == B
-    assert (ledger.lost, ledger.unacknowledged, ledger.refusals) == (5, 1, {"DROPPED": 1})
+    assert (ledger.lost, ledger.confirmed, ledger.unacknowledged, ledger.refusals) == (5, 1, 1, {"DROPPED": 1})
+
+
+def test_a_refused_message_is_waited_for_no_longer_and_may_still_come() -> None:
+    ledger = room_of_two()
+    ledger.send(0, ROOM, A, b"t", 100)
+    ledger.refused(0, "DROPPED")
+    assert (ledger.owed(ROOM, B), ledger.open_messages, ledger.open_deliveries, ledger.lost) == (0, 0, 0, 2)
+    assert deliver(ledger, 0, B, 100, 110) is Judgement.DELIVERED
+    assert [(missing.uin, missing.refused) for missing in ledger.missing()] == [(A, True)]
+
+
+def test_messages_of_another_load_are_nobodys_fault_and_redelivered_ones_are_told_from_repeated_ones() -> None:
+    ledger, other = Ledger(b"this"), Ledger(b"that")
+    for each in (ledger, other):
+        member(each, A)
+    payload, foreign = (each.send(0, ROOM, B, b"t", 100) for each in (ledger, other))
+    outcomes = [ledger.deliver(ROOM, A, each, 110)[0] for each in (foreign, b"short", payload, payload)]
+    assert outcomes == [Judgement.FOREIGN, Judgement.FOREIGN, Judgement.DELIVERED, Judgement.REPEATED]
+    assert ledger.deliver(ROOM, A, payload, 110, again=True)[0] is Judgement.AGAIN
 
 
 def test_expired_messages_are_waited_for_no_longer_but_still_count_when_they_come() -> None:
@@ -143,8 +163,8 @@ def test_expired_messages_are_waited_for_no_longer_but_still_count_when_they_com
 
 def test_a_message_to_nobody_is_complete_at_once() -> None:
     ledger = Ledger()
-    assert ledger.send(0, ROOM, A, b"t", 1) == 0
-    assert (ledger.open_messages, ledger.lost) == (0, 0)
+    ledger.send(0, ROOM, A, b"t", 1)
+    assert (ledger.expected, ledger.open_messages, ledger.lost) == (0, 0, 0)
 
 
 def test_answers_count_once() -> None:
@@ -175,7 +195,7 @@ def test_any_schedule_counts_as_a_plain_model_does(seed: int) -> None:
             ledger.leaving(ROOM, uin)
             members.discard(uin)
         elif what < 0.45:
-            assert ledger.send(number, ROOM, uin, b"t", number) == len(members)
+            ledger.send(number, ROOM, uin, b"t", number)
             owed |= {(number, present) for present in members}
             number += 1
         elif what < 0.5:

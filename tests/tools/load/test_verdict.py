@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pixiu.ids import UIN, RoomID
+from tools.load.ledger import NOT_YET, Ledger, Missing
 from tools.load.payload import encode_payload
-from tools.replay.ledger import NOT_YET, Ledger, Missing
-from tools.replay.verdict import IN_FLIGHT_US, Cause, Death, Hop, cause_of, implied_losses, judge, verdict_json
+from tools.load.verdict import IN_FLIGHT_US, Cause, Death, Hop, cause_of, implied_losses, judge, verdict_json
 
 ROOM = RoomID(5)
 A, B, C = UIN(1), UIN(2), UIN(3)
@@ -118,3 +118,27 @@ def test_unanswered_messages_break_the_promise_only_without_a_death() -> None:
         ledger.deliver(ROOM, uin, encode_payload(10, 500, b"x"), 600)
     assert judge(ledger).broken == ["1 messages got neither an acceptance nor an error"]
     assert judge(ledger, [death(1, None)]).exit_code == 0
+
+
+def test_accepted_mail_must_arrive_whoever_dies_and_refused_mail_need_not() -> None:
+    ledger = ledger_with(8)
+    ledger.send(10, ROOM, A, b"x", 500)
+    ledger.refused(10, "INBOX_FULL")
+    ledger.send(11, ROOM, A, b"x", 500)
+    verdict = judge(ledger, [death(1, None)], mail=True)
+    assert verdict.broken == ["4 deliveries were accepted and have not arrived"]
+    assert (verdict.confirmed, verdict.refused, verdict.unacknowledged) == (10, 1, 1)
+    assert [verdict.causes[cause.value] for cause in (Cause.REFUSED, Cause.UNACKNOWLEDGED, Cause.UNEXPLAINED)] == [2, 2, 4]
+    assert judge(ledger, mail=True).broken[-1] == "1 messages got neither an acceptance nor an error"
+
+
+def test_mail_that_comes_again_breaks_the_promise_unless_a_process_died() -> None:
+    for again in (False, True):
+        ledger = ledger_with(10)
+        ledger.deliver(ROOM, A, encode_payload(3, 103, b"x"), 9_000, again=again)
+        assert judge(ledger, mail=True).broken == ["1 deliveries came more than once"]
+        assert judge(ledger, [death(1, None)], mail=True).broken == []
+
+
+def test_gaps_and_unread_mail_break_promises_even_with_a_death() -> None:
+    assert len(judge(ledger_with(10), [death(1, None)], mail=True, unread=2, gaps=1).broken) == 2

@@ -1,4 +1,4 @@
-"""Judges a replay: the cause of each missing delivery, and broken promises of docs/promises.md. Pure.
+"""Judges a load: the cause of each missing delivery, and broken promises of docs/promises.md. Pure.
 
     missing delivery
       ├── refused           reported to the publisher
@@ -7,6 +7,8 @@
       ├── in_flight         owed to a user of a gateway that died before writing it out
       ├── link_gap          as many records as the links counted as lost on that hop
       └── unexplained       a broken promise
+
+    Of mail a refusal, or a missing acceptance, is the only explanation: what was accepted arrives, whoever dies.
 
 Source: docs/promises.md, docs/links.md, docs/promises.md, "Failure rules".
 """
@@ -20,7 +22,7 @@ from enum import Enum
 from typing import Final
 
 from pixiu.ids import UIN
-from tools.replay.ledger import NOT_YET, Judgement, Ledger, Missing
+from tools.load.ledger import NOT_YET, Judgement, Ledger, Missing
 
 IN_FLIGHT_US: Final = 5_000_000
 """Time before a gateway's death in which an accepted message may still have been inside it, microseconds."""
@@ -29,8 +31,8 @@ MAX_EXAMPLES: Final = 20
 
 
 COUNTS: Final = (
-    "sent", "expected", "delivered", "lost", "repeated", "out_of_order", "alien", "damaged", "early", "refused", "refusals",
-    "unacknowledged", "failed_logins",
+    "sent", "confirmed", "expected", "delivered", "lost", "repeated", "out_of_order", "alien", "damaged", "early", "foreign",
+    "refused", "refusals", "unacknowledged", "failed_logins", "unread", "gaps",
 )  # fmt: skip
 """Fields of a verdict that its JSON has unchanged."""
 
@@ -76,8 +78,10 @@ class Hop:
     """Gaps in the receivers' sequences, and drops of the senders' queues."""
 
 
-def cause_of(missing: Missing, deaths: Sequence[Death]) -> tuple[Cause, Death | None]:
+def cause_of(missing: Missing, deaths: Sequence[Death], *, mail: bool = False) -> tuple[Cause, Death | None]:
     """Find the cause of one missing delivery, and the death that explains it. Link gaps are judged afterwards."""
+    if mail and not missing.refused and missing.acknowledged_us == NOT_YET:
+        return Cause.UNACKNOWLEDGED, None
     for death in deaths:
         concerns_subscriber = not death.users or missing.uin in death.users
         if not concerns_subscriber and missing.sender not in death.users:
@@ -115,23 +119,32 @@ def implied_losses(unexplained: Iterable[Missing], gateway_of: Callable[[UIN], i
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of a replay; `broken` describes every broken promise."""
+    """The result of a load; `broken` describes every broken promise."""
 
     sent: int = 0
+    confirmed: int = 0
+    """Messages whose acceptance was reported to their publisher."""
     expected: int = 0
     delivered: int = 0
     lost: int = 0
     repeated: int = 0
+    """Marked as redelivered or not."""
     out_of_order: int = 0
     alien: int = 0
     damaged: int = 0
     early: int = 0
+    foreign: int = 0
+    """Of another load: they were in the inbox before."""
     refused: int = 0
     """Messages whose publisher got an error."""
     refusals: dict[str, int] = field(default_factory=dict)
     unacknowledged: int = 0
     """Messages whose publisher got neither acceptance nor an error."""
     failed_logins: int = 0
+    unread: int = 0
+    """Number of mails that Pi counts as not acknowledged by the load's devices, at the end."""
+    gaps: int = 0
+    """Gaps that receivers of mail were notified of."""
     causes: dict[str, int] = field(default_factory=dict)
     latency_p50_ms: float = 0.0
     latency_p99_ms: float = 0.0
@@ -167,26 +180,33 @@ def judge(
     deaths: Sequence[Death] = (),
     hops: Sequence[Hop] = (),
     *,
+    mail: bool = False,
     failed_logins: int = 0,
+    unread: int = 0,
+    gaps: int = 0,
     gateway_of: Callable[[UIN], int] = lambda _uin: 0,
     names: Callable[[Missing], str] = lambda missing: f"message {missing.number} to {missing.uin}",
 ) -> Verdict:
-    """Judge a finished replay."""
+    """Judge a finished load. `mail`: it sent mail alone, which is durable."""
     outcomes = ledger.outcomes
     verdict = Verdict(
         sent=ledger.sent,
+        confirmed=ledger.confirmed,
         expected=ledger.expected,
         delivered=ledger.delivered,
         lost=ledger.lost,
-        repeated=outcomes[Judgement.REPEATED],
+        repeated=outcomes[Judgement.REPEATED] + outcomes[Judgement.AGAIN],
         out_of_order=outcomes[Judgement.OUT_OF_ORDER],
         alien=outcomes[Judgement.ALIEN],
         damaged=outcomes[Judgement.DAMAGED],
         early=outcomes[Judgement.EARLY],
+        foreign=outcomes[Judgement.FOREIGN],
         refused=sum(ledger.refusals.values()),
         refusals=dict(sorted(ledger.refusals.items())),
         unacknowledged=ledger.unacknowledged,
         failed_logins=failed_logins,
+        unread=unread,
+        gaps=gaps,
         latency_p50_ms=ledger.latency_us.percentile(50) / 1000,
         latency_p99_ms=ledger.latency_us.percentile(99) / 1000,
         latency_max_ms=ledger.latency_us.highest / 1000,
@@ -196,7 +216,7 @@ def judge(
     causes: Counter[Cause] = Counter()
     unexplained: list[Missing] = []
     for missing in ledger.missing():
-        cause, death = cause_of(missing, deaths)
+        cause, death = cause_of(missing, () if mail else deaths, mail=mail)
         if cause is Cause.UNEXPLAINED:
             unexplained.append(missing)
             continue
@@ -208,18 +228,22 @@ def judge(
     causes[Cause.UNEXPLAINED] = len(rest)
     verdict.causes = {cause.value: causes[cause] for cause in Cause}
     verdict.examples = [names(missing) for missing in rest[:MAX_EXAMPLES]] + ledger.examples
-    verdict.broken = _broken(verdict, len(rest))
+    verdict.broken = _broken(verdict, len(rest), mail=mail)
     return verdict
 
 
-def _broken(verdict: Verdict, unexplained: int) -> list[str]:
+def _broken(verdict: Verdict, unexplained: int, *, mail: bool) -> list[str]:
+    lost = "were accepted and have not arrived" if mail else "are lost without a death, a refusal or a counted gap that explains it"
     found: list[str] = []
     for count, text in (
-        (unexplained, "deliveries are lost without a death, a refusal or a counted gap that explains it"),
-        (verdict.repeated, "deliveries came more than once"),
+        (unexplained, f"deliveries {lost}"),
+        # A process may die between two acknowledgements of mail, which is then delivered again.
+        (0 if mail and verdict.deaths else verdict.repeated, "deliveries came more than once"),
         (verdict.out_of_order, "deliveries came after a later message of the same sender and room"),
-        (verdict.alien, "deliveries went to somebody who was not a member"),
+        (verdict.alien, "deliveries went to somebody who was not a member, or whose inbox it was not"),
         (verdict.damaged, "deliveries had another content than what was sent"),
+        (verdict.gaps, "gaps were reported, though nothing was to be dropped"),
+        (verdict.unread, "mails are unread in Pi, though their receivers acknowledged them all"),
         (0 if verdict.deaths else verdict.unacknowledged, "messages got neither an acceptance nor an error"),
         (0 if verdict.deaths else verdict.failed_logins, "logins were not confirmed"),
     ):

@@ -1,10 +1,11 @@
-"""The bookkeeping of a replay: the deliveries owed to every subscriber, and those that arrived. Pure.
+"""The bookkeeping of a load: what was sent, confirmed and received, and what is owed to whom. Pure.
 
 Every message is owed to the members of its room at the time of sending: users whose join was confirmed, and whose leave had not
-begun. A message's missing members are one integer, a bit for each member the room ever had.
+begun. A user's chat or mail is a room of which the user alone is a member. A message's missing members are one integer, a bit for
+each member the room ever had.
 
     sent ──► open (somebody is still owed it) ──► complete
-                └──► overdue (nobody waits for it any longer; a late delivery still counts)
+                └──► given up: overdue, or refused (nobody waits for it any longer; a late delivery still counts)
 
 Source: docs/promises.md, docs/operations.md.
 """
@@ -20,7 +21,7 @@ import xxhash
 
 from pixiu.ids import UIN, RoomID
 from tools.load.histogram import Histogram
-from tools.load.payload import HEAD, HEAD_BYTES
+from tools.load.payload import HEAD, HEAD_BYTES, encode_payload
 
 EARLY_US: Final = 5_000_000
 """Time between the sending of a message and the beginning of a join in which the message may still reach the user, microseconds: it
@@ -35,6 +36,8 @@ class Judgement(Enum):
     DELIVERED = "delivered"
     REPEATED = "repeated"
     """A repeat of the same message to the same subscriber."""
+    AGAIN = "again"
+    """The same, marked as redelivered: the acknowledgement had not reached the cluster."""
     OUT_OF_ORDER = "out_of_order"
     """Owed and new, but after a later message of the same sender in the same room."""
     ALIEN = "alien"
@@ -43,6 +46,8 @@ class Judgement(Enum):
     """Its text, number or stamp differs from what was sent."""
     EARLY = "early"
     """It was on its way when the subscriber joined: neither owed nor wrong."""
+    FOREIGN = "foreign"
+    """Of another load: it was in the inbox before."""
 
 
 class Missing(NamedTuple):
@@ -75,7 +80,7 @@ class _Room:
         self.open: dict[int, int] = {}
         """Message number → bits of the members to whom it is still owed."""
         self.missing: dict[int, int] = {}
-        """`open` for overdue messages."""
+        """`open` for messages that were given up."""
         self.last: dict[int, dict[int, int]] = {}
         """Subscriber → sender → the highest number that arrived."""
 
@@ -88,12 +93,15 @@ class _Room:
 
 
 class Ledger:
-    """Counts one replay. `now_us` is always microseconds of one monotonic clock.
+    """Counts one load. `now_us` is always microseconds of one monotonic clock.
+
+    `run`: bytes before each text, by which messages of other loads are recognized; empty if there are none.
 
     Memory: about 150 bytes a message, and 100 bytes for each pair of a present subscriber and a sender it heard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: bytes = b"") -> None:
+        self._run = run
         self._rooms: dict[int, _Room] = {}
         self._room_of: list[int] = []
         self._sender: list[int] = []
@@ -120,6 +128,11 @@ class Ledger:
     def sent(self) -> int:
         """Messages sent so far."""
         return len(self._sent_us)
+
+    @property
+    def confirmed(self) -> int:
+        """Messages whose acceptance was reported to the publisher."""
+        return self.sent - self.unacknowledged - len(self._refused)
 
     @property
     def delivered(self) -> int:
@@ -149,8 +162,9 @@ class Ledger:
         place = self._rooms.get(room)
         return place.mask.bit_count() if place else 0
 
-    def send(self, number: int, room: RoomID, sender: UIN, text: bytes, now_us: int) -> int:
-        """Note that a message is handed to a publisher. Returns the number of users to whom it is owed."""
+    def send(self, number: int, room: RoomID, sender: UIN, text: bytes, now_us: int) -> bytes:
+        """Note that a message is handed to a publisher. Returns its payload."""
+        text = self._run + text
         place = self._rooms.setdefault(room, _Room())
         self._position[number] = len(self._sent_us)
         self._room_of.append(room)
@@ -166,7 +180,7 @@ class Ledger:
             place.open[number] = place.mask
             self.open_messages += 1
             self.open_deliveries += owed
-        return owed
+        return encode_payload(number, now_us, text)
 
     def acknowledged(self, number: int, now_us: int) -> None:
         """Note that the message's acceptance was reported to the publisher."""
@@ -181,16 +195,23 @@ class Ledger:
             self._refused[number] = code
             self.refusals[code] += 1
             self.unacknowledged -= 1
+            self._give_up(self._rooms[self._room_of[self._position[number]]], number)
 
-    def deliver(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Judgement, bool]:
-        """Judge one delivery to one subscriber; returns the outcome, and True if it completed its message."""
+    def deliver(self, room: RoomID, uin: UIN, payload: bytes, now_us: int, *, again: bool = False) -> tuple[Judgement, bool]:
+        """Judge one delivery to one subscriber; returns the outcome, and True if it completed its message.
+
+        `again`: it is marked as redelivered.
+        """
         outcome, done = self._judge(room, uin, payload, now_us)
+        if again and outcome is Judgement.REPEATED:
+            outcome = Judgement.AGAIN
         self.outcomes[outcome] += 1
         return outcome, done
 
     def _judge(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Judgement, bool]:
-        if len(payload) < HEAD_BYTES:
-            return Judgement.DAMAGED, False
+        head = HEAD_BYTES + len(self._run)
+        if len(payload) < head or payload[HEAD_BYTES:head] != self._run:
+            return (Judgement.FOREIGN if self._run else Judgement.DAMAGED), False
         number, stamp = HEAD.unpack_from(payload)
         position = self._position.get(number)
         if position is None or stamp != self._sent_us[position]:
@@ -244,7 +265,7 @@ class Ledger:
         return Judgement.DELIVERED, done
 
     def owed(self, room: RoomID, uin: UIN) -> int:
-        """Number of open messages of a room that a user still waits for; overdue ones do not count."""
+        """Number of open messages of a room that a user still waits for; those given up do not count."""
         place = self._rooms.get(room)
         bit = place.bits.get(uin, 0) if place else 0
         return sum(1 for missing in place.open.values() if missing & bit) if place and bit else 0
@@ -254,15 +275,19 @@ class Ledger:
         moved = 0
         for place in self._rooms.values():
             while place.open:
-                number, missing = next(iter(place.open.items()))
+                number = next(iter(place.open))
                 if self._sent_us[self._position[number]] >= sent_before_us:
                     break
-                del place.open[number]
-                place.missing[number] = missing
-                self.open_deliveries -= missing.bit_count()
+                self._give_up(place, number)
                 moved += 1
-        self.open_messages -= moved
         return moved
+
+    def _give_up(self, place: _Room, number: int) -> None:
+        missing = place.open.pop(number, 0)
+        if missing:
+            place.missing[number] = missing
+            self.open_deliveries -= missing.bit_count()
+            self.open_messages -= 1
 
     def missing(self) -> Iterator[Missing]:
         """Iterate over every owed delivery that has not arrived."""
