@@ -28,7 +28,6 @@ from cluster.store.shell import StoreShell
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.errors import DiskFull, PixiuError, StorageError, StoreDamaged, Unavailable
-from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
 from xiu.core import Core, CoreSettings
@@ -247,8 +246,7 @@ class Service(StoreShell):
             what = {"restore": step.name.lower(), "restored": self._machine.store.head.restored}
             await asyncio.to_thread(self._replica.audit, operator, reason, what)
             self._context.log.warning(RESTORE, operator=operator, reason=reason, **what)
-        proposal = self._replica.submit([self.core.restore_entry(step, blocks)])
-        await proposal.reached(Level.REPLICATED)
+        await self._replica.propose([self.core.restore_entry(step, blocks)])
         head = self._machine.store.head
         if bool(head.below) is (step is Step.END) or (blocks and head.restored < blocks[-1].last):
             raise Unavailable("the restore was changed by somebody else meanwhile; begin again")
@@ -265,7 +263,7 @@ class Service(StoreShell):
             self._context.log.warning(TRIM, operator=operator, reason=reason, **what)
             entry = self.core.trim_before(position)
             if entry is not None:
-                await self._replica.submit([entry]).reached(Level.REPLICATED)
+                await self._replica.propose([entry])
         return self._machine.store.head
 
     # What the replica calls.

@@ -34,22 +34,19 @@ from cluster.replication.peers.peers import Peers
 from cluster.replication.peers.registry import LiveReplica, PartitionRegistry
 from cluster.replication.peers.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.peers.wire import encode_message
-from cluster.replication.proposals import Proposal, Proposals, Written
+from cluster.replication.proposals import Proposal, Proposals
 from cluster.replication.storage.disk import Syncer
 from cluster.replication.storage.folder import RESERVE_BYTES, DataFolder, free_bytes
 from cluster.replication.storage.log import SegmentedLog
 from cluster.replication.storage.scrub import Scrub
 from pixiu.discovery.node import Node
 from pixiu.discovery.operations import SessionEvent, SessionState
-from pixiu.errors import DiskFailed, Draining, InvalidArgument, OutcomeUnknown, PixiuError, StorageError, Unavailable
+from pixiu.errors import DiskFailed, InvalidArgument, OutcomeUnknown, PixiuError, StorageError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.deadline_timer import DeadlineTimer
-from pixiu.wire.levels import Level
 
 MAX_ENTRY_BYTES: Final = 3 << 20
 """Size of one payload; with the rest of its message it fits into gRPC's smallest limit."""
-MAX_TURN_PAYLOADS: Final = 4096
-"""Payloads of `propose` that are joined into one write. Policy: at this number the write leaves at once."""
 FLUSHED_POLL_S: Final = 1.0
 
 COMMIT: Final = "Time from a leader's writing an entry until it is committed; one entry at a time is timed."
@@ -105,8 +102,6 @@ class Replica:
         self._folder = DataFolder(folder, segment_bytes)
         self._on_leader, self._on_persisted, self._on_applied, self._has_space = on_leader, on_persisted, on_applied, has_space
         self._proposals = Proposals()
-        self._turn: list[tuple[Sequence[tuple[int, bytes]], bool, asyncio.Future[Proposal]]] = []
-        self._turn_size = 0
         self._verdict: ev.Accepted | ev.Rejected | None = None
         self._core: Core | None = None
         self._log: SegmentedLog | None = None
@@ -216,7 +211,6 @@ class Replica:
         self._alarm.cancel()
         self._context.zookeeper.remove_listener(self._session)
         self._proposals.fail(OutcomeUnknown("the process ends"))
-        self._fail_turn(Draining("the process ends"))
         for part in (self._scrub, self._registry, self._sender, self._receiver, self._peers, self._applier, self._syncer):
             await part.close()
         if self._scanning is not None:
@@ -291,35 +285,53 @@ class Replica:
                 ev.Rejection.DRAINING if self._core is not None and self._core.draining else ev.Rejection.NOT_LEADER
             )
 
-    async def propose(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED) -> Written:
-        """Write payloads, each (kind, bytes), and wait until they have reached a level. Payloads proposed in one turn of the event
-        loop are one write.
+    async def propose(self, payloads: Sequence[tuple[int, bytes]]) -> Sequence[object]:
+        """Write payloads, each (kind, bytes), and wait until they are replicated; return the state machine's answers.
 
-        A cancelled caller leaves its write in the log.
+        A cancelled caller leaves its write in the log. Raises as `append`, and OutcomeUnknown: the write may be kept or not, or is
+        on fewer disks than `min_in_sync`.
+        """
+        return await self.submit(payloads).replicated()
+
+    def submit(self, payloads: Sequence[tuple[int, bytes]], *, unblocks: bool = False) -> Proposal:
+        """Write like `propose`: the counters are known at once, and `Proposal.replicated` waits. Raises as `append`."""
+        proposal = Proposal(self.append(payloads, unblocks=unblocks).first, len(payloads))
+        self._proposals.add(proposal)
+        return proposal
+
+    def append(
+        self, payloads: Sequence[tuple[int, bytes]], *, token: int = 0, replicated: bool = True, unblocks: bool = False
+    ) -> ev.Accepted:
+        """Append payloads, each (kind, bytes), to the log. Not to be called by `StateMachine.apply`.
+
+        token: of the result. replicated: somebody waits until they are. unblocks: take them although earlier entries cannot be
+        applied, because they resolve them.
 
         Raises NotLeader, Draining, Overloaded (more than `max_uncommitted` entries wait), TooFewInSync, DiskFull, InvalidArgument:
-        nothing was written; OutcomeUnknown: the write may be kept or not, or is on fewer disks than `min_in_sync`.
+        nothing was written.
         """
-        self._check(payloads)
-        self.check_leader()
-        future: asyncio.Future[Proposal] = asyncio.get_running_loop().create_future()
-        if not self._turn:
-            asyncio.get_running_loop().call_soon(self._flush_turn)
-        self._turn.append((payloads, level is Level.REPLICATED, future))
-        self._turn_size += len(payloads)
-        if self._turn_size >= MAX_TURN_PAYLOADS:
-            self._flush_turn()
-        return await (await future).reached(level)
-
-    def submit(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED, *, unblocks: bool = False) -> Proposal:
-        """Write like `propose` without waiting: the counters are known at once, and `Proposal.reached` waits for any level.
-
-        level: the highest level that will be waited for. unblocks: take the write although earlier entries cannot be applied,
-        because it resolves them. Raises as `propose`. Not to be called by `StateMachine.apply`.
-        """
-        self._check(payloads)
-        self._flush_turn()
-        return self._write(payloads, level is Level.REPLICATED, [len(payloads)], unblocks)[0]
+        if not payloads:
+            raise InvalidArgument("a write has at least one payload")
+        for kind, payload in payloads:
+            if len(payload) > MAX_ENTRY_BYTES or not EntryKind.NOOP < kind < 256:
+                raise InvalidArgument(
+                    f"a payload of kind {kind} and {len(payload)} bytes: at most {MAX_ENTRY_BYTES}, kinds 2 to 255"
+                )
+        if (blocked := self._applier.blocked) is not None and not unblocks:
+            raise self._refusal(ev.Rejection.DRAINING) if self.leave_for_space() else type(blocked)(str(blocked))
+        if self._applier.behind > self._options.max_uncommitted:
+            raise self._refusal(ev.Rejection.OVERLOADED)
+        self._verdict = None
+        began = time.monotonic()
+        self._step(ev.Propose(token, payloads, _wall_us(), replicated))
+        verdict = self._verdict
+        if not isinstance(verdict, ev.Accepted):
+            raise self._refusal(verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER)
+        self.log_full = ""
+        self._batch_entries.add(len(payloads))
+        if verdict.first > self.committed:
+            self._committing.begin((verdict.epoch, verdict.first), began)
+        return verdict
 
     def leave_for_space(self) -> bool:
         """Note that the role has no space for a write. Returns whether this leader is about to hand over to a replica with space:
@@ -416,71 +428,6 @@ class Replica:
         """The agreed time of the partition, Unix µs; 0: none yet."""
         return self._core.context.clock.time_us(time.monotonic()) if self._core is not None else 0
 
-    # --- writes
-
-    @staticmethod
-    def _check(payloads: Sequence[tuple[int, bytes]]) -> None:
-        if not payloads:
-            raise InvalidArgument("a write has at least one payload")
-        for kind, payload in payloads:
-            if len(payload) > MAX_ENTRY_BYTES or not EntryKind.NOOP < kind < 256:
-                raise InvalidArgument(
-                    f"a payload of kind {kind} and {len(payload)} bytes: at most {MAX_ENTRY_BYTES}, kinds 2 to 255"
-                )
-
-    def _flush_turn(self) -> None:
-        """Write the proposals of this turn, consecutive ones of one kind together."""
-        turn, self._turn, self._turn_size = self._turn, [], 0
-        begin = 0
-        while begin < len(turn):
-            end = begin + 1
-            while end < len(turn) and turn[end][1] == turn[begin][1]:
-                end += 1
-            joined = [payload for payloads, _, _ in turn[begin:end] for payload in payloads]
-            waiting = [future for _, _, future in turn[begin:end]]
-            try:
-                made = self._write(joined, turn[begin][1], [len(payloads) for payloads, _, _ in turn[begin:end]])
-                for future, proposal in zip(waiting, made, strict=True):
-                    if not future.done():
-                        future.set_result(proposal)
-            except PixiuError as error:
-                for future in waiting:
-                    if not future.done():
-                        future.set_exception(error)
-            begin = end
-
-    def _fail_turn(self, error: PixiuError) -> None:
-        for _, _, future in self._turn:
-            if not future.done():
-                future.set_exception(error)
-        self._turn, self._turn_size = [], 0
-
-    def _write(
-        self, payloads: Sequence[tuple[int, bytes]], replicated: bool, sizes: Sequence[int], unblocks: bool = False
-    ) -> list[Proposal]:
-        """Write the payloads of several callers at once; `sizes` has each caller's number of payloads."""
-        if (blocked := self._applier.blocked) is not None and not unblocks:
-            raise self._refusal(ev.Rejection.DRAINING) if self.leave_for_space() else type(blocked)(str(blocked))
-        if self._applier.behind > self._options.max_uncommitted:
-            raise self._refusal(ev.Rejection.OVERLOADED)
-        self._verdict = None
-        began = time.monotonic()
-        self._step(ev.Propose(0, payloads, _wall_us(), replicated))
-        verdict = self._verdict
-        if not isinstance(verdict, ev.Accepted):
-            raise self._refusal(verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER)
-        self.log_full = ""
-        made: list[Proposal] = []
-        first = verdict.first
-        self._batch_entries.add(len(payloads))
-        if first > self.committed:
-            self._committing.begin((verdict.epoch, first), began)
-        for size in sizes:
-            made.append(Proposal(verdict.epoch, first, size))
-            self._proposals.add(made[-1])
-            first += size
-        return made
-
     def _refusal(self, reason: ev.Rejection) -> PixiuError:
         error = refusal_of(reason, self._options, self.leader_address, self._folder.path)
         if reason is ev.Rejection.DISK_FULL:
@@ -525,7 +472,6 @@ class Replica:
             case ev.Accepted() | ev.Rejected():
                 self._verdict = effect
             case ev.Persisted(counter):
-                self._proposals.persisted(counter)
                 self._on_persisted(counter)
             case ev.Committed(counter, copies):
                 mark = self._committing.mark
@@ -697,7 +643,7 @@ class Replica:
         samples: dict[str, object] = {f"replica_{name}": value for name, value in self._counts.items()}
         samples |= {f"replica_{name}": value for part in (self._peers, self._registry) for name, value in part.counts.items()}
         samples |= {f"replica_{name}": value for part in (self._sender, self._receiver) for name, value in part.counts.items()}
-        samples |= {"replica_syncs_total": self._syncer.syncs, "replica_proposals_waiting": len(self._proposals)}
+        samples |= {"replica_syncs_total": self._syncer.syncs}
         if core is not None:
             context = core.context
             in_sync = len(context.read.state.in_sync) if context.read and context.read.state else 0

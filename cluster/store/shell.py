@@ -13,13 +13,12 @@ from typing import Any
 
 from cluster.core.role import RoleShell, Runner
 from cluster.process.context import Context
-from cluster.replication.core.events import Accepted, Persisted
+from cluster.replication.core.events import Persisted
 from cluster.replication.machine import StateMachine
 from cluster.replication.replica import Replica
 from cluster.replication.role_options import ReplicatedOptions
 from cluster.store.events import LeaderChanged, Propose, Refused
 from pixiu.errors import PixiuError, Refusal
-from pixiu.wire.levels import Level
 
 
 class StoreShell(RoleShell):
@@ -70,8 +69,8 @@ class StoreShell(RoleShell):
     def _propose(self, effect: Propose) -> None:
         try:
             self._check(effect)
-            proposal = self._replica.submit(effect.payloads, Level.REPLICATED if effect.replicated else Level.PERSISTED)
+            accepted = self._replica.append(effect.payloads, token=effect.token, replicated=effect.replicated)
         except PixiuError as error:
             self._runner.step(Refused(effect.token, Refusal.of(error)))
         else:
-            self._runner.step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
+            self._runner.step(accepted)

@@ -28,7 +28,6 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
-from pixiu.wire.levels import Level
 
 ADVANCED: Final = "pi_doubling_advanced"
 TAKEN_BACK: Final = "pi_doubling_taken_back"
@@ -170,8 +169,7 @@ class DoublingLeader:
         return await self._write(Command(step, self.record.doubling, body))
 
     async def _write(self, command: Command) -> bool:
-        written = await self._replica.propose([(DOUBLING_KIND, command.encode())])
-        return written.answers == [[[1]]]
+        return await self._replica.propose([(DOUBLING_KIND, command.encode())]) == [[[1]]]
 
     async def _settle(self) -> None:
         while self._standing.cut is not None:
@@ -258,4 +256,4 @@ class DoublingLeader:
         if command.step is Step.SPLIT:
             self._cut = Cut(proposal.last, command.doubling)
             self._record_changed()
-        return (await proposal.reached(Level.REPLICATED)).answers == [[[1]]]
+        return await proposal.replicated() == [[[1]]]

@@ -104,8 +104,8 @@ class Learner:
     async def _write(self, commands: list[Command]) -> bool:
         while self._machine.behind:  # LMDB has to catch up
             await asyncio.sleep(BEHIND_POLL_S)
-        written = await self._replica.propose([(DOUBLING_KIND, command.encode()) for command in commands])
-        return written.answers[0] == [[1]]
+        answers = await self._replica.propose([(DOUBLING_KIND, command.encode()) for command in commands])
+        return answers[0] == [[1]]
 
 
 class Teacher(pb_grpc.PiDoublingServicer):

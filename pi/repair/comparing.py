@@ -32,7 +32,6 @@ from pixiu.ids import MAX_ID
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.levels import Level
 
 MARK_S: Final = 30.0
 """Time limit for a replica to apply the mark, seconds."""
@@ -75,9 +74,8 @@ class Comparer:
         """Write a mark; return its position and the digest of the state there. Raises NotLeader, Overloaded, Unavailable,
         StorageError."""
         async with self._expected(mark) as future:
-            proposal = self._replica.submit([(MARK_KIND, mark.to_bytes(MARK_BYTES, "little"))], Level.REPLICATED)
             try:
-                await proposal.reached(Level.REPLICATED)
+                await self._replica.propose([(MARK_KIND, mark.to_bytes(MARK_BYTES, "little"))])
             except OutcomeUnknown as unknown:
                 raise Unavailable("this replica is no longer the leader; compare again") from unknown
             return await self._read(future)

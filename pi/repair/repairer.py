@@ -28,7 +28,6 @@ from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.inbox_operations import ENTRY_KIND, GiveUp, encode
-from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 
@@ -171,7 +170,7 @@ class Repairer:
         """Give up values before the entry that cannot be applied, and wait until the state has gone on. Raises StateDamaged if it
         has not; or as `Replica.propose`."""
         proposal = self._replica.submit([(EARLY_KIND, encode_early(before, keys))], unblocks=True)
-        applied = asyncio.ensure_future(proposal.reached(Level.REPLICATED))
+        applied = asyncio.ensure_future(proposal.replicated())
         try:
             while not applied.done():
                 await asyncio.wait({applied}, timeout=EARLY_POLL_S)

@@ -151,10 +151,10 @@ class Service:
 
     async def _append(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         try:
-            written = await self.replica.propose([(EntryKind.DATA, data)])
+            answers = await self.replica.propose([(EntryKind.DATA, data)])
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
-        return str(written.answers[0]).encode()
+        return str(answers[0]).encode()
 
     async def _read(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         found = json.dumps(self.machine.places).encode()

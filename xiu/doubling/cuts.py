@@ -25,7 +25,6 @@ from pixiu.errors import NotYet, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
 from pixiu.rpc.tls import generation, peer_channel
-from pixiu.wire.levels import Level
 from xiu.core import Core
 from xiu.doubling.answering import MAX_ASKED, Answers, Known, Wanted, check_layout, check_question, problem_of, status_of
 from xiu.events import AskParent, ParentAnswered
@@ -134,7 +133,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         self._core.doubling_entry(change)
         await asyncio.to_thread(self._replica.audit, request.operator, "doubling taken back", self._what(change))
         proposal = self._replica.submit([self._core.doubling_entry(change)])
-        await proposal.reached(Level.REPLICATED)
+        await proposal.replicated()
         if self._shell.head.doubling.fence < proposal.last:
             raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
         self._context.log.info(ADVANCED, operator=request.operator, **self._what(change))
@@ -159,7 +158,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         if not reached(self._shell.head.doubling, change):
             if change.step in (Phase.LEARNING, Phase.SPLIT):
                 self._check_layout(change)
-            await self._replica.submit([self._core.doubling_entry(change)]).reached(Level.REPLICATED)
+            await self._replica.propose([self._core.doubling_entry(change)])
             self._context.log.info(ADVANCED, operator=request.operator, **what)
         if change.step is Phase.OPEN:
             await asyncio.to_thread(audit)

@@ -10,7 +10,6 @@ from typing import Final
 
 from cluster.replication.replica import Replica
 from pixiu.errors import Overloaded
-from pixiu.wire.levels import Level
 from xiu.state.readers import Held, alive, encode, hold, keep_from
 from xiu.state.state import XiuKind
 from xiu.store.machine import Machine
@@ -51,6 +50,6 @@ class Holding:
             async with self._one:  # the entry depends on the other readers
                 self._replica.check_leader()
                 said = hold(self._machine.store.readers(), reader, position, self._replica.now_us(), self._hold_us)
-                await self._replica.submit([(int(XiuKind.HOLD), encode(said))]).reached(Level.REPLICATED)
+                await self._replica.propose([(int(XiuKind.HOLD), encode(said))])
         finally:
             self._waiting -= 1

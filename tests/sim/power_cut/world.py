@@ -40,7 +40,6 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
-from pixiu.wire.levels import Level
 from tests.sim.power_cut.threads import Loop
 from tests.sim.replication.zookeeper import Register
 from xiu.store.store import Store
@@ -307,8 +306,7 @@ class Machine:
         self._note_dips()
         self._note_moments()
         self._watch(-1, -1)
-        self._production_submit, replica.submit = replica.submit, self._submit
-        self._production_write, replica._write = replica._write, self._write
+        self._production_append, replica.append = replica.append, self._append
         await made.start()
 
     def _register_again_by(self, renew: Any) -> None:
@@ -378,14 +376,11 @@ class Machine:
 
         folder.accept_incoming, machine.load = accepting, loading
 
-    def _submit(self, payloads: Any, level: Level = Level.REPLICATED) -> Any:
-        proposal = self._production_submit(payloads, level)
-        self.world.submitted.append(Submitted(self.number, proposal.epoch, proposal.first, payloads[0][1]))
-        return proposal
-
-    def _write(self, payloads: Any, *rest: Any) -> Any:
+    def _append(self, payloads: Any, **how: Any) -> Any:
         self.world.written.update(payload for _, payload in payloads)
-        return self._production_write(payloads, *rest)
+        accepted = self._production_append(payloads, **how)
+        self.world.submitted.append(Submitted(self.number, accepted.epoch, accepted.first, payloads[0][1]))
+        return accepted
 
     def _crash(self, error: BaseException) -> None:
         self.crashed = self.crashed or error
