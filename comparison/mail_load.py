@@ -23,9 +23,10 @@ from comparison.accounts import NUMBER
 from comparison.cases import CASES, Case
 from comparison.load import STALL_S, WARM_S, cpu_used_s, step
 from comparison.mail_wires import MAIL_WIRES, Inbox, MailWire
+from pixiu.ids import UIN, RoomID
 from tools.load.histogram import Histogram
+from tools.load.ledger import Judgement, Ledger
 from tools.load.payload import monotonic_us
-from tools.load.tally import Tally
 
 DRAIN_S: Final = 0.01
 
@@ -58,13 +59,14 @@ class MailLoad:
         self.topics = [wire.topic.format(n + 1) for n in range(case.members)]
         self.inboxes = [wire.inbox(self, n) for n in range(case.members)]
         self.problem = ""
-        self._tally = Tally("mail", keys=case.members)
+        self._ledger, self._next = Ledger(), 0
         self._moved_us = 0
 
     def came(self, number: int, user: int) -> None:
         """Note that a user's inbox got its mail of this number."""
         at_us = monotonic_us()
-        if self._tally.delivered(number * self.case.members + user, at_us) is not None:
+        outcome = self._ledger.arrived(number * self.case.members + user, RoomID(user), UIN(user), at_us)
+        if outcome in (Judgement.DELIVERED, Judgement.OUT_OF_ORDER):
             self._moved_us = at_us
 
     def fail(self, problem: str) -> None:
@@ -74,29 +76,35 @@ class MailLoad:
     async def run(self, sender: Sends, seconds: float) -> dict[str, float]:
         """Send windows for `seconds`, and wait until all is delivered."""
         users, body = self.case.members, bytes(self.case.bytes - NUMBER.size)
-        tally = self._tally = Tally("mail", keys=users, first=self._tally.next)
+        ledger = self._ledger = Ledger()
+        for user in range(users):
+            ledger.joining(RoomID(user), UIN(user), 0)
+            ledger.joined(RoomID(user), UIN(user))
         confirmed_us, used, began_us = Histogram(), cpu_used_s(), monotonic_us()
         while not self.problem and (sent_us := monotonic_us()) < began_us + seconds * 1e6:
-            numbers = [tally.send(sent_us) for _ in range(self.case.window)]
+            numbers = range(self._next, self._next + self.case.window)
+            self._next = numbers.stop
+            for number in numbers:
+                ledger.send(number, RoomID(number % users), UIN(0), b"", sent_us)
             await sender.send([(n % users, NUMBER.pack(n // users) + body) for n in numbers])
             confirmed_us.add(monotonic_us() - sent_us)
         self._moved_us = monotonic_us()
-        while not self.problem and tally.open and monotonic_us() < self._moved_us + STALL_S * 1e6:
+        while not self.problem and ledger.open_messages and monotonic_us() < self._moved_us + STALL_S * 1e6:
             await asyncio.sleep(DRAIN_S)
         if self.problem:
             raise ConnectionError(self.problem)
-        wall, cpu, found = (monotonic_us() - began_us) / 1e6, cpu_used_s() - used, tally.result()
+        wall, cpu = (monotonic_us() - began_us) / 1e6, cpu_used_s() - used
         return {
-            "published": found.sent,
-            "deliveries": found.delivered,
-            "per_second": found.delivered / wall,
-            "p50_ms": found.p50_us / 1000,
-            "p99_ms": found.p99_us / 1000,
+            "published": ledger.sent,
+            "deliveries": ledger.delivered,
+            "per_second": ledger.delivered / wall,
+            "p50_ms": ledger.latency_us.percentile(50) / 1000,
+            "p99_ms": ledger.latency_us.percentile(99) / 1000,
             "confirmed_p50_ms": confirmed_us.percentile(50) / 1000,
             "confirmed_p99_ms": confirmed_us.percentile(99) / 1000,
-            "lost": found.lost,
-            "repeated": found.repeated,
-            "disordered": tally.disordered,
+            "lost": ledger.lost,
+            "repeated": ledger.outcomes.total() - ledger.delivered,
+            "disordered": ledger.outcomes[Judgement.OUT_OF_ORDER],
             "load_share": cpu / wall,
         }
 

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pixiu
+from pixiu.ids import UIN, RoomID
 from tests.support.waiting import until
-from tools.load.payload import HEAD, encode_payload, monotonic_us
-from tools.load.tally import Tally
+from tools.load.ledger import Judgement, Ledger
+from tools.load.payload import HEAD, HEAD_BYTES, monotonic_us
 
 ROOMS: Final = range(1, 17)
 USERS: Final = range(701, 717)
@@ -35,19 +38,19 @@ SIGNAL_S: Final = 0.5
 SIZES: Final = (16, 40, 300, 1200, 8 << 10)
 PATIENT_S: Final = 120.0
 
-Key = tuple[str, int]
-"""What kind of message, and to which room or user."""
+US: Final = UIN(0)
+"""Sender and receiver of every message, for the ledgers: each room or user has one order."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """All about one key."""
+    """All about one kind of message."""
 
-    tally: Tally = field(default_factory=Tally)
+    ledger: Ledger = field(default_factory=Ledger)
     receipts: list[Any] = field(default_factory=list)
     """Of each number, in order."""
-    waits: list[tuple[float, float]] = field(default_factory=list)
-    """(when it was sent, seconds until it came)."""
+    waits: list[tuple[int, float, float]] = field(default_factory=list)
+    """(room or user, when it was sent, seconds until it came)."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,7 @@ class Losses:
     failed: int = 0
     """Reported as failed to their senders, or not decided; and not come."""
     lost: int = 0
+    """Or came with another content, or to somebody else."""
     repeated: int = 0
     disordered: int = 0
 
@@ -67,7 +71,7 @@ class LiveTraffic:
 
     def __init__(self, registry: str) -> None:
         self._registry = registry
-        self.keys: dict[Key, Kept] = defaultdict(Kept)
+        self.kinds: dict[str, Kept] = defaultdict(Kept)
         self.counts: Counter[str] = Counter()
         self.where: list[str] = []
         """What was lost, repeated or out of order, in words; `losses` fills it."""
@@ -112,43 +116,51 @@ class LiveTraffic:
                 await self._px.flush()
         # What is not lost is there soon: nothing is sent again by anybody later than that.
         with contextlib.suppress(AssertionError):
-            await until(lambda: all(self._whole(kept) for kept in self.keys.values()), limit_s=10.0)
+            await until(lambda: all(self._whole(kept) for kept in self.kinds.values()), limit_s=10.0)
 
     # --- work
 
     def _take(self, messages: pixiu.Subscription, uin: int) -> None:
         async def take() -> None:
             async for message in messages:
-                number, sent_us = HEAD.unpack_from(message.payload)
                 kind = "signal" if message.signal else "chat" if uin else "room"
-                kept = self.keys[kind, uin or message.room]
-                took_us = kept.tally.delivered(number, monotonic_us())
-                if took_us is not None:
-                    kept.waits.append((sent_us / 1e6, took_us / 1e6))
+                self._came(self.kinds[kind], uin or message.room, message.payload)
 
         self._tasks.append(asyncio.create_task(take()))
 
-    def _payload(self, kind: str, key: int) -> bytes:
-        sent_us = monotonic_us()
-        number = self.keys[kind, key].tally.send(sent_us)
-        return encode_payload(number, sent_us, b"").ljust(SIZES[number % len(SIZES)] if number % 7 == 0 else SIZES[0])
+    @staticmethod
+    def _came(kept: Kept, key: int, payload: bytes) -> None:
+        now_us = monotonic_us()
+        outcome, _ = kept.ledger.deliver(RoomID(key), US, payload, now_us)
+        if outcome in (Judgement.DELIVERED, Judgement.OUT_OF_ORDER):
+            sent_us = HEAD.unpack_from(payload)[1]
+            kept.waits.append((key, sent_us / 1e6, (now_us - sent_us) / 1e6))
+
+    def _send_one(self, kind: str, key: int, send: Callable[[bytes], Any]) -> Any:
+        """Send one message, and return its receipt."""
+        kept, room = self.kinds[kind], RoomID(key)
+        ledger, number = kept.ledger, kept.ledger.sent
+        if not ledger.members(room):
+            ledger.joining(room, US, 0)
+            ledger.joined(room, US)
+        size = SIZES[number % len(SIZES)] if number % 7 == 0 and kind != "signal" else SIZES[0]
+        receipt = send(ledger.send(number, room, US, bytes(size - HEAD_BYTES), monotonic_us()))
+        kept.receipts.append(receipt)
+        return receipt
 
     async def _send(self) -> None:
         while self._sending:
             for room in ROOMS:
-                body = self._payload("room", room)
-                self.keys["room", room].receipts.append(self._px.room(room).send_soon(body))
+                self._send_one("room", room, self._px.room(room).send_soon)
             for uin in USERS:
-                body = self._payload("chat", uin)
-                self.keys["chat", uin].receipts.append(self._px.user(uin).chat_soon(body))
+                self._send_one("chat", uin, self._px.user(uin).chat_soon)
             self.counts["turns"] += 1
             await asyncio.sleep(PACE_S)
 
     async def _signal(self) -> None:
         while self._sending:
             for room in ROOMS:
-                body = self._payload("signal", room)[:64]
-                self.keys["signal", room].receipts.append(self._px.room(room).signal_soon(body, receipt=True))
+                self._send_one("signal", room, functools.partial(self._px.room(room).signal_soon, receipt=True))
             await asyncio.sleep(SIGNAL_S)
 
     async def _join(self, number: int) -> None:
@@ -157,57 +169,51 @@ class LiveTraffic:
         while self._sending:
             for room in rooms:
                 began = time.monotonic()
-                kept = self.keys["join", room]
                 async with self._joiner.subscribe(room=room) as messages:
-                    kept.waits.append((began, time.monotonic() - began))
-                    body = self._payload("join", room)
-                    receipt = self._joiner.room(room).send_soon(body)
-                    kept.receipts.append(receipt)
-                    await self._get(messages, kept, receipt)
+                    self.kinds["join"].waits.append((room, began, time.monotonic() - began))
+                    receipt = self._send_one("join", room, self._joiner.room(room).send_soon)
+                    await self._get(messages, room, receipt)
                 await asyncio.sleep(PACE_S)
 
-    async def _get(self, messages: pixiu.Subscription, kept: Kept, receipt: Any) -> None:
+    async def _get(self, messages: pixiu.Subscription, room: int, receipt: Any) -> None:
         if await receipt.outcome() is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(10.0):
                     message = await anext(messages)
-                    kept.tally.delivered(HEAD.unpack_from(message.payload)[0], monotonic_us())
+                    self.kinds["join"].ledger.deliver(RoomID(room), US, message.payload, monotonic_us())
 
     # --- what came of it
 
     @staticmethod
     def _whole(kept: Kept) -> bool:
-        return all(kept.receipts[number].done and kept.receipts[number].error is not None for number in kept.tally.missing)
+        receipts = [kept.receipts[missing.number] for missing in kept.ledger.missing()]
+        return all(receipt.done and receipt.error is not None for receipt in receipts)
 
     def losses(self, began: float) -> dict[str, Losses]:
         """By kind. Times are told from `began`, monotonic seconds."""
-        found: dict[str, Losses] = defaultdict(Losses)
-        for (kind, key), kept in sorted(self.keys.items()):
-            of, tally = found[kind], kept.tally
-            for number in tally.missing:
-                receipt = kept.receipts[number]
+        found: dict[str, Losses] = {}
+        for kind, kept in sorted(self.kinds.items()):
+            ledger, outcomes = kept.ledger, kept.ledger.outcomes
+            for missing in list(ledger.missing()):
+                receipt = kept.receipts[missing.number]
                 if not receipt.done or receipt.error is not None:
-                    tally.failed(number, receipt.error.code if receipt.error else "undecided", monotonic_us())
-            result, lost = tally.result(), sorted(tally.missing.items())
-            disordered = 0 if kind == "signal" else tally.disordered
-            for code, number in result.failures.items():
+                    ledger.refused(missing.number, receipt.error.code if receipt.error else "undecided")
+            lost = [missing for missing in ledger.missing() if not missing.refused]
+            disordered = 0 if kind == "signal" else outcomes[Judgement.OUT_OF_ORDER]
+            repeated, wrong = outcomes[Judgement.REPEATED], outcomes[Judgement.ALIEN] + outcomes[Judgement.DAMAGED]
+            for code, number in ledger.refusals.items():
                 self.counts[f"{kind} failed {code}"] += number
-            of.sent += result.sent
-            of.failed += result.failed
-            of.lost += result.lost
-            of.repeated += result.repeated
-            of.disordered += disordered
-            if lost or disordered or result.repeated:
-                times = ", ".join(f"{n} (sent at {sent_us / 1e6 - began:.2f} s)" for n, sent_us in lost[:9])
-                self.where.append(f"{kind} {key}: lost {times}, repeated {list(tally.repeats)[:9]}, out of order {disordered}")
+            found[kind] = Losses(ledger.sent, ledger.refusals.total(), len(lost) + wrong, repeated, disordered)
+            if lost or disordered or repeated or wrong:
+                times = ", ".join(f"{one.number} in {one.room} (sent at {one.sent_us / 1e6 - began:.2f} s)" for one in lost[:9])
+                self.where.append(f"{kind}: lost {times}, repeated {repeated}, out of order {disordered}, wrong {wrong}")
         return found
 
     def waits(self, kinds: tuple[str, ...], since: float, until_: float) -> dict[int, float]:
         """Room or user → the longest wait of what was sent in a span of monotonic seconds."""
         longest: dict[int, float] = {}
-        for (kind, key), kept in self.keys.items():
-            if kind in kinds:
-                for sent_at, seconds in kept.waits:
-                    if since <= sent_at <= until_:
-                        longest[key] = max(longest.get(key, 0.0), seconds)
+        for kind in kinds:
+            for key, sent_at, seconds in self.kinds[kind].waits:
+                if since <= sent_at <= until_:
+                    longest[key] = max(longest.get(key, 0.0), seconds)
         return longest

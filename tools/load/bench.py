@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
@@ -30,16 +31,19 @@ from pixiu.client.stores.view import InboxView
 from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import names_registry
 from pixiu.errors import ConfigurationError, InvalidArgument, PixiuError
+from pixiu.ids import UIN, RoomID
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from tools.load.ledger import Judgement, Ledger
 from tools.load.pace import Pace
-from tools.load.payload import HEAD, HEAD_BYTES, encode_payload, monotonic_us
-from tools.load.tally import Result, Tally
+from tools.load.payload import HEAD, HEAD_BYTES, monotonic_us
 
 KINDS: Final = ("room", "signal", "mail")
 FIRST_KEY: Final = 1 << 60
 """Lower bound of the random rooms and users of a load."""
 KEY_BITS: Final = 40
 MAX_KEYS: Final = 1000
+US: Final = UIN(0)
+"""Sender and receiver of every message, for the ledger."""
 DEVICE: Final = "pixiu-bench"
 POLL_S: Final = 0.001
 MAX_BURST: Final = 50
@@ -77,13 +81,69 @@ class Load:
     """Time after which a message that has not arrived counts as lost, seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of a load of one kind."""
+
+    kind: str
+    sent: int
+    delivered: int
+    """Sent messages that were delivered, each counted once."""
+    repeated: int
+    """Deliveries beyond the first of a message."""
+    failed: int
+    """Sent messages that the cluster refused or reported as undelivered, and deliveries of another content or to another key."""
+    lost: int
+    """Sent messages that neither arrived nor failed in time."""
+    seconds: float
+    """Time from the first sending until nothing was open."""
+    p50_us: int
+    p99_us: int
+    highest_us: int
+    """Highest latency of the delivered messages, from `send` until the application has it; 0 without any."""
+    failures: dict[str, int]
+    """Error code, or what was wrong with a delivery → number."""
+
+    @property
+    def whole(self) -> bool:
+        """True if everything arrived exactly once."""
+        return not (self.failed or self.lost or self.repeated)
+
+    @property
+    def per_s(self) -> float:
+        """Deliveries per second."""
+        return self.delivered / self.seconds if self.seconds else 0.0
+
+
+def result_of(kind: str, ledger: Ledger, seconds: float) -> Result:
+    """The outcomes of all messages; call it when nothing is open."""
+    outcomes, times = ledger.outcomes, ledger.latency_us
+    failures = ledger.refusals + Counter({one.value: outcomes[one] for one in (Judgement.ALIEN, Judgement.DAMAGED)})
+    return Result(
+        kind,
+        ledger.sent,
+        ledger.delivered,
+        outcomes[Judgement.REPEATED] + outcomes[Judgement.AGAIN],
+        failures.total(),
+        sum(not missing.refused for missing in ledger.missing()),
+        seconds,
+        times.percentile(50),
+        times.percentile(99),
+        times.highest,
+        dict(failures),
+    )
+
+
 class _Run:
     """The load of one kind."""
 
     def __init__(self, target: str, kind: str, load: Load) -> None:
         self._target, self._kind, self._load = target, kind, load
-        self._tally = Tally(kind, int(load.timeout_s * 1e6))
+        self._ledger, self._moved_us = Ledger(), 0
         self.keys = [FIRST_KEY + secrets.randbits(KEY_BITS) for _ in range(load.keys)]
+        for key in self.keys:
+            self._ledger.joining(RoomID(key), US, 0)
+            self._ledger.joined(RoomID(key), US)
         self._numbers: dict[int, int] = {}
         """SnowflakeID → number, of messages that may still fail."""
         self._failed_at_once: dict[int, str] = {}
@@ -97,13 +157,17 @@ class _Run:
         ):
             try:
                 async with self._receiving(receiver):
+                    began_us = monotonic_us()
                     await self._send_all(sender)
-                    while self._tally.open:
+                    while self._ledger.open_messages:
                         await asyncio.sleep(POLL_S)
-                        self._tally.expire(monotonic_us())
+                        self._expire()
             finally:
                 await self._clean_up()
-        return self._tally.result()
+        return result_of(self._kind, self._ledger, max(self._moved_us - began_us, 0) / 1e6)
+
+    def _expire(self) -> None:
+        self._ledger.expire(monotonic_us() - int(self._load.timeout_s * 1e6))
 
     @contextlib.asynccontextmanager
     async def _receiving(self, receiver: Client) -> AsyncIterator[None]:
@@ -112,7 +176,7 @@ class _Run:
             if self._kind == "mail":
                 for uin in self.keys:
                     inbox = await stack.enter_async_context(receiver.inbox(uin=uin, device=DEVICE))
-                    work.append(lambda inbox=inbox: self._take_mail(inbox))  # type: ignore[misc]
+                    work.append(lambda inbox=inbox, uin=uin: self._take_mail(inbox, uin))  # type: ignore[misc]
             else:
                 subscription = await stack.enter_async_context(receiver.subscribe(rooms=self.keys))
                 work.append(lambda: self._take(subscription))
@@ -131,35 +195,42 @@ class _Run:
         async for messages in subscription.batches():
             now_us = monotonic_us()
             for message in messages:
-                self._came(message, now_us)
+                self._came(message.room, message, now_us)
 
-    async def _take_mail(self, inbox: pixiu.Inbox) -> None:
+    async def _take_mail(self, inbox: pixiu.Inbox, uin: int) -> None:
         async for mail in inbox:
-            self._came(mail.message, monotonic_us())
+            self._came(uin, mail.message, monotonic_us(), again=mail.redelivered)
             mail.acknowledge()
 
-    def _came(self, message: pixiu.Message, now_us: int) -> None:
+    def _came(self, key: int, message: pixiu.Message, now_us: int, *, again: bool = False) -> None:
         self._numbers.pop(message.message_id, None)
-        self._tally.delivered(HEAD.unpack_from(message.payload)[0], now_us)
+        outcome, _ = self._ledger.deliver(RoomID(key), US, message.payload, now_us, again=again)
+        if outcome in (Judgement.DELIVERED, Judgement.OUT_OF_ORDER):
+            self._ledger.acknowledged(HEAD.unpack_from(message.payload)[0], now_us)  # a failure that is reported later is none
+            self._moved_us = now_us
+
+    def _failed(self, number: int, code: str) -> None:
+        self._ledger.refused(number, code)
+        self._moved_us = monotonic_us()
 
     async def _send_all(self, sender: Client) -> None:
         load, pace, began = self._load, Pace(self._load.rate, self._load.window), time.monotonic()
         while True:
-            due = min(pace.due(time.monotonic() - began, self._tally.sent, self._tally.open), MAX_BURST)
+            sent, under_way = self._ledger.sent, self._ledger.open_messages
+            due = min(pace.due(time.monotonic() - began, sent, under_way), MAX_BURST)
             if load.count:
-                due = min(due, load.count - self._tally.sent)
+                due = min(due, load.count - sent)
             for _ in range(due):
                 self._send(sender)
-            if (load.count and self._tally.sent >= load.count) or (load.seconds and time.monotonic() - began >= load.seconds):
+            if (load.count and self._ledger.sent >= load.count) or (load.seconds and time.monotonic() - began >= load.seconds):
                 return
-            await asyncio.sleep(0 if due > 0 and not load.rate and self._tally.open < load.window else POLL_S)
-            self._tally.expire(monotonic_us())
+            await asyncio.sleep(0 if due > 0 and not load.rate and self._ledger.open_messages < load.window else POLL_S)
+            self._expire()
 
     def _send(self, sender: Client) -> None:
-        now_us = monotonic_us()
-        number = self._tally.send(now_us)
+        number = self._ledger.sent
         key = self.keys[number % len(self.keys)]
-        payload = encode_payload(number, now_us, bytes(self._load.size - HEAD_BYTES))
+        payload = self._ledger.send(number, RoomID(key), US, bytes(self._load.size - HEAD_BYTES), monotonic_us())
         try:
             match self._kind:
                 case "room":
@@ -169,11 +240,11 @@ class _Run:
                 case _:
                     message_id = sender.user(key).mail_soon(payload).id
         except PixiuError as error:
-            self._tally.failed(number, error.code, now_us)
+            self._failed(number, error.code)
             return
         code = self._failed_at_once.pop(message_id, None)
         if code is not None:
-            self._tally.failed(number, code, now_us)
+            self._failed(number, code)
         else:
             self._numbers[message_id] = number
 
@@ -182,7 +253,7 @@ class _Run:
         if number is None:
             self._failed_at_once[failure.id] = failure.error.code
         else:
-            self._tally.failed(number, failure.error.code, monotonic_us())
+            self._failed(number, failure.error.code)
 
     async def _clean_up(self) -> None:
         """Delete the inboxes' entries and the device of mail. Rooms and signals leave nothing behind."""

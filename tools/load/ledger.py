@@ -208,6 +208,13 @@ class Ledger:
         self.outcomes[outcome] += 1
         return outcome, done
 
+    def arrived(self, number: int, room: RoomID, uin: UIN, now_us: int) -> Judgement:
+        """Judge one delivery whose content was checked elsewhere; a number that was not sent counts as `FOREIGN`."""
+        position = self._position.get(number)
+        outcome = Judgement.FOREIGN if position is None else self._judge_sound(number, position, room, uin, now_us)[0]
+        self.outcomes[outcome] += 1
+        return outcome
+
     def _judge(self, room: RoomID, uin: UIN, payload: bytes, now_us: int) -> tuple[Judgement, bool]:
         head = HEAD_BYTES + len(self._run)
         if len(payload) < head or payload[HEAD_BYTES:head] != self._run:
@@ -218,6 +225,11 @@ class Ledger:
             return Judgement.DAMAGED, False
         if xxhash.xxh3_64_intdigest(memoryview(payload)[HEAD_BYTES:]) != self._hash[position]:
             return Judgement.DAMAGED, False
+        return self._judge_sound(number, position, room, uin, now_us)
+
+    def _judge_sound(self, number: int, position: int, room: RoomID, uin: UIN, now_us: int) -> tuple[Judgement, bool]:
+        """Judge a delivery whose content is what was sent."""
+        stamp = self._sent_us[position]
         place = self._rooms.get(room)
         if place is None or self._room_of[position] != room:
             return Judgement.ALIEN, False
