@@ -37,7 +37,7 @@ STARTED_BY: Final = {
     "xiu": "no Xiu, no mail: `pixiu up --xius 1 --pis 1`",
     "pi": "no Pi, no mail: `pixiu up --xius 1 --pis 1`",
 }
-"""How to start the roles that a cluster may lack."""
+"""Hints for starting the roles that a cluster may lack."""
 REJOIN_WAIT_S: Final = 30.0
 """Time limit, at the end, for the places of the dead to be filled, so that the report can include the times, seconds."""
 
@@ -74,9 +74,9 @@ class Result:
     """Reasons of the first few breaks."""
     interrupted: bool
     notes: dict[str, str]
-    """What the report says beside some of its rows."""
+    """Texts of the report beside some of its rows, by name."""
     played: dict[str, object]
-    """What was played, for the JSON."""
+    """Totals of the plan and the connections, for the JSON."""
 
 
 class Played(Protocol):
