@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.core.contract import EndOfTurn, Tick
+from pixiu.errors import Refusal
 from pixiu.ids import msg_lane
 from pixiu.wire.levels import Level, Triple
 
@@ -94,8 +95,7 @@ class StoredRun:
     """If stored now: of the first one."""
     msg_id: int
     """If stored before."""
-    code: str
-    text: str
+    refusal: Refusal | None = None
     partitions: int = 0
     """With WRONG_PARTITION: number of partitions by the count of the partition that refused."""
 
@@ -120,8 +120,7 @@ class Appended:
     request: int
     results: Sequence[int]
     """InboxSeq of each append, or a negative reason; none below level replicated."""
-    code: str
-    text: str
+    refusal: Refusal | None
     triple: Triple
     copies: int
     partitions: int = 0
@@ -194,6 +193,11 @@ class Result:
     """Inboxes that do not have a mail with several receivers, as far as is known."""
 
 
+def refused(position: int, why: Refusal, msg_ids: Sequence[int] = (), open_inboxes: Sequence[int] = ()) -> Result:
+    """Return the result of a record that was refused."""
+    return Result(position, 1, 0, msg_ids, why.code, why.text, open_inboxes)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Report to a writer the outcome of its mail."""
@@ -210,9 +214,7 @@ class EndWriter:
     """End a writer's stream; the writer opens another one and sends everything unconfirmed again."""
 
     stream: int
-    code: str
-    text: str
-    retry_after_ms: int
+    why: Refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                     code=result.code,
                     text=result.text,
                     partitions=result.partitions,
+                    retry_after_ms=result.retry_after_ms,
                 )
                 for answer in answers
                 for result in answer.results

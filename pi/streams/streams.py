@@ -132,8 +132,9 @@ def level_of(request: pi_pb2.PiRequest) -> Level:
 def message_of(reply: Reply) -> pi_pb2.PiReply:
     """Encode a reply."""
     message = pi_pb2.PiReply(
-        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.triple.layout_version,
-        epoch=reply.triple.epoch, committed=reply.triple.committed, copies=reply.copies,
+        request=reply.request, results=reply.results, code=reply.code, text=reply.text, retry_after_ms=reply.retry_after_ms,
+        layout_version=reply.triple.layout_version, epoch=reply.triple.epoch, committed=reply.triple.committed,
+        copies=reply.copies,
     )  # fmt: skip
     for found in reply.reads:
         answer = message.reads.add(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pixiu import errors
+from pixiu.errors import Refusal
 from pixiu.ids import MAX_ID
 from pixiu.placement.split import SplitPartitions
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
@@ -65,7 +66,7 @@ class Batch:
     size: int = 0
     data: bytes = b""
     msg_ids: list[int] = field(default_factory=list)
-    codes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    codes: dict[int, Refusal] = field(default_factory=dict)
     """Index → reason of Xiu's refusal."""
     copies: int = 0
     stored: bool = False
@@ -73,7 +74,7 @@ class Batch:
     """Parts that Pi has not answered."""
     open: set[int] = field(default_factory=set)
     """Inboxes that do not have a mail to many yet."""
-    refused: tuple[str, str] | None = None
+    refused: Refusal | None = None
     """Reason why some inbox did not take a mail to many."""
     done: bool = False
 
@@ -129,13 +130,13 @@ def split(
         position, record, others = event.position + index, data[at:after], more.get(index) if more else None
         at = after
         if kind != MAIL or flags & Flag.TO_ROOM or not 0 < key <= MAX_ID or size > max_size:
-            refused.append(ev.Result(position, 1, 0, (), *_refusal(kind, size, max_size)))
+            refused.append(ev.refused(position, _refusal(kind, size, max_size)))
             continue
         if others:
             receivers = list(dict.fromkeys([key, *others]))
             problem = _problem_of(receivers)
             if problem is not None:
-                refused.append(ev.Result(position, 1, 0, (), *problem))
+                refused.append(ev.refused(position, problem))
                 continue
             channels = tuple(dict.fromkeys(uin % xius for uin in receivers))
             for partition in [partition for partition in growing if partition % xius in channels]:
@@ -218,20 +219,22 @@ def _by_partition(batch: Batch, wanted: Iterable[tuple[int, int]], pis: SplitPar
     return {partition: Part(batch, indexes, uins) for partition, (indexes, uins) in found.items()}
 
 
-def _refusal(kind: int, size: int, max_size: int) -> tuple[str, str]:
+def _refusal(kind: int, size: int, max_size: int) -> Refusal:
     if size > max_size:
         limit = max_size + SIZE_FIELD
-        return errors.RecordTooLarge.code, f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {limit}"
+        return Refusal(errors.RecordTooLarge.code, f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {limit}")
     if kind in REFUSALS:
-        return errors.NotAllowed.code, REFUSALS[kind]
+        return Refusal(errors.NotAllowed.code, REFUSALS[kind])
     if kind != MAIL:
-        return errors.InvalidArgument.code, f"a record of kind {kind}; mail has kind {MAIL}"
-    return errors.InvalidArgument.code, "mail goes to users: UINs are from 1 to 2^63-1"
+        return Refusal(errors.InvalidArgument.code, f"a record of kind {kind}; mail has kind {MAIL}")
+    return Refusal(errors.InvalidArgument.code, "mail goes to users: UINs are from 1 to 2^63-1")
 
 
-def _problem_of(receivers: list[int]) -> tuple[str, str] | None:
+def _problem_of(receivers: list[int]) -> Refusal | None:
     if len(receivers) > MAX_RECEIVERS:
-        return errors.TooManyReceivers.code, f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several"
+        return Refusal(
+            errors.TooManyReceivers.code, f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several"
+        )
     if not all(0 < uin <= MAX_ID for uin in receivers):
-        return errors.InvalidArgument.code, "mail goes to users: UINs are from 1 to 2^63-1"
+        return Refusal(errors.InvalidArgument.code, "mail goes to users: UINs are from 1 to 2^63-1")
     return None

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from cluster.core.contract import END_OF_TURN, NEVER, EndOfTurn, EventTable, Tick
 from pixiu import errors
+from pixiu.errors import Refusal
 from pixiu.placement.split import SplitPartitions
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
@@ -41,7 +42,9 @@ for that partition alone: one without a leader leaves capacity for the mail of t
 MAX_BATCH_RECORDS: Final = 16_384
 """Records in one batch of a writer. Policy: the stream is ended."""
 PAUSE_S: Final = 0.1
-"""Pause after a temporary refusal, seconds."""
+"""Pause after a temporary refusal, seconds; longer if the store asks for it."""
+MAX_PAUSE_S: Final = 5.0
+"""Longest pause that a store may ask for, seconds."""
 MOVED_PAUSE_S: Final = 0.01
 """Pause before mail that an unopened child of Xiu refused is sent again, by way of its parent, seconds."""
 MOVED_SOON: Final = 50
@@ -157,12 +160,12 @@ class MailCore:
             refusal = "this proxy does not accept mail (proxy.kinds); use another one"
         elif not self._knows_stores:
             text = "this proxy has only just started and has not read the cluster yet; use another one, or retry"
-            out.append(ev.EndWriter(event.stream, errors.Unavailable.code, text, RETRY_MS))
+            out.append(ev.EndWriter(event.stream, Refusal(errors.Unavailable.code, text, RETRY_MS)))
             return
         elif not self._xius or not self._pis:
             refusal = "this cluster keeps no mail: it has no Xiu or no Pi; `pixiu up --xius 1 --pis 1` has them"
         if refusal:
-            out.append(ev.EndWriter(event.stream, errors.NotServed.code, refusal, 0))
+            out.append(ev.EndWriter(event.stream, Refusal(errors.NotServed.code, refusal)))
             return
         self._writers[event.stream] = Writer(event.stream, event.worker, event.generation, self._xius)
 
@@ -171,7 +174,7 @@ class MailCore:
         if writer is not None:
             self._forget([writer])
 
-    def _end(self, writers: Iterable[Writer], code: str, text: str, out: list[ev.Effect], retry_ms: int = 0) -> None:
+    def _end(self, writers: Iterable[Writer], why: Refusal, out: list[ev.Effect]) -> None:
         """End writers' streams: notify them, and forget their mail in flight."""
         ended = [writer for writer in dict.fromkeys(writers) if not writer.ended]
         for writer in ended:
@@ -179,12 +182,11 @@ class MailCore:
             del self._writers[writer.stream]
             for batch in writer.batches:
                 if batch.many and batch.stored and batch.open:
-                    unknown = f"some inboxes may not have it yet; send it again with the same SnowflakeID ({code}: {text})"
-                    found = ev.Result(
-                        batch.positions[0], 1, 0, batch.msg_ids, errors.OutcomeUnknown.code, unknown, sorted(batch.open)
-                    )
+                    text = f"some inboxes may not have it yet; send it again with the same SnowflakeID ({why.code}: {why.text})"
+                    unknown = Refusal(errors.OutcomeUnknown.code, text)
+                    found = ev.refused(batch.positions[0], unknown, batch.msg_ids, sorted(batch.open))
                     self._results.setdefault(writer.stream, []).append(found)
-            out.append(ev.EndWriter(writer.stream, code, text, retry_ms))
+            out.append(ev.EndWriter(writer.stream, why))
         self._forget(ended)
 
     def _forget(self, writers: list[Writer]) -> None:
@@ -216,10 +218,10 @@ class MailCore:
         elif event.count > MAX_BATCH_RECORDS:
             wrong = f"a batch has at most {MAX_BATCH_RECORDS} records"
         if wrong:
-            self._end([writer], errors.InvalidArgument.code, wrong, out)
+            self._end([writer], Refusal(errors.InvalidArgument.code, wrong), out)
         elif self._size + len(event.data) > MAX_WAITING_BYTES:
             text = f"{MAX_WAITING_BYTES >> 20} MiB of mail wait in this proxy; send again later, or through another proxy"
-            self._end([writer], errors.Overloaded.code, text, out, RETRY_MS)
+            self._end([writer], Refusal(errors.Overloaded.code, text, RETRY_MS), out)
         else:
             writer.expected += event.count
             self.counters.mails_in += event.count
@@ -228,7 +230,7 @@ class MailCore:
             made = split(writer, event, self._xiu_split.of, self._max_size, now + self._timeout_s)
             if made is None:
                 text = f"a batch of {len(event.data)} bytes is not {event.count} records end to end"
-                self._end([writer], errors.MalformedData.code, text, out)
+                self._end([writer], Refusal(errors.MalformedData.code, text), out)
                 return
             batches, refused = made
             if refused:
@@ -239,7 +241,7 @@ class MailCore:
                     text = (
                         f"{self._share >> 20} MiB of mail for {name} wait in this proxy; send again later, or through another proxy"
                     )
-                    self._end([writer], errors.Overloaded.code, text, out, RETRY_MS)
+                    self._end([writer], Refusal(errors.Overloaded.code, text, RETRY_MS), out)
                     return
                 self._start(batch)
 
@@ -309,7 +311,7 @@ class MailCore:
         follows_xius = event.xius == xius or event.xius > xius > 0 == event.xius % xius
         if not follows_xius or (event.pis != pis and not event.pis == 2 * pis > 0):
             self._pi_split = SplitPartitions(max(event.pis, 1))
-            self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
+            self._end(list(self._writers.values()), Refusal(errors.StaleStream.code, "the cluster's layout changed"), out)
             return
         if event.xius != xius:
             for link in self._xiu_links.values():
@@ -370,7 +372,7 @@ class MailCore:
     def _on_down(self, event: ev.LinkDown, now: float, out: list[ev.Effect]) -> None:
         link = self._link(event.store)
         if event.link == link.number:
-            link.trouble = (errors.Unavailable.code, event.text)
+            link.trouble = Refusal(errors.Unavailable.code, event.text)
             self._dropped(link, event.text, out)
 
     def _leave(self, link: Link[Any], text: str, out: list[ev.Effect]) -> None:
@@ -386,7 +388,8 @@ class MailCore:
         if link.store.pi:
             writers = [part.batch.writer for request in lost for part in request.waiting]
             name = f"pi partition {link.store.partition}"
-            self._end(writers, errors.StaleStream.code, f"{name}: {text}; the outcome of what it did not confirm is unknown", out)
+            text = f"{name}: {text}; the outcome of what it did not confirm is unknown"
+            self._end(writers, Refusal(errors.StaleStream.code, text), out)
         else:
             self._again([batch for request in lost for batch in request.waiting if not batch.done])
 
@@ -420,17 +423,17 @@ class MailCore:
         for request in take_runs(link, event.runs):
             stale = self._stored(link, request, event.copies, now, out) or stale
         if stale:
-            self._leave(link, link.trouble[1] if link.trouble else "the leader changed", out)
+            self._leave(link, link.trouble.text if link.trouble else "the leader changed", out)
 
     def _stored(self, link: Link[Batch], request: Request[Batch], copies: int, now: float, out: list[ev.Effect]) -> bool:
         """Take the complete answer to a request. Returns True if this is not the leader any more."""
         if request.retry is not None:
             link.trouble = request.retry
-            moved = request.retry[0] == errors.WrongPartition.code and self._moved_xiu(link, request, now, out)
+            moved = request.retry.code == errors.WrongPartition.code and self._moved_xiu(link, request, now, out)
             self._again([batch for batch in request.waiting if not batch.done])
             if not moved:
-                link.not_before = now + PAUSE_S
-            return not moved and request.retry[0] in NEXT_LEADER
+                link.not_before = now + max(PAUSE_S, min(request.retry.retry_after_ms / 1000, MAX_PAUSE_S))
+            return not moved and request.retry.code in NEXT_LEADER
         self.pauses.confirmed(link.store, now)
         at = 0
         for batch in request.waiting:
@@ -519,7 +522,7 @@ class MailCore:
 
     def _release(self, batch: Batch, out: list[ev.Effect]) -> None:
         if batch.codes:
-            refused = [ev.Result(batch.positions[index], 1, 0, (), *why) for index, why in sorted(batch.codes.items())]
+            refused = [ev.refused(batch.positions[index], why) for index, why in sorted(batch.codes.items())]
             self._answer(batch.writer, refused, ev.Store(False, batch.partition))
         parts = parts_of(batch, self._pi_split)
         batch.pending = len(parts)
@@ -537,30 +540,30 @@ class MailCore:
         link.progress_at = now
         self.triples[link.store] = event.triple
         stale = event.triple.epoch != link.epoch
-        if event.code == errors.WrongPartition.code and event.request in link.in_flight:
-            self._moved_pi(link, event, now, out)
+        why = event.refusal
+        if why is not None and why.code == errors.WrongPartition.code and event.request in link.in_flight:
+            self._moved_pi(link, event, why, now, out)
             return
         request = link.in_flight.pop(event.request, None)
         if request is None:
             pass
-        elif event.code:
-            stale = self._append_refused(link, request, event, out) or stale
+        elif why is not None:
+            stale = self._append_refused(link, request, why, out) or stale
         elif stale and not event.results:
             # It was answered before it was applied, and will be refused then: it names the epoch before.
             text = f"pi partition {event.partition}: the leader changed"
-            self._end([part.batch.writer for part in request.waiting], errors.StaleStream.code, text, out)
+            self._end([part.batch.writer for part in request.waiting], Refusal(errors.StaleStream.code, text), out)
         else:
             self._closed_until.pop(event.partition, None)
             self.pauses.confirmed(link.store, now)
             self._appended(link, request, event, out)
         if stale:
-            self._leave(link, event.text or "the leader changed", out)
+            self._leave(link, why.text if why else "the leader changed", out)
 
-    def _moved_pi(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
+    def _moved_pi(self, link: Link[Part], event: ev.Appended, why: Refusal, now: float, out: list[ev.Effect]) -> None:
         """Handle a Pi that does not serve some of the users, or not yet: nothing of the request was appended. A parent that was
         split reports so; an unopened child is asked again, and after a while its parent, whose cut may be undone."""
-        partition = event.partition
-        link.trouble = (event.code, event.text)
+        partition, link.trouble = event.partition, why
         if partition < self._pi_split.count:
             if self._pi_split.learn(partition, event.partitions):
                 child = ev.Store(True, partition + self._pi_split.count)
@@ -573,22 +576,22 @@ class MailCore:
             self._pi_split.forget(partition)
         else:
             link.not_before = now + CLOSED_PAUSE_S
-        self._reroute_pi(link, event.text, out)
+        self._reroute_pi(link, why.text, out)
 
-    def _append_refused(self, link: Link[Part], request: Request[Part], event: ev.Appended, out: list[ev.Effect]) -> bool:
+    def _append_refused(self, link: Link[Part], request: Request[Part], why: Refusal, out: list[ev.Effect]) -> bool:
         """Handle a request of which nothing was appended, or nobody knows. Returns True if this is not the leader any more."""
-        link.trouble = (event.code, event.text)
-        name = f"pi partition {event.partition}"
-        if event.code in PERMANENT:
+        link.trouble = why
+        named = why._replace(text=f"pi partition {link.store.partition}: {why.text}")
+        if why.code in PERMANENT:
             for part in request.waiting:
                 if not part.batch.done and not part.batch.many:
                     positions = dict.fromkeys(part.batch.positions[index] for index in part.indexes)
-                    results = [ev.Result(position, 1, 0, (), event.code, f"{name}: {event.text}") for position in positions]
+                    results = [ev.refused(position, named) for position in positions]
                     self._answer(part.batch.writer, results, link.store)
         # Pi also refuses what follows of the same streams: nothing late may overtake.
         writers = [part.batch.writer for part in request.waiting]
-        self._end(writers, event.code, f"{name}: {event.text}", out, RETRY_MS)
-        return event.code in NEXT_LEADER
+        self._end(writers, named._replace(retry_after_ms=why.retry_after_ms or RETRY_MS), out)
+        return why.code in NEXT_LEADER
 
     def _appended(self, link: Link[Part], request: Request[Part], event: ev.Appended, out: list[ev.Effect]) -> None:
         at = 0
@@ -600,7 +603,7 @@ class MailCore:
                 continue
             if STALE_WRITER in results or (event.results and len(results) < count):
                 text = "a newer stream of this writer is open, or the leader of Pi changed"
-                self._end([batch.writer], errors.StaleWriter.code, text, out)
+                self._end([batch.writer], Refusal(errors.StaleWriter.code, text), out)
                 continue
             copies = min(batch.copies, event.copies) if batch.level is Level.REPLICATED else 1
             batch.pending -= 1
@@ -625,7 +628,7 @@ class MailCore:
             return
         stores = link.store, ev.Store(False, batch.partition)
         if batch.refused is not None:
-            result = ev.Result(batch.positions[0], 1, 0, batch.msg_ids, *batch.refused, sorted(batch.open))
+            result = ev.refused(batch.positions[0], batch.refused, batch.msg_ids, sorted(batch.open))
         else:
             result = ev.Result(batch.positions[0], 1, batch.copies, batch.msg_ids)
         self._answer(batch.writer, [result], *stores)
@@ -637,11 +640,11 @@ class MailCore:
             batch = self._deadlines.popleft()
             if not batch.done:
                 store = ev.Store(True, self._pi_split.of(batch.uins[0])) if batch.stored else ev.Store(False, batch.partition)
-                trouble = self._link(store).trouble or (errors.Unavailable.code, "it does not answer")
+                why = self._link(store).trouble or Refusal(errors.Unavailable.code, "it does not answer")
                 name = f"{store.role} partition {store.partition}"
-                text = f"{name} did not confirm within {self._timeout_s:g} s ({trouble[0]}: {trouble[1]})"
-                code = trouble[0] if trouble[0] not in NEXT_LEADER | PERMANENT else errors.Unavailable.code
-                self._end([batch.writer], code, text, out, RETRY_MS)
+                text = f"{name} did not confirm within {self._timeout_s:g} s ({why.code}: {why.text})"
+                code = why.code if why.code not in NEXT_LEADER | PERMANENT else errors.Unavailable.code
+                self._end([batch.writer], Refusal(code, text, why.retry_after_ms or RETRY_MS), out)
         for link in self._links():
             if link.stalls(now):
                 self._leave(link, f"no answer for {STALL_S:g} s", out)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from cluster.core.contract import NEVER
+from pixiu.errors import Refusal
 from pixiu.ids import MSG_SEQUENCE_BITS
 from pixiu.wire.inbox_operations import encode_appends, encode_fanout
 from pixiu.wire.levels import Level
@@ -41,8 +42,8 @@ class Request(Generic[Waiting]):
         self.remaining = remaining
         self.found: list[int] = [] if found is None else found
         """MsgIDs."""
-        self.codes: dict[int, tuple[str, str]] = {}
-        self.retry: tuple[str, str] | None = None
+        self.codes: dict[int, Refusal] = {}
+        self.retry: Refusal | None = None
         self.partitions = 0
         """Number of partitions by the count of a Xiu that refused some records as another partition's."""
 
@@ -64,7 +65,7 @@ class Link(Generic[Waiting]):
         self.next_number = 1
         self.progress_at = 0.0
         self.not_before = 0.0
-        self.trouble: tuple[str, str] | None = None
+        self.trouble: Refusal | None = None
         """The last refusal."""
         self.bounces = 0
         """Number of times that a child of this partition of Xiu refused what this one had refused, since the layout changed."""
@@ -169,12 +170,12 @@ def _take_run(request: Request[Batch], run: ev.StoredRun, begin: int, partition:
     """Note Xiu's answer for some records of a request, the first of them at index `begin`."""
     count = min(run.count, request.count - begin)
     request.remaining -= count
-    if run.code:
-        if run.code in PERMANENT:
+    if run.refusal is not None:
+        if run.refusal.code in PERMANENT:
             for index in range(begin, begin + count):
-                request.codes[index] = (run.code, run.text)
+                request.codes[index] = run.refusal
         else:
-            request.retry, request.partitions = (run.code, run.text), run.partitions or request.partitions
+            request.retry, request.partitions = run.refusal, run.partitions or request.partitions
     elif run.msg_id:
         request.found[begin : begin + count] = [run.msg_id] * count
     else:

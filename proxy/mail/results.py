@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pixiu import errors
+from pixiu.errors import Refusal
 from pixiu.wire.inbox_operations import Code
 from proxy import mail_events as ev
 from proxy.mail.batches import Part
@@ -29,13 +30,13 @@ DISK_FULL: Final = -Code.DISK_FULL
 _FULL_TEXT: Final = "the inbox is at its limit and refuses more (pi.inbox_full); the user must acknowledge some first"
 
 
-def why_not(result: int) -> tuple[str, str]:
+def why_not(result: int) -> Refusal:
     """Error code and text for an append that Pi refused."""
     if result == INBOX_FULL:
-        return errors.InboxFull.code, _FULL_TEXT
+        return Refusal(errors.InboxFull.code, _FULL_TEXT)
     if result == DISK_FULL:
-        return errors.DiskFull.code, "Pi has no space; free some, writes then continue without a restart"
-    return errors.InvalidArgument.code, f"Pi refused it ({result})"
+        return Refusal(errors.DiskFull.code, "Pi has no space; free some, writes then continue without a restart")
+    return Refusal(errors.InvalidArgument.code, f"Pi refused it ({result})")
 
 
 def results_of_each(part: Part, results: Sequence[int], copies: int) -> list[ev.Result]:
@@ -56,7 +57,7 @@ def results_of_each(part: Part, results: Sequence[int], copies: int) -> list[ev.
             found.append(ev.Result(positions[begin], at - begin, copies, msg_ids[begin:at]))
         else:
             refused = zip(positions[begin:at], msg_ids[begin:at], results[begin:at], strict=True)
-            found += [ev.Result(position, 1, 0, (msg_id,), *why_not(result)) for position, msg_id, result in refused]
+            found += [ev.refused(position, why_not(result), (msg_id,)) for position, msg_id, result in refused]
         begin = at
     return found
 

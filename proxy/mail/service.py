@@ -23,7 +23,7 @@ from cluster.metrics.histogram import OneAtATime
 from cluster.process.context import Context
 from cluster.trust.loans import Lent
 from pixiu.discovery.view import View
-from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError, Unavailable
+from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError, Refusal, Unavailable
 from pixiu.ids import WORKERS
 from pixiu.rpc.duplex import Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
@@ -113,7 +113,11 @@ class WriterStream:
 
     def login_over(self, text: str) -> None:
         """End the stream: its login has expired, or an operator ended it. Mail in flight is confirmed to the next stream."""
-        self.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=Unavailable.code, text=text, retry_after_ms=100)))
+        self.refuse(Refusal(Unavailable.code, text, 100))
+
+    def refuse(self, why: Refusal) -> None:
+        """End the stream with a reason."""
+        self.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=why.code, text=why.text, retry_after_ms=why.retry_after_ms)))
         self.end()
 
     def end(self) -> None:
@@ -226,8 +230,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         try:
             self._admit(stream)
         except PixiuError as refused:
-            stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200)))
-            stream.end()
+            stream.refuse(Refusal.of(refused))
         try:
             await duplex.run()
         except PixiuError as error:
@@ -263,8 +266,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
                     raise InvalidArgument("a stream begins with `hello`")
                 await self._batch(stream, request)
         except PixiuError as wrong:
-            stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=wrong.code, text=str(wrong))))
-            stream.end()
+            stream.refuse(Refusal.of(wrong))
 
     async def _batch(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
         """Take a batch: checked, charged, and processed in slices, each in its turn."""
@@ -338,9 +340,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
     def _end_writer(self, effect: ev.EndWriter) -> None:
         stream = self._streams.get(effect.stream)
         if stream is not None:
-            end = mail_pb2.MailEnd(code=effect.code, text=effect.text, retry_after_ms=effect.retry_after_ms)
-            stream.say(mail_pb2.MailReply(end=end))
-            stream.end()
+            stream.refuse(effect.why)
 
     def _connect(self, effect: ev.Connect) -> None:
         self._links[effect.store] = StoreLink(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from cluster.rpc.framed import Framed
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
-from pixiu.errors import WrongPartition
+from pixiu.errors import Refusal, WrongPartition
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from proxy import mail_events as ev
@@ -87,11 +87,16 @@ class StoreLink:
         if isinstance(reply, pi_pb2.PiReply):
             results = list(reply.results)
             partitions = reply.server.partitions if reply.code == WrongPartition.code else 0
-            answer = (reply.request, results, reply.code, reply.text, triple, reply.copies, partitions)
+            answer = (reply.request, results, refusal_of(reply), triple, reply.copies, partitions)
             self._take(ev.Appended(store.partition, link, *answer))
             return
         runs = [
-            ev.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text, run.partitions)
+            ev.StoredRun(run.position, run.count, run.sequence, run.msg_id, refusal_of(run), run.partitions)
             for run in reply.results
         ]
         self._take(ev.Stored(store.partition, link, runs, triple, reply.copies))
+
+
+def refusal_of(answer: pi_pb2.PiReply | xiu_pb2.StoreResult) -> Refusal | None:
+    """Return the refusal in an answer of a store; None: there is none."""
+    return Refusal(answer.code, answer.text, answer.retry_after_ms) if answer.code else None

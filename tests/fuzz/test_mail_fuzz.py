@@ -7,6 +7,7 @@ import random
 import pytest
 
 from cluster.core.contract import END_OF_TURN, TICK
+from pixiu.errors import Refusal
 from pixiu.ids import MAX_ID, snowflake
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
@@ -93,11 +94,12 @@ class Stranger:
         """A store answers, rightly or not."""
         chance, triple = self.chance, Triple(1, self.chance.choice((3, 3, 3, 3, 4)), 9)
         code = chance.choice(CODES)
+        refusal = Refusal(code, "x", chance.choice((0, 100, 1 << 31))) if code else None
         if isinstance(sent, ev.SendStore):
             runs = [
                 ev.StoredRun(
                     sent.position + chance.choice((0, 0, 0, 1, 70)), chance.choice((sent.count, 1, 1 << 20)), chance.choice((1, 5)),
-                    chance.choice((0, 0, 77)), code, "x",
+                    chance.choice((0, 0, 77)), refusal,
                 )
                 for _ in range(chance.choice((1, 1, 2)))
             ]  # fmt: skip
@@ -105,7 +107,7 @@ class Stranger:
         else:
             some = (1, 2, 3, -1, -2, -8)
             results = [chance.choice(some) if chance.random() < 0.1 else 1 for _ in range(chance.choice((1, 2, 4, 9)))]
-            self.step(ev.Appended(sent.partition, sent.link, sent.request, results, code, "x", triple, 2))
+            self.step(ev.Appended(sent.partition, sent.link, sent.request, results, refusal, triple, 2))
         if chance.random() < 0.05:
             self.step(ev.LinkDown(ev.Store(isinstance(sent, ev.SendAppend), sent.partition), sent.link, "x"))
 

@@ -15,6 +15,7 @@ from pixiu.client.mail.core import Effect as SenderEffect
 from pixiu.client.mail.core import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.client.send.events import CloseStream, Failure, Writable
+from pixiu.errors import Refusal
 from pixiu.ids import msg_id, msg_lane, snowflake
 from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, Operation, decode
 from pixiu.wire.levels import Level, Triple
@@ -150,7 +151,7 @@ class XiuModel:
             refusal = "STALE_STREAM"
         if refusal:
             self._world.refuse(refusal)
-            runs = [ev.StoredRun(request.position, request.count, 0, 0, refusal, "the model says so")]
+            runs = [ev.StoredRun(request.position, request.count, 0, 0, Refusal(refusal, "the model says so"))]
             return ev.Stored(self.partition, link, runs, triple, 1)
         runs = []
         for index, record in enumerate(split(request.data, request.count)):
@@ -161,11 +162,11 @@ class XiuModel:
                 self._last += 1
                 sequence = self.epoch << 32 | self._last
                 self.stored[identity] = (msg_id(self.partition, record[6], sequence), record)
-                runs.append(ev.StoredRun(request.position + index, 1, sequence, 0, "", ""))
+                runs.append(ev.StoredRun(request.position + index, 1, sequence, 0))
             elif known[1][12:16] != record[12:16]:
-                runs.append(ev.StoredRun(request.position + index, 1, 0, 0, "ID_REUSED", "another mail has this ID"))
+                runs.append(ev.StoredRun(request.position + index, 1, 0, 0, Refusal("ID_REUSED", "another mail has this ID")))
             else:
-                runs.append(ev.StoredRun(request.position + index, 1, 0, known[0], "", ""))
+                runs.append(ev.StoredRun(request.position + index, 1, 0, known[0]))
         return ev.Stored(self.partition, link, runs, triple, 2)
 
 
@@ -207,14 +208,14 @@ class PiModel:
                 assert isinstance(operation, Appends | Fanout)
                 self._ended[link, operation.writer.worker] = operation.writer.generation
             partitions = self.partitions if code == "WRONG_PARTITION" else 0
-            return ev.Appended(self.partition, link, request.request, [], code, "the model says so", triple, 0, partitions)
+            return ev.Appended(self.partition, link, request.request, [], Refusal(code, "the model says so"), triple, 0, partitions)
         results: list[int] = []
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
             results += self._append(operation)
         if request.level is not Level.REPLICATED:
             results = []
-        return ev.Appended(self.partition, link, request.request, results, "", "", triple, 2)
+        return ev.Appended(self.partition, link, request.request, results, None, triple, 2)
 
     @staticmethod
     def _pairs(operation: Operation) -> list[tuple[int, int]]:
@@ -459,7 +460,7 @@ class SenderModel:
             ]
             self._apply(self.core.reply(stream, now, outcomes))
         elif isinstance(item, ev.EndWriter):
-            self._apply(self.core.ended(stream, now, Failure(item.code, item.text, item.retry_after_ms)))
+            self._apply(self.core.ended(stream, now, Failure(*item.why)))
 
     def _tick(self) -> None:
         due = self.core.next_deadline()

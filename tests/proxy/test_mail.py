@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from cluster.core.contract import END_OF_TURN, NEVER, TICK
-from pixiu.errors import Unavailable, all_errors
+from pixiu.errors import Refusal, Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
 from pixiu.wire.inbox_operations import APPEND, Appends, Code, Fanout, decode
 from pixiu.wire.inbox_operations import Writer as PiWriter
@@ -88,7 +88,7 @@ class Pipeline:
         """The Xiu stores what it was sent, under sequences from `first` on."""
         for sent in self.take(ev.SendStore):
             if sent.partition == partition:
-                self.stored(ev.StoredRun(sent.position, sent.count, first, 0, "", ""), partition=partition)
+                self.stored(ev.StoredRun(sent.position, sent.count, first, 0), partition=partition)
                 first += sent.count
             else:
                 self.effects.append(sent)
@@ -99,7 +99,8 @@ class Pipeline:
         """A Pi answers."""
         store = ev.Store(True, sent.partition)
         triple = Triple(1, epoch or self.epochs[store], 60)
-        self.step(ev.Appended(sent.partition, self.links[store], sent.request, results, code, "says the test", triple, copies))
+        refusal = Refusal(code, "says the test") if code else None
+        self.step(ev.Appended(sent.partition, self.links[store], sent.request, results, refusal, triple, copies))
         self.turn()
 
     def results(self, stream: int = 1) -> list[ev.Result]:
@@ -121,7 +122,7 @@ def test_a_batch_goes_to_xiu_then_to_pi_then_the_sender_is_told() -> None:
     assert (sent.partition, sent.count, sent.level, sent.epoch) == (0, 2, Level.REPLICATED, 3)
     assert sent.data == record(1, 7) + record(2, 8)
     assert not pipeline.take(ev.SendAppend)
-    pipeline.stored(ev.StoredRun(sent.position, 2, 40, 0, "", ""))
+    pipeline.stored(ev.StoredRun(sent.position, 2, 40, 0))
     append, operation = pipeline.one_append()
     ids = [msg_id(0, 64, 40), msg_id(0, 64, 41)]
     assert operation == Appends(PiWriter(9, 70, 3), APPEND.pack(ids[0], 7) + APPEND.pack(ids[1], 8))
@@ -144,7 +145,7 @@ def test_copies_are_those_of_the_store_that_has_fewer_and_lower_levels_have_one(
     pipeline.mail(record(2, 7), position=2, level=Level.ACCEPTED)
     (sent,) = pipeline.take(ev.SendStore)
     assert sent.level is Level.ACCEPTED
-    pipeline.stored(ev.StoredRun(sent.position, 1, 2, 0, "", ""))
+    pipeline.stored(ev.StoredRun(sent.position, 1, 2, 0))
     append, _ = pipeline.one_append()
     assert append.level is Level.ACCEPTED
     pipeline.appended(append, [])
@@ -157,7 +158,7 @@ def test_what_was_stored_before_has_its_old_msg_id() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
     (sent,) = pipeline.take(ev.SendStore)
-    pipeline.stored(ev.StoredRun(sent.position, 1, 0, msg_id(0, 64, 12), "", ""))
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, msg_id(0, 64, 12)))
     append, _ = pipeline.one_append()
     pipeline.appended(append, [4])
     assert pipeline.results() == [ev.Result(1, 1, 2, [msg_id(0, 64, 12)])]
@@ -168,8 +169,8 @@ def test_what_xiu_refuses_for_good_is_told_and_the_others_go_on(code: str) -> No
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), record(2, 7), record(3, 7), position=1)
     (sent,) = pipeline.take(ev.SendStore)
-    runs = [ev.StoredRun(sent.position + 1, 1, 0, 0, code, "why"), ev.StoredRun(sent.position, 1, 1, 0, "", "")]
-    pipeline.stored(*runs, ev.StoredRun(sent.position + 2, 1, 2, 0, "", ""))
+    runs = [ev.StoredRun(sent.position + 1, 1, 0, 0, Refusal(code, "why")), ev.StoredRun(sent.position, 1, 1, 0)]
+    pipeline.stored(*runs, ev.StoredRun(sent.position + 2, 1, 2, 0))
     assert pipeline.results() == [ev.Result(2, 1, 0, (), code, "why")]
     append, operation = pipeline.one_append()
     assert isinstance(operation, Appends)
@@ -184,7 +185,7 @@ def test_what_xiu_refuses_for_now_is_stored_again_and_the_stream_goes_on(code: s
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
     (sent,) = pipeline.take(ev.SendStore)
-    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, code, "busy"))
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal(code, "busy")))
     assert not pipeline.take(ev.SendStore)
     pipeline.now += mail.PAUSE_S
     pipeline.step(TICK)
@@ -199,13 +200,30 @@ def test_what_is_refused_for_too_long_ends_the_stream_with_its_code() -> None:
     pipeline.mail(record(1, 7), position=1)
     while pipeline.now < 100 + TIMEOUT_S:
         for sent in pipeline.take(ev.SendStore):
-            pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "OVERLOADED", "the table is full"))
+            pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal("OVERLOADED", "the table is full")))
         pipeline.now += 0.5
         pipeline.step(TICK)
     (end,) = pipeline.take(ev.EndWriter)
-    assert end.code == "OVERLOADED"
-    assert "xiu partition 0 did not confirm within 15 s" in end.text
-    assert "the table is full" in end.text
+    assert end.why.code == "OVERLOADED"
+    assert "xiu partition 0 did not confirm within 15 s" in end.why.text
+    assert "the table is full" in end.why.text
+
+
+def test_a_store_is_left_alone_for_as_long_as_it_asks_and_the_writer_hears_of_it() -> None:
+    pipeline = Pipeline()
+    pipeline.mail(record(1, 7), position=1)
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal("OVERLOADED", "the table is full", 2000)))
+    pipeline.now += 1.9
+    pipeline.step(TICK)
+    assert not pipeline.take(ev.SendStore)
+    pipeline.now += 0.2
+    pipeline.step(TICK)
+    assert pipeline.take(ev.SendStore)
+    pipeline.now += TIMEOUT_S
+    pipeline.step(TICK)
+    (end,) = pipeline.take(ev.EndWriter)
+    assert (end.why.code, end.why.retry_after_ms) == ("OVERLOADED", 2000)
 
 
 def test_a_lost_xiu_leader_costs_nothing_but_time() -> None:
@@ -228,7 +246,7 @@ def test_another_epoch_of_xiu_is_asked_for_again() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
     (sent,) = pipeline.take(ev.SendStore)
-    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "STALE_STREAM", "epoch 4"), epoch=4)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal("STALE_STREAM", "epoch 4")), epoch=4)
     assert [effect.store for effect in pipeline.take(ev.Disconnect)] == [XIU]
     pipeline.now += mail.PAUSE_S
     pipeline.step(TICK)
@@ -245,7 +263,7 @@ def test_a_lost_pi_leader_ends_the_writers_that_wait_for_it_and_no_others() -> N
     sent = {each.partition: each for each in pipeline.take(ev.SendAppend)}
     assert set(sent) == {0, 1}
     pipeline.step(ev.LinkDown(PI, pipeline.links[PI], "gone"))
-    assert [(end.stream, end.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM")]
+    assert [(end.stream, end.why.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM")]
     pipeline.appended(sent[1], [1])
     assert [result.code for result in pipeline.results(stream=2)] == [""]
 
@@ -257,7 +275,7 @@ def test_a_refusal_of_pi_ends_the_streams_that_it_was_for(code: str, relinked: b
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], code=code)
     (end,) = pipeline.take(ev.EndWriter)
-    assert (end.code, end.retry_after_ms) == (code, mail.RETRY_MS)
+    assert (end.why.code, end.why.retry_after_ms) == (code, mail.RETRY_MS)
     assert bool(pipeline.take(ev.Disconnect)) is relinked
     assert not pipeline.results()
     assert pipeline.core.waiting_bytes == 0
@@ -282,7 +300,7 @@ def test_a_writer_that_opened_a_newer_stream_elsewhere_is_told() -> None:
     pipeline.mail(record(1, 7), position=1)
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [-1])
-    assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_WRITER"]
+    assert [end.why.code for end in pipeline.take(ev.EndWriter)] == ["STALE_WRITER"]
 
 
 def test_an_answer_without_results_from_another_epoch_confirms_nothing() -> None:
@@ -291,7 +309,7 @@ def test_an_answer_without_results_from_another_epoch_confirms_nothing() -> None
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [], epoch=4)
     assert not pipeline.results()
-    assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
+    assert [end.why.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
 
 
 @pytest.mark.parametrize(("result", "code"), [(-Code.INBOX_FULL, "INBOX_FULL"), (-Code.DISK_FULL, "DISK_FULL")])
@@ -314,7 +332,7 @@ def test_many_receivers_share_one_body_and_are_told_of_together() -> None:
     pipeline.mail(record(1, 7), position=1, m0=[8, 9, 8, 7])
     (sent,) = pipeline.take(ev.SendStore)
     assert (sent.partition, sent.count) == (1, 1)
-    pipeline.stored(ev.StoredRun(sent.position, 1, 5, 0, "", ""), partition=1)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 5, 0), partition=1)
     first, second = pipeline.take(ev.SendAppend)
     receivers = {}
     for each in (first, second):
@@ -338,7 +356,7 @@ def test_of_a_mail_to_many_that_some_did_not_get_the_open_inboxes_are_told() -> 
     pipeline.step(ev.LinkDown(PI, pipeline.links[PI], "gone"))
     (result,) = pipeline.results()
     assert (result.code, list(result.open)) == ("OUTCOME_UNKNOWN", [8, 10])
-    assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
+    assert [end.why.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
     # The retry has a stream of its own, and fills them.
     pipeline.step(ev.WriterOpened(2, 9, 71))
     pipeline.up(PI)
@@ -390,9 +408,9 @@ def test_levels_keep_the_order_too() -> None:
     pipeline.mail(record(1, 7), position=1)
     pipeline.mail(record(2, 7), position=2, level=Level.ACCEPTED)
     slow, quick = pipeline.take(ev.SendStore)
-    pipeline.stored(ev.StoredRun(quick.position, 1, 2, 0, "", ""))
+    pipeline.stored(ev.StoredRun(quick.position, 1, 2, 0))
     assert not pipeline.take(ev.SendAppend)
-    pipeline.stored(ev.StoredRun(slow.position, 1, 1, 0, "", ""))
+    pipeline.stored(ev.StoredRun(slow.position, 1, 1, 0))
     assert [each.level for each in pipeline.take(ev.SendAppend)] == [Level.REPLICATED, Level.ACCEPTED]
 
 
@@ -402,7 +420,7 @@ def test_what_comes_while_requests_are_under_way_leaves_together() -> None:
         pipeline.mail(record(number, 7), position=number)
     sent = pipeline.take(ev.SendStore)
     assert [each.count for each in sent] == [1] * mail_requests.MAX_REQUESTS
-    pipeline.stored(ev.StoredRun(sent[0].position, 1, 1, 0, "", ""))
+    pipeline.stored(ev.StoredRun(sent[0].position, 1, 1, 0))
     assert [each.count for each in pipeline.take(ev.SendStore)] == [10 - mail_requests.MAX_REQUESTS]
 
 
@@ -428,7 +446,7 @@ def test_the_next_deadline_is_the_end_of_a_pause_a_stall_or_the_time_to_confirm(
     pipeline.mail(record(1, 7), position=1)
     assert pipeline.core.next_deadline() == pipeline.now + mail_requests.STALL_S
     (sent,) = pipeline.take(ev.SendStore)
-    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "OVERLOADED", "busy"))
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal("OVERLOADED", "busy")))
     assert pipeline.core.next_deadline() == pipeline.now + mail.PAUSE_S
     pipeline.step(ev.LinkDown(XIU, pipeline.links[XIU], "gone"))
     pipeline.turn()
@@ -442,15 +460,15 @@ def test_a_changed_layout_ends_every_stream() -> None:
     pipeline = Pipeline()
     pipeline.step(ev.WriterOpened(2, 10, 71))
     pipeline.step(ev.StoresChanged(1, 4))
-    assert [(end.stream, end.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM"), (2, "STALE_STREAM")]
+    assert [(end.stream, end.why.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM"), (2, "STALE_STREAM")]
 
 
 @pytest.mark.parametrize(("xius", "pis", "taken"), [(0, 1, True), (1, 0, True), (1, 1, False)])
 def test_who_keeps_no_mail_says_so(xius: int, pis: int, taken: bool) -> None:
     pipeline = Pipeline(xius, pis, taken=taken)
     (end,) = pipeline.take(ev.EndWriter)
-    assert end.code == "NOT_SERVED"
-    assert ("proxy.kinds" if not taken else "pixiu up") in end.text
+    assert end.why.code == "NOT_SERVED"
+    assert ("proxy.kinds" if not taken else "pixiu up") in end.why.text
     pipeline.mail(record(1, 7), position=1)
     assert not pipeline.effects
 
@@ -468,7 +486,7 @@ def test_who_keeps_no_mail_says_so(xius: int, pis: int, taken: bool) -> None:
 def test_a_batch_that_cannot_be_read_ends_its_stream(data: bytes, count: int, position: int, code: str) -> None:
     pipeline = Pipeline()
     pipeline.step(ev.MailReceived(1, data, count, position, Level.REPLICATED, {}))
-    assert [end.code for end in pipeline.take(ev.EndWriter)] == [code]
+    assert [end.why.code for end in pipeline.take(ev.EndWriter)] == [code]
     assert pipeline.core.waiting_bytes == 0
 
 
@@ -478,7 +496,7 @@ def test_too_much_mail_ends_the_stream_that_brings_it(monkeypatch: pytest.Monkey
     pipeline.mail(record(1, 7), position=1)
     pipeline.mail(*(record(number, 7) for number in range(2, 5)), position=2)
     (end,) = pipeline.take(ev.EndWriter)
-    assert (end.code, end.retry_after_ms) == ("OVERLOADED", mail.RETRY_MS)
+    assert (end.why.code, end.why.retry_after_ms) == ("OVERLOADED", mail.RETRY_MS)
 
 
 def test_mail_that_waits_for_one_partition_leaves_the_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,8 +507,8 @@ def test_mail_that_waits_for_one_partition_leaves_the_others_their_share(monkeyp
         pipeline.step(ev.WriterOpened(stream, 9 + stream, 70))
         pipeline.mail(record(stream, 4), position=1, stream=stream)
     refused = pipeline.take(ev.EndWriter)
-    assert {end.code for end in refused} == {"OVERLOADED"}
-    assert "Xiu partition 0" in refused[0].text
+    assert {end.why.code for end in refused} == {"OVERLOADED"}
+    assert "Xiu partition 0" in refused[0].why.text
     assert 900 < pipeline.core.waiting_bytes <= 1000
     pipeline.mail(record(1, 5), position=1)
     assert not pipeline.take(ev.EndWriter)
@@ -523,7 +541,7 @@ def _answered(writers: int) -> int:
     pipeline.store_all()
     sent = pipeline.take(ev.SendAppend)[-1]
     triple = Triple(1, 3, 60)
-    answer = ev.Appended(0, pipeline.links[PI], sent.request, [1] * writers, "", "", triple, 2)
+    answer = ev.Appended(0, pipeline.links[PI], sent.request, [1] * writers, None, triple, 2)
     cost = steps(lambda: pipeline.core.step(answer, pipeline.now))
     assert pipeline.core.waiting_bytes == 0
     return cost
@@ -582,7 +600,7 @@ def test_a_proxy_that_has_not_seen_the_cluster_yet_sends_writers_elsewhere_and_t
     core = MailCore(max_record_bytes=1 << 16, timeout_s=TIMEOUT_S)
     (refused,) = core.step(ev.WriterOpened(1, 9, 70), 100.0)
     assert isinstance(refused, ev.EndWriter)
-    assert (refused.code, refused.retry_after_ms > 0) == (Unavailable.code, True), "a client gives up on NOT_SERVED"
+    assert (refused.why.code, refused.why.retry_after_ms > 0) == (Unavailable.code, True), "a client gives up on NOT_SERVED"
     assert core.step(ev.StoresChanged(1, 1), 100.1) == []
     assert core.step(ev.WriterOpened(2, 9, 71), 100.2) == []
     assert core.writers == 1

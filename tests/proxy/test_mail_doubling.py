@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pixiu.errors import Refusal
 from pixiu.ids import MSG_SEQUENCE_BITS, msg_partition
 from pixiu.wire.inbox_operations import APPEND, Appends, decode
 from pixiu.wire.record import split
@@ -19,9 +20,9 @@ def keys(sent: ev.SendStore) -> list[int]:
 def refuse(pipeline: Pipeline, sent: ev.SendStore, partitions: int, *, moved: int) -> None:
     """A Xiu that counts by so many stores what is its own and refuses the rest."""
     runs = [
-        ev.StoredRun(sent.position + index, 1, 0, 0, "WRONG_PARTITION", "moved", partitions)
+        ev.StoredRun(sent.position + index, 1, 0, 0, Refusal("WRONG_PARTITION", "moved"), partitions)
         if key % partitions == moved
-        else ev.StoredRun(sent.position + index, 1, 500 + index, 0, "", "")
+        else ev.StoredRun(sent.position + index, 1, 500 + index, 0)
         for index, key in enumerate(keys(sent))
     ]
     pipeline.stored(*runs, partition=sent.partition)
@@ -46,12 +47,12 @@ def test_what_moved_goes_to_the_child_and_stays_in_the_order_of_its_user() -> No
     refuse(pipeline, first, 2, moved=1)
     to_child, to_parent = sorted(pipeline.take(ev.SendStore), key=lambda sent: -sent.partition)
     assert (to_child.partition, keys(to_child), to_parent.partition, keys(to_parent)) == (1, [5, 5], 0, [4])
-    pipeline.stored(ev.StoredRun(to_parent.position, 1, 0, 500, "", ""), partition=0)
+    pipeline.stored(ev.StoredRun(to_parent.position, 1, 0, 500), partition=0)
     refuse(pipeline, second, 2, moved=1)
     again = pipeline.take(ev.SendStore)
     assert {sent.partition: keys(sent) for sent in again} == {0: [4], 1: [5]}
     for sent in (*again, to_child):  # the child answers the later mail first
-        pipeline.stored(ev.StoredRun(sent.position, sent.count, 10 * sent.position, 0, "", ""), partition=sent.partition)
+        pipeline.stored(ev.StoredRun(sent.position, sent.count, 10 * sent.position, 0), partition=sent.partition)
     went = appended(pipeline)
     assert [uin for uin, _, _ in went if uin == 5] == [5, 5, 5]
     assert [sequence for uin, _, sequence in went if uin == 5] == [
@@ -84,7 +85,7 @@ def test_a_child_that_is_not_open_sends_back_to_its_parent_a_moment_later() -> N
     refuse(pipeline, sent, 2, moved=1)
     (sent,) = pipeline.take(ev.SendStore)
     assert sent.partition == 1
-    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "WRONG_PARTITION", "not open", 1), partition=1)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal("WRONG_PARTITION", "not open"), 1), partition=1)
     assert not pipeline.take(ev.SendStore)
     pipeline.now = pipeline.core.next_deadline()
     pipeline.turn()
@@ -113,7 +114,7 @@ def test_a_mail_to_many_moves_with_its_first_receiver_and_nothing_overtakes_it()
     resent = pipeline.take(ev.SendStore)
     assert {(each.partition, *keys(each)) for each in resent} == {(3, 7), (1, 5)}
     (later,) = [each for each in resent if each.partition == 1]
-    pipeline.stored(ev.StoredRun(later.position, 1, 0, 501, "", ""), partition=1)
+    pipeline.stored(ev.StoredRun(later.position, 1, 0, 501), partition=1)
     assert not pipeline.take(ev.SendAppend), "user 5 waits for the mail to 7 and 4 of the same channel"
 
 
@@ -155,7 +156,7 @@ def test_the_pause_of_who_moves_is_from_the_parents_refusal_to_the_childs_first_
     (sent,) = pipeline.take(ev.SendStore)
     refuse(pipeline, sent, 2, moved=1)
     (sent,) = pipeline.take(ev.SendStore)
-    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "WRONG_PARTITION", "not open", 1), partition=1)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, Refusal("WRONG_PARTITION", "not open"), 1), partition=1)
     pipeline.now = pipeline.core.next_deadline()
     pipeline.turn()
     (sent,) = pipeline.take(ev.SendStore)
@@ -163,7 +164,7 @@ def test_the_pause_of_who_moves_is_from_the_parents_refusal_to_the_childs_first_
     (sent,) = pipeline.take(ev.SendStore)
     pipeline.step(ev.StoresChanged(2, 1))
     pipeline.now = 100.25
-    pipeline.stored(ev.StoredRun(sent.position, 1, 500, 0, "", ""), partition=1)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 500, 0), partition=1)
     assert pipeline.core.pauses.longest == {"xiu": 0.25}
     pipeline.step(ev.StoresChanged(2, 1, 4, 1))
     assert not pipeline.core.pauses.longest, "those of the next doubling"

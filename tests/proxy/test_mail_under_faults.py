@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pixiu.errors import Refusal
 from pixiu.wire.levels import Level
 from proxy import mail_events as ev
 from proxy.mail.batches import Part, split_again
@@ -122,7 +123,7 @@ class SendsAgainBehindTheRest(MailCore):
 class KeepsTheLayout(MailCore):
     """Fault: a refusal of a parent that was split is no news."""
 
-    def _moved_pi(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
+    def _moved_pi(self, link: Link[Part], event: ev.Appended, why: Refusal, now: float, out: list[ev.Effect]) -> None:
         link.in_flight.pop(event.request)
 
 

@@ -158,7 +158,8 @@ class Stores:
                     if not codes:
                         return reply
                     if codes[0] not in _AGAIN:
-                        raise error_of_code(codes[0], reply.text or f"pi at {node.address} refused it with {codes[0]}")
+                        text = reply.text or f"pi at {node.address} refused it with {codes[0]}"
+                        raise error_of_code(codes[0], text, reply.retry_after_ms)
                     reply = f"{', '.join(sorted(set(codes)))} {reply.text}"
                 why = f"{node.address}: {reply}"
             else:

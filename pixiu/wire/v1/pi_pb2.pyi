@@ -165,6 +165,7 @@ class PiReply(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     code: _builtins.str
     """not empty: the whole request was refused, or its outcome is unknown"""
@@ -177,6 +178,8 @@ class PiReply(_message.Message):
     """C: the log is committed up to here"""
     copies: _builtins.int
     """how many replicas have it"""
+    retry_after_ms: _builtins.int
+    """with a code: ask again after this time; 0: not given"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """one for each item of the operations: InboxSeq, session, DeviceID, 0 for done; below 0: -PiCode"""
@@ -200,10 +203,11 @@ class PiReply(_message.Message):
         committed: _builtins.int = ...,
         copies: _builtins.int = ...,
         server: Global___PiServer | None = ...,
+        retry_after_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "committed", b"committed", "copies", b"copies", "epoch", b"epoch", "layout_version", b"layout_version", "reads", b"reads", "request", b"request", "results", b"results", "server", b"server", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "committed", b"committed", "copies", b"copies", "epoch", b"epoch", "layout_version", b"layout_version", "reads", b"reads", "request", b"request", "results", b"results", "retry_after_ms", b"retry_after_ms", "server", b"server", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pixiu.wire.v1 import level_pb2 as pixiu_dot_wire_dot_v1_dot_level__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pixiu/wire/v1/xiu.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/level.proto\"m\n\x0cStoreRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\x04\x12\x1e\n\x05level\x18\x04 \x01(\x0e\x32\x0f.pixiu.v1.Level\x12\r\n\x05\x65poch\x18\x05 \x01(\r\"\xa1\x01\n\nStoreReply\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.pixiu.v1.StoreResult\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x05 \x01(\r\x12\x11\n\tpartition\x18\x06 \x01(\r\x12\x0e\n\x06leader\x18\x07 \x01(\t\"\x80\x01\n\x0bStoreResult\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06msg_id\x18\x04 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x12\n\npartitions\x18\x07 \x01(\r\".\n\x0c\x46\x65tchRequest\x12\x0f\n\x07msg_ids\x18\x01 \x03(\x06\x12\r\n\x05local\x18\x02 \x01(\x08\";\n\nFetchReply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63odes\x18\x02 \x03(\t\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"G\n\x0bScanRequest\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\x12\r\n\x05local\x18\x04 \x01(\x08\"J\n\tScanReply\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\r\n\x05\x61t_us\x18\x03 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x0c\"\x11\n\x0fPositionRequest\"\x99\x01\n\rPositionReply\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x0c\n\x04last\x18\x05 \x01(\x04\x12\r\n\x05\x66loor\x18\x06 \x01(\x04\x12\x0e\n\x06leader\x18\x07 \x01(\t\x12\x0e\n\x06member\x18\x08 \x01(\x06\"\x1c\n\x0bRowsRequest\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x0c\":\n\tRowsReply\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\x0f\n\x07\x61pplied\x18\x03 \x01(\x04\",\n\rVerifyRequest\x12\x0b\n\x03\x65nd\x18\x01 \x01(\x04\x12\x0e\n\x06repair\x18\x02 \x01(\x08\"\xb1\x01\n\x0bVerifyReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x0f\n\x07records\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x03 \x01(\x04\x12\x10\n\x08repaired\x18\x04 \x01(\x04\x12\x0c\n\x04left\x18\x05 \x01(\x04\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x0c\n\x04last\x18\x07 \x01(\x04\x12\r\n\x05\x66loor\x18\x08 \x01(\x04\x12%\n\x06ranges\x18\t \x03(\x0b\x32\x15.pixiu.v1.RangeDigest\"=\n\x0bRangeDigest\x12\r\n\x05range\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12\x0f\n\x07records\x18\x03 \x01(\x04\"\x90\x01\n\x0eRestoreRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x01(\x06\x12#\n\x04step\x18\x04 \x01(\x0e\x32\x15.pixiu.v1.RestoreStep\x12\'\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x17.pixiu.v1.RestoredBlock\"N\n\rRestoredBlock\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\r\n\x05\x61t_us\x18\x03 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x0c\">\n\x0cRestoreReply\x12\x10\n\x08restored\x18\x01 \x01(\x04\x12\r\n\x05\x62\x65low\x18\x02 \x01(\x04\x12\r\n\x05\x66loor\x18\x03 \x01(\x04\"Q\n\x0bTrimRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x01(\x06\x12\x10\n\x08position\x18\x04 \x01(\x04\"\x1a\n\tTrimReply\x12\r\n\x05\x66loor\x18\x01 \x01(\x04*E\n\x0bRestoreStep\x12\x12\n\x0eRESTORE_BLOCKS\x10\x00\x12\x11\n\rRESTORE_BEGIN\x10\x01\x12\x0f\n\x0bRESTORE_END\x10\x02\x32\x91\x03\n\x03Xiu\x12\x35\n\x05\x46\x65tch\x12\x16.pixiu.v1.FetchRequest\x1a\x14.pixiu.v1.FetchReply\x12\x34\n\x04Scan\x12\x15.pixiu.v1.ScanRequest\x1a\x13.pixiu.v1.ScanReply0\x01\x12>\n\x08Position\x12\x19.pixiu.v1.PositionRequest\x1a\x17.pixiu.v1.PositionReply\x12\x32\n\x04Rows\x12\x15.pixiu.v1.RowsRequest\x1a\x13.pixiu.v1.RowsReply\x12\x38\n\x06Verify\x12\x17.pixiu.v1.VerifyRequest\x1a\x15.pixiu.v1.VerifyReply\x12;\n\x07Restore\x12\x18.pixiu.v1.RestoreRequest\x1a\x16.pixiu.v1.RestoreReply\x12\x32\n\x04Trim\x12\x15.pixiu.v1.TrimRequest\x1a\x13.pixiu.v1.TrimReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pixiu/wire/v1/xiu.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/level.proto\"m\n\x0cStoreRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\x04\x12\x1e\n\x05level\x18\x04 \x01(\x0e\x32\x0f.pixiu.v1.Level\x12\r\n\x05\x65poch\x18\x05 \x01(\r\"\xa1\x01\n\nStoreReply\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.pixiu.v1.StoreResult\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x05 \x01(\r\x12\x11\n\tpartition\x18\x06 \x01(\r\x12\x0e\n\x06leader\x18\x07 \x01(\t\"\x98\x01\n\x0bStoreResult\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06msg_id\x18\x04 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x12\n\npartitions\x18\x07 \x01(\r\x12\x16\n\x0eretry_after_ms\x18\x08 \x01(\r\".\n\x0c\x46\x65tchRequest\x12\x0f\n\x07msg_ids\x18\x01 \x03(\x06\x12\r\n\x05local\x18\x02 \x01(\x08\";\n\nFetchReply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63odes\x18\x02 \x03(\t\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"G\n\x0bScanRequest\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\x12\r\n\x05local\x18\x04 \x01(\x08\"J\n\tScanReply\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\r\n\x05\x61t_us\x18\x03 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x0c\"\x11\n\x0fPositionRequest\"\x99\x01\n\rPositionReply\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x0c\n\x04last\x18\x05 \x01(\x04\x12\r\n\x05\x66loor\x18\x06 \x01(\x04\x12\x0e\n\x06leader\x18\x07 \x01(\t\x12\x0e\n\x06member\x18\x08 \x01(\x06\"\x1c\n\x0bRowsRequest\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x0c\":\n\tRowsReply\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\x0f\n\x07\x61pplied\x18\x03 \x01(\x04\",\n\rVerifyRequest\x12\x0b\n\x03\x65nd\x18\x01 \x01(\x04\x12\x0e\n\x06repair\x18\x02 \x01(\x08\"\xb1\x01\n\x0bVerifyReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x0f\n\x07records\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x03 \x01(\x04\x12\x10\n\x08repaired\x18\x04 \x01(\x04\x12\x0c\n\x04left\x18\x05 \x01(\x04\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x0c\n\x04last\x18\x07 \x01(\x04\x12\r\n\x05\x66loor\x18\x08 \x01(\x04\x12%\n\x06ranges\x18\t \x03(\x0b\x32\x15.pixiu.v1.RangeDigest\"=\n\x0bRangeDigest\x12\r\n\x05range\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12\x0f\n\x07records\x18\x03 \x01(\x04\"\x90\x01\n\x0eRestoreRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x01(\x06\x12#\n\x04step\x18\x04 \x01(\x0e\x32\x15.pixiu.v1.RestoreStep\x12\'\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x17.pixiu.v1.RestoredBlock\"N\n\rRestoredBlock\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\r\n\x05\x61t_us\x18\x03 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\x0c\">\n\x0cRestoreReply\x12\x10\n\x08restored\x18\x01 \x01(\x04\x12\r\n\x05\x62\x65low\x18\x02 \x01(\x04\x12\r\n\x05\x66loor\x18\x03 \x01(\x04\"Q\n\x0bTrimRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x01(\x06\x12\x10\n\x08position\x18\x04 \x01(\x04\"\x1a\n\tTrimReply\x12\r\n\x05\x66loor\x18\x01 \x01(\x04*E\n\x0bRestoreStep\x12\x12\n\x0eRESTORE_BLOCKS\x10\x00\x12\x11\n\rRESTORE_BEGIN\x10\x01\x12\x0f\n\x0bRESTORE_END\x10\x02\x32\x91\x03\n\x03Xiu\x12\x35\n\x05\x46\x65tch\x12\x16.pixiu.v1.FetchRequest\x1a\x14.pixiu.v1.FetchReply\x12\x34\n\x04Scan\x12\x15.pixiu.v1.ScanRequest\x1a\x13.pixiu.v1.ScanReply0\x01\x12>\n\x08Position\x12\x19.pixiu.v1.PositionRequest\x1a\x17.pixiu.v1.PositionReply\x12\x32\n\x04Rows\x12\x15.pixiu.v1.RowsRequest\x1a\x13.pixiu.v1.RowsReply\x12\x38\n\x06Verify\x12\x17.pixiu.v1.VerifyRequest\x1a\x15.pixiu.v1.VerifyReply\x12;\n\x07Restore\x12\x18.pixiu.v1.RestoreRequest\x1a\x16.pixiu.v1.RestoreReply\x12\x32\n\x04Trim\x12\x15.pixiu.v1.TrimRequest\x1a\x13.pixiu.v1.TrimReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,46 +33,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.xiu_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
-  _globals['_RESTORESTEP']._serialized_start=1684
-  _globals['_RESTORESTEP']._serialized_end=1753
+  _globals['_RESTORESTEP']._serialized_start=1708
+  _globals['_RESTORESTEP']._serialized_end=1777
   _globals['_STOREREQUEST']._serialized_start=64
   _globals['_STOREREQUEST']._serialized_end=173
   _globals['_STOREREPLY']._serialized_start=176
   _globals['_STOREREPLY']._serialized_end=337
   _globals['_STORERESULT']._serialized_start=340
-  _globals['_STORERESULT']._serialized_end=468
-  _globals['_FETCHREQUEST']._serialized_start=470
-  _globals['_FETCHREQUEST']._serialized_end=516
-  _globals['_FETCHREPLY']._serialized_start=518
-  _globals['_FETCHREPLY']._serialized_end=577
-  _globals['_SCANREQUEST']._serialized_start=579
-  _globals['_SCANREQUEST']._serialized_end=650
-  _globals['_SCANREPLY']._serialized_start=652
-  _globals['_SCANREPLY']._serialized_end=726
-  _globals['_POSITIONREQUEST']._serialized_start=728
-  _globals['_POSITIONREQUEST']._serialized_end=745
-  _globals['_POSITIONREPLY']._serialized_start=748
-  _globals['_POSITIONREPLY']._serialized_end=901
-  _globals['_ROWSREQUEST']._serialized_start=903
-  _globals['_ROWSREQUEST']._serialized_end=931
-  _globals['_ROWSREPLY']._serialized_start=933
-  _globals['_ROWSREPLY']._serialized_end=991
-  _globals['_VERIFYREQUEST']._serialized_start=993
-  _globals['_VERIFYREQUEST']._serialized_end=1037
-  _globals['_VERIFYREPLY']._serialized_start=1040
-  _globals['_VERIFYREPLY']._serialized_end=1217
-  _globals['_RANGEDIGEST']._serialized_start=1219
-  _globals['_RANGEDIGEST']._serialized_end=1280
-  _globals['_RESTOREREQUEST']._serialized_start=1283
-  _globals['_RESTOREREQUEST']._serialized_end=1427
-  _globals['_RESTOREDBLOCK']._serialized_start=1429
-  _globals['_RESTOREDBLOCK']._serialized_end=1507
-  _globals['_RESTOREREPLY']._serialized_start=1509
-  _globals['_RESTOREREPLY']._serialized_end=1571
-  _globals['_TRIMREQUEST']._serialized_start=1573
-  _globals['_TRIMREQUEST']._serialized_end=1654
-  _globals['_TRIMREPLY']._serialized_start=1656
-  _globals['_TRIMREPLY']._serialized_end=1682
-  _globals['_XIU']._serialized_start=1756
-  _globals['_XIU']._serialized_end=2157
+  _globals['_STORERESULT']._serialized_end=492
+  _globals['_FETCHREQUEST']._serialized_start=494
+  _globals['_FETCHREQUEST']._serialized_end=540
+  _globals['_FETCHREPLY']._serialized_start=542
+  _globals['_FETCHREPLY']._serialized_end=601
+  _globals['_SCANREQUEST']._serialized_start=603
+  _globals['_SCANREQUEST']._serialized_end=674
+  _globals['_SCANREPLY']._serialized_start=676
+  _globals['_SCANREPLY']._serialized_end=750
+  _globals['_POSITIONREQUEST']._serialized_start=752
+  _globals['_POSITIONREQUEST']._serialized_end=769
+  _globals['_POSITIONREPLY']._serialized_start=772
+  _globals['_POSITIONREPLY']._serialized_end=925
+  _globals['_ROWSREQUEST']._serialized_start=927
+  _globals['_ROWSREQUEST']._serialized_end=955
+  _globals['_ROWSREPLY']._serialized_start=957
+  _globals['_ROWSREPLY']._serialized_end=1015
+  _globals['_VERIFYREQUEST']._serialized_start=1017
+  _globals['_VERIFYREQUEST']._serialized_end=1061
+  _globals['_VERIFYREPLY']._serialized_start=1064
+  _globals['_VERIFYREPLY']._serialized_end=1241
+  _globals['_RANGEDIGEST']._serialized_start=1243
+  _globals['_RANGEDIGEST']._serialized_end=1304
+  _globals['_RESTOREREQUEST']._serialized_start=1307
+  _globals['_RESTOREREQUEST']._serialized_end=1451
+  _globals['_RESTOREDBLOCK']._serialized_start=1453
+  _globals['_RESTOREDBLOCK']._serialized_end=1531
+  _globals['_RESTOREREPLY']._serialized_start=1533
+  _globals['_RESTOREREPLY']._serialized_end=1595
+  _globals['_TRIMREQUEST']._serialized_start=1597
+  _globals['_TRIMREQUEST']._serialized_end=1678
+  _globals['_TRIMREPLY']._serialized_start=1680
+  _globals['_TRIMREPLY']._serialized_end=1706
+  _globals['_XIU']._serialized_start=1780
+  _globals['_XIU']._serialized_end=2181
 # @@protoc_insertion_point(module_scope)

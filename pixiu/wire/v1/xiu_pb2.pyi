@@ -131,6 +131,7 @@ class StoreResult(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     count: _builtins.int
     sequence: _builtins.int
@@ -142,6 +143,8 @@ class StoreResult(_message.Message):
     text: _builtins.str
     partitions: _builtins.int
     """with WRONG_PARTITION: by how many this partition counts (docs/doubling.md)"""
+    retry_after_ms: _builtins.int
+    """with a code: ask again after this time; 0: not given"""
     def __init__(
         self,
         *,
@@ -152,10 +155,11 @@ class StoreResult(_message.Message):
         code: _builtins.str = ...,
         text: _builtins.str = ...,
         partitions: _builtins.int = ...,
+        retry_after_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "count", b"count", "msg_id", b"msg_id", "partitions", b"partitions", "position", b"position", "sequence", b"sequence", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "count", b"count", "msg_id", b"msg_id", "partitions", b"partitions", "position", b"position", "retry_after_ms", b"retry_after_ms", "sequence", b"sequence", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

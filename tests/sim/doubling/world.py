@@ -15,7 +15,7 @@ from cluster.replication.model import Entry, EntryKind
 from cluster.store.events import Committed, LeaderChanged, Propose
 from cluster.wire.v1.xiu_partitions_pb2 import AskRequest
 from pixiu.discovery.view import RoleLayout
-from pixiu.errors import PixiuError
+from pixiu.errors import PixiuError, Refusal
 from pixiu.ids import hex_id, msg_id
 from pixiu.wire.record import split
 from proxy import mail_events as me
@@ -105,7 +105,9 @@ class Partition(XiuModel):
             match effect:
                 case ev.Answer():
                     runs = [
-                        me.StoredRun(r.position, r.count, r.sequence, r.msg_id, r.code, r.text, r.partitions)
+                        me.StoredRun(
+                            r.position, r.count, r.sequence, r.msg_id, Refusal(r.code, r.text) if r.code else None, r.partitions
+                        )
                         for r in effect.results
                     ]
                     for result in effect.results:

@@ -155,7 +155,7 @@ class Writer:
         elif message == DRAINING:
             self._apply(self.core.reply(number, now, [], draining=True))
         elif isinstance(message, me.EndWriter):
-            self._apply(self.core.ended(number, now, Failure(message.code, message.text, message.retry_after_ms)))
+            self._apply(self.core.ended(number, now, Failure(*message.why)))
 
     def _look(self) -> None:
         """What was resolved just now."""

@@ -9,10 +9,11 @@ from typing import Any, Final
 import proxy.mail_events as me
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.wire.v1 import delivery_pb2
-from pixiu.errors import Draining, WrongPartition
+from pixiu.errors import Draining, Refusal, WrongPartition
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from proxy.mail.service import POLL_S
+from proxy.mail.store_links import refusal_of
 from proxy.notices.mail_notices import Notices
 from proxy.notices.notice_links import batch_of
 from tests.sim.cluster.edges import ProxyProcess
@@ -63,11 +64,11 @@ class _StoreLink:
         if self._store.pi:
             results = list(reply.results)
             partitions = reply.server.partitions if reply.code == WrongPartition.code else 0
-            answer = (reply.request, results, reply.code, reply.text, triple, reply.copies, partitions)
+            answer = (reply.request, results, refusal_of(reply), triple, reply.copies, partitions)
             self._proxy.mail_step(me.Appended(partition, self._number, *answer))
         else:
             runs = [
-                me.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text, run.partitions)
+                me.StoredRun(run.position, run.count, run.sequence, run.msg_id, refusal_of(run), run.partitions)
                 for run in reply.results
             ]
             self._proxy.mail_step(me.Stored(partition, self._number, runs, triple, reply.copies))
@@ -136,7 +137,7 @@ class SystemProxy(Served, ProxyProcess):
     def _send(self, stream: Stream) -> None:
         number = self.next_number()
         if self._drains:
-            stream.reply(me.EndWriter(number, Draining.code, "this proxy is going", 200))
+            stream.reply(me.EndWriter(number, Refusal(Draining.code, "this proxy is going", 200)))
             stream.end()
             return
         self._writers[number] = stream

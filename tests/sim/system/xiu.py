@@ -297,7 +297,7 @@ class XiuProcess(Unlinked):
             results=[
                 xiu_pb2.StoreResult(
                     position=r.position, count=r.count, sequence=r.sequence, msg_id=r.msg_id, code=r.code, text=r.text,
-                    partitions=r.partitions,
+                    partitions=r.partitions, retry_after_ms=r.retry_after_ms,
                 )
                 for r in answer.results
             ],
