@@ -9,7 +9,6 @@ Source: PiXiu §6.2; docs/architecture.md, "A mail is sent", docs/stores.md, doc
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from pi.repair.comparing import Comparer, ReplicasService
 from pi.repair.repairer import Repairer
 from pi.store.machine import Machine
 from pi.streams.export import PiExport
-from pi.streams.streams import PiService, Stream, level_of, message_of, reads_of
+from pi.streams.streams import PiService, level_of, message_of, reads_of
 from pi.streams.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
@@ -43,8 +42,6 @@ from pixiu.errors import DiskFull, Draining, Overloaded, PixiuError, StateDamage
 from pixiu.ids import msg_lane
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc
 
-MAX_STREAMS: Final = 4096
-"""Limit of callers' streams. Policy: further ones are refused with OVERLOADED."""
 DRAIN_POLL_S: Final = 0.02
 BEHIND_RETRY_MS: Final = 200
 """Time after which a caller may try again while LMDB lags, milliseconds."""
@@ -73,12 +70,11 @@ class Service(StoreShell):
             context, options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
         )
         self._teacher = Teacher(context, options.partition, self._machine, self._replica)
-        self._streams: dict[int, Stream] = {}
-        self._numbers = itertools.count(1)
         self._draining = False
         self._opened_s = 0.0
         self._runner.effects.on(ev.Reply, self._reply)
         served = PiService(self, context.audit)
+        self._streams = served.streams
         pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
         context.streams.serve(EXCHANGE, pi_pb2.PiRequest.FromString, served.exchange_framed)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
@@ -145,15 +141,10 @@ class Service(StoreShell):
 
     # --- what the streams call
 
-    def admit(self, stream: Stream) -> int:
-        """Return a number for a new stream. Raises Overloaded or Draining."""
+    def admit(self) -> None:
+        """Raise Draining if no new stream is taken."""
         if self._draining:
             raise Draining("this replica is draining; use the next leader")
-        if len(self._streams) >= MAX_STREAMS:
-            raise Overloaded(f"this replica has {MAX_STREAMS} streams; try again later", 1000)
-        number = next(self._numbers)
-        self._streams[number] = stream
-        return number
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """Give a stream's request to the core."""
@@ -166,8 +157,7 @@ class Service(StoreShell):
         self._runner.step(ev.Requested(number, request.request, request.operations, level_of(request), reads))
 
     def left(self, number: int) -> None:
-        """Remove a stream that has ended."""
-        self._streams.pop(number, None)
+        """Report a stream that has ended."""
         self._runner.step(ev.StreamClosed(number))
 
     # --- what the core reads
@@ -256,9 +246,8 @@ class Service(StoreShell):
             self._context.crash(error)
 
     def _reply(self, effect: ev.Reply) -> None:
-        stream = self._streams.get(effect.stream)
-        if stream is not None:
-            stream.answer(message_of(effect))
+        message = message_of(effect)
+        self._streams.answer(effect.stream, message, message.ByteSize())
 
     def _samples(self) -> dict[str, object]:
         machine = self._machine

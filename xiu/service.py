@@ -45,7 +45,7 @@ from xiu.store.machine import Machine
 from xiu.store.reading import Reading
 from xiu.store.repairer import NOT_REPAIRED, Repairer
 from xiu.store.store import Store
-from xiu.streams import Streams, XiuService
+from xiu.streams import XiuService
 
 SPACE: Final = "disk_space"
 STORE_DAMAGED: Final = "store_damaged"
@@ -87,7 +87,6 @@ class Service(StoreShell):
         super().__init__(context, self._machine, self._runner, self._has_space)
         self.holding = Holding(self._machine, self._replica, options.reader_hold_h)
         self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
-        self.streams = Streams()
         self.core: Core | None = None
         self.reading: Reading | None = None
         self._table: Table | None = None
@@ -98,12 +97,13 @@ class Service(StoreShell):
         """A layout that does not follow from a doubling."""
         self._not_repaired = ""
         """Reason for the last failed repair, as logged."""
-        self._runner.effects.on(ev.Answer, self.streams.answer)
-        self._runner.effects.on(ev.EndStream, self.streams.end)
         self._runner.effects.on(ev.NeedEpoch, self._need_epoch)
         self.cuts = Cuts(context, self._replica, self, self._runner.step)
         self._runner.effects.on(ev.AskParent, self.cuts.ask)
         served = XiuService(self, options)
+        self._streams = served.streams
+        self._runner.effects.on(ev.Answer, lambda effect: self._streams.answer(effect.stream, effect))
+        self._runner.effects.on(ev.EndStream, lambda effect: self._streams.end(effect.stream, effect.text))
         xiu_pb2_grpc.add_XiuServicer_to_server(served, context.server)
         context.streams.serve(STORE, xiu_pb2.StoreRequest.FromString, served.store)
         self.export = XiuExport(self, options)
@@ -167,7 +167,7 @@ class Service(StoreShell):
     async def stop(self) -> None:
         """Flush and close; the table is removed if everything is in the store."""
         await self.cancel_tasks()
-        self.streams.close()
+        self._streams.close()
         self.export.exporter.close()
         await self.healer.close()
         await self.cuts.close()
@@ -366,7 +366,7 @@ class Service(StoreShell):
             "table_unpersisted": table.unpersisted,
             "flushed": self._machine.flushed,
             "reads_damaged_total": self.reading.damaged if self.reading is not None else 0,
-            "streams": len(self.streams),
+            "streams": len(self._streams),
             "doubling_phase{phase}": phase_samples(self.head.doubling.phase),
             **totals(self.healer.counters),
         }  # fmt: skip

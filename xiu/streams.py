@@ -1,7 +1,4 @@
-"""The gRPC side of a Xiu: writers' streams with a bounded window, fetches, scans.
-
-    requests ──▶ reader ──▶ core          stops while more than the window waits for its answer
-    replies  ◀── writer ◀── answers       all that wait leave in one message
+"""The gRPC side of a Xiu: writers' streams, fetches, scans.
 
 Source: docs/links.md, docs/stores.md.
 """
@@ -9,22 +6,21 @@ Source: docs/links.md, docs/stores.md.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
 
+from cluster.store.streams import ServedStreams, Window
 from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
-from pixiu.rpc.duplex import Carrier, Duplex, Served
+from pixiu.rpc.duplex import Served
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.core import Core
-from xiu.events import Answer, EndStream, StoreReceived
+from xiu.events import Answer, StoreReceived
 from xiu.options import Options
 from xiu.records.block import Block
 from xiu.state.restoring import Step, check_records
@@ -35,11 +31,8 @@ from xiu.store.repairer import Repairer
 
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
-MAX_WAITING_BATCHES: Final = 4096
-"""Limit of waiting batches of one stream, and of answers that it has not read. Policy: the stream is not read until some are
-answered, and read."""
-WINDOW_BYTES: Final = 8 << 20
-"""Limit of one writer's records that wait for their answers. Policy: beyond it the stream is not read."""
+WINDOW: Final = Window(requests=4096, size=8 << 20, joined=4096)
+"""Limits of one writer's stream. The size is of its records that wait for their answers."""
 REPAIR_TRIES: Final = 3
 STEPS: Final = frozenset(map(int, Step))
 """Steps of a restore."""
@@ -48,14 +41,12 @@ MAX_TEXT: Final = 512
 
 NOT_OPEN: Final = "this Xiu is not open; try again soon"
 
-StoreCarrier = Carrier[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
 StoreHandler = Served[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
 
 
 class Shell(Protocol):
     """Interface of the service to the streams."""
 
-    streams: Streams
     reading: Reading | None
     healer: Repairer
 
@@ -81,118 +72,6 @@ class Shell(Protocol):
         """Trim records before a position."""
 
 
-class Stream:
-    """One writer's stream: batches that wait for an answer, and answers that wait to leave.
-
-    Args:
-        number: of the stream.
-        window_bytes: limit of bytes that wait for answers. Policy: the stream is not read until some are answered.
-        carrier: of it.
-        service: takes its batches.
-    """
-
-    def __init__(self, number: int, window_bytes: int, carrier: StoreCarrier, service: XiuService) -> None:
-        self.number = number
-        self.problem, self._ended = "", False
-        self._window, self._service = window_bytes, service
-        self._waiting: deque[int] = deque()
-        self._bytes = 0
-        self._answers: list[Answer] = []
-        self._space = asyncio.Event()
-        self._space.set()
-        self._all_answered = asyncio.Event()
-        self._all_answered.set()
-        self._duplex = Duplex(
-            carrier, self._take, self._give, over=lambda: service.closed(self), last=self._all_answered.wait
-        )  # fmt: skip
-
-    async def run(self) -> None:
-        """Run until the writer has ended and has all its answers, or one side gave up."""
-        await self._duplex.run()
-
-    def answered(self, answer: Answer) -> None:
-        """Take the core's answer to one batch; each batch is answered once."""
-        self._answers.append(answer)
-        if self._waiting:
-            self._bytes -= self._waiting.popleft()
-        self._look_for_space()
-        self._duplex.wake()
-
-    def _look_for_space(self) -> None:
-        batches = max(len(self._waiting), len(self._answers))
-        if self._bytes < self._window and batches < MAX_WAITING_BATCHES:
-            self._space.set()
-        else:
-            self._space.clear()
-
-    def end(self, problem: str = "") -> None:
-        """Accept no more batches; answers still leave."""
-        self.problem, self._ended = self.problem or problem, True
-        self._duplex.wake()
-
-    def _take(self, request: xiu_pb2.StoreRequest) -> Awaitable[object] | None:
-        problem = self._service.problem_of(request)
-        if problem or self._ended:
-            self.end(problem)
-            return None
-        self._waiting.append(len(request.batch))
-        self._bytes += len(request.batch)
-        self._all_answered.clear()
-        self._look_for_space()
-        self._service.take(self, request)
-        return None if self._space.is_set() else self._space.wait()
-
-    def _give(self) -> xiu_pb2.StoreReply | None:
-        """Return all waiting answers in one reply."""
-        answers, self._answers = self._answers, []
-        self._look_for_space()
-        if answers:
-            return self._service.reply(answers)
-        if not self._waiting:
-            self._all_answered.set()
-        if self._ended and (self.problem or not self._waiting):
-            self._duplex.finish()
-        return None
-
-
-class Streams:
-    """All writers' streams. Bounded by the server's limit of calls."""
-
-    def __init__(self) -> None:
-        self._streams: dict[int, Stream] = {}
-        self._numbers = itertools.count(1)
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def open(self, window_bytes: int, carrier: StoreCarrier, service: XiuService) -> Stream:
-        """Open a writer's stream under a new number."""
-        stream = Stream(next(self._numbers), window_bytes, carrier, service)
-        self._streams[stream.number] = stream
-        return stream
-
-    def closed(self, stream: Stream) -> None:
-        """Remove a stream that has ended."""
-        self._streams.pop(stream.number, None)
-
-    def answer(self, effect: Answer) -> None:
-        """Pass the core's answer to its stream."""
-        stream = self._streams.get(effect.stream)
-        if stream is not None:
-            stream.answered(effect)
-
-    def end(self, effect: EndStream) -> None:
-        """End a stream after a malformed batch."""
-        stream = self._streams.get(effect.stream)
-        if stream is not None:
-            stream.end(effect.text)
-
-    def close(self) -> None:
-        """End all streams: the process stops."""
-        for stream in self._streams.values():
-            stream.end()
-
-
 class XiuService(xiu_pb2_grpc.XiuServicer):
     """The gRPC service `pixiu.v1.Xiu`."""
 
@@ -200,38 +79,33 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._shell = shell
         self._partition = options.partition
         self._verifying = asyncio.Lock()
+        self.streams: ServedStreams[Answer, xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = ServedStreams(
+            WINDOW, lambda request: len(request.batch), self._reply
+        )
 
     async def store(self, handler: StoreHandler) -> None:
         """Serve one writer's stream."""
         if self._shell.reading is None or self._shell.core is None:
             await handler.refuse(Unavailable(NOT_OPEN))
-        stream = self._shell.streams.open(WINDOW_BYTES, handler, self)
+        try:
+            stream = self.streams.open(handler, self._take)
+        except PixiuError as refused:
+            await handler.refuse(refused)
         await stream.run()
         if stream.problem:
             await handler.refuse(MalformedData(stream.problem))
 
-    # --- called by its streams
-
-    @staticmethod
-    def problem_of(request: xiu_pb2.StoreRequest) -> str:
-        """The problem of a batch as a whole; "" if there is none."""
-        if Level.from_wire(request.level) is None:
+    def _take(self, number: int, request: xiu_pb2.StoreRequest) -> str:
+        """Give a batch to the core; return the problem of a batch as a whole."""
+        level = Level.from_wire(request.level)
+        if level is None:
             return f"unknown level {request.level}"
         if request.count > MAX_BATCH_RECORDS or request.position > MAX_ID:
             return f"a batch has at most {MAX_BATCH_RECORDS} records, and a position is below 2^63"
+        self._shell.take(StoreReceived(number, request.position, level, request.epoch, request.batch, request.count))
         return ""
 
-    def take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> None:
-        """Give a batch to the core; its level is valid."""
-        level = Level.from_wire(request.level)
-        assert level is not None, "problem_of was asked first"
-        self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count))
-
-    def closed(self, stream: Stream) -> None:
-        """Forget a stream that has ended."""
-        self._shell.streams.closed(stream)
-
-    def reply(self, answers: list[Answer]) -> xiu_pb2.StoreReply:
+    def _reply(self, answers: Sequence[Answer]) -> xiu_pb2.StoreReply:
         """Make the reply with these answers."""
         newest = answers[-1]
         return xiu_pb2.StoreReply(

@@ -6,35 +6,32 @@ Source: docs/links.md, docs/promises.md, "Failure rules".
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
 import grpc.aio
 
 from cluster.listeners.call_guard import Caller, caller_of
 from cluster.rpc.framed import FramedHandler
+from cluster.store.streams import ServedStreams, Window
 from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
 from pi.streams.work import removals
 from pixiu.errors import Overloaded, PixiuError
-from pixiu.rpc.duplex import Carrier, Duplex, Served
+from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
-WINDOW_REQUESTS: Final = 1000
-"""Limit of unanswered requests of one stream. Policy: at it the stream is not read."""
-WINDOW_BYTES: Final = 8 << 20
-"""Limit of replies of one stream that wait to be sent. Policy: at it the stream is not read."""
+WINDOW: Final = Window(requests=1000, size=8 << 20)
+"""Limits of one caller's stream."""
 MAX_READ: Final = 1000
 MAX_READ_ENTRIES: Final = 50_000
 """Limit of entries of all reads of a request. Policy: later reads return fewer, or none, and the end of the inbox."""
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
-StreamCarrier = Carrier[pi_pb2.PiReply, pi_pb2.PiRequest]
 StreamHandler = Served[pi_pb2.PiReply, pi_pb2.PiRequest]
 VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerifyReply]
 
@@ -42,8 +39,8 @@ VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerify
 class StreamHost(Protocol):
     """Interface of the replica's service to its callers."""
 
-    def admit(self, stream: Stream) -> int:
-        """Return a number for a new stream. Raises Overloaded or Draining."""
+    def admit(self) -> None:
+        """Raise Draining if no new stream is taken."""
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """Take a request of a stream."""
@@ -53,62 +50,6 @@ class StreamHost(Protocol):
 
     def left(self, number: int) -> None:
         """Remove a stream that has ended."""
-
-
-class Stream:
-    """One caller: its replies, and the amount of unanswered requests.
-
-    Args:
-        carrier: of the stream.
-        take: called with each request.
-        over: called when the stream is over.
-    """
-
-    def __init__(self, carrier: StreamCarrier, take: Callable[[pi_pb2.PiRequest], None], over: Callable[[], None]) -> None:
-        self._on_request = take
-        self._replies: deque[pi_pb2.PiReply] = deque()
-        self._unanswered = 0
-        self._bytes = 0
-        self._leaving: pi_pb2.PiReply | None = None
-        self._space = asyncio.Event()
-        self._space.set()
-        self._answered = asyncio.Event()
-        self._answered.set()
-        self._duplex = Duplex(carrier, self._take, self._give, over=over, last=self._answered.wait)
-
-    def answer(self, reply: pi_pb2.PiReply) -> None:
-        """Send a reply to the caller."""
-        self._replies.append(reply)
-        self._bytes += reply.ByteSize()
-        if self._bytes >= WINDOW_BYTES:
-            self._space.clear()
-        self._duplex.wake()
-
-    async def run(self) -> None:
-        """Run until the caller has ended and has all its answers, or is gone."""
-        await self._duplex.run()
-
-    def _take(self, request: pi_pb2.PiRequest) -> Awaitable[object] | None:
-        self._unanswered += 1
-        self._answered.clear()
-        if self._unanswered >= WINDOW_REQUESTS:
-            self._space.clear()
-        self._on_request(request)
-        return None if self._space.is_set() else self._space.wait()
-
-    def _give(self) -> pi_pb2.PiReply | None:
-        """Return the next reply. A caller that does not read its replies is not read from: they count until they have left."""
-        if self._leaving is not None:
-            self._unanswered -= 1
-            self._bytes -= self._leaving.ByteSize()
-            self._leaving = None
-            if self._unanswered < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES:
-                self._space.set()
-            if not self._unanswered:
-                self._answered.set()
-        if self._replies:
-            self._leaving = self._replies.popleft()
-        return self._leaving
 
 
 def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
@@ -163,6 +104,9 @@ class PiService(pi_pb2_grpc.PiServicer):
     def __init__(self, hub: StreamHost, audit: Audit) -> None:
         self._hub, self._audit = hub, audit
         self._verifying = asyncio.Lock()
+        self.streams: ServedStreams[pi_pb2.PiReply, pi_pb2.PiReply, pi_pb2.PiRequest] = ServedStreams(
+            WINDOW, lambda request: len(request.operations), lambda replies: replies[0], hub.left
+        )
 
     async def Exchange(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Context
@@ -176,20 +120,20 @@ class PiService(pi_pb2_grpc.PiServicer):
 
     async def exchange(self, handler: StreamHandler, who: Callable[[], Caller]) -> None:
         """Serve one caller's stream over any carrier."""
-        number = 0
         caller: Caller | None = None
 
-        def take(request: pi_pb2.PiRequest) -> None:
+        def take(number: int, request: pi_pb2.PiRequest) -> str:
             nonlocal caller
             if request.operations:
                 for what in removals(request.operations):
                     caller = caller or who()
                     self._audit.write("inbox_change", caller=caller.role, name=caller.name, peer=handler.peer, **what)
             self._hub.request(number, request)
+            return ""
 
-        stream = Stream(handler, take, lambda: self._hub.left(number))
         try:
-            number = self._hub.admit(stream)
+            self._hub.admit()
+            stream = self.streams.open(handler, take)
         except PixiuError as refused:
             await handler.refuse(refused)
         await stream.run()

@@ -48,11 +48,9 @@ class Stream:
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
 
-    def answer(self, reply: Any) -> None:
-        """Of Pi."""
+    def answered(self, reply: Any, _size: int = 0) -> None:
+        """What the store answers."""
         self.answers.put_nowait(reply)
-
-    answered = answer
 
     def end(self, _problem: str = "") -> None:
         """Nothing more comes."""
@@ -125,11 +123,13 @@ class PiCaller(Caller):
 
     async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
         service = machine.service  # the machine may be stopped meanwhile
-        number = service.admit(stream := Stream())
+        service.admit()
+        number = 1 << 20 | self.number
+        service._streams._streams[number] = stream = Stream()
         try:
             return await self._append(machine, number, stream, batch, level)
         finally:
-            service.left(number)
+            service._streams.closed(number)
 
     async def _append(self, machine: Machine, number: int, stream: Stream, batch: list[Any], level: Level) -> list[Any]:
         service = machine.service
@@ -180,7 +180,7 @@ class XiuCaller(Caller):
     async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
         stream, service = Stream(), machine.service
         number = 1 << 20 | self.number
-        service.streams._streams[number] = stream
+        service._streams._streams[number] = stream
         position = next(self._positions)
         event = StoreReceived(number, position, level, 0, b"".join(batch), len(batch))
         service.take(event)

@@ -1,0 +1,99 @@
+"""Streams of a store's callers: their window, and that nothing is left unanswered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.store import streams
+from cluster.store.streams import ServedStreams, Window
+from pixiu.errors import Overloaded
+
+
+def served(window: Window, left: list[int]) -> ServedStreams[int, list[int], int]:
+    return ServedStreams(window, lambda request: 1, list, left.append)
+
+
+@pytest.mark.parametrize(
+    ("window", "got"), [(Window(2, 100), [[1], [2], [3], [4], [5]]), (Window(100, 20, joined=9), [[1, 2], [3, 4], [5]])]
+)
+async def test_who_does_not_read_replies_is_not_read_from(window: Window, got: list[list[int]]) -> None:
+    caller, left = Caller(5), list[int]()
+    taken: list[int] = []
+    all_streams = served(window, left)
+
+    def take(number: int, request: int) -> str:
+        taken.append(request)
+        all_streams.answer(number, request, 10)
+        return ""
+
+    stream = all_streams.open(caller, take)
+    running = asyncio.create_task(stream.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert taken == [1, 2]  # the first reply is on its way, and is not read
+    assert len(all_streams) == 1
+    caller.reads.set()
+    async with asyncio.timeout(10):
+        await running
+    assert caller.got == got
+    assert taken == [1, 2, 3, 4, 5]
+    assert (left, len(all_streams)) == ([1], 0)
+
+
+async def test_what_was_asked_is_answered_before_the_stream_is_over() -> None:
+    caller, asked = Caller(2), list[int]()
+    caller.reads.set()
+    all_streams = served(Window(9, 9, joined=9), [])
+
+    def take(_number: int, request: int) -> str:
+        asked.append(request)
+        return ""
+
+    stream = all_streams.open(caller, take)
+    running = asyncio.create_task(stream.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (asked, running.done()) == ([1, 2], False)
+    all_streams.answer(1, 7)
+    all_streams.answer(1, 8)
+    async with asyncio.timeout(10):
+        await running
+    assert caller.got == [[7, 8]]
+
+
+async def test_a_request_that_is_wrong_ends_its_stream() -> None:
+    stream = served(Window(9, 9), []).open(Caller(2), lambda _number, request: f"{request} is wrong")
+    async with asyncio.timeout(10):
+        await stream.run()
+    assert stream.problem == "1 is wrong"
+
+
+async def test_streams_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_STREAMS", 1)
+    all_streams = served(Window(9, 9), [])
+    all_streams.open(Caller(0), lambda *_: "")
+    with pytest.raises(Overloaded):
+        all_streams.open(Caller(0), lambda *_: "")
+
+
+class Caller:
+    """Sends some requests, then its last word; reads replies when it is told to."""
+
+    serves = True
+
+    def __init__(self, requests: int) -> None:
+        self._requests = list(range(1, requests + 1))
+        self.reads = asyncio.Event()
+        self.got: list[list[int]] = []
+
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> int | None:
+        return self._requests.pop(0) if self._requests else None
+
+    async def write(self, message: list[int]) -> None:
+        await self.reads.wait()
+        self.got.append(message)
