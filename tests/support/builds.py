@@ -14,6 +14,11 @@ COMPILED: Final = BUILD.name == "compiled"
 plain_only = pytest.mark.skipif(COMPILED, reason="compiled code has no docstrings of methods, and no subclasses in Python")
 
 
+def can_be_changed(kind: type[Any]) -> bool:
+    """Whether a test may set a name of a class: not where it is compiled."""
+    return not COMPILED or kind.__module__ not in names()
+
+
 def derives_from_compiled(error: Exception) -> bool:
     """Whether an error says that a class of a test derives from a compiled one."""
     return COMPILED and isinstance(error, TypeError) and "interpreted classes cannot inherit from compiled" in str(error)
