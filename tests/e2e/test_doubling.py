@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.e2e.test_clients_chat import paho_client
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.effort import portion
 from tests.support.forks import fork_pixiu
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -103,15 +104,6 @@ async def together(*work: Awaitable[None]) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"{what} did not come") from None
 
 
 async def test_roles_double_under_traffic_with_the_tool_killed_in_a_phase_of_each(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""kill -9 of a gateway: its users are gone from every router, broker and relay replica, and nobody else notices. Users who
-move between gateways are reached wherever they are."""
+"""kill -9 of a gateway: its users are gone from every router, broker and relay replica, and nobody else notices."""
 
 from __future__ import annotations
 

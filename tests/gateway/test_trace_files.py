@@ -15,23 +15,15 @@ from gateway.delivery.trace_files import TraceFiles, TraceWriter, open_traces
 from pixiu.errors import ConfigurationError
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.trace import Hop, Stamp, as_traced, with_stamp
+from tests.support.clock import Clock
 
 
 def trace(number: int) -> bytes:
     return with_stamp(as_traced(encode(Kind.ROOM, 42, b"secret", number)), Stamp(Hop.GATEWAY, 0, 1, 2, 3))
 
 
-class Clock:
-    """Milliseconds that a test sets."""
-
-    now = 1_000
-
-    def __call__(self) -> int:
-        return self.now
-
-
 def files(folder: Path, clock: Clock | None = None, file_bytes: int = 1 << 20, max_files: int = 100, name: str = "g") -> TraceFiles:
-    return TraceFiles(folder, name, file_bytes=file_bytes, max_files=max_files, file_s=60.0, clock_ms=clock or Clock())
+    return TraceFiles(folder, name, file_bytes=file_bytes, max_files=max_files, file_s=60.0, clock_ms=clock or Clock(1_000))
 
 
 def complete(folder: Path) -> list[Path]:
@@ -60,7 +52,7 @@ def test_traces_are_read_when_their_file_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_file_is_complete_when_it_is_large_or_old(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     written = files(tmp_path, clock, file_bytes=1000)
     written.write([trace(number) for number in range(30)])
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
@@ -75,7 +67,7 @@ def test_a_file_is_complete_when_it_is_large_or_old(tmp_path: Path) -> None:
 
 
 def test_the_oldest_files_go_whoever_wrote_them(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     for number in range(10):
         clock.now += 1
         written = files(tmp_path, clock, max_files=3, name=f"g{number}")

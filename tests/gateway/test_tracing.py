@@ -16,23 +16,13 @@ from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Flag, Kind, decode, encode, split, with_topic
 from pixiu.wire.trace import Hop, Stamp, Tracer, as_traced, stamps_of, with_stamp
 from tests.gateway.world import arrive, fan_out, of, turn
+from tests.support.clock import Clock
 
 BROKER = Stamp(Hop.BROKER, 1, 4, 10, 20)
 
 
-class Clock:
-    """A microsecond a look."""
-
-    def __init__(self) -> None:
-        self.now = 100
-
-    def __call__(self) -> int:
-        self.now += 1
-        return self.now
-
-
 def gateway(packets: bool = False, vrooms: VRooms | None = None) -> Core:
-    core = Core(instance=3, generation=5, vrooms=vrooms or VRooms(), tracer=Tracer(Hop.GATEWAY, Clock(), replica=lambda: 8))
+    core = Core(instance=3, generation=5, vrooms=vrooms or VRooms(), tracer=Tracer(Hop.GATEWAY, Clock(100, 1), replica=lambda: 8))
     core.step(ev.Opened(1, 7, packets), 0.0)
     core.step(ev.Join(1, 1, [(42, None), (topic_room("a"), b"a")]), 0.0)
     turn(core, now=0.0)

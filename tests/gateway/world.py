@@ -7,9 +7,8 @@ import itertools
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from cluster.core.contract import END_OF_TURN, RecordsReceived, Settle
 from cluster.core.turn import Turn
@@ -28,15 +27,10 @@ from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.envelope import Delivery, encode, split
 from pixiu.wire.record import MAX_RECORD_BYTES
+from tests.support.effects import of as of
 
 PEER = EndpointID(301)
 """A broker or relay that sends records."""
-KindT = TypeVar("KindT")
-
-
-def of(kind: type[KindT], effects: Sequence[object]) -> list[KindT]:
-    """The effects, or events, of a kind."""
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def turn(core: Core, *events: ev.Event, now: float = 1.0) -> list[ev.Effect]:

@@ -9,22 +9,13 @@ import pytest
 from pixiu import ids
 from pixiu.errors import LeaseExpired
 from pixiu.ids import SnowflakeGenerator
+from tests.support.clock import Clock
 from tests.support.clock_steps import STEPS_MS
-
-
-class Clock:
-    """Unix milliseconds that a test sets."""
-
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def leased(clock: Clock, span_ms: int = 60_000) -> SnowflakeGenerator:
     generator = SnowflakeGenerator(clock)
-    generator.lease(7, clock.now_ms, clock.now_ms + span_ms)
+    generator.lease(7, clock.now, clock.now + span_ms)
     return generator
 
 
@@ -39,7 +30,7 @@ def test_ids_increase_when_a_millisecond_is_used_up_and_when_the_clock_goes_back
     clock = Clock(1_700_000_000_000)
     generator = leased(clock)
     made = [generator.next() for _ in range(3000)]
-    clock.now_ms -= 5_000
+    clock.now -= 5_000
     made += [generator.next() for _ in range(3000)]
     assert all(a < b for a, b in itertools.pairwise(made))
 
@@ -49,15 +40,15 @@ def test_a_step_of_the_clock_and_back_repeats_no_id_and_stops_none(step_ms: int)
     clock = Clock(1_700_000_000_000)
     generator = leased(clock, span_ms=24 * 3_600_000)
     made = [generator.next() for _ in range(2000)]
-    clock.now_ms += step_ms
-    over = clock.now_ms >= generator.until_ms
+    clock.now += step_ms
+    over = clock.now >= generator.until_ms
     assert generator.usable() is (generator.why_not() == "") is not over
     if over:
         with pytest.raises(LeaseExpired):
             generator.next()
     else:
         made += [generator.next() for _ in range(2000)]
-    clock.now_ms -= step_ms
+    clock.now -= step_ms
     made += [generator.next() for _ in range(2000)]  # also where the time of the lease was over meanwhile
     assert all(a < b for a, b in itertools.pairwise(made))
 
@@ -68,7 +59,7 @@ def test_a_clock_before_2020_makes_no_id_and_the_text_says_so() -> None:
     with pytest.raises(LeaseExpired, match="before 2020: set it"):
         generator.next()
     assert (generator.usable(), "before 2020" in generator.why_not()) == (False, True)
-    clock.now_ms += 1
+    clock.now += 1
     assert ids.snowflake_time_ms(generator.next()) == ids.SNOWFLAKE_EPOCH_MS
 
 
@@ -85,7 +76,7 @@ def test_a_successor_of_a_worker_number_never_repeats_a_time() -> None:
     clock = Clock(1_700_000_000_000)
     first = leased(clock)
     last = first.next()
-    clock.now_ms -= 1_000
+    clock.now -= 1_000
     second = SnowflakeGenerator(clock)
     second.lease(7, first.last_used_ms + 1, first.last_used_ms + 60_000)
     assert second.next() > last
@@ -95,8 +86,8 @@ def test_a_renewed_lease_goes_on() -> None:
     clock = Clock(1_700_000_000_000)
     generator = leased(clock, span_ms=1)
     before = generator.next()
-    clock.now_ms += 10
-    generator.lease(7, clock.now_ms - 10, clock.now_ms + 60_000)
+    clock.now += 10
+    generator.lease(7, clock.now - 10, clock.now + 60_000)
     assert generator.next() > before
 
 

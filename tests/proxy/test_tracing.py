@@ -11,26 +11,16 @@ from pixiu.wire.trace import Hop, Sampler, Stamp, Tracer, as_traced, stamps_of, 
 from proxy import events as ev
 from proxy.core import Core
 from tests.proxy.driver import forward, sends
+from tests.support.clock import Clock
 
 A, B = EndpointID(1001), EndpointID(1002)
-
-
-class Clock:
-    """Ten microseconds a look."""
-
-    def __init__(self) -> None:
-        self.now = 1000
-
-    def __call__(self) -> int:
-        self.now += 10
-        return self.now
 
 
 def proxy(fraction: float = 0.0, vrooms: VRooms | None = None) -> Core:
     core = Core(
         max_record_bytes=2000,
         vrooms=vrooms or VRooms(),
-        tracer=Tracer(Hop.PROXY, Clock(), replica=lambda: 5),
+        tracer=Tracer(Hop.PROXY, Clock(1000, 10), replica=lambda: 5),
         sampler=Sampler(fraction) if fraction else None,
     )
     core.step(ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1))), 0.0)

@@ -17,6 +17,7 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnavailable
 from pixiu.ids import WORKERS, SnowflakeGenerator, snowflake_time_ms, snowflake_worker
 from registry.leases import MAX_AHEAD_MS, RANGE_MS, WORKERS_TO_LEND, WorkerLease, WorkerLeases
+from tests.support.clock import Clock
 from tests.support.clock_steps import IN_2018_MS, STEPS_MS
 from tests.support.waiting import until
 from tests.support.zookeeper import connected
@@ -24,19 +25,9 @@ from tests.support.zookeeper import connected
 START_MS = 1_751_958_000_000
 
 
-class Clock:
-    """Unix milliseconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_ms = START_MS
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(START_MS)
 
 
 def process(
@@ -69,7 +60,7 @@ async def test_under_contention_every_number_is_given_once(zookeeper_server: Emb
     assert sorted(lease.worker for lease in leases) == list(range(30))
     with pytest.raises(Overloaded, match="30"):
         await holders[0].acquire()
-    clock.now_ms += RANGE_MS
+    clock.now += RANGE_MS
     again = await asyncio.gather(*(holder.acquire() for _ in range(10) for holder in holders))
     assert sorted(lease.worker for lease in again) == list(range(30))
     assert {lease.from_ms for lease in again} == {START_MS + RANGE_MS}
@@ -83,7 +74,7 @@ async def test_a_successor_starts_after_the_last_time_that_was_used(zookeeper: Z
     lease = await first.acquire()
     generator.lease(lease.worker, lease.from_ms, lease.until_ms)
     made = {generator.next() for _ in range(3_000)}
-    assert generator.last_used_ms > clock.now_ms
+    assert generator.last_used_ms > clock.now
     assert await first.release(lease.worker, generator.last_used_ms)
     assert first.leases == []
     successor = await second.acquire()
@@ -99,10 +90,10 @@ async def test_a_number_whose_time_ends_within_a_second_is_taken_from_there_and_
 ) -> None:
     first, second = (process(zookeeper, root, clock, workers=1) for _ in range(2))
     lease = await first.acquire()
-    clock.now_ms = lease.until_ms - MAX_AHEAD_MS - 1
+    clock.now = lease.until_ms - MAX_AHEAD_MS - 1
     with pytest.raises(Overloaded):
         await second.acquire()
-    clock.now_ms += 1
+    clock.now += 1
     assert (await second.acquire()).from_ms == lease.until_ms
 
 
@@ -119,10 +110,10 @@ async def test_a_release_never_writes_a_time_outside_its_lease(zookeeper: ZooKee
 async def test_renewing_extends_the_same_range_and_never_shortens_it(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
     leases = process(zookeeper, root, clock)
     lease = await leases.acquire()
-    clock.now_ms += 3_600_000
+    clock.now += 3_600_000
     renewed = await leases.renew(lease.worker)
     assert renewed == WorkerLease(lease.worker, lease.from_ms, lease.until_ms + 3_600_000)
-    clock.now_ms -= 7_200_000
+    clock.now -= 7_200_000
     assert await leases.renew(lease.worker) == renewed
     assert (await stored(zookeeper, root, lease.worker))["until_ms"] == renewed.until_ms
 
@@ -130,7 +121,7 @@ async def test_renewing_extends_the_same_range_and_never_shortens_it(zookeeper: 
 async def test_a_number_that_another_took_cannot_be_renewed(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
     first, second = (process(zookeeper, root, clock, workers=1) for _ in range(2))
     lease = await first.acquire()
-    clock.now_ms += RANGE_MS
+    clock.now += RANGE_MS
     await second.acquire()
     with pytest.raises(LeaseExpired, match="acquire another"):
         await first.renew(lease.worker)
@@ -151,11 +142,11 @@ async def test_a_renewal_whose_answer_was_lost_is_recognised_as_its_own(
         raise RegistryUnavailable("the answer was lost")
 
     monkeypatch.setattr(zookeeper, "set", lose)
-    clock.now_ms += 1_000
+    clock.now += 1_000
     with pytest.raises(RegistryUnavailable):
         await leases.renew(lease.worker)
     monkeypatch.undo()
-    clock.now_ms += 1_000
+    clock.now += 1_000
     assert (await leases.renew(lease.worker)).until_ms == START_MS + 2_000 + RANGE_MS
     assert await leases.release(lease.worker, START_MS)
     assert (await stored(zookeeper, root, lease.worker))["until_ms"] == START_MS + 1
@@ -166,7 +157,7 @@ async def test_leases_are_renewed_by_themselves_and_losses_are_told(zookeeper: Z
     lost: list[WorkerLease] = []
     leases = process(zookeeper, root, clock, renew_interval_s=0.05, on_renewed=renewed.append, on_lost=lost.append)
     kept, taken = await leases.acquire(), await leases.acquire()
-    clock.now_ms += 1_000
+    clock.now += 1_000
     await zookeeper.set(paths.worker(root, taken.worker), b'{"holder":"thief","until_ms":9999999999999}')
     leases.start()
     await until(lambda: lost and renewed)
@@ -196,7 +187,7 @@ async def test_a_gateway_makes_ids_after_every_step_of_the_clock(
     gateway = GatewayNumbers(zookeeper, root, "gateway-1", pytest.fail, log, clock)
     await gateway.acquire()
     first = gateway.next_snowflake()
-    clock.now_ms += step_ms
+    clock.now += step_ms
     over = step_ms > RANGE_MS
     if over:
         with pytest.raises(LeaseExpired):
@@ -219,13 +210,13 @@ async def test_a_gateway_that_starts_before_2020_says_so_and_goes_on_when_the_cl
     zookeeper: ZooKeeper, root: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry.leases, "LOOK_S", 0.01)
-    clock.now_ms = IN_2018_MS
+    clock.now = IN_2018_MS
     gateway = GatewayNumbers(zookeeper, root, "gateway-1", pytest.fail, Log(), clock)
     await gateway.acquire()
     with pytest.raises(LeaseExpired, match="before 2020"):
         gateway.next_snowflake()
     assert "before 2020: set it" in gateway.problem
-    clock.now_ms = START_MS
+    clock.now = START_MS
     await until(lambda: not gateway.problem)
     assert snowflake_time_ms(gateway.next_snowflake()) == START_MS
     await gateway.release()
@@ -240,11 +231,11 @@ async def test_renewals_go_on_after_an_outage(own_server: EmbeddedZooKeeper, roo
     await until(lambda: not session.connected)
     leases.start()
     assert await leases.release(lease.worker, 0) is False
-    clock.now_ms += 1
+    clock.now += 1
     await asyncio.to_thread(own_server.start)
     await until(lambda: session.connected)
     lease = await leases.acquire()
-    clock.now_ms += 1_000
+    clock.now += 1_000
     await until(lambda: renewed and renewed[-1].until_ms == lease.until_ms + 1_000)
     await leases.close()
     await session.close()

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from registry.settings import change_settings
 from tests.support.alerts import firing, moment
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -148,12 +149,6 @@ async def nodes(zookeeper: ZooKeeper, root: str, partition: int = 0) -> list[Nod
         return []
 
 
-async def eventually(found: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not await found():
-            await asyncio.sleep(0.05)
-
-
 async def get(port: int, path: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as reply:
         return reply.status, await reply.text()
@@ -238,7 +233,7 @@ async def test_two_processes_hear_each_other_and_draining_is_seen_before_the_end
         async def draining() -> bool:
             return NodeState.DRAINING in [node.state for node in await nodes(zookeeper, root)]
 
-        await eventually(draining)
+        await until(draining)
         await other.until(lambda: "drain" in other.out)
         status, text = await get(other_port, "/health")
         assert (status, json.loads(text)["state"]) == (503, "Draining")
@@ -411,7 +406,7 @@ async def test_an_outage_of_zookeeper_changes_nothing_and_does_not_keep_a_proces
             async def noticed() -> bool:
                 return 'pixiu_router_registry_connected{role="router",partition="0"} 0.0' in (await get(port, "/metrics"))[1]
 
-            await eventually(noticed)
+            await until(noticed)
             status, text = await get(port, "/health")
             assert (status, json.loads(text)["state"]) == (200, "Running")
             role.kill(signal.SIGTERM)
@@ -453,7 +448,7 @@ async def test_a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_whe
         async def gone() -> bool:
             return await nodes(zookeeper, root) == []
 
-        await eventually(gone)
+        await until(gone)
         assert not role.events("loop_back")  # it hangs still: kazoo's own thread would have kept the node
         await role.until(lambda: role.events("loop_stalled"))
         assert "run_forever" in role.events("loop_stalled")[0]["stack"]

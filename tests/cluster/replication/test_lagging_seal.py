@@ -16,22 +16,13 @@ from cluster.replication.storage.label import SEAL_LAG_S, Label
 from cluster.replication.storage.log import SegmentedLog
 from pixiu.errors import DiskFailed
 from tests.cluster.replication.log_files import entries, everything, flip, segments
+from tests.support.clock import Clock
 from tests.support.platter import Platter
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
