@@ -124,4 +124,4 @@ def _entry(line: str) -> tuple[str, PasswordEntry]:
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    return hashlib.scrypt(password.encode(errors="replace"), salt=salt, n=n, r=r, p=p, dklen=HASH_BYTES, maxmem=256 * n * r * p)
+    return hashlib.scrypt(password.encode(errors="replace"), salt=salt, n=n, r=r, p=p, dklen=HASH_BYTES, maxmem=256 * r * (n + p))
