@@ -120,6 +120,7 @@ class Service(RoleShell):
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), context.client_server)
         context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
+        context.pages["/connections"] = self._clients.page
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
     def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:

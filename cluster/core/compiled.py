@@ -57,7 +57,7 @@ MODULES: Final = {
     ),
     "cluster.store": "events",
     "cluster.rpc": "frames",
-    "cluster.core": "contract layout_notices parcels token_bucket",
+    "cluster.core": "contract layout_notices parcels reading_gate token_bucket",
     "cluster.listeners": "handler",
     "cluster.metrics": "histogram hot_keys received_batches",
     "proxy": (

@@ -1,5 +1,5 @@
 """HTTP pages of a process: /metrics for Prometheus, /health (or /ready) for people and load balancers, /live (or /healthz) for
-supervisors, /hot for the rooms and users with the most messages.
+supervisors, /hot for the rooms and users with the most messages; and what a role adds, as a gateway's /connections.
 
 Read only; never a message's content. At most 64 connections of at most a minute each, and small requests: a slow or hostile reader
 costs a process nothing that matters.
@@ -52,8 +52,10 @@ class HttpServer:
         health: Callable[[], tuple[bool, dict[str, Any]]],
         hot: Callable[[], dict[str, object]] = dict,
     ) -> None:
-        self._metrics, self._hot = metrics, hot
+        self._metrics = metrics
         self._health = health
+        self.pages: dict[str, Callable[[], dict[str, object]]] = {"/hot": hot}
+        """Path → returns its JSON, quickly. A role adds its own."""
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._refused = 0
@@ -71,7 +73,7 @@ class HttpServer:
             app.router.add_get(path, self._get_health)
         for path in ("/live", "/healthz"):
             app.router.add_get(path, self._get_live)
-        app.router.add_get("/hot", self._get_hot)
+        app.router.add_get("/{page}", self._get_page)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -155,8 +157,11 @@ class HttpServer:
             serving, body = False, json.dumps({"error": "health() failed; see the log"})
         return web.Response(text=body, status=200 if serving else 503, content_type="application/json")
 
-    async def _get_hot(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._hot())
+    async def _get_page(self, request: web.Request) -> web.Response:
+        page = self.pages.get(request.path)
+        if page is None:
+            raise web.HTTPNotFound
+        return web.json_response(page())
 
     async def _get_live(self, _request: web.Request) -> web.Response:
         return web.Response(text="live\n")

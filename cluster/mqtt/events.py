@@ -133,16 +133,6 @@ class PacketsAcknowledged(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PauseReading:
-    """Read nothing more from this client until `ResumeReading`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeReading:
-    """Read from the connection again."""
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """Write everything queued, then close and forget the session. The last effect of a session; there is exactly one."""
 
@@ -160,7 +150,5 @@ Effect = (
     | UnsubscribeFilters
     | SendMail
     | PacketsAcknowledged
-    | PauseReading
-    | ResumeReading
     | Close
 )

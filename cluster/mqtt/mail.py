@@ -92,10 +92,6 @@ class Unacknowledged:
             del self._waiting[lane], self._since[lane]
         return True
 
-    def wait_from(self, now: float) -> None:
-        """Restart the waiting time of every lane, because nothing was read meanwhile."""
-        self._since = dict.fromkeys(self._since, now)
-
     @property
     def since(self) -> float | None:
         """Time at which the longest-waiting lane last made progress, monotonic seconds; None when no lane waits for a PUBACK."""

@@ -37,6 +37,8 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from cluster.core.contract import NEVER
+from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
     Close,
@@ -46,9 +48,7 @@ from cluster.mqtt.events import (
     Effect,
     FiltersInVain,
     PacketsAcknowledged,
-    PauseReading,
     PublishMessages,
-    ResumeReading,
     Send,
     SendMail,
     SubscribeFilters,
@@ -224,7 +224,8 @@ class ServerSession:
     now: monotonic seconds. assigned_client_id: the name for a client that sends none. admit: the shell's policy, called once, for a
     CONNECT that is valid otherwise; it returns SERVER_UNAVAILABLE while the shell drains, and None if the answer follows by
     `admitted`. vrooms: the cluster's big rooms, whose VRooms are refused as topics. topics: the rooms of free topics, for
-    subscriptions; for publishes a proxy chooses the room.
+    subscriptions; for publishes a proxy chooses the room. gate: of the connection; the session holds it while too much waits for
+    the cluster and while `admitted` is due, and measures the client's silence by its clock.
 
     Each method returns effects to perform in order; after `Close` there are none.
 
@@ -241,7 +242,6 @@ class ServerSession:
         "_connect_by",
         "_decoder",
         "_filter_bytes",
-        "_held_until",
         "_in_vain",
         "_inflight",
         "_judged_later",
@@ -250,18 +250,17 @@ class ServerSession:
         "_mail",
         "_order",
         "_partial_since",
-        "_paused",
         "_pending",
         "_pending_filters",
         "_resolve",
         "_silence_s",
         "_state",
-        "_stopped",
         "_subscriptions",
         "_takes_mail",
         "_topics",
         "_unreleased",
         "fruitless_filters",
+        "gate",
     )
 
     def __init__(
@@ -273,7 +272,9 @@ class ServerSession:
         vrooms: VRooms = NO_BIG_ROOMS,
         topics: TopicRooms = BY_FIRST_LEVEL,
         in_vain: Callable[[int], bool] | None = None,
+        gate: ReadingGate | None = None,
     ) -> None:
+        self.gate = gate or ReadingGate()
         self._limits = limits or SessionLimits()
         self._in_vain = in_vain
         self._admit = admit
@@ -300,11 +301,9 @@ class ServerSession:
         """Identifiers of `_inflight` in order; made for the first one, like the next field, because most connections never need
         them."""
         self._accepted: set[int] | None = None
-        self._paused = False
-        self._held_until = 0.0
-        self._stopped = False
         self._partial_since: float | None = None
-        """Time at which the first byte of an unfinished packet arrived."""
+        """Time at which the first byte of an unfinished packet arrived; like `_last_packet` by the gate's clock, since while we do
+        not read, the silence is ours."""
         self._filter_bytes = 0
         self._client_id = ""
         self._judged_later: tuple[Connect, list[Packet]] | None = None
@@ -331,11 +330,6 @@ class ServerSession:
         return self._subscriptions
 
     @property
-    def paused(self) -> bool:
-        """True if reading is paused."""
-        return self._paused
-
-    @property
     def waiting(self) -> int:
         """Number of messages of QoS 1 and filters that wait for the cluster."""
         return len(self._inflight) + self._pending_filters
@@ -360,23 +354,18 @@ class ServerSession:
 
         It changes with every packet: a shell asks again when its timer fires, and not at every packet.
         """
+        if self._state is State.DISCONNECTED:
+            return None
+        deadline = min(self._client_deadlines())
         if self._state is State.CONNECTING:
-            return self._connect_by
-        deadlines = []
-        if self._state is State.CONNECTED:
-            if self._silence_s and not self._paused:  # while we do not read, the silence is ours
-                deadlines.append(self._last_packet + self._silence_s)
-            if self._order:
-                deadlines.append(self._inflight[self._order[0]] + self._limits.answer_timeout_s)
-            if self._pending:
-                deadlines.append(next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
-            if self._mail.since is not None and not self._paused:  # likewise
-                deadlines.append(self._mail.since + self._limits.puback_timeout_s)
-            if self._held_until:
-                deadlines.append(self._held_until)
-            if self._partial_since is not None and not self._paused:
-                deadlines.append(self._partial_since + self._limits.packet_timeout_s)
-        return min(deadlines, default=None)
+            deadline = self._connect_by
+        if self._order:
+            deadline = min(deadline, self._inflight[self._order[0]] + self._limits.answer_timeout_s)
+        if self._pending:
+            deadline = min(deadline, next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
+        if not self.gate.reads:
+            deadline = min(deadline, self.gate.next_deadline())
+        return deadline if deadline < NEVER else None
 
     # ------------------------------------------------------------------------------------------ events
 
@@ -389,9 +378,9 @@ class ServerSession:
         if packets or not self._decoder.buffered_bytes:
             self._partial_since = None
         if packets:
-            self._last_packet = now
+            self._last_packet = self.gate.clock(now)
         if self._partial_since is None and self._decoder.buffered_bytes:
-            self._partial_since = now
+            self._partial_since = self.gate.clock(now)
         if self._judged_later is not None:
             self._judged_later[1].extend(packets)
             return effects
@@ -405,7 +394,7 @@ class ServerSession:
             (connect, behind), self._judged_later = self._judged_later, None
             if code is ConnackCode.ACCEPTED:
                 self._step(Event.CONNECT, connect, now, effects)
-                effects.append(ResumeReading())
+                self.gate.release(Hold.LOGIN, now)
                 self._take(behind, now, effects)
             else:
                 self._step(Event.CONNECT_REFUSED, code, now, effects)
@@ -420,7 +409,7 @@ class ServerSession:
                 judged = self._judge_connect(packet)
                 if judged is None:
                     self._judged_later = packet, list(packets[index + 1 :])
-                    effects.append(PauseReading())
+                    self.gate.hold(Hold.LOGIN, now)
                     return
                 self._step(*judged, now, effects)
             elif type(packet) is Puback:
@@ -457,39 +446,21 @@ class ServerSession:
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
-        if self._held_until and now >= self._held_until:
-            self._held_until = 0.0
-            effects: list[Effect] = []
-            self._pause_or_resume(now, effects)
-            return effects
+        if self.gate.expire(now):
+            return []
+        silence, unfinished, puback = self._client_deadlines()
         if self._state is State.CONNECTING:
             problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
-        elif self._silence_s and not self._paused and now >= self._last_packet + self._silence_s:
+        elif now >= silence:
             problem = _Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
-        elif self._partial_since is not None and not self._paused and now >= self._partial_since + self._limits.packet_timeout_s:
+        elif now >= unfinished:
             text = f"a packet was not finished within {self._limits.packet_timeout_s:g} s"
             problem = _Problem(CloseReason.PACKET_UNFINISHED, text)
-        elif self._puback_due(now):
+        elif now >= puback:
             problem = _Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
         else:
             problem = _Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
         return self._run(Event.TIMEOUT, problem, now)
-
-    def hold_reading(self, until: float, now: float) -> list[Effect]:
-        """Pause reading until a time, because the client sends faster than it may."""
-        effects: list[Effect] = []
-        if self._state is State.CONNECTED and until > max(now, self._held_until):
-            self._held_until = until
-            self._pause_or_resume(now, effects)
-        return effects
-
-    def stop_reading(self, wanted: bool, now: float) -> list[Effect]:
-        """Pause reading (`wanted`), because there is no space for the client's input, or end that pause."""
-        effects: list[Effect] = []
-        if self._state is State.CONNECTED and wanted is not self._stopped:
-            self._stopped = wanted
-            self._pause_or_resume(now, effects)
-        return effects
 
     def close(self, reason: CloseReason, text: str, now: float) -> list[Effect]:
         """Close the connection for the shell."""
@@ -510,9 +481,18 @@ class ServerSession:
         self._state, action = TABLE[self._state, event]
         action(self, argument, now, effects)
 
-    def _puback_due(self, now: float) -> bool:
-        since = self._mail.since
-        return since is not None and not self._paused and now >= since + self._limits.puback_timeout_s
+    def _client_deadlines(self) -> tuple[float, float, float]:
+        """Until when the client has to send a packet, the rest of one, and a PUBACK: never while it is not read from."""
+        silence = unfinished = puback = NEVER
+        if self.gate.reads and self._state is State.CONNECTED:
+            held_s, mail_since = self.gate.held_s, self._mail.since
+            if self._silence_s:
+                silence = self._last_packet + self._silence_s + held_s
+            if self._partial_since is not None:
+                unfinished = self._partial_since + self._limits.packet_timeout_s + held_s
+            if mail_since is not None:
+                puback = mail_since + self._limits.puback_timeout_s + held_s
+        return silence, unfinished, puback
 
     def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
         if self._state is not State.CONNECTING:
@@ -576,7 +556,7 @@ class ServerSession:
             if self._order is None:
                 self._order = deque()
             self._order.append(packet.packet_id)
-            self._pause_or_resume(now, effects)
+            self._bound_unanswered(now)
         last = effects[-1] if effects else None
         if isinstance(room, TopicRefusal):
             size = len(packet.topic) + len(packet.payload)
@@ -634,7 +614,7 @@ class ServerSession:
         self._pending[packet.packet_id] = _PendingSubscribe(now, answers, list(joined))
         self._pending_filters += len(answers)
         effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), frozenset(mail)))
-        self._pause_or_resume(now, effects)
+        self._bound_unanswered(now)
 
     def _has_space_for(self, name: str) -> bool:
         limits = self._limits
@@ -664,7 +644,7 @@ class ServerSession:
             self._takes_mail = self._takes_mail or code == 1
         answer = tuple(SUBACK_FAILURE if name is None else granted[name] for name in pending.answers)
         effects.append(Send(codec.encode(Suback(packet_id, answer))))
-        self._pause_or_resume(now, effects)
+        self._bound_unanswered(now)
 
     def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
         """Leave the rooms, UNSUBACK."""
@@ -689,7 +669,7 @@ class ServerSession:
             done.append(packet_id)
         if done:
             effects.append(Send(codec.encode_pubacks(done, self._unreleased)))
-            self._pause_or_resume(now, effects)
+            self._bound_unanswered(now)
 
     def _release(self, packet: Pubrel, now: float, effects: list[Effect]) -> None:
         """PUBCOMP, also where nothing is known of the message: its PUBREC was on an earlier connection."""
@@ -703,31 +683,25 @@ class ServerSession:
         """PUBLISH of QoS 1."""
         topic, mails, anew = what
         self._takes_mail = True
-        effects.append(SendMail(self._mail.send(topic, mails, now, anew=anew), anew))
+        effects.append(SendMail(self._mail.send(topic, mails, self.gate.clock(now), anew=anew), anew))
 
     def _mail_acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
         """Report it; ignore what answers nothing, as of a client that acknowledges before it has subscribed again."""
         if not self._takes_mail:
             return
-        self._mail.acknowledge(packet.packet_id, now)
+        self._mail.acknowledge(packet.packet_id, self.gate.clock(now))
         last = effects[-1] if effects else None
         if type(last) is PacketsAcknowledged:
             last.packet_ids.append(packet.packet_id)
         else:
             effects.append(PacketsAcknowledged([packet.packet_id]))
 
-    def _pause_or_resume(self, now: float, effects: list[Effect]) -> None:
-        held = bool(self._held_until) or self._stopped
-        if not self._paused and (held or self.waiting >= self._limits.max_inflight):
-            self._paused = True
-            effects.append(PauseReading())
-        elif self._paused and not held and self.waiting <= self._limits.max_inflight // 2:
-            self._paused = False
-            self._last_packet = now
-            if self._partial_since is not None:
-                self._partial_since = now
-            self._mail.wait_from(now)
-            effects.append(ResumeReading())
+    def _bound_unanswered(self, now: float) -> None:
+        waiting = self.waiting
+        if waiting >= self._limits.max_inflight:
+            self.gate.hold(Hold.UNANSWERED, now)
+        elif not self.gate.reads and waiting <= self._limits.max_inflight // 2:
+            self.gate.release(Hold.UNANSWERED, now)
 
     def _pong(self, _: Pingreq, now: float, effects: list[Effect]) -> None:
         """PINGRESP."""

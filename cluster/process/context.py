@@ -108,6 +108,9 @@ class Context(Generic[OptionsT_co]):
     hot_users: HotKeys = field(default_factory=HotKeys)
     """Users who cause the most work: stores count what they get by streams, `/hot` shows them."""
 
+    pages: dict[str, Callable[[], dict[str, object]]] = field(default_factory=dict)
+    """Path of an HTTP page of the role → returns its JSON."""
+
     end_session: Callable[[], None] = lambda: None
     """Ends the session with ZooKeeper, so that others may take this process's place; a new one is opened automatically."""
 

@@ -287,6 +287,7 @@ class Process(Generic[OptionsT]):
             client_tls=self._listeners.client_tls,
             client_called=self._listeners.handshakes["clients"].called,
             hot_users=self._received.users,
+            pages=self._http.pages,
             turn=self._turn,
         )
 

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from cluster.access.login_guard import LoginGuard
 from cluster.core.pacing import pacer_of
+from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.role import totals
 from cluster.core.turn import Newcomers, PacedLine, Turn
 from cluster.mqtt.events import CloseReason
@@ -46,6 +47,8 @@ MAX_REMEMBERED_CLIENTS: Final = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
 MOVES_WITHIN_S: Final = 10.0
 """Time that a client asked to move may take, seconds: the SDK waits for up to 1 s, joins elsewhere, and reads on for 1 s."""
+MAX_SHOWN: Final = 1000
+"""Connections at /connections."""
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
@@ -64,6 +67,9 @@ class Connection(Protocol):
     id: int
     packets: bool
     """True if it gets PUBLISH packets of MQTT; otherwise it gets records."""
+    uin: int
+    """The user; 0 before it is identified."""
+    gate: ReadingGate
 
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
@@ -219,6 +225,8 @@ class Clients:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._connections: dict[int, Connection] = {}
+        self._held: dict[int, Connection] = {}
+        """Connections that are not read from, those included that are not identified yet."""
         self._written: dict[int, Connection] = {}
         """Connections with deliveries that leave at `flush`."""
         self._by_client: dict[str, Named] = {}
@@ -300,6 +308,7 @@ class Clients:
         """Remove a connection that ended. `reason`: of control.proto."""
         self._admission.gone(connection.id)
         self._pending.pop(connection.id, None)
+        self._held.pop(connection.id, None)
         if self._connections.pop(connection.id, None) is not None:
             self.step(ev.Closed(connection.id, reason))
 
@@ -342,6 +351,13 @@ class Clients:
         """Forget a connection that ended."""
         self._holders.pop(connection.id, None)
         self.memory.forget(connection.id)
+
+    def note_held(self, connection: Connection, held: bool) -> None:
+        """Note that a connection is not read from any more, or again."""
+        if held:
+            self._held[connection.id] = connection
+        else:
+            self._held.pop(connection.id, None)
 
     def hurry(self) -> None:
         """Keep a paced loop from resting now: a client waits for an answer, or got it and may go on."""
@@ -451,6 +467,7 @@ class Clients:
             "joins_over_share_total": self.join_share.refused,
             "subscriptions": self.join_share.subscriptions,
             "connections_waiting_for_a_turn": self.turn.waiting + self.paced.waiting,
+            "connections_held{reason}": self._held_by_reason(),
             "memory_held_bytes": self.memory.bytes,
             "memory_evicted_total": self.memory.evicted,
             "connections_behind{grade}": slow.counts(),
@@ -459,6 +476,30 @@ class Clients:
             "publish_over_rate_dropped_total": self.rates.dropped,
             "publish_over_rate_held_total": self.rates.held,
         }
+
+    def page(self) -> dict[str, object]:
+        """The JSON of /connections: those that are not read from come first."""
+        now, shown = self.now(), {**self._held, **dict(itertools.islice(self._connections.items(), MAX_SHOWN))}
+        clients = [
+            {
+                "id": connection.id,
+                "user": connection.uin,
+                "protocol": "mqtt" if connection.packets else "grpc",
+                "held_s": {reason.value: round(now - since, 3) for reason, since in connection.gate.reasons.items()},
+            }
+            for connection in itertools.islice(shown.values(), MAX_SHOWN)
+        ]
+        return {
+            "connections": len(self._connections), "pending": self._admission.pending, "held": len(self._held),
+            "held_by_reason": self._held_by_reason(), "clients": clients,
+        }  # fmt: skip
+
+    def _held_by_reason(self) -> dict[str, int]:
+        found = dict.fromkeys((reason.value for reason in Hold), 0)
+        for connection in self._held.values():
+            for reason in connection.gate.reasons:
+                found[reason.value] += 1
+        return found
 
     def _write(self, number: int, data: bytes, count: int) -> None:
         connection = self._connections.get(number)

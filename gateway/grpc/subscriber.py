@@ -17,6 +17,7 @@ import grpc.aio
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import address_of, brought
+from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
 from cluster.mqtt.server import SessionLimits
@@ -88,6 +89,7 @@ class _Stream:
 
     def __init__(self, clients: Clients, address: str) -> None:
         self.id = clients.arrived(self, address)
+        self.gate = ReadingGate(lambda reads: clients.note_held(self, not reads))
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
         self.joins = clients.join_rate()
@@ -183,11 +185,19 @@ class _Stream:
             self.close("the client does not read its answers")
             return
         self._replies.append(reply)
+        if len(self._replies) >= MAX_UNREAD_REPLIES:
+            self.gate.hold(Hold.ANSWERS, self._clients.now())
         self.work.set()
 
     def reads_on(self) -> bool:
         """True while there is space for more answers."""
-        return len(self._replies) < MAX_UNREAD_REPLIES
+        return not self.gate.holds(Hold.ANSWERS)
+
+    async def rest(self, reason: Hold, seconds: float) -> None:
+        """Wait before more is read."""
+        self.gate.hold(reason, self._clients.now())
+        await asyncio.sleep(seconds)
+        self.gate.release(reason, self._clients.now())
 
     def passed(self, size: int) -> None:
         """Do nothing: it publishes nothing here."""
@@ -231,6 +241,8 @@ class _Stream:
             if not self._backlog:
                 self._clients.slow_consumers.discard(self)
         if self._replies:
+            if len(self._replies) <= MAX_UNREAD_REPLIES:
+                self.gate.release(Hold.ANSWERS, self._clients.now())
             return self._replies.popleft()
         self._mail_next = not self._mail_next
         if self._mail and (self._mail_next or not self._backlog):
@@ -289,7 +301,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             uin = _uin(first, anonymous=guard is None)
             self._clients.admit(stream)
             if guard is not None:
+                stream.gate.hold(Hold.LOGIN, self._clients.now())
                 stream.access = await _log_in(guard, self._clients.tickets, context, stream, first)
+                stream.gate.release(Hold.LOGIN, self._clients.now())
                 uin = stream.access.identity.uin
             stream.uin = uin
             # A stream that neither names a device nor takes messages is no login.
@@ -377,17 +391,21 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         self, stream: _Stream, access: LoginSession, request: wire_pb2.SubscribeRequest, foreseeing: Iterator[None] | None = None
     ) -> None:
         if foreseeing is not None:
-            await self._in_pieces(foreseeing)
+            await self._in_pieces(stream, foreseeing)
         if access.must_ask:
+            stream.gate.hold(Hold.ACCESS_CHECK, self._clients.now())
             await access.ask()
+            stream.gate.release(Hold.ACCESS_CHECK, self._clients.now())
         pause = self._take_now(stream, request)
         if pause is not None:
             await pause
 
-    async def _in_pieces(self, work: Iterator[None]) -> None:
+    async def _in_pieces(self, stream: _Stream, work: Iterator[None]) -> None:
         """Run work, each of its pieces in its turn."""
+        stream.gate.hold(Hold.TURN, self._clients.now())
         while not await self._clients.turn.run(lambda: _is_over(work), PIECE_BYTES):
             pass
+        stream.gate.release(Hold.TURN, self._clients.now())
 
     def _take_now(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
         joins = len(request.join_rooms) + len(request.join_topics)
@@ -399,11 +417,11 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             refusal = wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error))
             refusal.retry_after_ms = error.retry_after_ms
             stream.reply(refusal)
-            return asyncio.sleep(hold_s)
+            return stream.rest(Hold.JOINS, hold_s)
         return self._in_turn(stream, request, wait_s) if wait_s else self._then_hold(stream, request)
 
     async def _in_turn(self, stream: _Stream, request: wire_pb2.SubscribeRequest, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
+        await stream.rest(Hold.JOIN_QUEUE, wait_s)
         pause = self._then_hold(stream, request)
         if pause is not None:
             await pause
@@ -417,7 +435,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         return self._hold(stream, request)
 
     async def _in_pieces_then_hold(self, stream: _Stream, request: wire_pb2.SubscribeRequest, work: Iterator[None]) -> None:
-        await self._in_pieces(work)
+        await self._in_pieces(stream, work)
         pause = self._hold(stream, request)
         if pause is not None:
             await pause
@@ -429,7 +447,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         leaves = len(request.leave_rooms) + len(request.leave_topics)
         if leaves:
             hold_s = max(hold_s, stream.joins.hold_s(leaves, now))
-        return asyncio.sleep(hold_s) if hold_s else None
+        return stream.rest(Hold.JOINS, hold_s) if hold_s else None
 
     def _carry_out(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Iterator[None]:
         """Check a whole request, then carry it out; one piece between two yields."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
+from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
@@ -89,21 +90,16 @@ class MQTTConnection(asyncio.Protocol):
         "_behind",
         "_clients",
         "_codes",
-        "_in_line",
         "_joins",
         "_logging_in",
         "_loop",
         "_mail",
-        "_may_read",
         "_new_until",
         "_out",
         "_out_count",
         "_paused",
         "_published",
         "_publishing",
-        "_reads",
-        "_refusal",
-        "_refusing",
         "_session",
         "_steps",
         "_takes_mail",
@@ -111,9 +107,9 @@ class MQTTConnection(asyncio.Protocol):
         "_timer_at",
         "_transport",
         "_unread",
-        "_working",
         "access",
         "client_id",
+        "gate",
         "id",
         "uin",
     )
@@ -139,22 +135,17 @@ class MQTTConnection(asyncio.Protocol):
         """Answers, written before anything else: when the gateway has finished its present work, or at the end of its turn."""
         self._answer_bytes = 0
         """Bytes of answers written since the client last took everything."""
-        self._may_read, self._reads, self._working = True, True, False
-        """The session wants to read; the transport reads; packets of one read are still being processed."""
+        self.gate = ReadingGate(self._turned)
         self._unread = b""
         """Bytes read in a turn that had no time for them."""
         self._new_until = 0.0
         """Until when the connection counts as new."""
         self._paused = False
-        self._refusing = False
-        self._refusal: list[Effect] = []
         self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._mail = MailQueue()
         self._takes_mail = False
         self._asking: asyncio.Task[None] | None = None
-        """Set while callbacks are asked, or while the client waits to join; it is not read from, and its later effects wait."""
-        self._in_line = False
-        """True while it waits for its turn to join."""
+        """Set while callbacks are asked, or while the client waits to join; its later effects wait."""
         self._behind: list[Effect] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -186,7 +177,7 @@ class MQTTConnection(asyncio.Protocol):
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
         self._session = ServerSession(
-            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._in_vain
+            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._in_vain, self.gate
         )
         self._arm()
 
@@ -194,7 +185,7 @@ class MQTTConnection(asyncio.Protocol):
         """Process a client's bytes: some packets at once, the rest in later turns of the loop, before more is read."""
         turn = self._clients.turn
         small = self.client_id is not None and len(data) <= SMALL_READ_BYTES
-        if self._working or not (small or (turn.has_time and not self._is_in_a_crowd())):
+        if self.gate.holds(Hold.TURN) or not (small or (turn.has_time and not self._is_in_a_crowd())):
             self._unread += data
             self._hold_memory()
             self._work_later()
@@ -210,24 +201,20 @@ class MQTTConnection(asyncio.Protocol):
         before = session.fruitless_filters
         effects = session.receive(data, self._clients.now())
         fruitless = session.fruitless_filters - before
-        if self._refusing:
-            self._refuse_later(effects)
-        else:
-            self._perform(effects)
+        self._perform(effects)
         if fruitless:
             self._pace(fruitless)
         self._hold_memory()
         unfinished = 0 if session.has_more else session.buffered_bytes
         if unfinished >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
-            self.hold_reading(len(data) / SLOW_READ_BYTES_PER_S)
-        if self.is_open and session.has_more and self._may_read and self._asking is None:
+            self.hold(Hold.MEMORY, len(data) / SLOW_READ_BYTES_PER_S)
+        if session.has_more and self.gate.reads:
             self._work_later()
 
     def _work_later(self) -> None:
         """Continue in a later turn; nothing more is read meanwhile."""
-        if not self._working:
-            self._working = True
-            self._set_reading()
+        if not self.gate.holds(Hold.TURN):
+            self.gate.hold(Hold.TURN, self._clients.now())
             line = self._clients.paced if self._is_in_a_crowd() else self._clients.turn
             line.later(self._work_on, first=self._session is not None and self._session.is_asking)
 
@@ -235,15 +222,26 @@ class MQTTConnection(asyncio.Protocol):
         return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
 
     def _work_on(self) -> None:
-        """Process the next packets that were read."""
-        self._working = False
-        if self._may_read and self._asking is None:
+        """Process the next packets that were read, unless the client is held for another reason as well."""
+        if self.gate.holds_only(Hold.TURN):
             turn = self._clients.turn
             began = turn.now()
             data, self._unread = self._unread, b""
             self._receive(data)
             turn.spend(began)
-        self._set_reading()
+        self.gate.release(Hold.TURN, self._clients.now())
+
+    def _turned(self, reads: bool) -> None:
+        """Stop reading, or go on: with what was read already, if there is more of it."""
+        if self._session is None or self._transport is None or self._transport.is_closing():
+            return
+        self._clients.note_held(self, not reads)
+        if not reads:
+            self._transport.pause_reading()
+        elif self._unread or self._session.has_more:
+            self._work_later()
+        else:
+            self._transport.resume_reading()
 
     def _hold_memory(self) -> None:
         session = self._session
@@ -254,7 +252,6 @@ class MQTTConnection(asyncio.Protocol):
         """Handle the end of the connection."""
         self._transport = None
         self._clients.slow_consumers.discard(self)
-        self._refuse()
         if self._session is not None:
             self._perform(self._session.connection_lost(self._clients.now()))
 
@@ -390,11 +387,12 @@ class MQTTConnection(asyncio.Protocol):
         """True while the session continues."""
         return self._session is not None
 
-    def hold_reading(self, seconds: float) -> None:
-        """Stop reading from the client for a time."""
-        if self._session is not None and seconds:
+    def hold(self, reason: Hold, seconds: float) -> None:
+        """Do not read from the client for a time."""
+        if seconds and self._session is not None:
             now = self._clients.now()
-            self._perform(self._session.hold_reading(now + seconds, now))
+            self.gate.hold(reason, now, now + seconds)
+            self._arm()
 
     def published(self, packet_id: int) -> None:
         """Acknowledge a message of QoS 1, together with all others of this turn."""
@@ -403,19 +401,17 @@ class MQTTConnection(asyncio.Protocol):
             self._clients.flush_soon(self)
         self._published.append(packet_id)
 
-    def stop_reading(self, wanted: bool) -> None:
-        """Stop reading from the client, or read again."""
-        if self._session is not None:
-            self._perform(self._session.stop_reading(wanted, self._clients.now()))
-
     # Inside.
 
     def _admit(self, connect: Connect) -> ConnackCode | None:
         try:
             self._clients.admit(self)
         except PixiuError:
-            self._refusing = True
-            return ConnackCode.SERVER_UNAVAILABLE
+            # Until its refusal leaves the connection counts as not connected.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._refuse)
+            return None
         return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
 
     def _log_in(self, guard: LoginGuard, connect: Connect) -> ConnackCode | None:
@@ -448,8 +444,14 @@ class MQTTConnection(asyncio.Protocol):
             self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
         except PixiuError as error:
             code = code_of(error)
+        self._admitted(code)
+
+    def _admitted(self, code: ConnackCode) -> None:
         if self._session is not None:
             self._perform(self._session.admitted(code, self._clients.now()))
+
+    def _refuse(self) -> None:
+        self._admitted(ConnackCode.SERVER_UNAVAILABLE)
 
     def _login_over(self, text: str) -> None:
         self.end(CloseReason.LOGIN_OVER, text)
@@ -461,18 +463,6 @@ class MQTTConnection(asyncio.Protocol):
         subscribes = all(may_subscribe(self.access, number, name) for name, number in self._session.subscriptions.items())
         if not subscribes or (self._takes_mail and not may_read_mail(self.access, self.uin)):
             self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
-
-    def _refuse_later(self, effects: list[Effect]) -> None:
-        """Delay a refusal. Until it is sent the connection counts as not connected."""
-        if effects:
-            self._refusal = effects
-            self._may_read = False
-            self._set_reading()
-            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._refuse)
-
-    def _refuse(self) -> None:
-        effects, self._refusal = self._refusal, []
-        self._perform(effects)
 
     def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
         """Carry out effects. `soon`: answers leave at the turn's end, with others. `asked`: callbacks were asked for the first."""
@@ -506,7 +496,7 @@ class MQTTConnection(asyncio.Protocol):
             self._pace(len(effect.filters), joined=True)
         elif isinstance(effect, session_events.FiltersInVain):
             self._joins.refuse(effect.number)
-            self.hold_reading(self._joins.refusal_hold_s(random.random()))
+            self.hold(Hold.JOINS, self._joins.refusal_hold_s(random.random()))
         elif isinstance(effect, session_events.UnsubscribeFilters):
             channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
             self._leave(channels, len(channels) < len(effect.filters))
@@ -520,12 +510,7 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.DropMessages):
             self._clients.counters.unroutable += effect.number
             if effect.size >= LONG_BYTES:
-                self.hold_reading(min(effect.size / SLOW_READ_BYTES_PER_S, MAX_HOLD_S))
-        elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
-            self._may_read = isinstance(effect, session_events.ResumeReading)
-            self._set_reading()
-            if self._may_read and (self._unread or (self._session is not None and self._session.has_more)):
-                self._work_later()
+                self.hold(Hold.UNROUTABLE, min(effect.size / SLOW_READ_BYTES_PER_S, MAX_HOLD_S))
         elif isinstance(effect, session_events.Close):
             self._closed(effect)
 
@@ -545,24 +530,22 @@ class MQTTConnection(asyncio.Protocol):
     def _ask_first(self, effect: Effect, wait_s: float) -> None:
         """Carry out an effect later: after a time, and after callbacks were asked; the client's next effects wait."""
         self._behind.append(effect)
+        self.gate.hold(Hold.JOIN_QUEUE if wait_s else Hold.ACCESS_CHECK, self._clients.now())
         self._asking = self._loop.create_task(self._ask(wait_s))
-        if wait_s:
-            self._in_line = True
-            self.hold_reading(wait_s)
-        self._set_reading()
 
     async def _ask(self, wait_s: float) -> None:
+        now, gate = self._clients.now, self.gate
         if wait_s:
             await asyncio.sleep(wait_s)
-            self._in_line = False
         if self.access is not None and self.access.asks:
+            gate.hold(Hold.ACCESS_CHECK, now())
+            gate.release(Hold.JOIN_QUEUE, now())
             await self.access.ask()
         self._asking = None
         behind, self._behind = self._behind, []
+        gate.release(Hold.JOIN_QUEUE, now())
+        gate.release(Hold.ACCESS_CHECK, now())
         self._perform(behind, asked=True)
-        self._set_reading()
-        if self.is_open and not self._asks() and not self._working:
-            self._work_on()
 
     def _wait_or_close(self, effect: Effect) -> None:
         """Queue an effect that comes while `_ask` is running. A client that leaves loses its place in the queue."""
@@ -570,10 +553,9 @@ class MQTTConnection(asyncio.Protocol):
             self._carry_out(effect)
             return
         self._behind.append(effect)
-        if self._in_line and isinstance(effect, session_events.Close):
-            assert self._asking is not None
+        if self._asking is not None and self.gate.holds(Hold.JOIN_QUEUE) and isinstance(effect, session_events.Close):
             self._asking.cancel()
-            self._asking, self._in_line = None, False
+            self._asking = None
             behind, self._behind = self._behind, []
             for item in behind:
                 if not isinstance(item, session_events.SubscribeFilters):
@@ -585,7 +567,7 @@ class MQTTConnection(asyncio.Protocol):
     def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
         """Refuse these filters because too many wait already; the client may retry later."""
         self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
-        self.hold_reading(self._joins.refusal_hold_s(random.random()))
+        self.hold(Hold.JOINS, self._joins.refusal_hold_s(random.random()))
         self.answer(ev.Answer(self.id, effect.packet_id, True))
 
     def _asks(self) -> bool:
@@ -666,7 +648,7 @@ class MQTTConnection(asyncio.Protocol):
         """Charge joins, leaves or vain requests, and read on when the rate allows it."""
         if self._session is not None:
             self._joins.has_now(len(self._session.subscriptions))
-            self.hold_reading(self._joins.hold_s(changes, self._clients.now(), joined=joined))
+            self.hold(Hold.JOINS, self._joins.hold_s(changes, self._clients.now(), joined=joined))
 
     def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
         mail, self._takes_mail = user and self._takes_mail, self._takes_mail and not user
@@ -717,15 +699,6 @@ class MQTTConnection(asyncio.Protocol):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
             self._transport.abort()
 
-    def _set_reading(self) -> None:
-        wanted = self._may_read and not self._working and self._asking is None
-        if self._transport is not None and not self._transport.is_closing() and wanted is not self._reads:
-            self._reads = wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
-
     def _arm(self) -> None:
         """Keep one timer per connection: it is set again only to ring earlier; otherwise it checks again when it rings."""
         if self._session is None:
@@ -745,7 +718,7 @@ class MQTTConnection(asyncio.Protocol):
         self._timer = None
         if self._session is not None:
             if self.access is not None:
-                self.hold_reading(min(self.access.owed(), MAX_HOLD_S))  # the time is over, and there may be debt left
+                self.hold(Hold.QUOTA, min(self.access.owed(), MAX_HOLD_S))  # the time is over, and there may be debt left
             self._perform(self._session.timeout(self._clients.now()))
             self._arm()
 

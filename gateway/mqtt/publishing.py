@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from cluster.access.login_guard import LoginSession
+from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Publish
 from gateway import events as ev
@@ -42,19 +43,17 @@ class PublishingClient(Protocol):
     uin: int
     client_id: str | None
     access: LoginSession | None
+    gate: ReadingGate
 
     @property
     def is_open(self) -> bool:
         """True while its session continues."""
 
-    def hold_reading(self, seconds: float) -> None:
-        """Stop reading from the client for a time."""
+    def hold(self, reason: Hold, seconds: float) -> None:
+        """Do not read from the client for a time."""
 
     def published(self, packet_id: int) -> None:
         """Acknowledge a message of QoS 1 that is done."""
-
-    def stop_reading(self, wanted: bool) -> None:
-        """Stop reading from the client, or read again."""
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
@@ -71,10 +70,8 @@ class Publishing:
         "_never_again",
         "_number",
         "_plain",
-        "_plain_full",
         "_queue",
         "_sent",
-        "_stopped",
         "_under_way",
         "_waiting_bytes",
         "earlier",
@@ -90,9 +87,6 @@ class Publishing:
         """Bytes of these, and of those that are sent again."""
         self._plain = 0
         """Bytes of QoS 0 in flight to the proxies."""
-        self._plain_full = False
-        self._stopped = False
-        """Last value given to the client's `stop_reading`."""
         self._under_way = 0
         """Bytes of QoS 1 in flight."""
         self._again: list[Confirmable] = []
@@ -144,31 +138,31 @@ class Publishing:
             self._send_on()
         if plain:
             self._plain += sum(len(record) for _, record in plain)
-            self._plain_full = self._plain_full or self._plain > MAX_CLIENT_BYTES
+            if self._plain > MAX_CLIENT_BYTES:
+                # More would fill the links to the proxies, and these drop others' messages as well.
+                client.gate.hold(Hold.IN_FLIGHT, clients.now())
             clients.step(ev.Publish(plain, client.id))
-            self._set_reading()
         if refusal:  # last: earlier messages are in flight
             client.end(CloseReason.PUBLISH_REFUSED, refusal)
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 are with the proxies, or lost."""
         self._plain -= size
-        if self._plain_full and self._plain <= MAX_CLIENT_BYTES // 2:
-            self._plain_full = False
-            self._set_reading()
+        if not self._client.gate.reads and self._plain <= MAX_CLIENT_BYTES // 2:
+            self._client.gate.release(Hold.IN_FLIGHT, self._clients.now())
 
     def _set_reading(self) -> None:
-        """Read from the client only while no QoS 1 message waits, and not too much of QoS 0 is in flight: otherwise it fills the
-        links to the proxies, and these drop others' messages as well."""
-        stopped = bool(self._queue or self._again) or self._plain_full
-        if stopped is not self._stopped and self._client.is_open:
-            self._stopped = stopped
-            self._client.stop_reading(stopped)
+        """Read from the client only while no QoS 1 message waits."""
+        gate = self._client.gate
+        if self._queue or self._again:
+            gate.hold(Hold.PUBLISHING, self._clients.now())
+        elif not gate.reads:
+            gate.release(Hold.PUBLISHING, self._clients.now())
 
     def _allowed(self, messages: Sequence[tuple[int, Publish]], access: LoginSession) -> list[tuple[int, Publish]]:
         """Return the messages that the client may publish. The others are dropped; at QoS 1 that ends the session, because MQTT
         cannot refuse. The client is charged for all."""
-        self._client.hold_reading(pay(access, messages))
+        self._client.hold(Hold.QUOTA, pay(access, messages))
         passed: list[tuple[int, Publish]] = []
         for key, message in messages:
             if may_publish(access, key, message):
@@ -194,7 +188,7 @@ class Publishing:
             elif not rates.take(name, key, size, now):
                 continue
             passed.append((key, message))
-        self._client.hold_reading(hold_s)
+        self._client.hold(Hold.RATE, hold_s)
         return passed
 
     def _encode(self, key: int, message: Publish, snowflake: SnowflakeID) -> bytes:

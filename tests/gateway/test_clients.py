@@ -10,6 +10,7 @@ from itertools import count
 
 import pytest
 
+from cluster.core.reading_gate import ReadingGate
 from cluster.mqtt.events import CloseReason
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
@@ -28,7 +29,8 @@ class Connection:
     def __init__(self, world: World, *, packets: bool = True) -> None:
         self.packets = packets
         self.noted: list[object] = []
-        self.id = 0
+        self.id = self.uin = 0
+        self.gate = ReadingGate()
         self.id = world.clients.arrived(self, "")
 
     def evict(self) -> None:

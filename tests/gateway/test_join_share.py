@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.core.reading_gate import Hold
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Pingresp, Publish, Suback, Subscribe, Unsubscribe
 from gateway import events as ev
@@ -156,7 +157,7 @@ async def test_beyond_the_line_filters_are_refused_and_the_client_stays() -> Non
     world = World(ALONE, now=100.0)
     greedy, _ = mqtt_client(world, "greedy")
     greedy.data_received(subscribe(1, 500))
-    await until(lambda: not greedy._working)  # its second half
+    await until(lambda: not greedy.gate.holds(Hold.TURN))  # its second half
     late, wire = mqtt_client(world, "late")
     late.data_received(subscribe(2, 30))
     assert [packet.codes for packet in wire.packets() if isinstance(packet, Suback)] == [(0x80,) * 30]
@@ -174,7 +175,7 @@ async def test_a_long_subscribe_beyond_the_line_is_refused_without_a_look_at_its
     world = World(ALONE, now=100.0)
     greedy, _ = mqtt_client(world, "greedy")
     greedy.data_received(subscribe(1, 500))
-    await until(lambda: not greedy._working)  # its second half
+    await until(lambda: not greedy.gate.holds(Hold.TURN))  # its second half
     late, wire = mqtt_client(world, "late")
     late.data_received(subscribe(2, 900))
     await until(lambda: any(isinstance(packet, Suback) for packet in wire.packets()))
@@ -197,7 +198,7 @@ async def test_the_share_changes_while_clients_are_there() -> None:
     world = World(ALONE, now=100.0)
     greedy, _ = mqtt_client(world, "greedy")
     greedy.data_received(subscribe(1, 500))
-    await until(lambda: not greedy._working)  # its second half
+    await until(lambda: not greedy.gate.holds(Hold.TURN))  # its second half
     world.clients.set_options(replace(ALONE, joins_per_s=1000, max_all_subscriptions=540))
     other, _ = mqtt_client(world, "other")
     other.data_received(subscribe(2, 40))

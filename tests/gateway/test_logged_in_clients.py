@@ -9,6 +9,7 @@ import pytest
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard
 from cluster.core import log
+from cluster.core.reading_gate import Hold
 from cluster.mqtt import codec
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Connect, Publish, Subscribe
@@ -60,7 +61,7 @@ async def test_what_may_not_be_published_costs_as_much_as_what_may(world: World,
 async def test_who_owes_more_than_one_hold_is_held_again(world: World, logins: Logins) -> None:
     connection, wire = log_in(world, logins)
     connection.data_received(codec.encode(Publish("room/42", b"x")) * 5000)
-    await until(lambda: not connection._working)
+    await until(lambda: not connection.gate.holds(Hold.TURN))
     assert connection.access is not None
     for _ in range(3):
         assert connection.access.owed() > MAX_HOLD_S
@@ -68,13 +69,13 @@ async def test_who_owes_more_than_one_hold_is_held_again(world: World, logins: L
         assert world.now is not None
         world.now += MAX_HOLD_S + 1
         connection._timeout()
-    assert not connection._may_read
+    assert not connection.gate.reads
     assert world.clients.guard is not None
     assert world.now is not None
     world.clients.guard._spent.clear()  # as a new quota does
     world.now += MAX_HOLD_S + 1
     connection._timeout()
-    assert connection._may_read, "the rest of what it sent is worked off"
+    assert not connection.gate.holds(Hold.QUOTA), "the rest of what it sent is worked off"
     connection.connection_lost(None)
 
 

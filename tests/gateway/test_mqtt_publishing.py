@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from cluster.core.reading_gate import ReadingGate
 from gateway.clients.publishing import Confirmable
 from gateway.mqtt.publishing import Publishing
 from pixiu.errors import Dropped
@@ -20,12 +21,10 @@ class Client:
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
+        self.gate = ReadingGate()
 
     def published(self, packet_id: int) -> None:
         self.acknowledged.append(packet_id)
-
-    def stop_reading(self, wanted: bool) -> None:
-        pass
 
 
 def sending(client: Client, *keys: int) -> tuple[Publishing, list[Confirmable]]:

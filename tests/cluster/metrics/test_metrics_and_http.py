@@ -250,7 +250,9 @@ async def test_metrics_health_and_live_answer(shown: Shown) -> None:
     assert (await shown.get("/health"))[0] == 503
     assert await shown.get("/live") == (200, "text/plain", "live\n")
     assert await shown.get("/hot") == (200, "application/json", '{"rooms": [{"key": 7, "per_s": 2.5}], "users": []}')
-    assert (await shown.get("/else"))[0] == 404
+    assert (await shown.get("/connections"))[0] == 404
+    shown.server.pages["/connections"] = lambda: {"connections": 1}
+    assert await shown.get("/connections") == (200, "application/json", '{"connections": 1}')
 
 
 async def test_a_scrape_is_made_in_slices_between_which_the_loop_turns(shown: Shown) -> None:

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from cluster.core.reading_gate import ReadingGate
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
     Close,
     CloseReason,
     Connected,
     Effect,
-    PauseReading,
     PublishMessages,
-    ResumeReading,
     Send,
     SubscribeFilters,
     UnsubscribeFilters,
@@ -47,7 +46,8 @@ class HubConnection(asyncio.Protocol):
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.session = ServerSession(self._loop.time(), f"assigned-{len(hub.connections)}", hub.limits, hub.admit)
+        gate = ReadingGate(self._turned)
+        self.session = ServerSession(self._loop.time(), f"assigned-{len(hub.connections)}", hub.limits, hub.admit, gate=gate)
         self.transport: asyncio.Transport | None = None
         hub.connections.append(self)
 
@@ -60,6 +60,10 @@ class HubConnection(asyncio.Protocol):
         self.perform(self.session.receive(data, self._loop.time()))
         while self.session.has_more:
             self.perform(self.session.receive(b"", self._loop.time()))
+
+    def _turned(self, reads: bool) -> None:
+        assert self.transport is not None
+        (self.transport.resume_reading if reads else self.transport.pause_reading)()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.perform(self.session.connection_lost(self._loop.time()))
@@ -88,10 +92,6 @@ class HubConnection(asyncio.Protocol):
                     accepted = [message.packet_id for _, message in messages if message.qos]
                     if self._hub.confirm:
                         self.perform(self.session.publish_accepted(accepted, self._loop.time()))
-                case PauseReading():
-                    self.transport.pause_reading()
-                case ResumeReading():
-                    self.transport.resume_reading()
                 case Close(reason):
                     self._hub.closed.append(reason)
                     for members in self._hub.members.values():

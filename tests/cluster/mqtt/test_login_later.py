@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt import codec
-from cluster.mqtt.events import Close, CloseReason, Connected, PauseReading, PublishMessages, ResumeReading, Send
+from cluster.mqtt.events import Close, CloseReason, Connected, PublishMessages, Send
 from cluster.mqtt.packets import Connack, ConnackCode, Connect, Publish
 from cluster.mqtt.server import ServerSession, SessionLimits, State
 
@@ -13,19 +14,21 @@ CONNECT = codec.encode(Connect("c", user_name="7"))
 PUBLISH = codec.encode(Publish("room/42", b"x"))
 
 
-def waiting() -> ServerSession:
-    return ServerSession(0.0, "assigned", SessionLimits(connect_timeout_s=5.0), lambda _: None)
+def waiting(gate: ReadingGate | None = None) -> ServerSession:
+    return ServerSession(0.0, "assigned", SessionLimits(connect_timeout_s=5.0), lambda _: None, gate=gate)
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_what_comes_behind_is_done_once_the_client_is_admitted(together: bool) -> None:
-    session = waiting()
+    gate = ReadingGate()
+    session = waiting(gate)
     parts = [CONNECT + PUBLISH] if together else [CONNECT, PUBLISH]
     effects = [effect for part in parts for effect in session.receive(part, 1.0)]
-    assert effects == [PauseReading()]
+    assert (effects, gate.reasons) == ([], {Hold.LOGIN: 1.0})
     assert session.state is State.CONNECTING
     found = session.admitted(ConnackCode.ACCEPTED, 2.0)
-    assert [type(effect) for effect in found] == [Connected, Send, ResumeReading, PublishMessages]
+    assert [type(effect) for effect in found] == [Connected, Send, PublishMessages]
+    assert gate.reads
     assert session.admitted(ConnackCode.ACCEPTED, 2.0) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.reading_gate import Hold
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
     Close,
@@ -12,9 +13,7 @@ from cluster.mqtt.events import (
     DropMessages,
     Effect,
     FiltersInVain,
-    PauseReading,
     PublishMessages,
-    ResumeReading,
     Send,
     SubscribeFilters,
     UnsubscribeFilters,
@@ -468,13 +467,13 @@ def test_a_puback_that_answers_nothing_is_ignored() -> None:
 def test_reading_pauses_at_the_maximum_and_resumes_at_half() -> None:
     session = connected(SessionLimits(max_inflight=4), keep_alive_s=10)
     effects = send(session, *(Publish("a", b"", 1, packet_id=number) for number in range(1, 6)))
-    assert effects.count(PauseReading()) == 1
     assert sum(len(effect.messages) for effect in effects if isinstance(effect, PublishMessages)) == 5
-    assert session.paused
+    assert session.gate.reasons == {Hold.UNANSWERED: 1.0}
     assert session.next_deadline() == 31.0  # the silence of a client that is not read is no silence
-    assert ResumeReading() not in session.publish_accepted([1, 2], 20.0)
-    assert session.publish_accepted([3], 20.0)[-1] == ResumeReading()
-    assert not session.paused
+    session.publish_accepted([1, 2], 20.0)
+    assert not session.gate.reads
+    session.publish_accepted([3], 20.0)
+    assert session.gate.reads
     assert session.next_deadline() == 31.0
     session.publish_accepted([4, 5], 21.0)
     assert session.next_deadline() == 35.0
@@ -482,9 +481,12 @@ def test_reading_pauses_at_the_maximum_and_resumes_at_half() -> None:
 
 def test_filters_that_wait_count_for_the_pause() -> None:
     session = connected(SessionLimits(max_inflight=4))
-    assert PauseReading() not in send(session, Subscribe(1, (("a", 0), ("b", 0))))
-    assert PauseReading() in send(session, Subscribe(2, (("a", 0), ("b", 0))))
-    assert ResumeReading() in session.subscription_confirmed(1, 1.0)
+    send(session, Subscribe(1, (("a", 0), ("b", 0))))
+    assert session.gate.reads
+    send(session, Subscribe(2, (("a", 0), ("b", 0))))
+    assert not session.gate.reads
+    session.subscription_confirmed(1, 1.0)
+    assert session.gate.reads
 
 
 @pytest.mark.parametrize(
@@ -537,39 +539,24 @@ def test_the_numbers_of_vrooms_are_nobodys_topics() -> None:
 
 def test_a_client_that_is_held_is_not_read_from_until_then_and_its_silence_is_ours() -> None:
     session = connected(keep_alive_s=10)
-    assert session.hold_reading(60.0, 2.0) == [PauseReading()]
-    assert session.hold_reading(30.0, 2.0) == []
+    session.gate.hold(Hold.RATE, 2.0, until=60.0)
     assert session.next_deadline() == 60.0
     assert session.timeout(59.0) == []
-    assert session.timeout(60.0) == [ResumeReading()]
-    assert session.next_deadline() == 75.0
-    assert closed(session.timeout(75.0)) is CloseReason.KEEP_ALIVE
-
-
-def test_a_hold_can_grow_and_outlives_the_answers_that_are_waited_for() -> None:
-    session = connected(SessionLimits(max_inflight=2), keep_alive_s=0)
-    effects = send(session, Publish("room/1", b"x", qos=1, packet_id=1), Publish("room/1", b"x", qos=1, packet_id=2))
-    assert PauseReading() in effects
-    assert session.hold_reading(5.0, 2.0) == []
-    assert session.hold_reading(8.0, 3.0) == []
-    assert ResumeReading() not in session.publish_accepted([1, 2], 4.0)
-    assert session.timeout(5.0) == []
-    assert session.timeout(8.0) == [ResumeReading()]
+    assert not session.gate.reads
+    assert session.timeout(60.0) == []
+    assert session.gate.reads
+    assert session.next_deadline() == 74.0, "fifteen seconds from the CONNECT, and it was read for one of them"
+    assert closed(session.timeout(74.0)) is CloseReason.KEEP_ALIVE
 
 
 def test_a_hold_that_ends_leaves_the_pause_for_unanswered_messages() -> None:
     session = connected(SessionLimits(max_inflight=2), keep_alive_s=0)
     send(session, Publish("room/1", b"x", qos=1, packet_id=1), Publish("room/1", b"x", qos=1, packet_id=2))
-    session.hold_reading(5.0, 2.0)
+    session.gate.hold(Hold.RATE, 2.0, until=5.0)
     assert session.timeout(5.0) == []
-    assert session.paused
-    assert ResumeReading() in session.publish_accepted([1, 2], 6.0)
-
-
-def test_who_is_not_connected_cannot_be_held() -> None:
-    session = ServerSession(0.0, "assigned")
-    assert session.hold_reading(9.0, 1.0) == []
-    assert session.next_deadline() == 5.0
+    assert session.gate.reasons == {Hold.UNANSWERED: 1.0}
+    session.publish_accepted([1, 2], 6.0)
+    assert session.gate.reads
 
 
 def test_a_user_is_left_to_the_shell_which_may_refuse_it() -> None:
