@@ -11,7 +11,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
@@ -128,7 +128,7 @@ class Service(RoleShell):
         clients = self._clients
 
         def plain() -> asyncio.Protocol:
-            return MQTTConnection(clients)
+            return cast(asyncio.Protocol, MQTTConnection(clients))
 
         if tls is None:
             return [Listener(plain, options.mqtt_host, options.mqtt_port)]

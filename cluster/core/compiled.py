@@ -68,10 +68,11 @@ MODULES: Final = {
     "broker": "core events fanout feeds multicast",
     "router": "core events",
     "gateway": (
-        "clients.access clients.admission clients.backlog clients.clients clients.join_share clients.memory_budget "
-        "clients.paced_fanout clients.rates clients.slow_consumers core delivery.dedupe delivery.mail delivery.signals "
-        "delivery.traces events grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices "
-        "membership.feedback membership.reporter membership.rooms mqtt.connection mqtt.publishing"
+        "clients.access clients.admission clients.backlog clients.clients clients.join_share clients.join_steps "
+        "clients.memory_budget clients.paced_fanout clients.rates clients.slow_consumers core delivery.dedupe delivery.mail "
+        "delivery.signals delivery.traces events grpc.subscriber mail.lane mail.queue mail.run membership.controls "
+        "membership.devices membership.feedback membership.reporter membership.rooms mqtt.connection mqtt.publishing "
+        "mqtt.subscribing"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "

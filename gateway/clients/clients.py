@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cluster.access.login_guard import LoginGuard
+from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.core.pacing import pacer_of
 from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.role import totals
@@ -27,12 +27,15 @@ from cluster.trust.identity import Credentials, Identity
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.clients.admission import Admission
+from gateway.clients.backlog import Backlog, Grade
 from gateway.clients.join_share import JoinRate, JoinShare
+from gateway.clients.join_steps import JoinSteps
 from gateway.clients.memory_budget import SMALL_BYTES, MemoryBudget
 from gateway.clients.paced_fanout import PacedFanout
 from gateway.clients.publishing import Confirmable
 from gateway.clients.rates import PublishRates, Rates
 from gateway.clients.slow_consumers import SlowConsumers
+from gateway.mail.queue import MailQueue
 from gateway.mail.run import MailRun
 from gateway.options import Options
 from pixiu.errors import Draining, Overloaded
@@ -50,6 +53,8 @@ MOVES_WITHIN_S: Final = 10.0
 MAX_SHOWN: Final = 1000
 """Connections at /connections."""
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
+SLOW: Final = "the client does not read its messages fast enough"
+MOVE: Final = "the gateway is draining; connect to another one"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
 
@@ -61,42 +66,6 @@ class TicketSource(Protocol):
         """Get a ticket for a login; returns its identity, which ends before the ticket does. Raises `PixiuError`."""
 
 
-class Connection(Protocol):
-    """A client's connection, as effects see it."""
-
-    id: int
-    packets: bool
-    """True if it gets PUBLISH packets of MQTT; otherwise it gets records."""
-    uin: int
-    """The user; 0 before it is identified."""
-    gate: ReadingGate
-
-    def deliver(self, data: bytes, count: int) -> None:
-        """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
-
-    def flush(self) -> None:
-        """Write what was delivered in this turn."""
-
-    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
-        """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
-
-    def answer(self, answer: ev.Answer) -> None:
-        """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
-
-    def passed(self, size: int) -> None:
-        """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
-
-    def announce(self) -> bool:
-        """Notify the client that the gateway is going away. Returns False if its protocol has no message for that."""
-
-    def close(self, reason: str) -> None:
-        """End the connection to the client."""
-
-    def replaced(self, moved: bool) -> None:
-        """End the connection and, if the protocol can, notify the client that a newer login took its place: of the same device
-        (`moved`) or of another one."""
-
-
 class Pending(Protocol):
     """A connection that may not be identified yet."""
 
@@ -106,17 +75,79 @@ class Pending(Protocol):
         """End it: too many connections are not identified."""
 
 
-class Named(Protocol):
-    """A connection with a client ID, of which there is one at a time."""
+class ClientSession:
+    """One connection of one user, whatever its protocol: the gate before its input, and what waits to be written to it.
+
+    A protocol derives from it; what has no meaning there stays without effect.
+    """
+
+    __slots__ = ("_backlog", "_clients", "_mail", "access", "gate", "id", "joins", "steps", "uin")
+
+    packets = False
+    """True if it gets PUBLISH packets of MQTT; otherwise it gets records."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.id = 0
+        self.uin = 0
+        """The user; 0 before it is identified."""
+        self.access: LoginSession | None = None
+        """Session of a client that has logged in; None: nobody has to."""
+        self.gate = ReadingGate(self._turned)
+        self.joins = clients.join_rate()
+        self._clients = clients
+        self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
+        self._mail = MailQueue()
+        self.steps = JoinSteps()
+
+    def deliver(self, data: bytes, count: int) -> None:
+        """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Write what was delivered in this turn."""
+
+    def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
+        """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
+        raise NotImplementedError
+
+    def answer(self, answer: ev.Answer) -> None:
+        """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
+        raise NotImplementedError
+
+    def passed(self, size: int) -> None:
+        """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
+
+    def announce(self) -> bool:
+        """Notify the client that the gateway is going away. Returns False if its protocol has no message for that."""
+        return False
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
+        raise NotImplementedError
 
+    def replaced(self, moved: bool) -> None:
+        """End the connection and, if the protocol can, notify the client that a newer login took its place: of the same device
+        (`moved`) or of another one."""
+        raise NotImplementedError
 
-class Holder(Named, Protocol):
-    """A connection that may hold memory."""
+    def catch_up(self) -> None:
+        """Write what waits, as far as the client takes it."""
 
-    id: int
+    def check(self, now: float) -> Grade:
+        """Grade of the client's lag; ends the connection if it has lasted too long."""
+        if not self._backlog.patient(now):
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
+        return self._backlog.grade(now)
+
+    def _turned(self, reads: bool) -> None:
+        self._clients.note_held(self, not reads)
+
+    def _wait(self, data: bytes, count: int) -> bool:
+        """Have messages wait in the backlog. False when the client has been late for too long."""
+        before = self._backlog.dropped
+        patient = self._backlog.put(data, count, self._clients.slow_consumers.now())
+        self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
+        return patient
 
 
 class Publishers(Protocol):
@@ -219,17 +250,17 @@ class Clients:
         self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
         self.newcomers = Newcomers(now)
         self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
-        self._holders: dict[int, Holder] = {}
+        self._holders: dict[int, ClientSession] = {}
         self._flush: asyncio.Handle | None = None
         self._paced = PacedFanout(self._write, asyncio.get_running_loop().call_later, self._dropped)
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
-        self._connections: dict[int, Connection] = {}
-        self._held: dict[int, Connection] = {}
+        self._connections: dict[int, ClientSession] = {}
+        self._held: dict[int, ClientSession] = {}
         """Connections that are not read from, those included that are not identified yet."""
-        self._written: dict[int, Connection] = {}
+        self._written: dict[int, ClientSession] = {}
         """Connections with deliveries that leave at `flush`."""
-        self._by_client: dict[str, Named] = {}
+        self._by_client: dict[str, ClientSession] = {}
         self._remembered: OrderedDict[str, tuple[float, dict[int, SnowflakeID]]] = OrderedDict()
         self._draining = False
 
@@ -282,7 +313,7 @@ class Clients:
     def admit(self, connection: Pending) -> None:
         """Admit a client that identified itself. Raises `Overloaded` or `Draining`."""
         if self._draining:
-            raise Draining("this gateway is draining; connect to another one")
+            raise Draining(MOVE)
         wait_s = self._admission.connect(connection.id, self.now())
         if wait_s:
             # Clients that are refused together must not come back together.
@@ -295,7 +326,7 @@ class Clients:
         self._pending.pop(connection.id, None)
 
     def opened(
-        self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
+        self, connection: ClientSession, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
     ) -> None:
         """Register an identified client. `login`: it counts as a login of the user. `name`: of the device."""
         if not login and not self._through_relays:
@@ -312,7 +343,7 @@ class Clients:
         if self._connections.pop(connection.id, None) is not None:
             self.step(ev.Closed(connection.id, reason))
 
-    def take_over(self, client_id: str, connection: Named) -> dict[int, SnowflakeID]:
+    def take_over(self, client_id: str, connection: ClientSession) -> dict[int, SnowflakeID]:
         """Register the connection of a client ID and end an older one. Returns its unacknowledged messages: packet ID → ID."""
         older = self._by_client.pop(client_id, None)
         if older is not None:
@@ -326,7 +357,7 @@ class Clients:
         while self._remembered and next(iter(self._remembered.values()))[0] <= now:
             self._remembered.popitem(last=False)
 
-    def gone(self, client_id: str, connection: Named, unacknowledged: dict[int, SnowflakeID]) -> None:
+    def gone(self, client_id: str, connection: ClientSession, unacknowledged: dict[int, SnowflakeID]) -> None:
         """Remove the connection of a client ID, and keep the IDs of its unacknowledged messages for a while."""
         if self._by_client.get(client_id) is connection:
             del self._by_client[client_id]
@@ -337,7 +368,7 @@ class Clients:
             while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
                 self._remembered.popitem(last=False)
 
-    def hold_memory(self, connection: Holder, address: str, held: int) -> None:
+    def hold_memory(self, connection: ClientSession, address: str, held: int) -> None:
         """Note the untaken bytes of a connection. If the total is too high, the connections that hold the most are ended."""
         if held < SMALL_BYTES and connection.id not in self._holders:
             return
@@ -347,12 +378,12 @@ class Clients:
         if held < SMALL_BYTES:
             self._holders.pop(connection.id, None)
 
-    def forget_memory(self, connection: Holder) -> None:
+    def forget_memory(self, connection: ClientSession) -> None:
         """Forget a connection that ended."""
         self._holders.pop(connection.id, None)
         self.memory.forget(connection.id)
 
-    def note_held(self, connection: Connection, held: bool) -> None:
+    def note_held(self, connection: ClientSession, held: bool) -> None:
         """Note that a connection is not read from any more, or again."""
         if held:
             self._held[connection.id] = connection
@@ -364,7 +395,7 @@ class Clients:
         if self.pacer is not None:
             self.pacer.hurry(self.now())
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: ClientSession) -> None:
         """Have `connection.flush` called when this turn of the event loop ends."""
         self._written[connection.id] = connection
         if self._flush is None:
@@ -436,9 +467,9 @@ class Clients:
         leaving = list(self._connections.values())
         random.shuffle(leaving)
 
-        def tell(connection: Connection, after_s: float) -> None:
+        def tell(connection: ClientSession, after_s: float) -> None:
             told_s = min(MOVES_WITHIN_S, last_s - after_s) if connection.announce() else 0.0
-            loop.call_later(max(told_s, spread_s / 2), connection.close, "the gateway is draining; connect to another one")
+            loop.call_later(max(told_s, spread_s / 2), connection.end, CloseReason.DRAINING, MOVE)
 
         for number, connection in enumerate(leaving):
             after_s = spread_s / 2 * number / len(leaving)
@@ -453,7 +484,7 @@ class Clients:
         """Close the remaining connections."""
         self.slow_consumers.close()
         for connection in list(self._connections.values()):
-            connection.close("the gateway has stopped")
+            connection.end(CloseReason.DRAINING, "the gateway has stopped")
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

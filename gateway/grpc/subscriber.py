@@ -10,22 +10,22 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import address_of, brought
-from cluster.core.reading_gate import Hold, ReadingGate
+from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
+from cluster.mqtt.events import CloseReason
 from cluster.mqtt.server import SessionLimits
 from gateway import events as ev
 from gateway.clients.access import check_stream, foresee_stream, open_user
-from gateway.clients.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
-from gateway.clients.clients import Clients, TicketSource
-from gateway.mail.queue import OVERRUN, MailQueue, acknowledged_ranges
+from gateway.clients.backlog import BATCH_S, BATCHED_FROM_S, Grade
+from gateway.clients.clients import Clients, ClientSession, TicketSource
+from gateway.mail.queue import OVERRUN, acknowledged_ranges
 from gateway.mail.run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
@@ -57,10 +57,7 @@ FEW_NAMES = 32
 pieces of this size, each of which waits for its turn: a join costs some 25 µs, and a request may have two thousand."""
 PIECE_BYTES = SMALL_READ_BYTES + 1
 """Size of a piece for its turn: not small."""
-FIRST_STEP = 1 << 64
-"""First number of a step; no request has such a number."""
 
-SLOW = "the client does not read its messages fast enough"
 NO_SPACE = (
     "a router or relay of the cluster has no space for what was asked (router.max_entries, relay.max_entries): nothing was joined"
 )
@@ -73,36 +70,18 @@ Channels = list[tuple[int, bytes | None]]
 SubscriberCarrier = Carrier[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest]
 
 
-@dataclass(slots=True)
-class _Steps:
-    """A request whose joins are carried out in several steps, answered when all of them are."""
-
-    request: int
-    left: int
-    refused: bool = False
-
-
-class _Stream:
+class _Stream(ClientSession):
     """One Subscribe stream."""
 
-    packets = False
-
     def __init__(self, clients: Clients, address: str) -> None:
+        super().__init__(clients)
         self.id = clients.arrived(self, address)
-        self.gate = ReadingGate(lambda reads: clients.note_held(self, not reads))
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
-        self.joins = clients.join_rate()
-        self._clients = clients
-        self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._told_dropped = 0
         self.mail = False
         """True if it takes mail."""
-        self._mail = MailQueue()
         self._replies: deque[wire_pb2.SubscribeReply] = deque()
-        self._steps: dict[int, _Steps] = {}
-        """Steps that are not answered yet."""
-        self._next_step = FIRST_STEP
         self._mail_next = False
         self._leaving = False
         """True while a batch of the backlog is being written."""
@@ -116,11 +95,8 @@ class _Stream:
         self.cut: Callable[[str], None] = lambda _reason: None
         """Ends the stream now."""
         self.closing: str | None = None
-        self.uin = 0
         self.chat = False
         """True if it takes messages to its user."""
-        self.access: LoginSession | None = None
-        """Session of a client that has logged in; None: nobody has to."""
         self.reason = REASON_SEND_FAILED
         """`Reason` of control.proto for a logout by the gateway."""
 
@@ -128,56 +104,27 @@ class _Stream:
         if self.hello is not None:
             self.hello.cancel()
 
-    def catch_up(self) -> None:
-        """Do nothing: the writer of the stream takes what is there."""
-
-    def check(self, now: float) -> Grade:
-        if not self._backlog.patient(now):
-            self.close(SLOW)
-            self.cut(SLOW)
-        return self._backlog.grade(now)
-
     def deliver(self, data: bytes, count: int) -> None:
-        now, before = self._clients.slow_consumers.now(), self._backlog.dropped
-        self._backlog.put(data, count, now)
-        if self._backlog.behind_s(now) >= BATCHED_FROM_S:
+        self._wait(data, count)
+        if self._backlog.behind_s(self._clients.slow_consumers.now()) >= BATCHED_FROM_S:
             self._clients.slow_consumers.add(self)
-        if self._backlog.dropped != before:
-            self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
         self.work.set()
-
-    def flush(self) -> None:
-        """Do nothing: the writer of the stream takes what is there."""
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         if not self._mail.put([(run.data, run.count) for run in runs], anew=anew):
             self.close(OVERRUN)
         self.work.set()
 
-    def in_steps(self, request: int, steps: int) -> list[int]:
-        """Numbers by which the steps of a request are answered; a single step has the request's own."""
-        if steps == 1:
-            return [request]
-        numbers = list(range(self._next_step, self._next_step + steps))
-        self._next_step += steps
-        self._steps.update(dict.fromkeys(numbers, _Steps(request, steps)))
-        return numbers
-
     def answer(self, answer: ev.Answer) -> None:
-        refused = bool(answer.refused) or answer.user_refused
         self.channels.difference_update(answer.refused)
         self.mail = self.mail and not answer.user_refused
-        request, steps = answer.request, self._steps.pop(answer.request, None)
-        if steps is not None:
-            steps.left -= 1
-            steps.refused = refused = steps.refused or refused
-            if steps.left:
-                return
-            request = steps.request
-        if refused:
-            self.reply(wire_pb2.SubscribeReply(request=request, error_code=LimitError.code, error_text=NO_SPACE))
+        whole = self.steps.answered(answer)
+        if whole is None:
+            return
+        if whole.refused or whole.user_refused:
+            self.reply(wire_pb2.SubscribeReply(request=whole.request, error_code=LimitError.code, error_text=NO_SPACE))
         else:
-            self.reply(wire_pb2.SubscribeReply(request=request))
+            self.reply(wire_pb2.SubscribeReply(request=whole.request))
 
     def reply(self, reply: wire_pb2.SubscribeReply) -> None:
         """Queue a reply that carries no messages."""
@@ -199,14 +146,17 @@ class _Stream:
         await asyncio.sleep(seconds)
         self.gate.release(reason, self._clients.now())
 
-    def passed(self, size: int) -> None:
-        """Do nothing: it publishes nothing here."""
-
     def announce(self) -> bool:
         self.reply(wire_pb2.SubscribeReply(draining=True))
         return True
 
+    def end(self, reason: CloseReason, text: str) -> None:
+        self.close(text)
+        if reason is CloseReason.SLOW_CONSUMER:
+            self.cut(text)
+
     def close(self, reason: str) -> None:
+        """End the stream once everything is written."""
         self.closing = self.closing or reason
         self.work.set()
 
@@ -481,7 +431,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             if request.request:
                 stream.answer(ev.Answer(stream.id, request.request, True))
             return
-        numbers = stream.in_steps(request.request, max(len(joins), 1))
+        numbers = stream.steps.begin(request.request, max(len(joins), 1))
         for number, piece in zip(numbers, joins or [[]], strict=True):
             self._clients.step(ev.Join(stream.id, number, piece, chat, mail))
             chat = mail = False

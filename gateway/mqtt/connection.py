@@ -12,17 +12,15 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
-from cluster.core.reading_gate import Hold, ReadingGate
+from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
-from cluster.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect
+from cluster.mqtt.packets import ConnackCode, Connect
 from cluster.mqtt.server import ServerSession
 from cluster.trust.identity import Credentials, Identity
 from gateway import events as ev
@@ -30,19 +28,17 @@ from gateway.clients.access import (
     code_of,
     credentials_of,
     foresee_publish,
-    foresee_subscribe,
-    may_read_mail,
-    may_subscribe,
     open_user,
 )
-from gateway.clients.backlog import Backlog, Grade
-from gateway.clients.clients import Clients
-from gateway.mail.queue import OVERRUN, MailQueue
+from gateway.clients.backlog import Grade
+from gateway.clients.clients import SLOW, Clients, ClientSession
+from gateway.mail.queue import OVERRUN
 from gateway.mail.run import MailRun
 from gateway.mqtt.publishing import Publishing
+from gateway.mqtt.subscribing import Subscribing
 from pixiu.errors import PixiuError
-from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
+from pixiu.ids import UIN, RoomID, device_class_of_name, device_of_name, uin_of_name
+from pixiu.placement.topics import USER_PREFIX
 
 WRITE_BYTES = 64 << 10
 """Bytes written at a time to a client that catches up. What it does not take at once waits in asyncio's buffer; while that is not
@@ -55,8 +51,6 @@ LONG_BYTES = 4096
 SLOW_READ_BYTES_PER_S = 64 << 10
 """Read rate for a client that publishes `LONG_BYTES` or more to topics that no room carries; and, while little packet memory is
 left, for a client with an unfinished packet of that size."""
-JOINS_A_STEP = 32
-"""Filters of a SUBSCRIBE that are joined at a time."""
 CONNECT_SPREAD_S = 1.0
 """Connections without a CONNECT are closed late by a random time up to this, seconds: those that came together would otherwise be
 closed in one turn of the loop, while nobody is served, and come back together."""
@@ -69,31 +63,17 @@ RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER of zero seconds."""
 
 
-@dataclass(slots=True)
-class _Steps:
-    """A SUBSCRIBE that is joined in several turns."""
-
-    left: int
-    refused: set[tuple[int, bytes | None]]
-    user_refused: bool = False
-
-
-class MQTTConnection(asyncio.Protocol):
-    """The connection of one MQTT client."""
+class MQTTConnection(ClientSession):
+    """The connection of one MQTT client: an `asyncio.Protocol` in all but name, because a compiled class cannot derive from it."""
 
     __slots__ = (
         "_address",
         "_answer_bytes",
         "_answers",
         "_asking",
-        "_backlog",
         "_behind",
-        "_clients",
-        "_codes",
-        "_joins",
         "_logging_in",
         "_loop",
-        "_mail",
         "_new_until",
         "_out",
         "_out_count",
@@ -101,30 +81,21 @@ class MQTTConnection(asyncio.Protocol):
         "_published",
         "_publishing",
         "_session",
-        "_steps",
-        "_takes_mail",
+        "_subscribing",
         "_timer",
         "_timer_at",
         "_transport",
         "_unread",
-        "access",
         "client_id",
-        "gate",
-        "id",
-        "uin",
     )
 
     packets = True
 
     def __init__(self, clients: Clients) -> None:
-        self.id = 0
-        self.uin = 0
+        super().__init__(clients)
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
-        self.access: LoginSession | None = None
-        """Session of a client that has logged in; None: nobody has to."""
         self._logging_in: asyncio.Task[None] | None = None
-        self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._session: ServerSession | None = None
         self._transport: asyncio.Transport | None = None
@@ -135,15 +106,11 @@ class MQTTConnection(asyncio.Protocol):
         """Answers, written before anything else: when the gateway has finished its present work, or at the end of its turn."""
         self._answer_bytes = 0
         """Bytes of answers written since the client last took everything."""
-        self.gate = ReadingGate(self._turned)
         self._unread = b""
         """Bytes read in a turn that had no time for them."""
         self._new_until = 0.0
         """Until when the connection counts as new."""
         self._paused = False
-        self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
-        self._mail = MailQueue()
-        self._takes_mail = False
         self._asking: asyncio.Task[None] | None = None
         """Set while callbacks are asked, or while the client waits to join; its later effects wait."""
         self._behind: list[Effect] = []
@@ -152,11 +119,7 @@ class MQTTConnection(asyncio.Protocol):
         self._publishing = Publishing(self, clients)
         self._published: list[int] | None = None
         """Packet IDs to acknowledge at the end of the turn."""
-        self._joins = clients.join_rate()
-        self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
-        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code and its channel; as many as the session lets wait."""
-        self._steps: dict[int, _Steps] = {}
-        """Packet ID of a SUBSCRIBE that is joined in several turns → its state."""
+        self._subscribing = Subscribing(self, clients)
 
     # What asyncio calls.
 
@@ -177,7 +140,7 @@ class MQTTConnection(asyncio.Protocol):
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
         self._session = ServerSession(
-            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._in_vain, self.gate
+            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._subscribing.in_vain, self.gate
         )
         self._arm()
 
@@ -203,7 +166,7 @@ class MQTTConnection(asyncio.Protocol):
         fruitless = session.fruitless_filters - before
         self._perform(effects)
         if fruitless:
-            self._pace(fruitless)
+            self._subscribing.pace(fruitless)
         self._hold_memory()
         unfinished = 0 if session.has_more else session.buffered_bytes
         if unfinished >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
@@ -235,7 +198,7 @@ class MQTTConnection(asyncio.Protocol):
         """Stop reading, or go on: with what was read already, if there is more of it."""
         if self._session is None or self._transport is None or self._transport.is_closing():
             return
-        self._clients.note_held(self, not reads)
+        super()._turned(reads)
         if not reads:
             self._transport.pause_reading()
         elif self._unread or self._session.has_more:
@@ -254,6 +217,9 @@ class MQTTConnection(asyncio.Protocol):
         self._clients.slow_consumers.discard(self)
         if self._session is not None:
             self._perform(self._session.connection_lost(self._clients.now()))
+
+    def eof_received(self) -> None:
+        """Handle the end of what the client sends: the transport closes."""
 
     def pause_writing(self) -> None:
         """Let messages wait in the backlog, because the client did not take everything."""
@@ -287,12 +253,6 @@ class MQTTConnection(asyncio.Protocol):
         if not self._backlog and not self._mail and not self._paused:
             self._clients.slow_consumers.discard(self)
 
-    def check(self, now: float) -> Grade:
-        """Grade of the client's lag; ends the connection if it has lasted too long."""
-        if not self._backlog.patient(now):
-            self.end(CloseReason.SLOW_CONSUMER, SLOW)
-        return self._backlog.grade(now)
-
     # What the gateway calls.
 
     def deliver(self, data: bytes, count: int) -> None:
@@ -315,11 +275,7 @@ class MQTTConnection(asyncio.Protocol):
         if not self._paused and not self._backlog:
             self._write(data)
             return
-        before = self._backlog.dropped
-        patient = self._backlog.put(data, count, self._clients.slow_consumers.now())
-        if self._backlog.dropped != before:
-            self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
-        if not patient:
+        if not self._wait(data, count):
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
@@ -330,40 +286,21 @@ class MQTTConnection(asyncio.Protocol):
 
     def answer(self, answer: ev.Answer) -> None:
         """Report the result of a subscription, including what of it was refused."""
-        packet_id = answer.request & 0xFFFF
-        steps = self._steps.get(packet_id)
-        if steps is not None:
-            steps.left -= 1
-            steps.refused |= answer.refused
-            steps.user_refused = steps.user_refused or answer.user_refused
-            if steps.left:
-                return
-            del self._steps[packet_id]
-            answer = ev.Answer(self.id, packet_id, answer.known, frozenset(steps.refused), steps.user_refused)
-        found = self._codes.pop(packet_id, None)
-        if not self._codes:
-            self._codes = {}  # an emptied one keeps its table, 170 bytes
-        if self._session is None or found is None:
-            return
-        codes = []
-        for code, channel in found.values():
-            refused = answer.user_refused if channel is None else channel in answer.refused
-            codes.append(SUBACK_FAILURE if refused else code)
-        if answer.user_refused:
-            self._takes_mail = False
-        self._perform(self._session.subscription_confirmed(answer.request, self._clients.now(), codes), soon=True)
+        self._subscribing.answer(answer)
+
+    def subscribed(self, packet_id: int, codes: Sequence[int]) -> None:
+        """Answer a SUBSCRIBE, together with the others of this turn."""
+        if self._session is not None:
+            self._perform(self._session.subscription_confirmed(packet_id, self._clients.now(), codes), soon=True)
+
+    @property
+    def subscriptions(self) -> dict[str, RoomID | UIN] | None:
+        """Its filters and their rooms; None: the session is over."""
+        return self._session.subscriptions if self._session is not None else None
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
         self._publishing.passed(size)
-
-    def announce(self) -> bool:
-        """Return False: MQTT 3.1.1 has no message for it."""
-        return False
-
-    def close(self, reason: str) -> None:
-        """End the connection because the gateway drains or stops."""
-        self.end(CloseReason.DRAINING, reason)
 
     def replaced(self, moved: bool) -> None:
         """End the connection because a newer login took its place. MQTT 3.1.1 has no message for it."""
@@ -458,10 +395,7 @@ class MQTTConnection(asyncio.Protocol):
 
     def _rules_changed(self) -> None:
         """End the connection if the client lost a right that it uses: MQTT 3.1.1 cannot revoke a subscription."""
-        if self._session is None:
-            return
-        subscribes = all(may_subscribe(self.access, number, name) for name, number in self._session.subscriptions.items())
-        if not subscribes or (self._takes_mail and not may_read_mail(self.access, self.uin)):
+        if not self._subscribing.is_allowed():
             self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
 
     def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
@@ -492,15 +426,11 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.Send):
             self._answers.append(effect.data)
         elif isinstance(effect, session_events.SubscribeFilters):
-            self._subscribe(effect)
-            self._pace(len(effect.filters), joined=True)
+            self._subscribing.subscribe(effect)
         elif isinstance(effect, session_events.FiltersInVain):
-            self._joins.refuse(effect.number)
-            self.hold(Hold.JOINS, self._joins.refusal_hold_s(random.random()))
+            self._subscribing.refused(effect.number)
         elif isinstance(effect, session_events.UnsubscribeFilters):
-            channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
-            self._leave(channels, len(channels) < len(effect.filters))
-            self._pace(len(effect.filters))
+            self._subscribing.unsubscribe(effect)
         elif isinstance(effect, session_events.SendMail):
             self._send_mail(effect)
         elif isinstance(effect, session_events.PacketsAcknowledged):
@@ -519,10 +449,10 @@ class MQTTConnection(asyncio.Protocol):
 
     def _join_in_turn(self, effect: session_events.SubscribeFilters) -> None:
         """Subscribe once callbacks were asked and it is the client's turn among those that join much."""
-        wait_s = self._joins.wait_s(len(effect.filters), self._clients.now())
+        wait_s = self._subscribing.wait_s(len(effect.filters))
         if wait_s is None:
-            self._refuse_filters(effect)
-        elif wait_s or (self.access is not None and self.access.asks and foresee_subscribe(self.access, self.uin, effect.filters)):
+            self._subscribing.refuse(effect)
+        elif wait_s or self._subscribing.must_ask(effect):
             self._ask_first(effect, wait_s)
         else:
             self._carry_out(effect)
@@ -561,15 +491,6 @@ class MQTTConnection(asyncio.Protocol):
                 if not isinstance(item, session_events.SubscribeFilters):
                     self._carry_out(item)
 
-    def _in_vain(self, filters: int) -> bool:
-        return self._joins.is_vain(filters, self._clients.now())
-
-    def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
-        """Refuse these filters because too many wait already; the client may retry later."""
-        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
-        self.hold(Hold.JOINS, self._joins.refusal_hold_s(random.random()))
-        self.answer(ev.Answer(self.id, effect.packet_id, True))
-
     def _asks(self) -> bool:
         """Return the state by a call, because performing changes it: mypyc assumes that a tested attribute keeps its value."""
         return self._asking is not None
@@ -604,56 +525,6 @@ class MQTTConnection(asyncio.Protocol):
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
 
-    def _subscribe(self, effect: session_events.SubscribeFilters) -> None:
-        """Join filters; if one turn has no time for all, some now and the others in the paced queue."""
-        self._codes[effect.packet_id] = {}
-        steps = (len(effect.filters) - 1) // JOINS_A_STEP + 1
-        if steps > 1:
-            self._steps[effect.packet_id] = _Steps(steps, set())
-        self._join_step(effect, 0)
-
-    def _join_step(self, effect: session_events.SubscribeFilters, step: int) -> None:
-        """Join rooms and topics as they are; of users only the client's own, and only if messages to users can arrive."""
-        if self._session is None:
-            return
-        there, codes, first = self._session.subscriptions, self._codes[effect.packet_id], step * JOINS_A_STEP
-        if first + JOINS_A_STEP < len(effect.filters):
-            self._clients.paced.later(partial(self._join_step, effect, step + 1))
-        channels: list[tuple[int, bytes | None]] = []
-        chat = mail = False
-        for name, number in effect.filters[first : first + JOINS_A_STEP]:
-            if not may_subscribe(self.access, number, name):
-                codes[name] = (SUBACK_FAILURE, None)
-            elif not name.startswith(USER_PREFIX):
-                channel = _channel(name, number)
-                codes[name] = (0, channel)
-                if name in there:  # a channel that the client has left since is not joined, but still answered
-                    channels.append(channel)
-            elif number == self.uin and self._clients.serves_users:
-                chat = True
-                mail = name in effect.mail and self._clients.serves_mail and may_read_mail(self.access, self.uin)
-                codes[name] = (int(mail), None)
-            else:
-                codes[name] = (SUBACK_FAILURE, None)
-        if chat and self._takes_mail and not mail:
-            self._clients.step(ev.Leave(self.id, [], False, True))
-        self._takes_mail = mail if chat else self._takes_mail
-        request = effect.packet_id | step << 16
-        if channels or chat:
-            self._clients.step(ev.Join(self.id, request, channels, chat, mail))
-        else:
-            self.answer(ev.Answer(self.id, request, True))
-
-    def _pace(self, changes: int, *, joined: bool = False) -> None:
-        """Charge joins, leaves or vain requests, and read on when the rate allows it."""
-        if self._session is not None:
-            self._joins.has_now(len(self._session.subscriptions))
-            self.hold(Hold.JOINS, self._joins.hold_s(changes, self._clients.now(), joined=joined))
-
-    def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
-        mail, self._takes_mail = user and self._takes_mail, self._takes_mail and not user
-        self._clients.step(ev.Leave(self.id, channels, user, mail))
-
     def _send_mail(self, effect: session_events.SendMail) -> None:
         if self._mail.put([(packet, 1) for packet in effect.packets], anew=effect.anew):
             self._write_mail()
@@ -668,7 +539,7 @@ class MQTTConnection(asyncio.Protocol):
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1
         self._session = None
-        self._joins.has_now(0)
+        self.joins.has_now(0)
         self._write_answers()
         self._clients.forget_memory(self)
         self._publishing.closed()
@@ -746,7 +617,6 @@ _IN_TURN = (
     session_events.Close,
 )
 """Effects that must not overtake those waiting for a callback: a client that publishes and leaves has published."""
-SLOW = "the client does not read its messages fast enough"
 _LOGOUT_REASONS = {
     CloseReason.KEEP_ALIVE: 2,
     CloseReason.CONNECTION_LOST: 2,
@@ -756,7 +626,3 @@ _LOGOUT_REASONS = {
     CloseReason.REPLACED: 5,
 }
 """Reason of a user's departure, as `Reason` of control.proto; 1 (left) otherwise."""
-
-
-def _channel(name: str, room: int) -> tuple[int, bytes | None]:
-    return room, None if name.startswith(ROOM_PREFIX) else name.encode()

@@ -19,9 +19,11 @@ from cluster.mqtt.packets import Publish
 from gateway import events as ev
 from gateway.clients.access import may_publish, pay
 from gateway.clients.clients import Clients
+from gateway.clients.join_share import JoinRate
+from gateway.clients.join_steps import JoinSteps
 from gateway.clients.publishing import Confirmable
 from pixiu.errors import Draining, Dropped, LocalError, Offline, Overloaded, PixiuError, Unavailable
-from pixiu.ids import SnowflakeID
+from pixiu.ids import UIN, RoomID, SnowflakeID
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 
@@ -36,14 +38,20 @@ MAX_ROOMS: Final = 4096
 """Rooms for which the last accepted message of a client is known; beyond it nothing older is sent again."""
 
 
-class PublishingClient(Protocol):
-    """The connection of a client that publishes."""
+class MQTTClient(Protocol):
+    """The connection of a client that publishes and subscribes."""
 
     id: int
     uin: int
     client_id: str | None
     access: LoginSession | None
     gate: ReadingGate
+    joins: JoinRate
+    steps: JoinSteps
+
+    @property
+    def subscriptions(self) -> dict[str, RoomID | UIN] | None:
+        """Its filters and their rooms; None: its session is over."""
 
     @property
     def is_open(self) -> bool:
@@ -54,6 +62,9 @@ class PublishingClient(Protocol):
 
     def published(self, packet_id: int) -> None:
         """Acknowledge a message of QoS 1 that is done."""
+
+    def subscribed(self, packet_id: int, codes: Sequence[int]) -> None:
+        """Answer a SUBSCRIBE."""
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
@@ -78,7 +89,7 @@ class Publishing:
         "unacknowledged",
     )
 
-    def __init__(self, client: PublishingClient, clients: Clients) -> None:
+    def __init__(self, client: MQTTClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
         self._number = 0
         self._queue: deque[Confirmable] | None = None

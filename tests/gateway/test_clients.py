@@ -10,11 +10,10 @@ from itertools import count
 
 import pytest
 
-from cluster.core.reading_gate import ReadingGate
 from cluster.mqtt.events import CloseReason
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
-from gateway.clients.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S
+from gateway.clients.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S, ClientSession
 from gateway.delivery.dedupe import WINDOW_S
 from gateway.mail.run import MailRun
 from gateway.options import Options
@@ -23,14 +22,13 @@ from pixiu.ids import SnowflakeID
 from tests.gateway.world import World
 
 
-class Connection:
+class Connection(ClientSession):
     """Notes what reaches it."""
 
     def __init__(self, world: World, *, packets: bool = True) -> None:
+        super().__init__(world.clients)
         self.packets = packets
         self.noted: list[object] = []
-        self.id = self.uin = 0
-        self.gate = ReadingGate()
         self.id = world.clients.arrived(self, "")
 
     def evict(self) -> None:
@@ -54,9 +52,6 @@ class Connection:
     def announce(self) -> bool:
         self.noted.append("announced")
         return not self.packets
-
-    def close(self, reason: str) -> None:
-        self.noted.append("closed")
 
     def replaced(self, moved: bool) -> None:
         self.noted.append(("replaced", moved))
@@ -148,7 +143,7 @@ async def test_clients_are_moved_evenly_told_first_and_closed_later(monkeypatch:
 
     monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
     monkeypatch.setattr(Connection, "announce", announce)
-    monkeypatch.setattr(Connection, "close", lambda self, _reason: noted.append((now, "closed", self.packets)))
+    monkeypatch.setattr(Connection, "end", lambda self, *_: noted.append((now, "closed", self.packets)))
     world.clients.drain(10.0, 13.0)
     while timers:
         now, _, call = heappop(timers)

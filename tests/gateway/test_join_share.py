@@ -13,7 +13,7 @@ from cluster.mqtt.packets import Pingresp, Publish, Suback, Subscribe, Unsubscri
 from gateway import events as ev
 from gateway.clients.join_share import LONG_HOLD_S, MAX_DOUBLINGS, MAX_WAIT_S, JoinRate, JoinShare
 from gateway.grpc.subscriber import SubscriberService, _Stream
-from gateway.mqtt.connection import JOINS_A_STEP
+from gateway.mqtt.subscribing import JOINS_A_STEP
 from gateway.options import Options
 from pixiu.errors import Overloaded
 from pixiu.wire.v1 import wire_pb2

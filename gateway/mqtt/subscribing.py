@@ -1,0 +1,144 @@
+"""Subscriptions of one MQTT client: joins in steps, the codes of its SUBACKs, leaves, and their rate.
+
+Source: docs/architecture.md, "The gateway's edge".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from cluster.core.reading_gate import Hold
+from cluster.mqtt.events import SubscribeFilters, UnsubscribeFilters
+from cluster.mqtt.packets import SUBACK_FAILURE
+from gateway import events as ev
+from gateway.clients.access import foresee_subscribe, may_read_mail, may_subscribe
+from gateway.clients.clients import Clients
+from gateway.mqtt.publishing import MQTTClient
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
+
+JOINS_A_STEP: Final = 32
+"""Filters of a SUBSCRIBE that are joined at a time."""
+
+
+class Subscribing:
+    """Subscribes and unsubscribes one MQTT client, within its rate."""
+
+    __slots__ = ("_client", "_clients", "_codes", "_takes_mail")
+
+    def __init__(self, client: MQTTClient, clients: Clients) -> None:
+        self._client, self._clients = client, clients
+        self._takes_mail = False
+        self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
+        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code and its channel; as many as the session lets wait."""
+
+    def wait_s(self, filters: int) -> float | None:
+        """Take the client's turn among those that join much. Returns the seconds to wait; None: too many wait, or join in all."""
+        return self._client.joins.wait_s(filters, self._clients.now())
+
+    def must_ask(self, effect: SubscribeFilters) -> bool:
+        """True if a callback must be asked before the client may subscribe."""
+        access = self._client.access
+        return access is not None and access.asks and foresee_subscribe(access, self._client.uin, effect.filters)
+
+    def in_vain(self, filters: int) -> bool:
+        """True if this number of filters would be refused."""
+        return self._client.joins.is_vain(filters, self._clients.now())
+
+    def refused(self, filters: int) -> None:
+        """Count filters that were refused unread, and hold the client."""
+        self._client.joins.refuse(filters)
+        self._hold_refused()
+
+    def refuse(self, effect: SubscribeFilters) -> None:
+        """Refuse these filters because too many wait already; the client may retry later."""
+        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
+        self._hold_refused()
+        self.answer(ev.Answer(self._client.id, effect.packet_id, True))
+
+    def subscribe(self, effect: SubscribeFilters) -> None:
+        """Join filters; if one turn has no time for all, some now and the others in the paced queue."""
+        self._codes[effect.packet_id] = {}
+        steps = self._client.steps.begin(effect.packet_id, (len(effect.filters) - 1) // JOINS_A_STEP + 1)
+        self._join(effect, steps, 0)
+        self.pace(len(effect.filters), joined=True)
+
+    def unsubscribe(self, effect: UnsubscribeFilters) -> None:
+        """Leave rooms, topics, and the messages to the user."""
+        channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
+        user = len(channels) < len(effect.filters)
+        self._clients.step(ev.Leave(self._client.id, channels, user, user and self._takes_mail))
+        self._takes_mail = self._takes_mail and not user
+        self.pace(len(effect.filters))
+
+    def pace(self, changes: int, *, joined: bool = False) -> None:
+        """Charge joins, leaves or vain requests, and read on when the rate allows it."""
+        client, there = self._client, self._client.subscriptions
+        if there is not None:
+            client.joins.has_now(len(there))
+            client.hold(Hold.JOINS, client.joins.hold_s(changes, self._clients.now(), joined=joined))
+
+    def answer(self, answer: ev.Answer) -> None:
+        """Report the result of a subscription, including what of it was refused."""
+        whole = self._client.steps.answered(answer)
+        if whole is None:
+            return
+        found = self._codes.pop(whole.request, None)
+        if not self._codes:
+            self._codes = {}  # an emptied one keeps its table, 170 bytes
+        if found is None:
+            return
+        codes = []
+        for code, channel in found.values():
+            refused = whole.user_refused if channel is None else channel in whole.refused
+            codes.append(SUBACK_FAILURE if refused else code)
+        if whole.user_refused:
+            self._takes_mail = False
+        self._client.subscribed(whole.request, codes)
+
+    def is_allowed(self) -> bool:
+        """True if the rules allow everything that the client has subscribed to."""
+        client = self._client
+        allowed = all(may_subscribe(client.access, number, name) for name, number in (client.subscriptions or {}).items())
+        return allowed and (not self._takes_mail or may_read_mail(client.access, client.uin))
+
+    def _hold_refused(self) -> None:
+        self._client.hold(Hold.JOINS, self._client.joins.refusal_hold_s(random.random()))
+
+    def _join(self, effect: SubscribeFilters, steps: Sequence[int], step: int) -> None:
+        """Join rooms and topics as they are; of users only the client's own, and only if messages to users can arrive."""
+        client, there = self._client, self._client.subscriptions
+        if there is None:
+            return
+        codes, first = self._codes[effect.packet_id], step * JOINS_A_STEP
+        if step + 1 < len(steps):
+            self._clients.paced.later(partial(self._join, effect, steps, step + 1))
+        channels: list[tuple[int, bytes | None]] = []
+        chat = mail = False
+        for name, number in effect.filters[first : first + JOINS_A_STEP]:
+            if not may_subscribe(client.access, number, name):
+                codes[name] = (SUBACK_FAILURE, None)
+            elif not name.startswith(USER_PREFIX):
+                channel = _channel(name, number)
+                codes[name] = (0, channel)
+                if name in there:  # a channel that the client has left since is not joined, but still answered
+                    channels.append(channel)
+            elif number == client.uin and self._clients.serves_users:
+                chat = True
+                mail = name in effect.mail and self._clients.serves_mail and may_read_mail(client.access, client.uin)
+                codes[name] = (int(mail), None)
+            else:
+                codes[name] = (SUBACK_FAILURE, None)
+        if chat and self._takes_mail and not mail:
+            self._clients.step(ev.Leave(client.id, [], False, True))
+        self._takes_mail = mail if chat else self._takes_mail
+        if channels or chat:
+            self._clients.step(ev.Join(client.id, steps[step], channels, chat, mail))
+        else:
+            self.answer(ev.Answer(client.id, steps[step], True))
+
+
+def _channel(name: str, room: int) -> tuple[int, bytes | None]:
+    return room, None if name.startswith(ROOM_PREFIX) else name.encode()
