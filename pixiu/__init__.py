@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pixiu.client.inbox.core import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.inbox.inbox import Inbox
     from pixiu.client.inbox.mail import Mail
-    from pixiu.client.mail.core import MailCounters
     from pixiu.client.mail.receipt import MailReceipt
     from pixiu.client.mail.writer import MailWriter
     from pixiu.client.messages.message import Message
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pixiu.client.presence import UserPresence
     from pixiu.client.receive.subscriber import Subscription, SubscriptionCounters
     from pixiu.client.send.awaited import SendFailure
+    from pixiu.client.send.events import SendCounters
     from pixiu.client.send.signalling import SignalReceipt
     from pixiu.client.send.streams import Receipt
     from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, InboxEntry, Lane
@@ -113,7 +113,6 @@ __all__ = [
     "LocalError",
     "LoginReplaced",
     "Mail",
-    "MailCounters",
     "MailGap",
     "MailIntakeCounters",
     "MailReceipt",
@@ -135,6 +134,7 @@ __all__ = [
     "RegistryUnavailable",
     "RemoteError",
     "Room",
+    "SendCounters",
     "SendFailure",
     "SignalReceipt",
     "Subscription",

@@ -37,7 +37,7 @@ SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 MODULES: Final = {
     "pixiu": "ids",
-    "pixiu.client": "send.publisher",
+    "pixiu.client": "send.policy send.sender",
     "pixiu.wire": "cursor envelope levels record",
     "pixiu.placement": "big_rooms ordered_routes partition split topics weights",
     "cluster.mqtt": "codec decoder events mail packets server",

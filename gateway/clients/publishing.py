@@ -12,7 +12,8 @@ from collections.abc import Callable
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import PUBLISH
 from pixiu.client.options import ClientOptions
-from pixiu.client.send.publisher import PublisherCore
+from pixiu.client.send.policy import rooms
+from pixiu.client.send.sender import Sender
 from pixiu.client.send.streams import PublisherShell, Receipt
 from pixiu.discovery.view import View
 from pixiu.errors import PixiuError
@@ -88,8 +89,8 @@ class _Publisher:
         if self._shell is not None:
             self._shell.set_proxies(addresses)
         elif addresses:
-            core = PublisherCore(self._options, addresses, random.random)
-            self._shell = PublisherShell(core, self._name, self._channels, lambda: None, opens=self._opens)
+            core = Sender(rooms(self._options), addresses, random.random)
+            self._shell = PublisherShell(core, self._name, self._channels, lambda: None, self._opens)
         self._space()
 
     def _opens(self, address: str) -> FramedCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]:

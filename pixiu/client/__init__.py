@@ -7,7 +7,6 @@ from pixiu.client.directory import ClusterMap
 from pixiu.client.inbox.core import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.inbox.inbox import Inbox
 from pixiu.client.inbox.mail import Mail
-from pixiu.client.mail.core import MailCounters
 from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.writer import MailWriter
 from pixiu.client.messages.message import Message
@@ -15,6 +14,7 @@ from pixiu.client.options import ClientOptions
 from pixiu.client.presence import UserPresence
 from pixiu.client.receive.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.send.awaited import SendFailure
+from pixiu.client.send.events import SendCounters
 from pixiu.client.send.signalling import SignalReceipt
 from pixiu.client.send.streams import Receipt
 from pixiu.client.stores.pages import DeadLetterEntry, DeviceState, InboxEntry, Lane
@@ -51,7 +51,6 @@ __all__ = [
     "InboxView",
     "Lane",
     "Mail",
-    "MailCounters",
     "MailGap",
     "MailIntakeCounters",
     "MailReceipt",
@@ -59,6 +58,7 @@ __all__ = [
     "Message",
     "Receipt",
     "Room",
+    "SendCounters",
     "SendFailure",
     "SignalReceipt",
     "Subscription",

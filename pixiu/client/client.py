@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -32,7 +33,7 @@ from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.inbox.core import MailGap
 from pixiu.client.inbox.inbox import Inbox, device_of
 from pixiu.client.login import Token, authorization
-from pixiu.client.mail.core import MailSender
+from pixiu.client.mail.core import mail as mail_policy
 from pixiu.client.mail.options import MailSendOptions
 from pixiu.client.mail.publisher import MailPublisher
 from pixiu.client.mail.receipt import MailReceipt
@@ -49,10 +50,11 @@ from pixiu.client.requests import Replies, reply_options, request_options, where
 from pixiu.client.send.awaited import FailureReports, SendFailure
 from pixiu.client.send.early import EarlySends, failure_of
 from pixiu.client.send.events import PERHAPS, in_doubt
-from pixiu.client.send.publisher import SEND_AGAIN, PublisherCore
+from pixiu.client.send.policy import SEND_AGAIN, rooms
+from pixiu.client.send.sender import Sender
 from pixiu.client.send.signalling import SignalPublisher, SignalReceipt
 from pixiu.client.send.signals import SignalCounters
-from pixiu.client.send.streams import PublisherShell, Receipt
+from pixiu.client.send.streams import PublisherShell, Receipt, publish_call
 from pixiu.client.timeouts import within
 from pixiu.client.worker import WorkerLease
 from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target
@@ -166,10 +168,11 @@ class Client:
             await channels.close()
             raise
         self._channels, self._directory, self._signals, self._mails = channels, directory, None, None
-        core = PublisherCore(self.options, directory.map.proxies, self._uniform)
+        core = Sender(rooms(self.options), directory.map.proxies, self._uniform)
         self.reports = FailureReports(self._on_failure)
         self._early = EarlySends(self.options, self.reports)
-        self._publisher = PublisherShell(core, self._name, channels, directory.refresh, self.reports, self._tell)
+        opens = partial(publish_call, channels)
+        self._publisher = PublisherShell(core, self._name, channels, directory.refresh, opens, self.reports, self._tell)
         self._worker = self._worker_lease(channels, directory)
         self._forked = False
         forks.watch(self)
@@ -244,7 +247,7 @@ class Client:
             for number in range(options.mail_streams):
                 # Each stream is a writer, which a worker number identifies.
                 own = self._worker_lease(channels, directory) if number else worker
-                core = MailSender(options, proxies, own.worker, time.time, self._uniform, first + number)
+                core = Sender(mail_policy(options, own.worker, time.time), proxies, self._uniform, first + number)
                 streams.append((MailShell(core, self._name, channels, directory.refresh, self.reports), own))
             self._mails = MailPublisher(streams, self._uin, options.max_record_bytes)
         return self._mails
@@ -363,13 +366,13 @@ class Client:
         counters = core.counters
         return ClientStats(
             counters.offered,
-            counters.accepted,
+            counters.confirmed,
             counters.failed,
             dict(counters.failures_by_code),
             counters.expired,
             counters.resent,
             counters.batches,
-            core.unresolved_records,
+            core.unresolved,
             counters.streams_opened,
             counters.streams_died,
             counters.malformed_replies,
@@ -452,7 +455,7 @@ class Client:
         if publisher is None or worker is None or early is None:
             raise self._not_connected()
         if not publisher.try_admit(draft.size):
-            text = f"{publisher.core.unresolved_records} messages are unresolved: await send, or use a writer, which wait for space"
+            text = f"{publisher.core.unresolved} messages are unresolved: await send, or use a writer, which wait for space"
             raise Overloaded(text)
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         if not early.items:
@@ -547,15 +550,15 @@ class Client:
         mails = self.mails()
         if self._early is not None:
             await self._early.idle()
-        receipt: MailReceipt | None = None
+        checked, receipt = mails.check(uin, payload, **options)
 
         def late() -> PixiuError:
-            if receipt is None:
+            if not receipt.message_id:
                 return NotSent(f"the mail was not sent within {timeout_s:g} s: there was no space for it")
             return OutcomeUnknown(f"the mail was not confirmed within {timeout_s:g} s: it may still be")
 
         async with within(timeout_s, late):
-            receipt = await mails.send_in_turn(uin, payload, **options)
+            await mails.send_in_turn(checked, receipt)
             await receipt
         return receipt
 
@@ -565,9 +568,8 @@ class Client:
         assert early is not None
         if mails.usable(uin) and not early.items:
             return mails.send(uin, payload, **options)
-        checked, level, more = mails.check(uin, payload, **options)
-        receipt = MailReceipt(b"", 0, level, more)
-        early.put(lambda: mails.send_later(checked, receipt), receipt, checked.size)
+        checked, receipt = mails.check(uin, payload, **options)
+        early.put(lambda: mails.send_in_turn(checked, receipt), receipt, checked.size)
         return receipt
 
     def _offer(
@@ -581,7 +583,7 @@ class Client:
         if receipt is None:
             receipt = Receipt(record, draft.key, draft.lane, message_id)
         else:
-            receipt.record, receipt.message_id = record, message_id
+            receipt.begin(record, message_id)
         publisher.offer(receipt, None if deadline is None else deadline - asyncio.get_running_loop().time())
         return receipt
 

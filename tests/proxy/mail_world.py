@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.core.contract import END_OF_TURN, NEVER, TICK
-from pixiu.client.mail.core import Effect as SenderEffect
-from pixiu.client.mail.core import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.mail.core import MailTicket, mail
 from pixiu.client.options import ClientOptions
-from pixiu.client.send.events import CloseStream, Failure, Writable
+from pixiu.client.send.events import Batch, CloseStream, Failure, OpenStream, Outcome, Writable
+from pixiu.client.send.events import Effect as SenderEffect
+from pixiu.client.send.sender import Sender
 from pixiu.errors import Refusal
 from pixiu.ids import msg_id, msg_lane, snowflake
 from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, Operation, decode
@@ -388,7 +389,7 @@ class ProxyModel:
         core = self.core
         self._world.soon(lambda: self._connect(store, core))
 
-    def open(self, sender: SenderModel, effect: OpenMailStream) -> Pipe:
+    def open(self, sender: SenderModel, effect: OpenStream) -> Pipe:
         """A sender opens a stream."""
         self._numbers += 1
         number, core = self._numbers, self.core
@@ -396,8 +397,9 @@ class ProxyModel:
         def there(item: object) -> None:
             if core is not self.core or not self.alive:
                 return
-            if isinstance(item, MailBatch):
-                more = dict(item.more)
+            if isinstance(item, Batch):
+                assert item.level is not None
+                more = dict(item.receivers)
                 self.step(ev.MailReceived(number, item.data, item.count, item.position, item.level, more))
             elif item is None:
                 self._writers.pop(number, None)
@@ -424,7 +426,8 @@ class SenderModel:
         options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=120.0)
         names = [proxy.name for proxy in self.world.proxies]
         self.worker = self.number + 1
-        self.core = MailSender(options, names, lambda: self.worker, lambda: START_MS / 1000 + self.world.now, self.world.rng.random)
+        policy = mail(options, lambda: self.worker, lambda: START_MS / 1000 + self.world.now)
+        self.core = Sender(policy, names, self.world.rng.random, self.number)
         self._pipe: Pipe | None = None
         self._stream = 0
         self._made = 0
@@ -455,10 +458,10 @@ class SenderModel:
         now = self.world.now
         if isinstance(item, ev.Answer):
             outcomes = [
-                MailOutcome(r.position, r.count, r.copies, r.msg_ids, Failure(r.code, r.text) if r.code else None, r.open)
+                Outcome(r.position, r.count, Failure(r.code, r.text) if r.code else None, r.copies, r.msg_ids, r.open)
                 for r in item.results
             ]
-            self._apply(self.core.reply(stream, now, outcomes))
+            self._apply(self.core.reply(stream, now, outcomes=outcomes))
         elif isinstance(item, ev.EndWriter):
             self._apply(self.core.ended(stream, now, Failure(*item.why)))
 
@@ -470,7 +473,7 @@ class SenderModel:
 
     def _apply(self, effects: list[SenderEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, OpenMailStream):
+            if isinstance(effect, OpenStream):
                 self.generations.append(effect.generation)
                 proxy = next(each for each in self.world.proxies if each.name == effect.address)
                 self._stream = effect.stream

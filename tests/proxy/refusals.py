@@ -16,7 +16,7 @@ from cluster.replication.core.refusals import refusal_of
 from cluster.replication.options import ReplicationOptions
 from cluster.store.events import Refused
 from pi.events import Reply
-from pixiu.client.mail.core import HOPELESS
+from pixiu.client.send.sender import HOPELESS
 from pixiu.errors import OutcomeUnknown, Refusal
 from pixiu.ids import snowflake
 from pixiu.wire.inbox_operations import Code

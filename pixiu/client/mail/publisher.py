@@ -8,14 +8,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Unpack
 
-from pixiu.client.mail.core import MailCounters, MailSender
 from pixiu.client.mail.options import MailSendOptions, level_of, minutes_of, receivers_of
 from pixiu.client.mail.receipt import MailReceipt
-from pixiu.client.mail.shell import MIN_TICK_S, MailShell
+from pixiu.client.mail.shell import MailShell
 from pixiu.client.messages.drafts import MAIL_KIND, Draft, draft, encode, no_such_option
+from pixiu.client.send.events import SendCounters
+from pixiu.client.send.sender import Sender
 from pixiu.client.worker import WorkerLease
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded
-from pixiu.wire.levels import Level, Triple
+from pixiu.wire.levels import Triple
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL, decode
 
 
@@ -41,27 +42,27 @@ class MailPublisher:
 
     def send(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
         """Queue a mail now; arguments as in `MailSendOptions`. Raises `Overloaded`, and errors of the arguments."""
-        checked, wanted, more = self.check(uin, payload, **options)
+        checked, receipt = self.check(uin, payload, **options)
         shell, worker = self._of(uin)
-        _check_space(shell)
+        _check_space(shell, checked.size)
         try:
-            message_id = worker.next() if checked.derived_id is None else checked.derived_id
+            self._offer(shell, worker, checked, receipt)
         except LeaseExpired:
             raise Overloaded("no worker number for message IDs is held now: await space() first") from None
-        receipt = MailReceipt(encode(checked, message_id, self._sender, self._limit), message_id, wanted, more)
-        shell.offer(receipt)
         return receipt
 
-    async def send_later(self, checked: Draft, receipt: MailReceipt) -> None:
-        """Queue a checked mail once there is space; its receipt has been given out already."""
+    async def send_in_turn(self, checked: Draft, receipt: MailReceipt) -> None:
+        """Queue a checked mail once there is space for it and a worker number for its ID."""
         shell, worker = self._of(checked.key)
         while True:
-            await self._space(shell, worker)
+            await shell.admit(checked.size)
             try:
-                message_id = worker.next() if checked.derived_id is None else checked.derived_id
-                break
+                return self._offer(shell, worker, checked, receipt)
             except LeaseExpired:
-                continue
+                await worker.ready()
+
+    def _offer(self, shell: MailShell, worker: WorkerLease, checked: Draft, receipt: MailReceipt) -> None:
+        message_id = worker.next() if checked.derived_id is None else checked.derived_id
         receipt.begin(encode(checked, message_id, self._sender, self._limit), message_id)
         shell.offer(receipt)
 
@@ -79,8 +80,8 @@ class MailPublisher:
         headers: Mapping[str, str] | None = None,
         derived_id: int | None = None,
         **unknown: object,
-    ) -> tuple[Draft, Level, tuple[int, ...]]:
-        """Check a mail; returns its draft, level and further receivers. Arguments as in `MailSendOptions`. Raises errors of the
+    ) -> tuple[Draft, MailReceipt]:
+        """Check a mail; returns its draft and receipt. Arguments as in `MailSendOptions`. Raises errors of the
         arguments."""
         if unknown:
             raise no_such_option(unknown, MailSendOptions.__annotations__)
@@ -92,46 +93,35 @@ class MailPublisher:
             type=type, lifetime_min=minutes_of(expire), extension=extension, headers=headers,
             first_lane=lane == LANE_FIRST, derived_id=derived_id,
         )  # fmt: skip
-        return checked, wanted, more
+        return checked, MailReceipt(b"", 0, wanted, more)
 
     def resend(self, receipt: MailReceipt) -> None:
         """Queue a failed mail again."""
         shell, _ = self._of(decode(receipt.record).key)
-        _check_space(shell)
+        _check_space(shell, receipt.size)
         shell.offer(receipt)
 
     async def space(self) -> None:
         """Wait until one more mail may be sent, to whomever. Raises `NotSent` when no proxy lends a number for IDs."""
         for shell, worker in self._streams:
-            await self._space(shell, worker)
-
-    async def _space(self, shell: MailShell, worker: WorkerLease) -> None:
-        await shell.wait(shell.core.has_space)
-        if not worker.usable():
-            await worker.ready()
-
-    async def send_in_turn(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Queue a mail, waiting for space."""
-        while True:
-            await self._space(*self._of(uin))
-            try:
-                return self.send(uin, payload, **options)
-            except Overloaded:
-                await asyncio.sleep(MIN_TICK_S)  # others were faster
+            await shell.wait(shell.core.has_space)
+            if not worker.usable():
+                await worker.ready()
 
     async def flushed(self) -> None:
         """Wait until all mail offered so far has been sent once."""
-        await self._reach(MailSender.flushed)
+        await self._reach(Sender.flushed)
 
     async def sent(self) -> None:
         """Wait until a proxy has taken all mail offered so far."""
-        await self._reach(MailSender.sent)
+        await self._reach(Sender.sent)
 
     async def finished(self) -> None:
         """Wait until all mail offered so far is resolved."""
-        await self._reach(MailSender.finished)
+        for shell, _ in self._streams:
+            await shell.flush()
 
-    async def _reach(self, reached: Callable[[MailSender, int], bool]) -> None:
+    async def _reach(self, reached: Callable[[Sender, int], bool]) -> None:
         for shell, check in [(shell, partial(reached, shell.core, shell.core.counters.offered)) for shell, _ in self._streams]:
             await shell.wait(check)
 
@@ -144,24 +134,23 @@ class MailPublisher:
         """(role, partition) → its state at its last answer, of any stream."""
         found: dict[tuple[str, int], Triple] = {}
         for shell, _ in self._streams:
-            for place, triple in shell.core.triples.items():
+            for place, triple in shell.triples.items():
                 found[place] = max(found.get(place, triple), triple)
         return found
 
-    def counters(self) -> MailCounters:
+    def counters(self) -> SendCounters:
         """Totals of all streams."""
-        total = MailCounters()
+        total = SendCounters()
         for shell, _ in self._streams:
             total.add(shell.core.counters)
         return total
 
     async def close(self, grace_s: float) -> None:
         """End the streams, and give their worker numbers back; unresolved mail fails, its outcome unknown."""
-        for shell, _ in self._streams:
-            await shell.close()
+        await asyncio.gather(*(shell.close(grace_s) for shell, _ in self._streams))
         await asyncio.gather(*(worker.close(grace_s) for _, worker in self._streams[1:]))
 
 
-def _check_space(shell: MailShell) -> None:
-    if not shell.core.has_space():
+def _check_space(shell: MailShell, size: int) -> None:
+    if not shell.try_admit(size):
         raise Overloaded(f"{shell.core.unresolved} mails are not confirmed: await space() first")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from pixiu.client.mail.core import MailTicket
-from pixiu.client.send.awaited import Awaited, FailureReports
-from pixiu.client.send.events import Failure
-from pixiu.errors import PixiuError
-from pixiu.ids import MsgID, SnowflakeID
+from pixiu.client.send.awaited import Awaited
+from pixiu.errors import InboxFull, OutcomeUnknown, PixiuError
+from pixiu.ids import MsgID
 from pixiu.wire.levels import Level
 
 
@@ -24,16 +23,6 @@ class MailReceipt(Awaited, MailTicket):
         super().__init__(record, message_id, level, more)
         self._waiters: list[asyncio.Future[None]] | None = None
 
-    def begin(self, record: bytes, message_id: int) -> None:
-        """Set record and ID, which the mail got after the receipt was given out."""
-        self.record, self.message_id = record, message_id
-        self.size += len(record)
-
-    @property
-    def id(self) -> SnowflakeID:
-        """The sender's ID of the mail; the same each time it is sent."""
-        return SnowflakeID(self.message_id)
-
     @property
     def stored_as(self) -> MsgID:
         """The MsgID that Xiu assigned; 0 until it is known."""
@@ -45,10 +34,7 @@ class MailReceipt(Awaited, MailTicket):
         return self.copies
 
     def _problem(self) -> PixiuError | None:
-        return self.problem()
-
-    def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """Fail a mail that never reached the core."""
-        self.resolved, self.failure = True, failure
-        reports.watch(self, failure)
-        self.wake()
+        error = super()._problem()
+        if isinstance(error, OutcomeUnknown | InboxFull):
+            error.open_inboxes = self.open
+        return error

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, Unpack
 
-from pixiu.client.mail.core import MailCounters
 from pixiu.client.mail.options import MailSendOptions
 from pixiu.client.mail.publisher import MailPublisher
 from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.send.events import SendCounters
 from pixiu.errors import InvalidArgument
 from pixiu.wire.levels import Triple
 
@@ -101,6 +101,6 @@ class MailWriter:
         return self._publisher.triples()
 
     @property
-    def counters(self) -> MailCounters:
+    def counters(self) -> SendCounters:
         """Totals of all mail of the client."""
         return self._publisher.counters()

@@ -89,6 +89,7 @@ class Awaited:
 
     if not TYPE_CHECKING:  # mypy does not know that the tickets and receipts have the slots
         __slots__ = ()
+    message_id: int
     resolved: bool
     failure: Failure | None
     watched: bool
@@ -98,8 +99,8 @@ class Awaited:
 
     @property
     def id(self) -> SnowflakeID:
-        """The sender's ID of the message; 0 until it has one."""
-        raise NotImplementedError
+        """The sender's ID of the message, the same each time it is sent; 0 until it has one."""
+        return SnowflakeID(self.message_id)
 
     @property
     def done(self) -> bool:
@@ -130,8 +131,15 @@ class Awaited:
         outcome = "unresolved" if not self.resolved else "done" if self.failure is None else f"failed {self.failure.code}"
         return f"<{type(self).__name__} id={self.id:016x} {outcome}>"
 
+    def fail(self, failure: Failure, reports: FailureReports) -> None:
+        """Fail a message that never reached the core."""
+        self.failure = failure
+        self.resolved = True  # last: another thread may look
+        reports.watch(self, failure)
+        self.wake()
+
     def _problem(self) -> PixiuError | None:
-        raise NotImplementedError
+        return self.failure.error() if self.resolved and self.failure is not None else None
 
     def _resolution(self) -> asyncio.Future[None]:
         self.watched = True

@@ -5,19 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from pixiu.client.options import ClientOptions
-from pixiu.client.send.awaited import FailureReports
+from pixiu.client.send.awaited import Awaited, FailureReports
 from pixiu.client.send.events import Failure
 from pixiu.errors import NotSent, Overloaded, PixiuError
-
-
-class Receiving(Protocol):
-    """A receipt that can fail before its message was sent."""
-
-    def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """Resolve the receipt: its message was never sent."""
 
 
 def failure_of(error: Exception) -> Failure:
@@ -36,10 +28,10 @@ class EarlySends:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._size = 0
-        self.items: deque[tuple[Callable[[], Awaitable[object]], Receiving, float, int]] = deque()
+        self.items: deque[tuple[Callable[[], Awaitable[object]], Awaited, float, int]] = deque()
         """Send function, receipt, time of the call, bytes; the first one may be under way."""
 
-    def put(self, send: Callable[[], Awaitable[object]], receipt: Receiving, size: int) -> None:
+    def put(self, send: Callable[[], Awaitable[object]], receipt: Awaited, size: int) -> None:
         """Send something as soon as possible. Raises `Overloaded`."""
         options = self._options
         if len(self.items) >= options.queue_records or (self.items and self._size + size > options.queue_bytes):

@@ -1,10 +1,11 @@
-"""Types shared by the publisher's core and its shell: tickets, states, effects. Pure."""
+"""Types shared by the sender's core and its shells: tickets, states, effects. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from pixiu.errors import (
     Dropped,
@@ -18,6 +19,7 @@ from pixiu.errors import (
     Undelivered,
     error_of_code,
 )
+from pixiu.wire.levels import Level
 
 PERHAPS: Final = frozenset({OutcomeUnknown.code, Dropped.code, Undelivered.code, IdTooOld.code})
 """Failures that themselves mean that the message may have been delivered."""
@@ -65,14 +67,23 @@ class Ticket:
     """A message from its offer until it is resolved."""
 
     __slots__ = (
-        "attempts", "deadline", "failure", "group", "in_doubt", "key", "lane", "message_id", "record", "resolved", "watched",
+        "attempts", "deadline", "failure", "group", "in_doubt", "key", "lane", "message_id", "number", "record", "resolved", "size",
+        "watched",
     )  # fmt: skip
+    level: Level | None = None
+    """Level at which it is confirmed; None: it has none. A batch has one."""
+    more: tuple[int, ...] = ()
+    """Receivers besides the record's key."""
 
     def __init__(self, record: bytes, key: int, lane: int, message_id: int) -> None:
         self.record = record
+        self.size = len(record)
+        """Bytes that it takes of queues and windows."""
         self.key = key
         self.lane = lane
         self.message_id = message_id
+        self.number = 0
+        """Number of the offer, from 1."""
         self.deadline = 0.0
         self.attempts = 0
         """Attempts that were sent, without those that a proxy refused unseen."""
@@ -84,9 +95,29 @@ class Ticket:
         """True if somebody waits: `Resolved` lists such tickets, and those that failed."""
         self.group: Group | None = None
 
+    def begin(self, record: bytes, message_id: int) -> None:
+        """Set record and ID, which a message gets after its receipt was given out."""
+        self.record, self.message_id = record, message_id
+        self.size += len(record)
+
+    def learn(self, outcome: Outcome, index: int) -> None:
+        """Note details of an outcome, of whose tickets this one is at `index`."""
+
+
+class Outcome(NamedTuple):
+    """Outcome of consecutive messages, as a proxy reports it."""
+
+    position: int
+    number: int
+    failure: Failure | None
+    copies: int = 0
+    msg_ids: Sequence[int] = ()
+    open: Sequence[int] = ()
+    """Inboxes that may not have the mail."""
+
 
 class ProxyState(Enum):
-    """State of one proxy, as the publisher sees it."""
+    """State of one proxy, as the sender sees it."""
 
     IDLE = "idle"
     """Usable; no stream yet."""
@@ -102,9 +133,8 @@ class ProxyEvent(Enum):
     """Events of one proxy."""
 
     WANTED = "a message is queued"
-    DIED = "the stream died or stalled"
+    DIED = "the stream died or stalled, or has drained"
     LEAVING = "it is draining, or is no longer listed"
-    FINISHED = "nothing is under way any more"
     RESTED = "the back-off is over"
 
 
@@ -113,7 +143,6 @@ TRANSITIONS: Final[dict[tuple[ProxyState, ProxyEvent], ProxyState]] = {
     (ProxyState.IDLE, ProxyEvent.LEAVING): ProxyState.DOWN,
     (ProxyState.OPEN, ProxyEvent.DIED): ProxyState.DOWN,
     (ProxyState.OPEN, ProxyEvent.LEAVING): ProxyState.DRAINING,
-    (ProxyState.DRAINING, ProxyEvent.FINISHED): ProxyState.DOWN,
     (ProxyState.DRAINING, ProxyEvent.DIED): ProxyState.DOWN,
     (ProxyState.DOWN, ProxyEvent.RESTED): ProxyState.IDLE,
 }
@@ -126,6 +155,9 @@ class OpenStream:
 
     address: str
     stream: int
+    worker: int = 0
+    generation: int = 0
+    """Number and generation of the writer, for mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +199,32 @@ class Batch:
     """Position of the first record in the stream, from 1."""
     more: bool = False
     """True if the next batch follows at once, without an answer to this one."""
+    level: Level | None = None
+    receivers: Sequence[tuple[int, tuple[int, ...]]] = ()
+    """Further receivers of records, by index."""
 
 
 @dataclass(slots=True)
-class PublisherCounters:
+class SendCounters:
     """Totals since the client connected."""
 
     offered: int = 0
-    accepted: int = 0
+    confirmed: int = 0
     failed: int = 0
     expired: int = 0
     """Those of `failed` whose time ran out: the outcome is unknown, or they were never sent."""
     resent: int = 0
+    """Messages sent again, with the same SnowflakeID."""
     batches: int = 0
     streams_opened: int = 0
     streams_died: int = 0
     malformed_replies: int = 0
     failures_by_code: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: SendCounters) -> None:
+        """Add those of another sender."""
+        for each in fields(self):
+            if each.name != "failures_by_code":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for code, count in other.failures_by_code.items():
+            self.failures_by_code[code] = self.failures_by_code.get(code, 0) + count

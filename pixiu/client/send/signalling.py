@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
 from pixiu.client.options import ClientOptions
 from pixiu.client.send.awaited import Awaited, FailureReports
 from pixiu.client.send.events import Batch, Failure
-from pixiu.client.send.publisher import PublisherCore
+from pixiu.client.send.events import Effect as SenderEffect
+from pixiu.client.send.policy import rooms
+from pixiu.client.send.sender import Sender
 from pixiu.client.send.signals import COPIES, MAX_UNRESOLVED, REPEAT_AFTER_S, Effect, SendCopies, Signal, SignalCore
-from pixiu.client.send.streams import PublisherShell, Receipt
-from pixiu.errors import Overloaded, PixiuError
-from pixiu.ids import SnowflakeID
+from pixiu.client.send.streams import PublisherShell, Receipt, publish_call
+from pixiu.errors import Overloaded
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.v1 import wire_pb2
@@ -47,25 +49,11 @@ class SignalReceipt(Awaited, Signal):
         self.watched = False
 
     @property
-    def id(self) -> SnowflakeID:
-        """The SnowflakeID of the signal."""
-        return SnowflakeID(self.message_id)
-
-    @property
     def gateways(self) -> int:
         """Number of gateways that confirmed delivery to a client: 1 when awaiting returns, then more as they confirm. A lower
         bound, because confirmations may be lost; 0 without `receipt=True`. The number of gateways with members of the room is not
         known."""
         return len(self.delivered_by)
-
-    def _problem(self) -> PixiuError | None:
-        return self.failure.error() if self.resolved and self.failure is not None else None
-
-    def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """Fail a signal that never reached the core."""
-        self.resolved, self.failure = True, failure
-        reports.watch(self, failure)
-        self.wake()
 
 
 class _Copy(Receipt):
@@ -96,9 +84,10 @@ class _CopyShell(PublisherShell):
         request.copy, request.receipt = self._copy, self._signals.asks_for_receipts
         return request
 
-    def heard(self, reply: wire_pb2.PublishReply) -> None:
+    def heard(self, number: int, reply: wire_pb2.PublishReply, now: float) -> list[SenderEffect]:
         if reply.delivered:
             self._signals.delivered(reply.delivered, reply.gateways)
+        return super().heard(number, reply, now)
 
 
 class SignalPublisher:
@@ -118,8 +107,10 @@ class SignalPublisher:
         self._reports = reports
         self.asks_for_receipts = False
         """True if the proxies are asked for receipts: from the first signal with a receipt."""
+        opens = partial(publish_call, channels)
         self._shells = [
-            _CopyShell(copy, self, PublisherCore(options, proxies, uniform), client, channels, on_refresh) for copy in range(COPIES)
+            _CopyShell(copy, self, Sender(rooms(options), proxies, uniform), client, channels, on_refresh, opens)
+            for copy in range(COPIES)
         ]
         # Copy i goes to the i-th proxy from here, by the publishers' rule `key % proxies`; clients begin at different ones.
         self._first = int(uniform() * CHOICES)

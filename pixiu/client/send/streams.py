@@ -1,4 +1,4 @@
-"""The publisher's shell: runs the streams that the core requests, and its timer."""
+"""The sender's shell: runs the streams that the core requests, its timer, and callers that wait for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from pixiu.client.connection_events import ConnectionState
 from pixiu.client.login import refused_login
@@ -16,26 +16,27 @@ from pixiu.client.send.events import (
     CloseStream,
     Effect,
     Failure,
-    Group,
     OpenStream,
+    Outcome,
     RefreshCluster,
     Resolved,
     Ticket,
     Writable,
 )
-from pixiu.client.send.publisher import PublisherCore
-from pixiu.errors import NotConnected, Overloaded, PixiuError
-from pixiu.ids import SnowflakeID
+from pixiu.client.send.sender import Sender
+from pixiu.errors import NotConnected, Overloaded
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.rpc.duplex import Carrier, Duplex, End, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
-from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import mail_pb2, wire_pb2, wire_pb2_grpc
 
-MAX_WAITING_SENDS: Final = 100_000
-"""Coroutines that may wait in `send` for space; more are refused as `Overloaded`."""
+MAX_WAITING: Final = 100_000
+"""Coroutines that may wait for a sender; more are refused as `Overloaded`."""
 MIN_TICK_S: Final = 0.01
-PublishCarrier = Carrier[wire_pb2.PublishRequest, wire_pb2.PublishReply]
+Check = Callable[[], bool]
+Request = TypeVar("Request", bound=wire_pb2.PublishRequest | mail_pb2.MailRequest)
+Reply = TypeVar("Reply", bound=wire_pb2.PublishReply | mail_pb2.MailReply)
 
 
 def publish_call(channels: Channels, address: str) -> GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]:
@@ -61,33 +62,18 @@ class Receipt(Awaited, Ticket):
         super().__init__(record, key, lane, message_id)
         self._waiters: list[asyncio.Future[None]] | None = None
 
-    @property
-    def id(self) -> SnowflakeID:
-        """The message's ID; 0 until it has left the caller's thread (synchronous client only)."""
-        return SnowflakeID(self.message_id)
 
-    def _problem(self) -> PixiuError | None:
-        return self.failure.error() if self.failure is not None else None
-
-    def fail(self, failure: Failure, reports: FailureReports) -> None:
-        """Fail a message that never reached the core."""
-        self.failure = failure
-        self.resolved = True  # last: another thread may look
-        reports.watch(self, failure)
-        self.wake()
-
-
-class _Stream:
+class Stream(Generic[Request, Reply]):
     """One stream to a proxy. `duplex` is set once its task runs."""
 
-    __slots__ = ("address", "answered", "closing", "draining", "duplex", "greeted", "loans", "number", "task")
+    __slots__ = ("answered", "closing", "draining", "duplex", "greeted", "loans", "opening", "task")
 
-    def __init__(self, number: int, address: str) -> None:
-        self.number, self.address = number, address
+    def __init__(self, opening: OpenStream) -> None:
+        self.opening = opening
         self.loans = 0
         """Version of the loans that the stream was sent last."""
         self.closing = self.greeted = self.answered = self.draining = False
-        self.duplex: Duplex[wire_pb2.PublishRequest, wire_pb2.PublishReply] | None = None
+        self.duplex: Duplex[Request, Reply] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
@@ -96,43 +82,55 @@ class _Stream:
             self.duplex.wake()
 
 
-class PublisherShell:
-    """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or is leaving; `reports` gets failures that nobody
-    awaits; `tell` gets the state, address and reason of each event of a connection. `opens` opens a stream to a proxy; None: a gRPC
-    call."""
+class SenderShell(Generic[Request, Reply]):
+    """Runs one `Sender`; a subclass speaks the protocol. `on_refresh` is called when a proxy failed or is leaving; `opens` opens a
+    stream to a proxy; `reports` gets failures that nobody awaits; `tell` gets the state, address and reason of each event of a
+    connection."""
 
     def __init__(
         self,
-        core: PublisherCore,
+        core: Sender,
         client: str,
         channels: Channels,
         on_refresh: Callable[[], None],
+        opens: Callable[[str], AbstractAsyncContextManager[Carrier[Request, Reply]]],
         reports: FailureReports | None = None,
         tell: Callable[[ConnectionState, str, str], None] = lambda _state, _address, _reason: None,
-        opens: Callable[[str], AbstractAsyncContextManager[PublishCarrier]] | None = None,
     ) -> None:
         self.core = core
-        self._client = client
+        self.client = client
         self._channels = channels
         self._on_refresh = on_refresh
         self._reports = reports
         self._tell = tell
-        self._opens = opens if opens is not None else lambda address: publish_call(channels, address)
+        self._opens = opens
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream[Request, Reply]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._admitting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reserved_records = 0
         self._reserved_bytes = 0
-        self._flushing: list[tuple[Group, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Check, asyncio.Future[None]]] = []
         self._alarm = DeadlineTimer(self._tick, least_s=MIN_TICK_S)
         self._closed = False
+
+    def hello(self, opening: OpenStream) -> Request:
+        """Make the first request of a stream."""
+        raise NotImplementedError
+
+    def request_of(self, batch: Batch) -> Request:
+        """Make the request that carries a batch."""
+        raise NotImplementedError
+
+    def heard(self, number: int, reply: Reply, now: float) -> list[Effect]:
+        """Give the core a reply."""
+        raise NotImplementedError
 
     def try_admit(self, size: int) -> bool:
         """True if a record of `size` bytes may be offered now."""
         if self._closed:
             raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
-        return not self._waiting and self.core.has_space(size, self._reserved_bytes, self._reserved_records)
+        return not self._admitting and self.core.has_space(size, self._reserved_bytes, self._reserved_records)
 
     async def admit(self, size: int) -> None:
         """Wait, in order of arrival, until a record of `size` bytes may be offered; the caller must offer it at once.
@@ -141,19 +139,19 @@ class PublisherShell:
         """
         if self.try_admit(size):
             return
-        if len(self._waiting) >= MAX_WAITING_SENDS:
-            raise Overloaded(f"{MAX_WAITING_SENDS} sends wait for space already: await each `send` before the next one")
+        if len(self._admitting) >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} sends wait for space already: await each `send` before the next one")
         future: asyncio.Future[None] = self._loop.create_future()
         entry = (size, future)
-        self._waiting.append(entry)
+        self._admitting.append(entry)
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._give_back(size)
                 self._let_in()
-            elif entry in self._waiting:
-                self._waiting.remove(entry)
+            elif entry in self._admitting:
+                self._admitting.remove(entry)
             raise
         self._give_back(size)
         if self._closed:
@@ -168,12 +166,19 @@ class PublisherShell:
             self._arm()
 
     async def flush(self) -> None:
-        """Wait until everything offered so far is resolved; `publish_timeout_s` bounds the wait."""
+        """Wait until everything offered so far is resolved; the messages' time-outs bound the wait."""
         group = self.core.close_group()
-        if group is None:
+        if group is not None:
+            await self.wait(lambda: self.core.group_done(group))
+
+    async def wait(self, check: Check) -> None:
+        """Wait for a condition of the core, or until the shell is closed."""
+        if check() or self._closed:
             return
+        if len(self._waiting) >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} callers wait already: await each before the next one")
         future: asyncio.Future[None] = self._loop.create_future()
-        self._flushing.append((group, future))
+        self._waiting.append((check, future))
         await future
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
@@ -182,10 +187,10 @@ class PublisherShell:
             self._apply(self.core.set_proxies(addresses, self._loop.time()))
 
     async def close(self, grace_s: float) -> None:
-        """End the streams; unresolved messages fail. Waits at most `grace_s` for the proxies to take the end."""
+        """End the streams; unresolved messages fail. Waits at most `grace_s` for the proxies to take what was sent, and the end."""
         self._closed = True
         self._alarm.cancel()
-        for _, future in self._waiting:
+        for _, future in self._admitting:
             if not future.done():
                 future.set_result(None)
         tasks = []
@@ -196,18 +201,11 @@ class PublisherShell:
                 tasks.append(stream.task)
         if tasks:
             await asyncio.wait(tasks, timeout=grace_s)
-        self._apply(self.core.abandon("the client was closed before a proxy confirmed the message"))
+        self._apply(self.core.abandon("the client was closed before a proxy confirmed it"))
         ending = [*self._ending, *tasks]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-
-    def request_of(self, batch: Batch) -> wire_pb2.PublishRequest:
-        """Make the request that carries a batch."""
-        return wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position, more=batch.more)
-
-    def heard(self, reply: wire_pb2.PublishReply) -> None:
-        """Called with every reply; subclasses use it for parts other than the resolved positions."""
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -217,7 +215,7 @@ class PublisherShell:
                     stream.kick()
             elif isinstance(effect, Resolved):
                 for ticket in effect.tickets:
-                    if isinstance(ticket, Receipt):
+                    if isinstance(ticket, Awaited):
                         if ticket.failure is not None and self._reports is not None:
                             self._reports.watch(ticket, ticket.failure)
                         ticket.wake()
@@ -228,14 +226,14 @@ class PublisherShell:
             elif isinstance(effect, RefreshCluster):
                 self._on_refresh()
         self._let_in()
-        self._check_flushes()
+        self._check_waits()
         self._arm()
 
     def _open(self, effect: OpenStream) -> None:
         if self._closed:
             return
-        stream = self._streams[effect.stream] = _Stream(effect.stream, effect.address)
-        stream.task = self._loop.create_task(self._run(stream), name=f"pixiu-publish-{effect.address}")
+        stream = self._streams[effect.stream] = Stream(effect)
+        stream.task = self._loop.create_task(self._run(stream), name=f"pixiu-send-{effect.address}")
         self._ending.add(stream.task)
         stream.task.add_done_callback(self._ending.discard)
 
@@ -249,25 +247,25 @@ class PublisherShell:
         self._reserved_bytes -= size
 
     def _let_in(self) -> None:
-        while self._waiting and not self._closed:
-            size, future = self._waiting[0]
+        while self._admitting and not self._closed:
+            size, future = self._admitting[0]
             if not future.done():
                 if not self.core.has_space(size, self._reserved_bytes, self._reserved_records):
                     return
                 self._reserved_records += 1
                 self._reserved_bytes += size
                 future.set_result(None)
-            self._waiting.popleft()
+            self._admitting.popleft()
 
-    def _check_flushes(self) -> None:
-        if self._flushing:
+    def _check_waits(self) -> None:
+        if self._waiting:
             waiting = []
-            for group, future in self._flushing:
-                if not self.core.group_done(group):
-                    waiting.append((group, future))
+            for check, future in self._waiting:
+                if not (future.done() or self._closed or check()):
+                    waiting.append((check, future))
                 elif not future.done():
                     future.set_result(None)
-            self._flushing = waiting
+            self._waiting = waiting
 
     def _arm(self) -> None:
         if not self._closed:
@@ -276,53 +274,73 @@ class PublisherShell:
     def _tick(self) -> None:
         self._apply(self.core.tick(self._loop.time()))
 
-    async def _run(self, stream: _Stream) -> None:
+    async def _run(self, stream: Stream[Request, Reply]) -> None:
         """Run one stream from its opening to its end."""
         try:
-            async with self._opens(stream.address) as carrier:
+            async with self._opens(stream.opening.address) as carrier:
                 stream.duplex = Duplex(carrier, lambda reply: self._take(stream, reply), lambda: self._give(stream))
                 self._over(stream, await stream.duplex.run())
         except StreamEnded as why:  # it was not opened
             self._over(stream, End(str(why)))
 
-    def _over(self, stream: _Stream, end: End) -> None:
+    def _over(self, stream: Stream[Request, Reply], end: End) -> None:
         """Handle a stream that has ended, or could not be opened."""
-        self._streams.pop(stream.number, None)
+        self._streams.pop(stream.opening.stream, None)
         if stream.answered and not (stream.draining or stream.closing):
-            self._tell(ConnectionState.RECONNECTING, stream.address, end.text)
+            self._tell(ConnectionState.RECONNECTING, stream.opening.address, end.text)
         if not self._closed:
             login = refused_login(end.text) if end.refused and not stream.answered else ""
-            self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text, login))
+            self._apply(self.core.stream_died(stream.opening.stream, self._loop.time(), end.text, login))
 
-    def _give(self, stream: _Stream) -> wire_pb2.PublishRequest | None:
+    def _give(self, stream: Stream[Request, Reply]) -> Request | None:
         if not stream.greeted:
             stream.greeted = True
-            return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client))
+            return self._with_loans(stream, self.hello(stream.opening))
         if not stream.answered:
             return None  # a proxy that refuses the stream has taken nothing, and its status has the reason
-        batch = self.core.next_batch(stream.number, self._loop.time())
+        if self._waiting:
+            self._check_waits()  # the previous batch has been sent
+        batch = self.core.next_batch(stream.opening.stream, self._loop.time())
         if batch is not None:
-            request, loans = self.request_of(batch), self._channels.loans
-            if stream.loans != loans.version:
-                stream.loans = loans.version
-                request.loans.extend(loans.all())
-            return request
+            return self._with_loans(stream, self.request_of(batch))
         if stream.closing and stream.duplex is not None:
             stream.duplex.finish()
         return None
 
-    def _take(self, stream: _Stream, reply: wire_pb2.PublishReply) -> None:
+    def _with_loans(self, stream: Stream[Request, Reply], request: Request) -> Request:
+        loans = self._channels.loans
+        if stream.loans != loans.version:
+            stream.loans = loans.version
+            request.loans.extend(loans.all())
+        return request
+
+    def _take(self, stream: Stream[Request, Reply], reply: Reply) -> None:
         if not stream.answered:
             stream.answered = True
             stream.kick()
-            self._tell(ConnectionState.CONNECTED, stream.address, "")
+            self._tell(ConnectionState.CONNECTED, stream.opening.address, "")
         if reply.draining and not stream.draining:
             stream.draining = True
-            self._tell(ConnectionState.MOVED, stream.address, "the proxy is draining: other proxies take new messages")
-        self.heard(reply)
+            self._tell(ConnectionState.MOVED, stream.opening.address, "the proxy is draining: other proxies take new messages")
+        self._apply(self.heard(stream.opening.stream, reply, self._loop.time()))
+
+
+class PublisherShell(SenderShell[wire_pb2.PublishRequest, wire_pb2.PublishReply]):
+    """Publishes to rooms, topics and users."""
+
+    def hello(self, opening: OpenStream) -> wire_pb2.PublishRequest:
+        """Make the first request of a stream."""
+        return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self.client))
+
+    def request_of(self, batch: Batch) -> wire_pb2.PublishRequest:
+        """Make the request that carries a batch."""
+        return wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position, more=batch.more)
+
+    def heard(self, number: int, reply: wire_pb2.PublishReply, now: float) -> list[Effect]:
+        """Give the core a reply."""
         failures = [
-            (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms)) for failure in reply.failures
+            Outcome(each.first, each.last - each.first + 1, Failure(each.code, each.text, each.retry_after_ms))
+            for each in reply.failures
         ]
-        now, up_to, window_bytes, draining = self._loop.time(), reply.up_to, reply.window_bytes, reply.draining
         largest = reply.max_batch_bytes, reply.max_batch_records
-        self._apply(self.core.reply(stream.number, now, up_to, failures, window_bytes, draining, *largest))
+        return self.core.reply(number, now, reply.up_to, failures, reply.window_bytes, reply.draining, *largest)

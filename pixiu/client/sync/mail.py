@@ -11,10 +11,10 @@ from typing import Self, Unpack
 from pixiu.client.inbox.core import Held, MailIntakeCounters
 from pixiu.client.inbox.inbox import ALL_LANES, Inbox
 from pixiu.client.inbox.mail import Mail
-from pixiu.client.mail.core import MailCounters
 from pixiu.client.mail.options import MailSendOptions
 from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.writer import MailWriter
+from pixiu.client.send.events import SendCounters
 from pixiu.client.sync.blocking import Background, Twin, blocking, blocking_as
 from pixiu.client.sync.receipts import TwinReceipt
 from pixiu.errors import InvalidArgument, NotConnected
@@ -80,7 +80,7 @@ class SyncMailWriter(Twin[MailWriter]):
         return self._wrapped.triples
 
     @property
-    def counters(self) -> MailCounters:
+    def counters(self) -> SendCounters:
         """Totals of all mail of the client."""
         return self._wrapped.counters
 

@@ -191,7 +191,7 @@ async def test_mail_that_nobody_confirms_is_unknown_and_can_be_sent_again(cluste
         await until(lambda: mailer.records)
         unknown = mail_pb2.MailResult(position=1, count=1, code="OUTCOME_UNKNOWN", text="some", open=[8])
         mailer.say(mail_pb2.MailReply(results=[unknown]))
-        with pytest.raises(OutcomeUnknown, match="whether it is in the inbox is unknown") as caught:
+        with pytest.raises(OutcomeUnknown, match="its outcome is unknown") as caught:
             await receipt
         assert caught.value.open_inboxes == (8,)
         mailer.holding = False

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pixiu.client.mail.core import (
-    HOPELESS,
-    MAX_BACKOFF_S,
-    STALL_S,
-    Effect,
-    MailOutcome,
-    MailResolved,
-    MailSender,
-    MailTicket,
-    OpenMailStream,
-)
+from pixiu.client.mail.core import MAX_BACKOFF_S, STALL_S, MailTicket, mail
 from pixiu.client.options import ClientOptions
-from pixiu.client.send.events import CloseStream, Failure, RefreshCluster, Writable
+from pixiu.client.send.events import CloseStream, Effect, Failure, OpenStream, Outcome, RefreshCluster, Resolved, Writable
+from pixiu.client.send.sender import HOPELESS, Sender
 from pixiu.errors import all_errors
 from pixiu.ids import snowflake
 from pixiu.wire.inbox_operations import GENERATION_EPOCH_S
@@ -33,9 +24,8 @@ class Sending:
     def __init__(self, **options: float) -> None:
         self.now = 100.0
         self.worker = 3
-        self.core = MailSender(
-            ClientOptions(**options), PROXIES, lambda: self.worker, lambda: CLOCK_S + self.now - 100, lambda: 0.5  # type: ignore[arg-type]
-        )  # fmt: skip
+        policy = mail(ClientOptions(**options), lambda: self.worker, lambda: CLOCK_S + self.now - 100)  # type: ignore[arg-type]
+        self.core = Sender(policy, PROXIES, lambda: 0.5)
         self._made = 0
 
     def ticket(self, level: Level = Level.REPLICATED, size: int = 10) -> MailTicket:
@@ -62,12 +52,12 @@ class Sending:
 
     def confirm(self, stream: int, position: int, count: int) -> list[Effect]:
         """A proxy confirms."""
-        return self.core.reply(stream, self.now, [MailOutcome(position, count, 2, range(count), None, ())])
+        return self.core.reply(stream, self.now, outcomes=[Outcome(position, count, None, 2, range(count))])
 
 
-def opened(effects: list[Effect]) -> OpenMailStream:
+def opened(effects: list[Effect]) -> OpenStream:
     """The only stream that is to be opened."""
-    (found,) = (effect for effect in effects if isinstance(effect, OpenMailStream))
+    (found,) = (effect for effect in effects if isinstance(effect, OpenStream))
     return found
 
 
@@ -75,8 +65,9 @@ def test_the_first_mail_opens_a_stream_and_further_ones_wake_it() -> None:
     sending = Sending()
     effect = opened(sending.core.offer(sending.ticket(), sending.now))
     assert (effect.stream, effect.worker, effect.generation) == (1, 3, 5000)
-    assert sending.core.offer(sending.ticket(), sending.now) == [Writable(1)]
+    assert sending.core.offer(sending.ticket(), sending.now) == []
     assert sending.sent(1) == [(1, 2)]
+    assert sending.core.offer(sending.ticket(), sending.now) == [Writable(1)]
 
 
 def test_a_batch_has_one_level() -> None:
@@ -95,14 +86,14 @@ def test_windows_in_records_and_bytes_hold_back() -> None:
     small = Sending(window_bytes=120)
     small.offer(*[Level.REPLICATED] * 4)
     assert small.sent(1) == [(1, 2)]
-    small.core.reply(1, small.now, [], window_bytes=1000)
+    small.core.reply(1, small.now, window_bytes=1000)
     assert small.sent(1) == [(3, 2)]
 
 
 def test_batches_of_mail_are_no_larger_than_the_proxy_takes() -> None:
     sending = Sending()
     sending.offer(*[Level.REPLICATED] * 5)
-    sending.core.reply(1, sending.now, [], window_bytes=1 << 20, batch_records=2)
+    sending.core.reply(1, sending.now, window_bytes=1 << 20, batch_records=2)
     assert sending.sent(1) == [(1, 2), (3, 2), (5, 1)]
 
 
@@ -116,7 +107,7 @@ def test_confirmed_out_of_order_and_the_rest_again_in_order() -> None:
     sending = Sending()
     tickets = sending.offer(*[Level.REPLICATED] * 5)
     sending.sent(1)
-    (resolved,) = (effect for effect in sending.confirm(1, 3, 2) if isinstance(effect, MailResolved))
+    (resolved,) = (effect for effect in sending.confirm(1, 3, 2) if isinstance(effect, Resolved))
     assert resolved.tickets == (tickets[2], tickets[3])
     effects = sending.core.ended(1, sending.now, Failure("STALE_STREAM", "x"))
     assert effects[0] == CloseStream(1)
@@ -141,18 +132,33 @@ def test_a_broken_stream_goes_to_the_next_proxy_and_failures_rest_longer_and_lon
     rests = []
     stream = second.stream
     for _ in range(8):
-        sending.core.stream_died(stream, sending.now, "gone")
-        due = sending.core.next_deadline()
-        assert due is not None
-        rests.append(due - sending.now)
-        sending.now = due
-        stream = opened(sending.core.tick(sending.now)).stream
-    assert rests == sorted(rests)
-    assert 0 < rests[0] < rests[3] <= MAX_BACKOFF_S
+        begun, effects = sending.now, sending.core.stream_died(stream, sending.now, "gone")
+        while not any(isinstance(effect, OpenStream) for effect in effects):
+            due = sending.core.next_deadline()
+            assert due is not None
+            sending.now = due
+            effects = sending.core.tick(due)
+        rests.append(sending.now - begun)
+        stream = opened(effects).stream
+    assert max(rests[:2]) < max(rests[-2:]) <= MAX_BACKOFF_S
     sending.sent(stream)
     sending.confirm(stream, 1, 1)
     sending.offer()
-    assert opened(sending.core.stream_died(stream, sending.now, "gone")).generation > 5008
+    effects = [*sending.core.stream_died(stream, sending.now, "gone"), *_later(sending, MAX_BACKOFF_S)]
+    assert opened(effects).generation > 5008
+
+
+@pytest.mark.parametrize(("code", "elsewhere"), [("STALE_STREAM", False), ("TOO_FEW_IN_SYNC", False), ("OVERLOADED", True)])
+def test_a_stream_that_its_proxy_ended_goes_on_there_or_elsewhere_and_not_before_the_time_that_it_names(
+    code: str, elsewhere: bool
+) -> None:
+    sending = Sending()
+    sending.core.offer(sending.ticket(), sending.now)
+    effects = sending.core.ended(1, sending.now, Failure(code, "x", 2000))
+    assert not any(isinstance(effect, OpenStream) for effect in effects)
+    assert sending.core.next_deadline() == sending.now + (0.075 if elsewhere else 2)
+    assert not any(isinstance(effect, OpenStream) for effect in _later(sending, 1.9))
+    assert (opened(_later(sending, 0.2)).address == PROXIES[1]) is elsewhere
 
 
 def test_a_stale_writer_jumps_over_whoever_has_its_number_with_a_higher_generation() -> None:
@@ -197,7 +203,7 @@ def test_what_expires_in_flight_is_not_sent_again() -> None:
     (young,) = sending.offer()
     sending.now += 2
     effects = sending.core.tick(sending.now)
-    assert effects[0] == MailResolved((old,))
+    assert effects[0] == Resolved((old,))
     assert old.failure is not None
     assert old.failure.code == "OUTCOME_UNKNOWN"
     again = opened(sending.core.ended(1, sending.now, Failure("OVERLOADED", "busy", 0)))
@@ -231,29 +237,26 @@ def test_what_waits_ask_for_is_told_of_each_number() -> None:
     assert [core.flushed(number) for number in (1, 2, 3)] == [False] * 3
     sending.sent(1)
     assert [core.flushed(number) for number in (1, 2, 3)] == [True, True, False]
-    core.reply(1, sending.now, [], taken=1)
+    core.reply(1, sending.now, taken=1)
     assert [core.sent(number) for number in (1, 2)] == [True, False]
-    assert not core.finished(1)
     sending.confirm(1, 1, 1)
-    assert [core.finished(number) for number in (1, 2)] == [True, False]
     core.ended(1, sending.now, Failure("STALE_STREAM", "x"))
     assert [core.flushed(2), core.sent(2), core.sent(1)] == [True, False, True]
 
 
-def test_replies_of_nonsense_do_no_harm() -> None:
+def test_a_repeated_outcome_does_no_harm_and_an_impossible_one_ends_the_stream() -> None:
     sending = Sending()
     tickets = sending.offer(*[Level.REPLICATED] * 2)
     sending.sent(1)
-    for outcome in (
-        MailOutcome(7, 1 << 40, 1, (), None, ()),
-        MailOutcome(0, 0, 1, (), None, ()),
-        MailOutcome(1, 1, 1, (), None, ()),
-    ):
-        sending.core.reply(1, sending.now, [outcome])
-        sending.core.reply(9, sending.now, [outcome])
+    for outcome in (Outcome(0, 0, None), Outcome(1, 1, None), Outcome(1, 1, None)):
+        sending.core.reply(1, sending.now, outcomes=[outcome])
+        sending.core.reply(9, sending.now, outcomes=[outcome])
     assert [ticket.resolved for ticket in tickets] == [True, False]
-    sending.core.reply(1, sending.now, [MailOutcome(1, 1, 1, (), None, ())])
     assert sending.core.unresolved == 1
+    effects = sending.core.reply(1, sending.now, outcomes=[Outcome(2, 1 << 40, None)])
+    assert CloseStream(1) in effects
+    assert sending.core.counters.malformed_replies == 1
+    assert sending.sent(opened(effects).stream) == [(1, 1)]
 
 
 def test_after_an_attempt_without_an_answer_only_a_look_or_a_limit_of_the_cluster_settles_a_mail() -> None:
@@ -269,7 +272,7 @@ def test_after_an_attempt_without_an_answer_only_a_look_or_a_limit_of_the_cluste
                     [*sending.core.ended(1, sending.now, Failure("UNAVAILABLE", "gone")), *_later(sending, MAX_BACKOFF_S)]
                 )
                 assert sending.sent(again.stream) == [(1, 1)]
-            sending.core.reply(attempts, sending.now, [MailOutcome(1, 1, 0, (), Failure(code, "no"), ())])
+            sending.core.reply(attempts, sending.now, outcomes=[Outcome(1, 1, Failure(code, "no"), 0, ())])
             assert ticket.failure is not None
             assert ticket.failure.code == (code if code in certain or attempts == 1 else "OUTCOME_UNKNOWN")
             assert "no" in ticket.failure.text
@@ -281,7 +284,7 @@ def test_what_was_answered_before_it_is_sent_again_is_no_doubt() -> None:
     (ticket,) = sending.offer()
     for position, code in ((1, "DISK_FULL"), (2, "CHECKSUM_WRONG")):
         assert sending.sent(1) == [(position, 1)]
-        sending.core.reply(1, sending.now, [MailOutcome(position, 1, 0, (), Failure(code, "no"), ())])
+        sending.core.reply(1, sending.now, outcomes=[Outcome(position, 1, Failure(code, "no"), 0, ())])
         assert ticket.failure == Failure(code, "no")
         sending.core.offer(ticket, sending.now)
 
@@ -309,7 +312,7 @@ def test_the_end_of_a_stream_is_no_answer_to_what_had_left_before(code: str) -> 
     sending = Sending()
     (taken,) = sending.offer()
     sending.sent(1)
-    sending.core.reply(1, sending.now, [], taken=1)
+    sending.core.reply(1, sending.now, taken=1)
     sending.core.ended(1, sending.now, Failure(code, "no"))
     assert taken.failure is not None
     assert taken.failure.code == "OUTCOME_UNKNOWN"
@@ -323,8 +326,10 @@ def test_when_every_proxy_refuses_the_login_mail_fails_at_once_and_what_may_have
     (young,) = sending.offer()
     sending.core.next_batch(again.stream, sending.now)
     third = opened([*sending.core.stream_died(again.stream, sending.now, "x", "over"), *_later(sending, MAX_BACKOFF_S)])
-    sending.core.next_batch(third.stream, sending.now)
-    assert MailResolved((old, young)) in sending.core.stream_died(third.stream, sending.now, "x", "over")
+    last = opened(sending.core.stream_died(third.stream, sending.now, "x", "over"))
+    assert last.address != again.address
+    sending.core.next_batch(last.stream, sending.now)
+    assert Resolved((old, young)) in sending.core.stream_died(last.stream, sending.now, "x", "over")
     assert [ticket.failure and ticket.failure.code for ticket in (old, young)] == ["OUTCOME_UNKNOWN", "UNAUTHENTICATED"]
 
 

@@ -17,21 +17,23 @@ from pixiu.client.send.events import (
     Effect,
     Failure,
     OpenStream,
+    Outcome,
     ProxyState,
     RefreshCluster,
     Resolved,
     Ticket,
     Writable,
 )
-from pixiu.client.send.publisher import PublisherCore
+from pixiu.client.send.policy import rooms
+from pixiu.client.send.sender import Sender
 from pixiu.errors import Draining, NotSent, OutcomeUnknown, Overloaded
 from tests.support.effort import runs
 
 A, B, C = "a:1", "b:2", "c:3"
 
 
-def make(proxies: tuple[str, ...] = (A, B), **options: float) -> PublisherCore:
-    return PublisherCore(ClientOptions(**options), proxies, lambda: 0.5)  # type: ignore[arg-type]
+def make(proxies: tuple[str, ...] = (A, B), **options: float) -> Sender:
+    return Sender(rooms(ClientOptions(**options)), proxies, lambda: 0.5)  # type: ignore[arg-type]
 
 
 def ticket(key: int, number: int, lane: int = 1, size: int = 100) -> Ticket:
@@ -141,13 +143,13 @@ def test_the_window_is_also_bounded_in_records() -> None:
 
 
 def test_a_batch_says_whether_another_one_follows_at_once() -> None:
-    def follows(core: PublisherCore) -> list[bool]:
+    def follows(core: Sender) -> list[bool]:
         found: list[bool] = []
         while (batch := core.next_batch(1, 0)) is not None:
             found.append(batch.more)
         return found
 
-    def with_five(**options: float) -> PublisherCore:
+    def with_five(**options: float) -> Sender:
         core = make((A,), batch_records=2, **options)
         for number in range(5):
             core.offer(ticket(1, number), 0)
@@ -169,26 +171,26 @@ def test_replies_resolve_ranges_and_failures_name_theirs() -> None:
         core.offer(one, 0)
     core.next_batch(1, 0)
     why = Failure("OVERLOADED", "too fast", 250)
-    effects = core.reply(1, 0, up_to=4, failures=[(2, 3, why)])
+    effects = core.reply(1, 0, up_to=4, outcomes=[Outcome(2, 2, why)])
     assert resolved(effects) == sent[:4]
     assert [one.failure for one in sent] == [None, why, why, None, None, None]
     assert [one.resolved for one in sent] == [True] * 4 + [False] * 2
     error = why.error()
     assert isinstance(error, Overloaded)
     assert error.retry_after_ms == 250
-    assert core.counters.accepted == 2
+    assert core.counters.confirmed == 2
     assert core.counters.failures_by_code == {"OVERLOADED": 2}
-    assert core.unresolved_records == 2
+    assert core.unresolved == 2
 
 
-def test_a_failure_told_before_its_position_is_reached_counts_when_it_is() -> None:
+def test_a_failure_told_before_its_position_is_reached_counts_at_once() -> None:
     core = make((A,))
     sent = [ticket(1, number) for number in range(3)]
     for one in sent:
         core.offer(one, 0)
     core.next_batch(1, 0)
-    core.reply(1, 0, up_to=1, failures=[(3, 3, Failure("UNAVAILABLE", "no broker"))])
-    assert not sent[2].resolved
+    core.reply(1, 0, up_to=1, outcomes=[Outcome(3, 1, Failure("OVERLOADED", "no"))])
+    assert [one.resolved for one in sent] == [True, False, True]
     core.reply(1, 0, up_to=3)
     assert [one.failure is None for one in sent] == [True, True, False]
 
@@ -199,7 +201,7 @@ def test_what_its_only_proxy_could_pass_on_to_nobody_was_certainly_not_sent() ->
     once = ticket(0, 1)
     core.offer(once, 0)
     core.next_batch(1, 0)
-    core.reply(1, 0, up_to=1, failures=[(1, 1, why)])
+    core.reply(1, 0, up_to=1, outcomes=[Outcome(1, 1, why)])
     assert once.failure == Failure("NOT_SENT", "no broker")
     twice = ticket(0, 2)
     core.offer(twice, 0)
@@ -207,15 +209,15 @@ def test_what_its_only_proxy_could_pass_on_to_nobody_was_certainly_not_sent() ->
     core.stream_died(1, 0, "reset")
     core.tick(9)
     core.next_batch(2, 9)
-    core.reply(2, 9, up_to=1, failures=[(1, 1, why)])
+    core.reply(2, 9, up_to=1, outcomes=[Outcome(1, 1, why)])
     assert twice.failure is not None
     assert (twice.attempts, twice.failure.code) == (2, "OUTCOME_UNKNOWN"), "the first proxy may have passed it on before it died"
 
 
 @pytest.mark.parametrize(
-    "answer", [lambda core: core.reply(1, 0, up_to=9), lambda core: core.reply(1, 0, failures=[(1, 9, Failure("X", "y"))])]
+    "answer", [lambda core: core.reply(1, 0, up_to=9), lambda core: core.reply(1, 0, outcomes=[Outcome(1, 9, Failure("X", "y"))])]
 )
-def test_an_impossible_reply_is_counted_and_ends_the_stream(answer: Callable[[PublisherCore], list[Effect]]) -> None:
+def test_an_impossible_reply_is_counted_and_ends_the_stream(answer: Callable[[Sender], list[Effect]]) -> None:
     core = make((A, B))
     core.offer(ticket(2, 1), 0)
     core.next_batch(1, 0)
@@ -299,10 +301,10 @@ def test_what_a_draining_proxy_refuses_goes_to_another_one() -> None:
     for one in sent:
         core.offer(one, 0)
     core.next_batch(1, 0)
-    effects = core.reply(1, 0, up_to=3, failures=[(2, 3, Failure(Draining.code, "going"))])
+    effects = core.reply(1, 0, up_to=3, outcomes=[Outcome(2, 2, Failure(Draining.code, "going"))])
     assert sent[0].resolved
     assert ids(core.next_batch(stream_to(effects, B), 0)) == [(2, 1), (2, 2)]
-    core.reply(2, 0, up_to=2, failures=[(1, 2, Failure("OFFLINE", "nobody"))])
+    core.reply(2, 0, up_to=2, outcomes=[Outcome(1, 2, Failure("OFFLINE", "nobody"))])
     assert sent[2].failure == Failure("OFFLINE", "nobody"), "the first proxy refused it unseen"
 
 
@@ -314,7 +316,7 @@ def test_after_an_attempt_without_an_answer_a_refusal_says_nothing_of_that_one(c
     core.next_batch(1, 0)
     effects = core.stream_died(1, 0, "gone")
     core.next_batch(stream_to(effects, B), 0)
-    core.reply(2, 0, up_to=1, failures=[(1, 1, Failure(code, "no", 50))])
+    core.reply(2, 0, up_to=1, outcomes=[Outcome(1, 1, Failure(code, "no", 50))])
     assert one.failure is not None
     assert one.failure.code == ("DROPPED" if code == "DROPPED" else "OUTCOME_UNKNOWN")
     assert ("no" in one.failure.text, one.failure.retry_after_ms) == (True, 50)
@@ -340,7 +342,7 @@ def test_messages_expire_and_the_text_says_whether_they_may_have_been_delivered(
     assert "a:1: connection refused" in sent.failure.text
     assert "was not sent within its time (10 s" in never.failure.text
     assert core.counters.expired == 2
-    assert core.unresolved_records == core.unresolved_bytes == 0
+    assert core.unresolved == core.unresolved_bytes == 0
 
 
 def test_an_expired_message_keeps_its_position_in_the_stream() -> None:
@@ -499,7 +501,7 @@ def test_closing_fails_everything_with_the_text() -> None:
     effects = core.abandon("closed")
     assert sorted(resolved(effects), key=sent.index) == sent
     assert {effect.stream for effect in effects if isinstance(effect, CloseStream)} == {1, 2}
-    assert core.unresolved_records == 0
+    assert core.unresolved == 0
 
 
 def test_a_publisher_without_proxies_is_refused() -> None:
@@ -517,11 +519,8 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.addresses = (A, B, C)
-        self.core = PublisherCore(
-            ClientOptions(batch_records=4, window_bytes=800, backoff_s=0.1, max_backoff_s=0.3, publish_timeout_s=1000),
-            self.addresses,
-            self.random.random,
-        )
+        options = ClientOptions(batch_records=4, window_bytes=800, backoff_s=0.1, max_backoff_s=0.3, publish_timeout_s=1000)
+        self.core = Sender(rooms(options), self.addresses, self.random.random)
         self.now = 0.0
         self.taken: dict[int, list[tuple[int, int]]] = {}
         self.told: dict[int, int] = {}
@@ -577,7 +576,7 @@ class Cluster:
                     self.taken[stream] += ids(batch)
                     self.arrivals += ids(batch)
                 self.apply(self.core.reply(stream, self.now, up_to=len(self.taken[stream])))
-            if not self.core.unresolved_records:
+            if not self.core.unresolved:
                 return
 
 
@@ -588,7 +587,7 @@ def test_through_deaths_drains_and_changes_nothing_is_lost_and_first_arrivals_ke
     for _ in range(200):
         cluster.act()
     cluster.finish()
-    assert cluster.core.unresolved_records == 0
+    assert cluster.core.unresolved == 0
     assert cluster.core.unresolved_bytes == 0
     assert all(one.resolved and one.failure is None for one in cluster.sent)
     firsts = list(dict.fromkeys(cluster.arrivals))

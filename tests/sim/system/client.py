@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import proxy.mail_events as me
 from pixiu.client.inbox.core import Held, MailIntake
-from pixiu.client.mail.core import Effect, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.mail.core import MailTicket, mail
 from pixiu.client.options import ClientOptions
-from pixiu.client.send.events import CloseStream, Failure, Writable
+from pixiu.client.send.events import CloseStream, Effect, Failure, OpenStream, Outcome, Writable
+from pixiu.client.send.sender import Sender
 from pixiu.ids import snowflake
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
@@ -75,7 +76,8 @@ class Writer:
         self.worker = number + 1
         self.letters: list[Letter] = []
         options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=1000.0)
-        self.core = MailSender(options, [], lambda: self.worker, lambda: world.unix_us() / 1e6, world.rng.random)
+        policy = mail(options, lambda: self.worker, lambda: world.unix_us() / 1e6)
+        self.core = Sender(policy, _addresses(world.alive(SystemProxy)), world.rng.random, number)
         self._stream: Stream | None = None
         self._number = 0
         self._waiting: list[Letter] = []
@@ -95,8 +97,7 @@ class Writer:
 
     def _tick(self) -> None:
         world, now = self._world, self._world.now
-        addresses = ["{}:{}".format(*proxy.address) for proxy in world.running(SystemProxy)]
-        self._apply(self.core.set_proxies(addresses, now))
+        self._apply(self.core.set_proxies(_addresses(world.running(SystemProxy)), now))
         due = self.core.next_deadline()
         if due is not None and due <= now:
             self._apply(self.core.tick(now))
@@ -105,7 +106,7 @@ class Writer:
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case OpenMailStream():
+                case OpenStream():
                     self._open(effect)
                 case CloseStream(stream):
                     if stream == self._number and self._stream is not None:
@@ -115,7 +116,7 @@ class Writer:
                     self._write(stream)
         self._look()
 
-    def _open(self, effect: OpenMailStream) -> None:
+    def _open(self, effect: OpenStream) -> None:
         world, number = self._world, effect.stream
         self._number, self._stream = number, None
         host, _, port = effect.address.rpartition(":")
@@ -141,19 +142,20 @@ class Writer:
             batch = self.core.next_batch(number, self._world.now)
             if batch is None:
                 return
-            level = batch.level
-            self._stream.send(me.MailReceived(0, batch.data, batch.count, batch.position, level, dict(batch.more)))
+            assert batch.level is not None
+            more = dict(batch.receivers)
+            self._stream.send(me.MailReceived(0, batch.data, batch.count, batch.position, batch.level, more))
 
     def _heard(self, number: int, message: object) -> None:
         now = self._world.now
         if isinstance(message, me.Answer):
             outcomes = [
-                MailOutcome(r.position, r.count, r.copies, r.msg_ids, Failure(r.code, r.text) if r.code else None, r.open)
+                Outcome(r.position, r.count, Failure(r.code, r.text) if r.code else None, r.copies, r.msg_ids, r.open)
                 for r in message.results
             ]
-            self._apply(self.core.reply(number, now, outcomes))
+            self._apply(self.core.reply(number, now, outcomes=outcomes))
         elif message == DRAINING:
-            self._apply(self.core.reply(number, now, [], draining=True))
+            self._apply(self.core.reply(number, now, draining=True))
         elif isinstance(message, me.EndWriter):
             self._apply(self.core.ended(number, now, Failure(*message.why)))
 
@@ -164,6 +166,10 @@ class Writer:
             self._waiting = [letter for letter in self._waiting if not letter.ticket.resolved]
             for letter in resolved:
                 self._world.mail.resolved(letter)
+
+
+def _addresses(proxies: list[SystemProxy]) -> list[str]:
+    return ["{}:{}".format(*proxy.address) for proxy in proxies]
 
 
 @dataclass(eq=False)
