@@ -42,7 +42,8 @@ class MailTicket(Ticket):
         """Note where the mail is stored, and how often."""
         if index < len(outcome.msg_ids):
             self.msg_id = outcome.msg_ids[index]
-        self.copies, self.open = outcome.copies, tuple(outcome.open[:MAX_OPEN_SHOWN])
+        self.copies = outcome.copies
+        self.open = tuple(outcome.open[:MAX_OPEN_SHOWN]) if outcome.open else ()
 
 
 def mail(options: ClientOptions, worker: Callable[[], int], clock_s: Callable[[], float]) -> Policy:

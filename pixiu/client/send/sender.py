@@ -266,7 +266,7 @@ class Sender:
         slots = min(options.batch_records, options.window_records - under_way)
         taken: list[Ticket] = []
         receivers: list[tuple[int, tuple[int, ...]]] = []
-        size = records = 0
+        in_flight, position, size, records = proxy.in_flight, proxy.sent, 0, 0
         level: Level | None = None
         for queue in (proxy.first, proxy.normal):
             while queue and len(taken) < slots:
@@ -285,19 +285,19 @@ class Sender:
                 if ticket.attempts:
                     self.counters.resent += 1
                 ticket.attempts += 1
+                position += 1
+                in_flight[position] = ticket
                 taken.append(queue.popleft())
         if not taken:
             return None
         if not under_way:
             proxy.progress_at = now
-        position = proxy.sent + 1
-        proxy.sent += len(taken)
-        proxy.in_flight.update(zip(range(position, position + len(taken)), taken, strict=True))
+        first, proxy.sent = proxy.sent + 1, position
         proxy.in_flight_bytes += size
         proxy.batches += 1
         self.counters.batches += 1
         data = b"".join([ticket.record for ticket in taken])
-        return Batch(data, len(taken), position, self._more(proxy), level, receivers)
+        return Batch(data, len(taken), first, self._more(proxy), level, receivers)
 
     def _more(self, proxy: _Proxy) -> bool:
         """True if more may leave for a proxy now, regardless of its answers."""
@@ -313,7 +313,7 @@ class Sender:
         stream: int,
         now: float,
         up_to: int = 0,
-        outcomes: Iterable[Outcome] = (),
+        outcomes: Sequence[Outcome] = (),
         window_bytes: int = 0,
         draining: bool = False,
         batch_bytes: int = 0,
@@ -329,19 +329,25 @@ class Sender:
         if window_bytes:
             proxy.window_bytes = min(window_bytes, MAX_WINDOW_BYTES)
             proxy.batch_bytes, proxy.batch_records = batch_bytes, batch_records
-        told = list(outcomes)
-        if up_to > proxy.sent or any(outcome.position + outcome.number - 1 > proxy.sent for outcome in told):
+        last = max([outcome.position + outcome.number - 1 for outcome in outcomes], default=0) if outcomes else 0
+        if last > proxy.sent or up_to > proxy.sent:
             self.counters.malformed_replies += 1
             return self.stream_died(stream, now, "it answered for messages that it was never sent")
         woken: list[Ticket] = []
-        if told or up_to > proxy.up_to or taken > proxy.taken:
+        if outcomes or up_to > proxy.up_to or taken > proxy.taken:
             before = self.unresolved
-            self._resolve(proxy, told, up_to, woken)
-            proxy.taken, proxy.progress_at, proxy.heard = max(proxy.taken, taken), now, True
+            if outcomes:
+                self._resolve(proxy, outcomes, woken)
+            if up_to > proxy.up_to:
+                self._confirm(proxy, up_to, woken)
+                if outcomes:
+                    woken.sort(key=lambda ticket: ticket.number)
+            proxy.progress_at = now
             if self.unresolved < before:
-                proxy.deaths = 0
-                if self._writer is not None:
+                if self._writer is not None and (proxy.deaths or not proxy.heard):
                     self._writer.ended("")
+                proxy.deaths = 0
+            proxy.taken, proxy.heard = max(proxy.taken, taken), True
         effects: list[Effect] = [Resolved(tuple(woken))] if woken else []
         if (draining or proxy.refused) and proxy.state is ProxyState.OPEN:
             self._change(proxy, ProxyEvent.LEAVING)
@@ -595,17 +601,17 @@ class Sender:
         effects = self._leave(proxy, now, DRAINED_PAUSE_S)
         return [*effects, RefreshCluster()] if self._writer is not None else effects
 
-    def _resolve(self, proxy: _Proxy, outcomes: list[Outcome], up_to: int, woken: list[Ticket]) -> None:
-        """Resolve messages in flight by their own outcomes, then those up to `up_to`, which are confirmed."""
+    def _resolve(self, proxy: _Proxy, outcomes: Sequence[Outcome], woken: list[Ticket]) -> None:
+        """Resolve messages in flight that have an outcome of their own."""
         in_flight = proxy.in_flight
         first = next(iter(in_flight), proxy.sent + 1)
         for outcome in outcomes:
+            failure = outcome.failure
             for position in range(max(outcome.position, first), outcome.position + outcome.number):
                 ticket = in_flight.get(position)
                 if ticket is None:
                     continue
                 ticket.learn(outcome, position - outcome.position)
-                failure = outcome.failure
                 if failure is not None and failure.code == self._policy.again:
                     if self._writer is None:
                         ticket.attempts = 1 if ticket.in_doubt else 0  # the proxy refused it unseen
@@ -614,23 +620,23 @@ class Sender:
                 del in_flight[position]
                 proxy.in_flight_bytes -= ticket.size
                 if not ticket.resolved:
-                    self._settle(ticket, self._failure_of(ticket, failure), woken)
-        for position in range(proxy.up_to + 1, up_to + 1):
-            if position in proxy.refused:
-                continue
-            confirmed = in_flight.pop(position, None)
-            if confirmed is not None:
-                proxy.in_flight_bytes -= confirmed.size
-                if not confirmed.resolved:
-                    self._settle(confirmed, None, woken)
-        proxy.up_to = max(proxy.up_to, up_to)
-        if outcomes:
-            woken.sort(key=lambda ticket: ticket.number)
+                    self._settle(ticket, failure and self._failure_of(ticket, failure), woken)
 
-    def _failure_of(self, ticket: Ticket, why: Failure | None) -> Failure | None:
+    def _confirm(self, proxy: _Proxy, up_to: int, woken: list[Ticket]) -> None:
+        """Resolve what is in flight up to a position, without a failure."""
+        in_flight, refused = proxy.in_flight, proxy.refused
+        for position in range(proxy.up_to + 1, up_to + 1):
+            if refused and position in refused:
+                continue
+            ticket = in_flight.pop(position, None)
+            if ticket is not None:
+                proxy.in_flight_bytes -= ticket.size
+                if not ticket.resolved:
+                    self._settle(ticket, None, woken)
+        proxy.up_to = up_to
+
+    def _failure_of(self, ticket: Ticket, why: Failure) -> Failure:
         """The failure of a message that a proxy answered."""
-        if why is None:
-            return None
         if ticket.in_doubt and why.code not in LOOKED:
             found = in_doubt(why, self._policy.advice)
             if found is not why:
