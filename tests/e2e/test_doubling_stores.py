@@ -11,9 +11,10 @@ import pytest
 
 import pixiu
 from ops.doubling.doubling import Phase
-from tests.e2e.test_doubling import PACE_S, together, tool, until
+from tests.e2e.test_doubling import PACE_S, together, tool
 from tests.support.cluster import running_cluster, wait_for
 from tests.support.effort import portion
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(300)]
 
