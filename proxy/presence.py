@@ -131,7 +131,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
             except grpc.aio.AioRpcError as error:
                 failures.append(f"{address}: {reason_of(error)}")
             finally:
-                await self._channels.release(address, channel)
+                await self._channels.release(channel)
         why = "; ".join(failures) or "none is running"
         raise Unavailable(f"no relay of partition {partition} answers ({why}); `pixiu status` shows which are missing")
 

@@ -121,15 +121,14 @@ class Fetcher:
         newest = generation()
         if newest != self._generation:  # otherwise a channel with the previous certificates would never connect again
             self._generation, former, self._held = newest, self._held, {}
-            for place, held in former.items():
-                await self._channels.release(place, held)
+            for held in former.values():
+                await self._channels.release(held)
         channel = self._held.get(address)
         if channel is None:
             channel = self._held[address] = self._channels.acquire(address, "xiu")
             there = {node.address for node in self._view().of_role("xiu")} | {address}
-            for gone in [held for held in self._held if held not in there]:
-                del self._held[gone]
-                await self._channels.release(gone)
+            for gone in [place for place in self._held if place not in there]:
+                await self._channels.release(self._held.pop(gone))
         return xiu_pb2_grpc.XiuStub(channel)
 
     async def _leader(self, partition: int) -> str:

@@ -221,9 +221,9 @@ class ProxyDirectory:
             if left <= 0:
                 failures[address] = known.get(address, "not tried, the time was over")
                 continue
-            stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
+            channel = self._channels.acquire(address)
             try:
-                reply = await stub.Cluster(
+                reply = await wire_pb2_grpc.PublisherStub(channel).Cluster(
                     wire_pb2.ClusterRequest(), timeout=min(left, FETCH_TIMEOUT_S), metadata=self._channels.metadata()
                 )
             except grpc.aio.AioRpcError as error:
@@ -235,7 +235,7 @@ class ProxyDirectory:
                 failures[address] = str(error)
                 continue
             finally:
-                await self._channels.release(address)
+                await self._channels.release(channel)
             self._learn(reply)
             return None
         return failures

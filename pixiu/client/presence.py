@@ -52,9 +52,9 @@ async def _ask(
 ) -> wire_pb2.PresenceReply:
     failures: list[str] = []
     for address in proxies[:MAX_TRIES]:
-        stub = wire_pb2_grpc.PresenceStub(channels.acquire(address))
+        channel = channels.acquire(address)
         try:
-            return await stub.Query(request, timeout=timeout_s, metadata=channels.metadata())
+            return await wire_pb2_grpc.PresenceStub(channel).Query(request, timeout=timeout_s, metadata=channels.metadata())
         except grpc.aio.AioRpcError as error:
             failures.append(f"{address}: {reason_of(error)}")
             if error.code() in REFUSED:
@@ -62,5 +62,5 @@ async def _ask(
         except StreamEnded as error:
             failures.append(f"{address}: {error}")
         finally:
-            await channels.release(address)
+            await channels.release(channel)
     raise Unavailable(f"no proxy could answer who is online ({'; '.join(failures) or 'the cluster has no proxy'}); try again")

@@ -44,6 +44,8 @@ PEER_CHANNEL: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_http_proxy", 0),
 )
 """Options of channels between the processes of a cluster, and from an operator's commands to them."""
+MAX_USERS: Final = 24
+"""Users of one connection to a listener for clients, which takes 32 calls at a time of each (`cluster.listeners.server`)."""
 WRONG_ROLE: Final = "a gRPC server that does not serve this (UNIMPLEMENTED): is it the address of another role?"
 STREAM_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """Exceptions of reading or writing a stream when its other end is gone."""
@@ -127,15 +129,16 @@ class Loans:
         return list(self._proofs.values())
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Shared:
-    channel: grpc.aio.Channel
+    address: str
     generation: int
     users: int = 0
 
 
 class Channels:
-    """One channel for each address in use; it is closed when its last user releases it.
+    """Shared channels to the addresses in use, each closed when its last user releases it. A connection to a listener for clients
+    has at most `MAX_USERS`: the listener takes no more calls at a time of one connection, and further ones would wait unnoticed.
 
     Args:
         role: the processes' role, for channels to their cluster listeners; empty: the listeners for clients.
@@ -149,24 +152,22 @@ class Channels:
         self._role, self._authorization, self._tls = role, authorization, tls
         if hold_grpc() != os.getpid():
             raise NotConnected(AFTER_FORK)
-        self._closed = False
         self.loans = Loans()
         """Proofs that message IDs are the caller's own."""
-        self._channels: dict[str, _Shared] = {}
-        self._former: list[_Shared] = []
-        """Channels with earlier certificates of this process, each until its last user releases it."""
+        self._newest: dict[str, grpc.aio.Channel] = {}
+        self._open: dict[grpc.aio.Channel, _Shared] = {}
+        """Also full ones, and those with earlier certificates of this process."""
 
     def acquire(self, address: str, role: str | None = None) -> grpc.aio.Channel:
-        """Get the channel to an address; each call is paired with one of `release`. `role`: overrides the role of the channels."""
+        """Get a channel to an address; each call is paired with one of `release`. `role`: overrides the role of the channels."""
         wanted = self._role if role is None else role
-        shared, newest = self._channels.get(address), generation() if wanted else self._tls.newest() if self._tls else 0
-        if shared is not None and shared.generation != newest:
-            self._former.append(shared)
-            shared = None
-        if shared is None:
-            shared = self._channels[address] = _Shared(self._channel(address, wanted), newest)
+        channel, newest = self._newest.get(address), generation() if wanted else self._tls.newest() if self._tls else 0
+        shared = None if channel is None else self._open[channel]
+        if channel is None or shared is None or shared.generation != newest or (not wanted and shared.users >= MAX_USERS):
+            channel = self._newest[address] = self._channel(address, wanted)
+            shared = self._open[channel] = _Shared(address, newest)
         shared.users += 1
-        return shared.channel
+        return channel
 
     def _channel(self, address: str, role: str) -> grpc.aio.Channel:
         if role:
@@ -184,25 +185,22 @@ class Channels:
             raise StreamEnded(f"the function that gives the token failed: {type(error).__name__}: {error}") from error
         return (("authorization", said),) if said else None
 
-    async def release(self, address: str, channel: grpc.aio.Channel | None = None) -> None:
-        """Release one use of an address's channel: `channel`, or the only one."""
-        former = next((each for each in self._former if each.channel is channel), None)
-        if former is None and self._closed:
-            return  # a late release
-        shared = former or self._channels[address]
-        shared.users -= 1
-        if shared.users:
+    async def release(self, channel: grpc.aio.Channel) -> None:
+        """Release one use of a channel. After `close` it does nothing."""
+        shared = self._open.get(channel)
+        if shared is None:
             return
-        if former is not None:
-            self._former.remove(former)
-        else:
-            del self._channels[address]
-        await shared.channel.close()
+        shared.users -= 1
+        if not shared.users:
+            del self._open[channel]
+            if self._newest.get(shared.address) is channel:
+                del self._newest[shared.address]
+            await channel.close()
 
     async def close(self) -> None:
-        """Close all channels, even those in use; a later release does nothing."""
-        self._closed = True
-        shared = [*self._channels.values(), *self._former]
-        self._channels, self._former = {}, []
-        for each in shared:
-            await each.channel.close()
+        """Close all channels, even those in use."""
+        channels = list(self._open)
+        self._open.clear()
+        self._newest.clear()
+        for channel in channels:
+            await channel.close()

@@ -94,7 +94,7 @@ class GrpcCall(Generic[Out, In]):
             call = method(channel)
         except StreamEnded as why:
             call = _NotOpened(why)
-        return cls(call, lambda: channels.release(address, channel))
+        return cls(call, lambda: channels.release(channel))
 
     @classmethod
     def to(cls, address: str, role: str, options: Sequence[tuple[str, int]], method: Method) -> Self:

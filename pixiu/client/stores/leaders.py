@@ -228,5 +228,5 @@ class Stores:
             except grpc.aio.AioRpcError:
                 continue
             finally:
-                await self._channels.release(address, channel)
+                await self._channels.release(channel)
         return None

@@ -214,9 +214,9 @@ async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
             assert channels[0] is not channels[1]
             assert await call(channels[1], method) is grpc.StatusCode.OK
             for channel in channels:
-                await shared.release(address, channel)
-            with pytest.raises(KeyError):
-                await shared.release(address)
+                await shared.release(channel)
+            assert shared.acquire(address) not in channels, "they are closed"
+            await shared.close()
 
 
 def test_a_wrong_word_among_the_revoked_hides_none_of_the_others(folders: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -14,11 +15,12 @@ from typing import Any, get_type_hints
 import pytest
 
 import pixiu
+from cluster.listeners.server import MAX_STREAMS_OF_CLIENT
 from pixiu.client.directory import ProxyDirectory
 from pixiu.client.options import ClientOptions, OptionOverrides
 from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, NotSent, Unavailable
-from pixiu.rpc.channels import Channels
+from pixiu.rpc.channels import MAX_USERS, Channels
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -294,4 +296,16 @@ async def test_a_channel_may_be_given_up_after_all_were_closed() -> None:
     channels = Channels()
     channel = channels.acquire("127.0.0.1:1")
     await channels.close()
-    await channels.release("127.0.0.1:1", channel)
+    await channels.release(channel)
+
+
+async def test_no_connection_has_more_calls_than_a_listener_takes() -> None:
+    channels, taken = Channels(), []
+    for _ in range(3 * MAX_USERS):
+        taken.append(channels.acquire("127.0.0.1:1"))
+    assert set(Counter(taken).values()) == {MAX_USERS}
+    assert len({channels.acquire("127.0.0.1:2", "xiu") for _ in range(3 * MAX_USERS)}) == 1, "processes have a higher limit"
+    for channel in taken:
+        await channels.release(channel)
+    await channels.close()
+    assert MAX_USERS < MAX_STREAMS_OF_CLIENT
