@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for plugin in ("go", "go-grpc"):
         options += [f"--plugin=protoc-gen-{plugin}={folder}/bin/protoc-gen-{plugin}", f"--{plugin}_out={folder}"]
         options += [f"--{plugin}_opt=module=pixiu"]
-    protos = ["pixiu/wire/v1/wire.proto", "pixiu/wire/v1/mail.proto"]
+    protos = [f"pixiu/wire/v1/{name}.proto" for name in ("level", "mail", "wire")]
     run(folder, sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}", *options, *protos)
     run(folder, str(GO), "build", "-o", "bin/pixiu-go", ".")
     return folder
