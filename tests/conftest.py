@@ -24,7 +24,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 
 from cluster.core.compiled import BUILD  # isort: skip -- before all that may be compiled
 from cluster.access import passwords
-from tests.support.builds import derives_from_compiled, skip_what_changes_compiled_modules
+from tests.support.builds import skip_what_changes_compiled_modules, stands_in_for_compiled
 from tests.support.effort import CI
 from tests.support.shared_zookeeper import end_shared_server
 
@@ -64,11 +64,11 @@ skip_what_changes_compiled_modules()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Leave out a test that derives a class of its own from a compiled one."""
+    """Leave out a test whose classes cannot take the place of compiled ones."""
     try:
         return (yield)
     except TypeError as error:
-        if derives_from_compiled(error):
+        if stands_in_for_compiled(error):
             pytest.skip(str(error))
         raise
 

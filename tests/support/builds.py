@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import Any, Final
 
@@ -19,9 +20,13 @@ def can_be_changed(kind: type[Any]) -> bool:
     return not COMPILED or kind.__module__ not in names()
 
 
-def derives_from_compiled(error: Exception) -> bool:
-    """Whether an error says that a class of a test derives from a compiled one."""
-    return COMPILED and isinstance(error, TypeError) and "interpreted classes cannot inherit from compiled" in str(error)
+STAND_IN: Final = re.compile(r"object expected; got (tests|types|unittest)\.")
+
+
+def stands_in_for_compiled(error: Exception) -> bool:
+    """Whether an error says that a test's class derives from a compiled one, or that its object stands in for one."""
+    found = COMPILED and isinstance(error, TypeError)
+    return found and ("interpreted classes cannot inherit from compiled" in str(error) or bool(STAND_IN.search(str(error))))
 
 
 def skip_what_changes_compiled_modules() -> None:

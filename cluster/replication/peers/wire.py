@@ -121,6 +121,8 @@ def decode_state(data: bytes) -> PartitionState:
     try:
         found = json.loads(data)
         epoch, incarnation, names = found["epoch"], found["incarnation"], found["in_sync"]
+        if any(type(number) is not int for each in found["forced"] for number in each):
+            raise TypeError("forced promotions are numbers")  # before compiled code takes them for such
         forced = tuple(Forced(began, Position(after, counter)) for began, after, counter in found["forced"])
         leader = MemberID(int(found["leader"], 16))
         in_sync = frozenset(MemberID(int(name, 16)) for name in names)
@@ -140,4 +142,4 @@ def decode_state(data: bytes) -> PartitionState:
 
 def _is_forced(forced: Forced) -> bool:
     numbers = (forced.epoch, *forced.after)
-    return all(type(number) is int and 0 <= number <= MAX_ID for number in numbers) and forced.after.epoch < forced.epoch
+    return all(0 <= number <= MAX_ID for number in numbers) and forced.after.epoch < forced.epoch

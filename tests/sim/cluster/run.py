@@ -9,7 +9,7 @@ from cluster.membership.map.devices import LoginPolicy
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.process import Place
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World
-from tests.support.builds import derives_from_compiled
+from tests.support.builds import stands_in_for_compiled
 
 FAULTS_S, CALM_S = 20.0, 32.0
 """Crashes, pauses and cuts begin before the first; at the second everybody has been up again for some seconds."""
@@ -96,7 +96,7 @@ def report(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> 
     try:
         world = run(seed, variant, load)
     except Exception as error:
-        if derives_from_compiled(error):
+        if stands_in_for_compiled(error):
             raise  # `Watched` is a map of memberships that looks at itself: the test is left out
         return [_alone(seed), f"{type(error).__name__}: {error}"], None
     found = world.watch.differences()
