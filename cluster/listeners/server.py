@@ -35,8 +35,8 @@ MIN_MESSAGE_BYTES: Final = 4 << 20
 MAX_STREAMS: Final = 1024
 """Maximum concurrent calls on one connection of a process."""
 MAX_STREAMS_OF_CLIENT: Final = 32
-"""The same of a client: the SDK has a few streams, at most 16 of mail, and its queries wait for each other. Each call that begins
-costs half a millisecond: 750 that began at once raised an innocent client's p99 threefold."""
+"""The same of a client; the SDK opens another connection for more (`pixiu.rpc.channels`). Each call that begins costs half a
+millisecond: 750 that began at once raised an innocent client's p99 threefold."""
 MAX_CALLS: Final = 16_384
 """Maximum concurrent calls in all; further ones are refused with RESOURCE_EXHAUSTED."""
 MAX_CONNECTIONS: Final = 100_000

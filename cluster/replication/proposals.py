@@ -71,12 +71,7 @@ class Proposals:
             proposal.answered(answers[begin - first : proposal.last + 1 - first])
             if proposal.last >= end:
                 return
-            few = (
-                None
-                if copies
-                else OutcomeUnknown("fewer than min_in_sync replicas have it; send the write again, with the same IDs")
-            )
-            self._waiting.popleft().end(few)
+            self._waiting.popleft().end(None if copies else OutcomeUnknown(TOO_FEW))
 
     def fail(self, error: PixiuError) -> None:
         """Fail all proposals: this replica no longer leads."""

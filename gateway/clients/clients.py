@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Pending(Protocol):
         """End it: too many connections are not identified."""
 
 
-class ClientSession:
+class ClientSession(ABC):
     """One connection of one user, whatever its protocol: the gate before its input, and what waits to be written to it.
 
     A protocol derives from it; what has no meaning there stays without effect.
@@ -99,20 +100,20 @@ class ClientSession:
         self._mail = MailQueue()
         self.steps = JoinSteps()
 
+    @abstractmethod
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
-        raise NotImplementedError
 
     def flush(self) -> None:
         """Write what was delivered in this turn."""
 
+    @abstractmethod
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(self, answer: ev.Answer) -> None:
         """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
-        raise NotImplementedError
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
@@ -121,14 +122,14 @@ class ClientSession:
         """Notify the client that the gateway is going away. Returns False if its protocol has no message for that."""
         return False
 
+    @abstractmethod
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replaced(self, moved: bool) -> None:
         """End the connection and, if the protocol can, notify the client that a newer login took its place: of the same device
         (`moved`) or of another one."""
-        raise NotImplementedError
 
     def catch_up(self) -> None:
         """Write what waits, as far as the client takes it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import PUBLISH
 from pixiu.client.options import ClientOptions
-from pixiu.client.send.policy import rooms
+from pixiu.client.send.policy import room_policy
 from pixiu.client.send.sender import Sender
 from pixiu.client.send.streams import PublisherShell, Receipt
 from pixiu.discovery.view import View
@@ -89,7 +89,7 @@ class _Publisher:
         if self._shell is not None:
             self._shell.set_proxies(addresses)
         elif addresses:
-            core = Sender(rooms(self._options), addresses, random.random)
+            core = Sender(room_policy(self._options), addresses, random.random)
             self._shell = PublisherShell(core, self._name, self._channels, lambda: None, self._opens)
         self._space()
 

@@ -33,8 +33,8 @@ from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.inbox.core import MailGap
 from pixiu.client.inbox.inbox import Inbox, device_of
 from pixiu.client.login import Token, authorization
-from pixiu.client.mail.core import mail as mail_policy
 from pixiu.client.mail.options import MailSendOptions
+from pixiu.client.mail.policy import mail_policy
 from pixiu.client.mail.publisher import MailPublisher
 from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.shell import MailShell
@@ -50,7 +50,7 @@ from pixiu.client.requests import Replies, reply_options, request_options, where
 from pixiu.client.send.awaited import FailureReports, SendFailure
 from pixiu.client.send.early import EarlySends, failure_of
 from pixiu.client.send.events import PERHAPS, in_doubt
-from pixiu.client.send.policy import SEND_AGAIN, rooms
+from pixiu.client.send.policy import SEND_AGAIN, room_policy
 from pixiu.client.send.sender import Sender
 from pixiu.client.send.signalling import SignalPublisher, SignalReceipt
 from pixiu.client.send.signals import SignalCounters
@@ -168,7 +168,7 @@ class Client:
             await channels.close()
             raise
         self._channels, self._directory, self._signals, self._mails = channels, directory, None, None
-        core = Sender(rooms(self.options), directory.map.proxies, self._uniform)
+        core = Sender(room_policy(self.options), directory.map.proxies, self._uniform)
         self.reports = FailureReports(self._on_failure)
         self._early = EarlySends(self.options, self.reports)
         opens = partial(publish_call, channels)

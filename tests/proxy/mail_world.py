@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.core.contract import END_OF_TURN, NEVER, TICK
-from pixiu.client.mail.core import MailTicket, mail
+from pixiu.client.mail.policy import MailTicket, mail_policy
 from pixiu.client.options import ClientOptions
 from pixiu.client.send.events import Batch, CloseStream, Failure, OpenStream, Outcome, Writable
 from pixiu.client.send.events import Effect as SenderEffect
@@ -426,7 +426,7 @@ class SenderModel:
         options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=120.0)
         names = [proxy.name for proxy in self.world.proxies]
         self.worker = self.number + 1
-        policy = mail(options, lambda: self.worker, lambda: START_MS / 1000 + self.world.now)
+        policy = mail_policy(options, lambda: self.worker, lambda: START_MS / 1000 + self.world.now)
         self.core = Sender(policy, names, self.world.rng.random, self.number)
         self._pipe: Pipe | None = None
         self._stream = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pixiu.client.mail.core import MailTicket
+from pixiu.client.mail.policy import MailTicket
 from pixiu.client.send.awaited import Awaited
 from pixiu.errors import InboxFull, OutcomeUnknown, PixiuError
 from pixiu.ids import MsgID

@@ -62,7 +62,7 @@ class Policy:
 SEND_AGAIN = "sending it again may deliver it twice"
 
 
-def rooms(options: ClientOptions) -> Policy:
+def room_policy(options: ClientOptions) -> Policy:
     """Rules of messages to rooms, topics and users; a silent proxy is left early enough for one more attempt."""
     timeout_s, longest_s = options.publish_timeout_s, options.max_backoff_s
     return Policy(options, "message", timeout_s, timeout_s / 2, longest_s, SEND_AGAIN, Draining.code, Unavailable.code)

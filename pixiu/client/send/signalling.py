@@ -17,7 +17,7 @@ from pixiu.client.options import ClientOptions
 from pixiu.client.send.awaited import Awaited, FailureReports
 from pixiu.client.send.events import Batch, Failure
 from pixiu.client.send.events import Effect as SenderEffect
-from pixiu.client.send.policy import rooms
+from pixiu.client.send.policy import room_policy
 from pixiu.client.send.sender import Sender
 from pixiu.client.send.signals import COPIES, MAX_UNRESOLVED, REPEAT_AFTER_S, Effect, SendCopies, Signal, SignalCore
 from pixiu.client.send.streams import PublisherShell, Receipt, publish_call
@@ -109,7 +109,7 @@ class SignalPublisher:
         """True if the proxies are asked for receipts: from the first signal with a receipt."""
         opens = partial(publish_call, channels)
         self._shells = [
-            _CopyShell(copy, self, Sender(rooms(options), proxies, uniform), client, channels, on_refresh, opens)
+            _CopyShell(copy, self, Sender(room_policy(options), proxies, uniform), client, channels, on_refresh, opens)
             for copy in range(COPIES)
         ]
         # Copy i goes to the i-th proxy from here, by the publishers' rule `key % proxies`; clients begin at different ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pixiu.client.mail.core import MAX_BACKOFF_S, STALL_S, MailTicket, mail
+from pixiu.client.mail.policy import MAX_BACKOFF_S, STALL_S, MailTicket, mail_policy
 from pixiu.client.options import ClientOptions
 from pixiu.client.send.events import CloseStream, Effect, Failure, OpenStream, Outcome, RefreshCluster, Resolved, Writable
 from pixiu.client.send.sender import HOPELESS, Sender
@@ -24,7 +24,7 @@ class Sending:
     def __init__(self, **options: float) -> None:
         self.now = 100.0
         self.worker = 3
-        policy = mail(ClientOptions(**options), lambda: self.worker, lambda: CLOCK_S + self.now - 100)  # type: ignore[arg-type]
+        policy = mail_policy(ClientOptions(**options), lambda: self.worker, lambda: CLOCK_S + self.now - 100)  # type: ignore[arg-type]
         self.core = Sender(policy, PROXIES, lambda: 0.5)
         self._made = 0
 

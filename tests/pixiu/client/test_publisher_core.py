@@ -24,7 +24,7 @@ from pixiu.client.send.events import (
     Ticket,
     Writable,
 )
-from pixiu.client.send.policy import rooms
+from pixiu.client.send.policy import room_policy
 from pixiu.client.send.sender import Sender
 from pixiu.errors import Draining, NotSent, OutcomeUnknown, Overloaded
 from tests.support.effort import runs
@@ -33,7 +33,7 @@ A, B, C = "a:1", "b:2", "c:3"
 
 
 def make(proxies: tuple[str, ...] = (A, B), **options: float) -> Sender:
-    return Sender(rooms(ClientOptions(**options)), proxies, lambda: 0.5)  # type: ignore[arg-type]
+    return Sender(room_policy(ClientOptions(**options)), proxies, lambda: 0.5)  # type: ignore[arg-type]
 
 
 def ticket(key: int, number: int, lane: int = 1, size: int = 100) -> Ticket:
@@ -520,7 +520,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.addresses = (A, B, C)
         options = ClientOptions(batch_records=4, window_bytes=800, backoff_s=0.1, max_backoff_s=0.3, publish_timeout_s=1000)
-        self.core = Sender(rooms(options), self.addresses, self.random.random)
+        self.core = Sender(room_policy(options), self.addresses, self.random.random)
         self.now = 0.0
         self.taken: dict[int, list[tuple[int, int]]] = {}
         self.told: dict[int, int] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import proxy.mail_events as me
 from pixiu.client.inbox.core import Held, MailIntake
-from pixiu.client.mail.core import MailTicket, mail
+from pixiu.client.mail.policy import MailTicket, mail_policy
 from pixiu.client.options import ClientOptions
 from pixiu.client.send.events import CloseStream, Effect, Failure, OpenStream, Outcome, Writable
 from pixiu.client.send.sender import Sender
@@ -76,7 +76,7 @@ class Writer:
         self.worker = number + 1
         self.letters: list[Letter] = []
         options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=1000.0)
-        policy = mail(options, lambda: self.worker, lambda: world.unix_us() / 1e6)
+        policy = mail_policy(options, lambda: self.worker, lambda: world.unix_us() / 1e6)
         self.core = Sender(policy, _addresses(world.alive(SystemProxy)), world.rng.random, number)
         self._stream: Stream | None = None
         self._number = 0

@@ -46,7 +46,7 @@ class MailTicket(Ticket):
         self.open = tuple(outcome.open[:MAX_OPEN_SHOWN]) if outcome.open else ()
 
 
-def mail(options: ClientOptions, worker: Callable[[], int], clock_s: Callable[[], float]) -> Policy:
+def mail_policy(options: ClientOptions, worker: Callable[[], int], clock_s: Callable[[], float]) -> Policy:
     """Rules of mail. `worker` returns the current worker number, `clock_s` Unix seconds."""
     longest_s, writer = min(MAX_BACKOFF_S, options.max_backoff_s), Writer(worker, clock_s)
     return Policy(options, "mail", options.mail_timeout_s, STALL_S, longest_s, RESEND, OutcomeUnknown.code, writer=writer)
