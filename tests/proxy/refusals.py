@@ -1,4 +1,4 @@
-"""Causes every refusal of Xiu's and Pi's cores, and follows it through a proxy's mail pipeline to the SDK's caller.
+"""Causes every refusal of Xiu's and Pi's cores, and follows it through a proxy's mail pipeline and the SDK's sender to its caller.
 
 python -m tests.proxy.refusals      writes docs/refusals.md
 """
@@ -16,11 +16,14 @@ from cluster.replication.core.refusals import refusal_of
 from cluster.replication.options import ReplicationOptions
 from cluster.store.events import Refused
 from pi.events import Reply
-from pixiu.client.send.sender import HOPELESS
-from pixiu.errors import OutcomeUnknown, Refusal
+from pixiu.client.mail.policy import MailTicket, mail_policy
+from pixiu.client.options import ClientOptions
+from pixiu.client.send.events import Failure, OpenStream, Outcome
+from pixiu.client.send.sender import Sender
+from pixiu.errors import Refusal
 from pixiu.ids import snowflake
-from pixiu.wire.inbox_operations import Code
-from pixiu.wire.levels import Triple
+from pixiu.wire.inbox_operations import GENERATION_EPOCH_S, Code
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
 from proxy import mail_events as me
 from proxy.mail.results import why_not
@@ -34,7 +37,8 @@ from xiu.events import Answer
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs/refusals.md"
 HEAD: Final = """# Refusals of the stores
 
-Written by `python -m tests.proxy.refusals`; do not edit. `tests/proxy/test_refusals.py` causes each in the cores and compares.
+Written by `python -m tests.proxy.refusals`; do not edit. `tests/proxy/test_refusals.py` causes each in the store's core, lets a
+proxy's core and the SDK's act on it, and compares.
 
 Replication and the stores refuse a write with a code, a text and, where it is known, a time after which to try again. All three
 reach the proxy as they are, on the wire as fields of `StoreResult` and `PiReply`. The proxy reports a permanent refusal to the
@@ -60,6 +64,8 @@ REPLICATION: Final = {
 }
 Why = tuple[str, Refusal]
 DAY_MS: Final = 86_400_000
+CLOCK_S: Final = GENERATION_EPOCH_S + 5000.0
+"""Clock of the SDK's writer, Unix seconds."""
 
 
 def of_xiu() -> Iterator[Why]:
@@ -169,15 +175,45 @@ def followed(pi: bool, when: str, why: Refusal) -> Row:
         pipeline.now += 0.5
         pipeline.step(TICK)
     if result:
-        return Row("Pi" if pi else "Xiu", when, why, "reports it", f"`{result[0].code}`")
+        return Row("Pi" if pi else "Xiu", when, why, "reports it", told(result[0]))
     (ended,) = end
     proxy = f"ends the stream with `{ended.why.code}`"
     if again > 1:
         proxy = f"{'asks the next leader' if leaders else 'tries again'} for `mail_timeout_s`, then {proxy}"
     if ended.why.retry_after_ms:
         proxy += f", again after {ended.why.retry_after_ms} ms"
-    caller = f"`{ended.why.code}`" if ended.why.code in HOPELESS else f"sent again; after `mail_timeout_s` `{OutcomeUnknown.code}`"
-    return Row("Pi" if pi else "Xiu", when, why, proxy, caller)
+    return Row("Pi" if pi else "Xiu", when, why, proxy, told(ended))
+
+
+def told(said: me.Result | me.EndWriter) -> str:
+    """Have the SDK send a mail to proxies that answer this each time; return what its caller gets."""
+    policy = mail_policy(ClientOptions(), lambda: 1, lambda: CLOCK_S)
+    core, now, identity = Sender(policy, ("a:1", "b:1"), lambda: 0.5), 0.0, snowflake(NOW_MS, 1, 1)
+    ticket, streams, earliest = MailTicket(record(1, 7), identity, Level.REPLICATED), 0, 0.0
+    effects = core.offer(ticket, now)
+    while not ticket.resolved:
+        opened = [effect.stream for effect in effects if isinstance(effect, OpenStream)]
+        effects = []
+        for stream in opened:
+            assert now >= earliest, "it came before the time that the proxy gave"
+            streams += 1
+            assert core.next_batch(stream, now) is not None
+            if isinstance(said, me.Result):
+                effects += core.reply(stream, now, outcomes=[Outcome(1, 1, Failure(said.code, said.text))])
+            else:
+                why, earliest = said.why, now + said.why.retry_after_ms / 1000
+                effects += core.ended(stream, now, Failure(why.code, why.text, why.retry_after_ms))
+        if not effects:
+            now = max(now, core.next_deadline() or now)
+            effects = core.tick(now)
+    assert ticket.failure is not None
+    error = ticket.failure.error()
+    if streams == 1:
+        return f"`{error.code}`"
+    assert isinstance(said, me.EndWriter)
+    assert said.why.text in str(error)
+    assert now >= policy.timeout_s
+    return f"sent again; after `mail_timeout_s` `{error.code}`"
 
 
 def rows() -> Iterator[Row]:
