@@ -57,14 +57,12 @@ FILE_LINES = 700
 LONG_FUNCTIONS: dict[str, int] = {}
 """file:function → the lines it may have: only downwards."""
 LONG_FILES: dict[str, int] = {
-    "cluster/mqtt/server.py": 775,
     "cluster/replication/core/core.py": 702,
     "pixiu/client/send/sender.py": 712,
     "xiu/core.py": 766,
 }
 CLASS_ATTRIBUTES = 25
 WIDE_CLASSES: dict[str, int] = {
-    "cluster/mqtt/server.py:ServerSession": 28,
     "cluster/replication/replica.py:Replica": 37,
     "gateway/clients/clients.py:Clients": 36,
     "gateway/options.py:Options": 37,  # each is an option with its docstring

@@ -40,7 +40,7 @@ MODULES: Final = {
     "pixiu.client": "send.policy send.sender",
     "pixiu.wire": "cursor envelope levels record",
     "pixiu.placement": "big_rooms ordered_routes partition split topics weights",
-    "cluster.mqtt": "codec decoder events mail packets server",
+    "cluster.mqtt": "codec decoder events inbound mail packets server subscriptions",
     "cluster.links": (
         "api datagrams.acknowledgement datagrams.fragments datagrams.head datagrams.heartbeat datagrams.sequence endpoint link "
         "peer.liveness peer.outbox peer.peer_link peer.receiver peer.schedule peer.sender peer.switch peer.window refusals stats "

@@ -30,7 +30,6 @@ Source: OASIS MQTT 3.1.1; docs/operations.md.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -54,6 +53,7 @@ from cluster.mqtt.events import (
     SubscribeFilters,
     UnsubscribeFilters,
 )
+from cluster.mqtt.inbound import Inbound
 from cluster.mqtt.mail import Mails, Unacknowledged
 from cluster.mqtt.packets import (
     FIRST_PACKET_BYTES,
@@ -79,8 +79,9 @@ from cluster.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
+from cluster.mqtt.subscriptions import Subscriptions
 from pixiu.errors import ConfigurationError
-from pixiu.ids import TOPIC_ROOM, UIN, RoomID
+from pixiu.ids import UIN, RoomID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination
@@ -164,29 +165,12 @@ class Transition(NamedTuple):
     action: Callable[[ServerSession, Any, float, list[Effect]], None]
 
 
-class _PendingSubscribe(NamedTuple):
-    since: float
-    answers: list[str | None]
-    """One item per filter of the SUBSCRIBE: its name if it waits for the cluster, None if it was refused."""
-    names: list[str]
-    """The distinct names that wait, in the order in which the effect listed them."""
-
-
-class _Asked(NamedTuple):
-    """The filters of a SUBSCRIBE that were decoded so far."""
-
-    answers: list[str | None]
-    joined: dict[str, RoomID | UIN]
-    mail: set[str]
-    in_vain: bool
-    """True if all of it is refused, whatever it contains."""
-
-
 class _Problem(NamedTuple):
     reason: CloseReason
     text: str
 
 
+_IN_USE: Final = _Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
 _PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
     UnacceptableConnect: Event.CONNECT_REFUSED,
     Publish: Event.PUBLISH,
@@ -208,6 +192,8 @@ _MQTT_5: Final = 5
 UNSUPPORTED_VERSION: Final = bytes((0x20, 3, 0, 0x84, 0))
 """A CONNACK of MQTT 5: no session, reason "unsupported protocol version", no properties."""
 _PINGRESP: Final = Send(codec.PINGRESP)
+_NO_INBOUND: Final = Inbound()
+"""Stays empty: most connections never publish with QoS 1, and one of their own would take 180 bytes."""
 
 
 def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | TopicRefusal:
@@ -233,34 +219,24 @@ class ServerSession:
     """
 
     __slots__ = (
-        "_accepted",
         "_admit",
-        "_asked",
         "_assigned_client_id",
         "_clean_session",
         "_client_id",
         "_connect_by",
         "_decoder",
-        "_filter_bytes",
-        "_in_vain",
-        "_inflight",
+        "_inbound",
         "_judged_later",
         "_last_packet",
         "_limits",
         "_mail",
-        "_order",
         "_partial_since",
-        "_pending",
-        "_pending_filters",
         "_resolve",
         "_silence_s",
         "_state",
-        "_subscriptions",
         "_takes_mail",
-        "_topics",
-        "_unreleased",
-        "fruitless_filters",
         "gate",
+        "subscriptions",
     )
 
     def __init__(
@@ -275,36 +251,20 @@ class ServerSession:
         gate: ReadingGate | None = None,
     ) -> None:
         self.gate = gate or ReadingGate()
-        self._limits = limits or SessionLimits()
-        self._in_vain = in_vain
+        self._limits = limits = limits or SessionLimits()
         self._admit = admit
         self._resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
-        self._topics = topics
         self._assigned_client_id = assigned_client_id
         self._state = State.CONNECTING
         self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
         self._connect_by = now + self._limits.connect_timeout_s
         self._silence_s = 0.0
         self._last_packet = now
-        self._subscriptions: dict[str, RoomID | UIN] = {}
-        self._pending: dict[int, _PendingSubscribe] = {}
-        self._pending_filters = 0
-        self._asked: _Asked | None = None
-        """The SUBSCRIBE that is being processed in parts."""
-        self._inflight: dict[int, float] = {}
-        self.fruitless_filters = 0
-        """Number of filters that were refused, or left although they were not joined: work that no effect shows."""
-        self._unreleased: dict[int, None] = {}
-        """Identifiers of QoS 2 whose PUBREL has not arrived. A dict, because most connections have none and an empty set takes 216
-        bytes."""
-        self._order: deque[int] | None = None
-        """Identifiers of `_inflight` in order; made for the first one, like the next field, because most connections never need
-        them."""
-        self._accepted: set[int] | None = None
+        self._inbound = _NO_INBOUND
+        self.subscriptions = Subscriptions(limits.max_subscriptions, limits.max_filter_bytes, self._resolve, topics, in_vain)
         self._partial_since: float | None = None
         """Time at which the first byte of an unfinished packet arrived; like `_last_packet` by the gate's clock, since while we do
         not read, the silence is ours."""
-        self._filter_bytes = 0
         self._client_id = ""
         self._judged_later: tuple[Connect, list[Packet]] | None = None
         """A CONNECT that waits for `admitted`, and the packets after it."""
@@ -325,19 +285,9 @@ class ServerSession:
         return self._client_id
 
     @property
-    def subscriptions(self) -> dict[str, RoomID | UIN]:
-        """The filters that the client has or waits for, and their rooms. Not to be changed."""
-        return self._subscriptions
-
-    @property
     def waiting(self) -> int:
         """Number of messages of QoS 1 and filters that wait for the cluster."""
-        return len(self._inflight) + self._pending_filters
-
-    @property
-    def is_asking(self) -> bool:
-        """True if a SUBSCRIBE is being processed of which more parts follow."""
-        return self._asked is not None
+        return len(self._inbound.waiting) + self.subscriptions.waiting
 
     @property
     def has_more(self) -> bool:
@@ -359,10 +309,8 @@ class ServerSession:
         deadline = min(self._client_deadlines())
         if self._state is State.CONNECTING:
             deadline = self._connect_by
-        if self._order:
-            deadline = min(deadline, self._inflight[self._order[0]] + self._limits.answer_timeout_s)
-        if self._pending:
-            deadline = min(deadline, next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
+        unanswered_since = min(self._inbound.since(), self.subscriptions.since())
+        deadline = min(deadline, unanswered_since + self._limits.answer_timeout_s)
         if not self.gate.reads:
             deadline = min(deadline, self.gate.next_deadline())
         return deadline if deadline < NEVER else None
@@ -509,15 +457,16 @@ class ServerSession:
         return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
 
     def _judge_publish(self, packet: Publish) -> _Problem | None:
-        exactly = packet.packet_id in self._unreleased
-        if packet.qos == 2 and not exactly and len(self._unreleased) >= 2 * self._limits.max_inflight:
-            return _Problem(CloseReason.UNRELEASED, f"{len(self._unreleased)} messages of QoS 2 without a PUBREL")
+        inbound = self._inbound
+        exactly = packet.packet_id in inbound.unreleased
+        if packet.qos == 2 and not exactly and len(inbound.unreleased) >= 2 * self._limits.max_inflight:
+            return _Problem(CloseReason.UNRELEASED, f"{len(inbound.unreleased)} messages of QoS 2 without a PUBREL")
         if (
-            packet.packet_id in self._pending
-            or (packet.packet_id in self._inflight and not packet.dup)
+            packet.packet_id in self.subscriptions.pending
+            or (packet.packet_id in inbound.waiting and not packet.dup)
             or (exactly and packet.qos != 2)
         ):
-            return _Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
+            return _IN_USE
         return None
 
     # ------------------------------------------------------------------------------------------ actions of the table
@@ -545,17 +494,17 @@ class ServerSession:
             if problem is not None:
                 self._step(Event.PUBLISH_UNACCEPTABLE, problem, now, effects)
                 return
-            if packet.packet_id in self._inflight:
+            inbound = self._inbound
+            if inbound is _NO_INBOUND:
+                inbound = self._inbound = Inbound()
+            if packet.packet_id in inbound.waiting:
                 return  # the same message again, while its first copy waits for the cluster
             if packet.qos == 2:
-                if packet.packet_id in self._unreleased:
+                if packet.packet_id in inbound.unreleased:
                     effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
                     return
-                self._unreleased[packet.packet_id] = None
-            self._inflight[packet.packet_id] = now
-            if self._order is None:
-                self._order = deque()
-            self._order.append(packet.packet_id)
+                inbound.unreleased[packet.packet_id] = None
+            inbound.waiting[packet.packet_id] = now
             self._bound_unanswered(now)
         last = effects[-1] if effects else None
         if isinstance(room, TopicRefusal):
@@ -573,83 +522,35 @@ class ServerSession:
 
     def _subscribe(self, packet: Subscribe, now: float, effects: list[Effect]) -> None:
         """Join the rooms; SUBACK follows when the cluster confirms, or at once where nothing can be granted."""
-        asked = self._asked
-        if asked is None:
-            if packet.packet_id in self._pending or packet.packet_id in self._inflight:
-                text = "a packet identifier was used again before its answer [MQTT-2.3.1-2]"
-                self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
-                return
-            in_vain = packet.more and self._in_vain is not None and self._in_vain(len(packet.filters))
-            asked = _Asked([], {}, set(), in_vain)
-        if asked.in_vain:
-            asked.answers.extend([None] * len(packet.filters))
-            self._asked = asked if packet.more else None
-            if not packet.more:
-                effects.append(FiltersInVain(len(asked.answers)))
-                effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(asked.answers)))))
+        subscriptions, packet_id = self.subscriptions, packet.packet_id
+        if subscriptions.asking is None and (packet_id in subscriptions.pending or packet_id in self._inbound.waiting):
+            self._step(Event.CLOSE, _IN_USE, now, effects)
             return
-        answers, joined, mail, _ = asked
-        for name, qos in packet.filters:
-            # The limit is checked first: it costs the least, and a client that sends endless filters has reached it.
-            if not self._has_space_for(name) or isinstance(room := self._resolve(name), TopicRefusal):
-                self.fruitless_filters += 1
-                answers.append(None)
-                continue
-            if name not in self._subscriptions:
-                self._filter_bytes += len(name)
-            if room >= TOPIC_ROOM and not name.startswith(USER_PREFIX):
-                room = self._topics.room(name)
-            answers.append(name)
-            joined[name] = self._subscriptions[name] = room
-            if qos and not self._clean_session and name.startswith(USER_PREFIX):
-                mail.add(name)
-            else:
-                mail.discard(name)
-        self._asked = asked if packet.more else None
+        asked = subscriptions.ask(packet.filters, more=packet.more, keep=not self._clean_session)
         if packet.more:
             return
-        if not joined:
-            effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(answers)))))
+        if asked.in_vain:
+            effects.append(FiltersInVain(len(asked.answers)))
+        if not asked.joined:
+            effects.append(Send(codec.encode(Suback(packet_id, (SUBACK_FAILURE,) * len(asked.answers)))))
             return
-        self._pending[packet.packet_id] = _PendingSubscribe(now, answers, list(joined))
-        self._pending_filters += len(answers)
-        effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), frozenset(mail)))
+        subscriptions.wait(packet_id, asked, now)
+        effects.append(SubscribeFilters(packet_id, list(asked.joined.items()), frozenset(asked.mail)))
         self._bound_unanswered(now)
-
-    def _has_space_for(self, name: str) -> bool:
-        limits = self._limits
-        if name in self._subscriptions:
-            return True
-        return len(self._subscriptions) < limits.max_subscriptions and self._filter_bytes + len(name) <= limits.max_filter_bytes
-
-    def _forget(self, name: str) -> RoomID | UIN | None:
-        room = self._subscriptions.pop(name, None)
-        if room is not None:
-            self._filter_bytes -= len(name)
-        return room
 
     def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
         """SUBACK."""
         packet_id, codes = confirmed
-        pending = self._pending.pop(packet_id, None)
-        if not self._pending:
-            self._pending = {}  # an emptied dict keeps its table, 170 bytes
-        if pending is None:
+        answer = self.subscriptions.confirm(packet_id, codes)
+        if answer is None:
             return
-        self._pending_filters -= len(pending.answers)
-        granted = dict(zip(pending.names, codes or [0] * len(pending.names), strict=True))
-        for name, code in granted.items():
-            if code == SUBACK_FAILURE:
-                self._forget(name)
-            self._takes_mail = self._takes_mail or code == 1
-        answer = tuple(SUBACK_FAILURE if name is None else granted[name] for name in pending.answers)
-        effects.append(Send(codec.encode(Suback(packet_id, answer))))
+        self._takes_mail = self._takes_mail or 1 in answer
+        effects.append(Send(codec.encode(Suback(packet_id, tuple(answer)))))
         self._bound_unanswered(now)
 
     def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
         """Leave the rooms, UNSUBACK."""
-        left = [(name, room) for name in dict.fromkeys(packet.filters) if (room := self._forget(name)) is not None]
-        self.fruitless_filters += len(packet.filters) - len(left)
+        left = self.subscriptions.leave(packet.filters)
         if left:
             effects.append(UnsubscribeFilters(left))
         if not packet.more:
@@ -657,26 +558,17 @@ class ServerSession:
 
     def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
         """PUBACK, or PUBREC, of all messages before the first one that still waits."""
-        if self._accepted is None:
-            self._accepted = set()
-        accepted = self._accepted
-        accepted.update([packet_id for packet_id in packet_ids if packet_id in self._inflight])
-        done = []
-        while self._order and self._order[0] in accepted:
-            packet_id = self._order.popleft()
-            accepted.remove(packet_id)
-            del self._inflight[packet_id]
-            done.append(packet_id)
+        done = self._inbound.accept(packet_ids)
         if done:
-            effects.append(Send(codec.encode_pubacks(done, self._unreleased)))
+            effects.append(Send(codec.encode_pubacks(done, self._inbound.unreleased)))
             self._bound_unanswered(now)
 
     def _release(self, packet: Pubrel, now: float, effects: list[Effect]) -> None:
         """PUBCOMP, also where nothing is known of the message: its PUBREC was on an earlier connection."""
-        if packet.packet_id in self._inflight:
+        if packet.packet_id in self._inbound.waiting:
             self._step(Event.CLOSE, _Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC"), now, effects)
             return
-        self._unreleased.pop(packet.packet_id, None)
+        self._inbound.unreleased.pop(packet.packet_id, None)
         effects.append(Send(codec.encode(Pubcomp(packet.packet_id))))
 
     def _send_mail(self, what: tuple[str, Sequence[Mails], bool], now: float, effects: list[Effect]) -> None:

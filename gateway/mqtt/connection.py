@@ -161,9 +161,9 @@ class MQTTConnection(ClientSession):
         session = self._session
         if session is None:
             return
-        before = session.fruitless_filters
+        before = session.subscriptions.fruitless
         effects = session.receive(data, self._clients.now())
-        fruitless = session.fruitless_filters - before
+        fruitless = session.subscriptions.fruitless - before
         self._perform(effects)
         if fruitless:
             self._subscribing.pace(fruitless)
@@ -179,7 +179,7 @@ class MQTTConnection(ClientSession):
         if not self.gate.holds(Hold.TURN):
             self.gate.hold(Hold.TURN, self._clients.now())
             line = self._clients.paced if self._is_in_a_crowd() else self._clients.turn
-            line.later(self._work_on, first=self._session is not None and self._session.is_asking)
+            line.later(self._work_on, first=self._session is not None and self._session.subscriptions.asking is not None)
 
     def _is_in_a_crowd(self) -> bool:
         return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
@@ -296,7 +296,7 @@ class MQTTConnection(ClientSession):
     @property
     def subscriptions(self) -> dict[str, RoomID | UIN] | None:
         """Its filters and their rooms; None: the session is over."""
-        return self._session.subscriptions if self._session is not None else None
+        return self._session.subscriptions.rooms if self._session is not None else None
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""

@@ -146,7 +146,7 @@ def check_answers(session: ServerSession, effects: list[Effect]) -> None:
     closes = [effect for effect in effects if isinstance(effect, Close)]
     assert len(closes) == (session.state is State.DISCONNECTED)
     assert not closes or effects[-1] is closes[0]
-    assert len(session.subscriptions) <= 3
+    assert len(session.subscriptions.rooms) <= 3
     answered = codec.Decoder(Side.CLIENT)
     for effect in effects:
         if isinstance(effect, Send) and effect.data != UNSUPPORTED_VERSION:  # a packet of MQTT 5

@@ -260,7 +260,7 @@ def test_the_shell_can_refuse_a_filter() -> None:
     session = connected()
     send(session, Subscribe(1, (("a", 0), ("b", 0))))
     assert sent(session.subscription_confirmed(1, 1.0, [0, SUBACK_FAILURE])) == [Suback(1, (0, SUBACK_FAILURE))]
-    assert list(session.subscriptions) == ["a"]
+    assert list(session.subscriptions.rooms) == ["a"]
 
 
 def test_filters_above_the_maximum_of_a_connection_are_refused_and_known_ones_are_not() -> None:
@@ -287,10 +287,10 @@ def test_filters_that_the_shell_has_no_space_for_are_refused_unseen_and_those_be
     for packet_id, granted in ((2, False), (3, True)):
         effects = session.receive(codec.encode(Subscribe(packet_id, tuple((name, 0) for name in ("a", *names)))), 1.0)
         while session.has_more:
-            assert session.is_asking
+            assert session.subscriptions.asking
             effects += session.receive(b"", 1.0)
-        assert not session.is_asking
-        assert list(session.subscriptions) == (["a", *names] if granted else ["a"])
+        assert not session.subscriptions.asking
+        assert list(session.subscriptions.rooms) == (["a", *names] if granted else ["a"])
         if not granted:
             assert effects[0] == FiltersInVain(900)
             assert sent(effects) == [Suback(2, (SUBACK_FAILURE,) * 900)]
@@ -325,7 +325,7 @@ def test_mqtt_3_10_4_4_unsubscribe_is_answered_after_leaving() -> None:
     effects = send(session, Unsubscribe(2, ("room/2", "never", "room/2")))
     assert effects[0] == UnsubscribeFilters([("room/2", RoomID(2))])
     assert sent(effects) == [Unsuback(2)]
-    assert list(session.subscriptions) == ["a"]
+    assert list(session.subscriptions.rooms) == ["a"]
 
 
 def test_mqtt_3_10_4_5_unsubscribe_is_answered_even_when_nothing_matches() -> None:
@@ -599,4 +599,4 @@ def test_a_subscribe_of_many_filters_is_one_request_however_many_turns_it_takes(
         left += session.receive(b"", 3.0)
     assert [name for effect in left if isinstance(effect, UnsubscribeFilters) for name, _ in effect.filters] == names
     assert sent(left) == [Unsuback(4)]
-    assert not session.subscriptions
+    assert not session.subscriptions.rooms
