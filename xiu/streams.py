@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from cluster.store.streams import ServedStreams, Window
+from cluster.store.streams import StoreStreams, Window
 from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Served
@@ -79,7 +79,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._shell = shell
         self._partition = options.partition
         self._verifying = asyncio.Lock()
-        self.streams: ServedStreams[Answer, xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = ServedStreams(
+        self.streams: StoreStreams[Answer, xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = StoreStreams(
             WINDOW, lambda request: len(request.batch), self._reply
         )
 

@@ -13,7 +13,7 @@ import grpc.aio
 
 from cluster.listeners.call_guard import Caller, caller_of
 from cluster.rpc.framed import FramedHandler
-from cluster.store.streams import ServedStreams, Window
+from cluster.store.streams import StoreStreams, Window
 from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
@@ -104,7 +104,7 @@ class PiService(pi_pb2_grpc.PiServicer):
     def __init__(self, hub: StreamHost, audit: Audit) -> None:
         self._hub, self._audit = hub, audit
         self._verifying = asyncio.Lock()
-        self.streams: ServedStreams[pi_pb2.PiReply, pi_pb2.PiReply, pi_pb2.PiRequest] = ServedStreams(
+        self.streams: StoreStreams[pi_pb2.PiReply, pi_pb2.PiReply, pi_pb2.PiRequest] = StoreStreams(
             WINDOW, lambda request: len(request.operations), lambda replies: replies[0], hub.left
         )
 

@@ -21,11 +21,12 @@ from cluster.core.role import Runner, totals
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.metrics.histogram import OneAtATime
 from cluster.process.context import Context
+from cluster.rpc.served import ServedStream, ServedStreams
 from cluster.trust.loans import Lent
 from pixiu.discovery.view import View
-from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError, Refusal, Unavailable
+from pixiu.errors import InvalidArgument, PixiuError, Refusal, Unavailable
 from pixiu.ids import WORKERS
-from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
 from pixiu.wire.levels import Level
@@ -53,42 +54,36 @@ Call = grpc.aio.ServicerContext[mail_pb2.MailRequest, mail_pb2.MailReply]
 
 
 class WriterStream:
-    """One writer: replies that wait, and the amount of its mail that is not confirmed."""
+    """One writer: the reply that waits, and the amount of its mail that is not confirmed.
 
-    def __init__(self, number: int, window_bytes: int) -> None:
-        self.number = number
-        self.ended = False
+    Args:
+        handler: the stream's transport.
+        window_bytes: limit of its unconfirmed mail.
+        take: takes a request.
+        over: called when the stream is over.
+    """
+
+    def __init__(
+        self, handler: Served[mail_pb2.MailReply, mail_pb2.MailRequest], window_bytes: int,
+        take: Callable[[WriterStream, mail_pb2.MailRequest], Awaitable[None]], over: Callable[[WriterStream], None],
+    ) -> None:  # fmt: skip
+        self.number = 0
+        """0 until it is admitted."""
         self._window = window_bytes
         self._reply = mail_pb2.MailReply()
-        self.work = asyncio.Event()
-        """Set when `give` has something."""
         self.opened = False
         self.access: LoginSession | None = None
         """Session of a writer that has logged in; None: nobody has to."""
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in."""
-        self.finish: Callable[[], None] = lambda: None
-        """Called when everything is written of a stream that has ended."""
-        self._all_said = asyncio.Event()
-        self._space = asyncio.Event()
-        self._space.set()
         self.unconfirmed = 0
-
-    def space(self) -> Awaitable[object] | None:
-        """Awaitable that ends when another batch may be taken; None: at once."""
-        return None if self._space.is_set() else self._space.wait()
-
-    async def finished(self) -> None:
-        """Wait until all mail is confirmed, and the confirmations are written."""
-        await self._all_said.wait()
+        self.served = ServedStream(handler, lambda request: take(self, request), self, lambda: over(self), FINISH_TIMEOUT_S)
 
     def took(self, up_to: int, size: int) -> None:
         """Note that the pipeline has a batch up to this position."""
         self._reply.taken = up_to
         self.unconfirmed += size
-        if self.unconfirmed >= self._window:
-            self._space.clear()
-        self._wake()
+        self.served.changed()
 
     def answered(self, answer: ev.Answer) -> None:
         """Queue a batch's results for the next reply."""
@@ -103,50 +98,36 @@ class WriterStream:
                 committed=triple.committed,
             )  # fmt: skip
         self.unconfirmed = answer.unconfirmed_bytes
-        self._look_for_space()
-        self._wake()
+        self.served.changed()
 
     def say(self, reply: mail_pb2.MailReply) -> None:
         """Merge other fields into the next reply."""
         self._reply.MergeFrom(reply)
-        self._wake()
+        self.served.changed()
 
     def login_over(self, text: str) -> None:
         """End the stream: its login has expired, or an operator ended it. Mail in flight is confirmed to the next stream."""
         self.refuse(Refusal(Unavailable.code, text, 100))
 
     def refuse(self, why: Refusal) -> None:
-        """End the stream with a reason."""
+        """End the stream with a reason, after what waits is written."""
         self.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=why.code, text=why.text, retry_after_ms=why.retry_after_ms)))
-        self.end()
+        self.served.end(why.text or why.code)
 
-    def end(self) -> None:
-        """End the stream after what waits is written."""
-        self.ended = True
-        self._space.set()
-        self._wake()
+    def unanswered(self) -> bool:
+        """Return True while mail is unconfirmed."""
+        return self.unconfirmed > 0
+
+    def full(self) -> bool:
+        """Return True while the window is full, or too many results wait."""
+        return self.unconfirmed >= self._window or len(self._reply.results) >= MAX_UNTOLD
 
     def give(self) -> mail_pb2.MailReply | None:
         """Next reply: everything that has come while the one before was written."""
+        if not self._reply.ByteSize():
+            return None
         reply, self._reply = self._reply, mail_pb2.MailReply()
-        self._look_for_space()
-        if reply.ByteSize():
-            return reply
-        if self.ended:
-            self.finish()
-        if not self.unconfirmed:
-            self._all_said.set()
-        return None
-
-    def _look_for_space(self) -> None:
-        if self.ended or (self.unconfirmed < self._window and len(self._reply.results) < MAX_UNTOLD):
-            self._space.set()
-        else:
-            self._space.clear()
-
-    def _wake(self) -> None:
-        self._all_said.clear()
-        self.work.set()
+        return reply
 
 
 class MailService(mail_pb2_grpc.MailerServicer):
@@ -169,10 +150,9 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash, context.framed)
         self._confirming = OneAtATime(context.metrics.histogram("pixiu_mail_confirm_seconds", CONFIRM))
         self._enter_effects()
-        self._streams: dict[int, WriterStream] = {}
-        self._numbers = itertools.count(1)
+        self._streams: ServedStreams[WriterStream] = ServedStreams(MAX_PUBLISHERS, "this proxy has %d writers of mail")
+        self._link_numbers = itertools.count(1)
         self._links: dict[ev.Store, StoreLink] = {}
-        self._draining = False
 
     # --- what the proxy's service calls
 
@@ -185,7 +165,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     async def drain(self) -> None:
         """Ask writers to use another proxy, and wait until everything in flight is confirmed."""
-        self._draining = True
+        self._streams.draining = True
         for stream in self._streams.values():
             stream.say(mail_pb2.MailReply(draining=True))
         while self.core.under_way or self._streams:
@@ -195,7 +175,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         """End all streams and links."""
         self.runner.stop()
         for stream in self._streams.values():
-            stream.end()
+            stream.served.end("this proxy stops")
         await asyncio.gather(*(link.close() for link in self._links.values()), self.notices.stop())
 
     def samples(self) -> dict[str, object]:
@@ -216,28 +196,22 @@ class MailService(mail_pb2_grpc.MailerServicer):
     ) -> None:
         """Serve one writer's stream."""
         handler: GrpcHandler[mail_pb2.MailReply, mail_pb2.MailRequest] = GrpcHandler(context)
-        stream = WriterStream(next(self._numbers), self._window)
-        duplex = Duplex(
-            handler, lambda request: self._request(stream, request), stream.give,
-            work=stream.work, over=lambda: self._over(stream), last=stream.finished, last_s=FINISH_TIMEOUT_S,
-        )  # fmt: skip
-        stream.finish = duplex.finish
+        stream = WriterStream(handler, self._window, self._request, self._over)
         try:
             stream.access = await enter(self._guard, context, "", stream.login_over)
             stream.lent = None if stream.access is None else self._ids.of(stream.access)
         except PixiuError as refused:
             await handler.refuse(refused)
         try:
-            self._admit(stream)
+            stream.number = self._streams.enter(stream)
         except PixiuError as refused:
             stream.refuse(Refusal.of(refused))
         try:
-            await duplex.run()
+            await stream.served.run()
         except PixiuError as error:
             await handler.refuse(error)
 
     def _over(self, stream: WriterStream) -> None:
-        stream.ended = True
         if stream.access is not None:
             stream.access.close()
         if self._confirming.mark is not None and self._confirming.mark[0] == stream.number:
@@ -245,16 +219,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         if self._streams.pop(stream.number, None) is not None:
             self.runner.step(ev.WriterClosed(stream.number))
 
-    def _admit(self, stream: WriterStream) -> None:
-        if self._draining:
-            raise Draining("this proxy is draining; use another one")
-        if len(self._streams) >= MAX_PUBLISHERS:
-            raise Overloaded(f"this proxy has {MAX_PUBLISHERS} writers of mail; use another one", 1000)
-        self._streams[stream.number] = stream
-
     async def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
-        if stream.ended:
-            return
         try:
             if stream.lent is not None:
                 self._ids.show(stream.lent, request.loans)
@@ -288,10 +253,9 @@ class MailService(mail_pb2_grpc.MailerServicer):
                 await access.ask()
             batch = ev.MailReceived(stream.number, records, part, request.position + first, level, more)
             await turn.run(partial(self._take, stream, batch), len(request.batch))
-            space = stream.space()
-            if space is not None:
+            if (space := stream.served.space()) is not None:
                 await space
-            if stream.ended:
+            if stream.served.ended:
                 return
 
     def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
@@ -305,7 +269,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self.runner.step(ev.WriterOpened(stream.number, hello.worker, hello.generation))
 
     def _take(self, stream: WriterStream, batch: ev.MailReceived) -> None:
-        if stream.ended:
+        if stream.served.ended:
             return
         if stream.access is not None and stream.lent is not None:
             data = self._ids.permitted(batch.data, batch.count, stream.access, stream.lent, batch.more)
@@ -347,7 +311,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             effect.store,
             lambda: self._context.view,
             self._context.framed,
-            lambda: next(self._numbers),
+            lambda: next(self._link_numbers),
             self.runner.step,
             self._context.crash,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from cluster.core.turn import Turn
 from cluster.settings.options import ClusterOptions
+from pixiu.errors import PixiuError, Refusal
 from pixiu.wire.levels import Triple
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import mail_pb2
@@ -22,60 +23,94 @@ def confirmed(position: int, unconfirmed: int) -> ev.Answer:
     return ev.Answer(1, [ev.Result(position, 1, 2, [position])], {ev.Store(True, 0): Triple(1, 3, 9)}, unconfirmed)
 
 
+class Caller:
+    """A writer that sends nothing, and reads one reply after the other as `reads` allows."""
+
+    serves = True
+    peer = ""
+
+    def __init__(self) -> None:
+        self.got: list[mail_pb2.MailReply] = []
+        self.reads = asyncio.Semaphore(0)
+
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> mail_pb2.MailRequest | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def write(self, message: mail_pb2.MailReply) -> None:
+        self.got.append(message)
+        await self.reads.acquire()
+
+    async def refuse(self, error: PixiuError) -> NoReturn:
+        raise error
+
+
+async def ignored(*_: object) -> None: ...
+
+
+def writer(window_bytes: int = 1000, caller: Caller | None = None) -> WriterStream:
+    stream = WriterStream(caller or Caller(), window_bytes, ignored, lambda _: None)
+    stream.number = 1
+    return stream
+
+
 async def test_replies_that_wait_leave_together_and_the_last_word_ends_the_stream() -> None:
-    stream = WriterStream(1, 1000)
+    caller = Caller()
+    stream = writer(caller=caller)
     stream.took(2, 100)
     stream.answered(confirmed(1, 50))
     stream.answered(confirmed(2, 0))
-    stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code="STALE_STREAM", text="x")))
-    stream.end()
-    finished: list[bool] = []
-    stream.finish = lambda: finished.append(True)
-    reply = stream.give()
-    assert reply is not None
-    assert not finished
-    assert stream.give() is None
-    assert finished == [True]
+    stream.refuse(Refusal("STALE_STREAM", "x"))
+    caller.reads.release()
+    async with asyncio.timeout(10):
+        await stream.served.run()
+    (reply,) = caller.got
     assert [result.position for result in reply.results] == [1, 2]
     assert (reply.taken, reply.end.code) == (2, "STALE_STREAM")
     assert {(triple.pi, triple.partition, triple.epoch) for triple in reply.triples} == {(True, 0, 3)}
 
 
 async def test_a_stream_that_ends_while_a_reply_is_sent_says_the_rest() -> None:
-    stream = WriterStream(1, 1000)
+    caller = Caller()
+    stream = writer(caller=caller)
     stream.took(1, 100)
-    first = stream.give()
-    assert first is not None
-    assert first.taken == 1
+    running = asyncio.create_task(stream.served.run())
+    while not caller.got:
+        await asyncio.sleep(0)
     stream.say(mail_pb2.MailReply(draining=True))
-    stream.end()
-    last = stream.give()
-    assert last is not None
-    assert last.draining
+    stream.served.end("this proxy stops")
+    caller.reads.release()
+    caller.reads.release()
+    async with asyncio.timeout(10):
+        await running
+    assert [(reply.taken, reply.draining) for reply in caller.got] == [(1, False), (0, True)]
 
 
 async def test_a_writer_that_does_not_read_its_answers_is_not_read_from() -> None:
-    stream = WriterStream(1, 1000)
-    position, waits = 0, stream.space()
+    stream = writer()
+    position, waits = 0, stream.served.space()
     while waits is None:
         position += 1
         stream.took(position, 10)
         stream.answered(confirmed(position, 0))
         assert position <= MAX_UNTOLD
-        waits = stream.space()
+        waits = stream.served.space()
     asyncio.ensure_future(waits).cancel()
     reply = stream.give()
     assert reply is not None
     assert len(reply.results) == position
-    assert stream.space() is None
+    assert stream.served.space() is None
 
 
 async def test_a_writer_with_a_full_window_is_not_read_from() -> None:
-    stream = WriterStream(1, 1000)
+    stream = writer()
     stream.took(1, 999)
-    assert stream.space() is None
+    assert stream.served.space() is None
     stream.took(2, 1)
-    full = stream.space()
+    full = stream.served.space()
     assert full is not None
     waiting = asyncio.ensure_future(full)
     await asyncio.sleep(0)
@@ -90,7 +125,7 @@ async def test_a_mail_costs_its_login_a_message_for_each_receiver() -> None:
         options=Options(), cluster=ClusterOptions(), turn=Turn(loop.time, loop.call_soon), now=loop.time, endpoint_id=1, view=None,
         crash=lambda _error: None, framed=None, metrics=SimpleNamespace(histogram=lambda *_: SimpleNamespace(add=lambda _: None)),
     )  # fmt: skip
-    service, stream = MailService(context, MessageIDs(ClusterOptions())), WriterStream(1, 1 << 20)
+    service, stream = MailService(context, MessageIDs(ClusterOptions())), writer(1 << 20)
 
     def spend(messages: int, _size: int) -> float:
         spent.append(messages)

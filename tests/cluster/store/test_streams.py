@@ -6,13 +6,11 @@ import asyncio
 
 import pytest
 
-from cluster.store import streams
-from cluster.store.streams import ServedStreams, Window
-from pixiu.errors import Overloaded
+from cluster.store.streams import StoreStreams, Window
 
 
-def served(window: Window, left: list[int]) -> ServedStreams[int, list[int], int]:
-    return ServedStreams(window, lambda request: 1, list, left.append)
+def served(window: Window, left: list[int]) -> StoreStreams[int, list[int], int]:
+    return StoreStreams(window, lambda request: 1, list, left.append)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +66,6 @@ async def test_a_request_that_is_wrong_ends_its_stream() -> None:
     async with asyncio.timeout(10):
         await stream.run()
     assert stream.problem == "1 is wrong"
-
-
-async def test_streams_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_STREAMS", 1)
-    all_streams = served(Window(9, 9), [])
-    all_streams.open(Caller(0), lambda *_: "")
-    with pytest.raises(Overloaded):
-        all_streams.open(Caller(0), lambda *_: "")
 
 
 class Caller:

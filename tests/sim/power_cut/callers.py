@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from cluster.rpc.methods import EXCHANGE, STORE
 from pi.events import NO_DEVICE
+from pixiu.errors import PixiuError
 from pixiu.ids import msg_sequence, snowflake
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, decode, split
 from pixiu.wire.record import encode as encode_record
-from pixiu.wire.v1 import pi_pb2
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from tests.sim.power_cut.world import Machine, World
-from xiu.events import Answer, StoreReceived
 
 ANSWER_S: Final = 6.0
 PAUSE_S: Final = 0.05
@@ -43,18 +45,56 @@ class Confirmed:
 
 
 class Stream:
-    """One caller's stream: the answer that it waits for."""
+    """One caller's stream to a store: a carrier without a network."""
+
+    serves = True
+    peer = role = name = ""
 
     def __init__(self) -> None:
-        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._requests: asyncio.Queue[Any] = asyncio.Queue()
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.read = self._requests.get
 
-    def answered(self, reply: Any, _size: int = 0) -> None:
+    def send(self, request: Any) -> None:
+        """Send a request."""
+        self._requests.put_nowait(request)
+
+    async def answer(self) -> Any:
+        """The next answer. Raises StreamEnded."""
+        if (answer := await self._answers.get()) is None:
+            raise StreamEnded("the store ended the stream")
+        return answer
+
+    async def write(self, message: Any) -> None:
         """What the store answers."""
-        self.answers.put_nowait(reply)
+        self._answers.put_nowait(message)
 
-    def end(self, _problem: str = "") -> None:
-        """Nothing more comes."""
-        self.answers.put_nowait(None)
+    async def opened(self, _timeout_s: float) -> None: ...
+
+    async def done_writing(self) -> None: ...
+
+    async def refuse(self, error: PixiuError) -> NoReturn:
+        """The store does not take the stream."""
+        raise error
+
+    async def run(self, serve: Callable[[Stream], Awaitable[None]]) -> None:
+        """Be served until the stream is over."""
+        try:
+            with contextlib.suppress(PixiuError):
+                await serve(self)
+        finally:
+            self._answers.put_nowait(None)
+
+
+@contextlib.contextmanager
+def stream_to(machine: Machine, method: str) -> Iterator[Stream]:
+    """A stream to the store of a machine."""
+    stream = Stream()
+    running = asyncio.create_task(stream.run(machine.methods[method]))
+    try:
+        yield stream
+    finally:
+        running.cancel()
 
 
 class Caller:
@@ -79,7 +119,7 @@ class Caller:
         """To this one, at the level that it can confirm alone, for up to a second."""
         end = self.world.loop.now + 1.0
         while holds() and self.world.loop.now < end:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(StreamEnded, TimeoutError):
                 async with asyncio.timeout(0.1):
                     await self._ask(machine, self._batch(self.world.rng.randint(1, 5)), Level.PERSISTED)
             await asyncio.sleep(0.001)
@@ -97,7 +137,7 @@ class Caller:
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._ask(machine, batch, level) != []
-        except TimeoutError:
+        except (StreamEnded, TimeoutError):
             return False
 
     def _confirm(
@@ -122,47 +162,36 @@ class PiCaller(Caller):
         return [(LANE << 54 | (first + index) << 8 | self.number, uin) for index, uin in enumerate(uins)]
 
     async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
-        service = machine.service  # the machine may be stopped meanwhile
-        service.admit()
-        number = 1 << 20 | self.number
-        service._streams._streams[number] = stream = Stream()
-        try:
-            return await self._append(machine, number, stream, batch, level)
-        finally:
-            service._streams.closed(number)
+        with stream_to(machine, EXCHANGE) as stream:
+            return await self._append(machine, stream, batch, level)
 
-    async def _append(self, machine: Machine, number: int, stream: Stream, batch: list[Any], level: Level) -> list[Any]:
-        service = machine.service
-        assert service is not None
-        service.request(number, pi_pb2.PiRequest(request=1))
-        epoch = (await stream.answers.get()).epoch
+    async def _append(self, machine: Machine, stream: Stream, batch: list[Any], level: Level) -> list[Any]:
+        stream.send(pi_pb2.PiRequest(request=1))
+        epoch = (await stream.answer()).epoch
         if not epoch:
             return []
         writer = Writer(self.number + 1, next(self._generation), epoch)
         operations: list[Any] = [Appends(writer, b"".join(APPEND.pack(*pair) for pair in batch))]
         request = pi_pb2.PiRequest(request=2, operations=encode(operations), level=level.value)
-        service.request(number, request)
-        reply = await stream.answers.get()
+        stream.send(request)
+        reply = await stream.answer()
         if reply.code or min(reply.results, default=0) < 0:
             return []
         places = list(reply.results) or [0] * len(batch)
         for (msg_id, uin), seq in zip(batch, places, strict=True):
             self._confirm(machine, level, APPEND.pack(msg_id, uin), (uin, msg_id), seq, reply.copies, reply.epoch)
         if self.world.rng.random() < 0.2:
-            await self._acknowledge(machine, number, stream, batch[0][1])
+            await self._acknowledge(stream, batch[0][1])
         return batch
 
-    async def _acknowledge(self, machine: Machine, number: int, stream: Stream, uin: int) -> None:
+    async def _acknowledge(self, stream: Stream, uin: int) -> None:
         """A cursor, so that something goes; nobody looks what became of it."""
-        service = machine.service
-        if service is None:
-            return
-        service.request(number, pi_pb2.PiRequest(request=3, operations=encode([OpenSessions(USER_DEVICE.pack(uin, 0))])))
-        reply = await stream.answers.get()
+        stream.send(pi_pb2.PiRequest(request=3, operations=encode([OpenSessions(USER_DEVICE.pack(uin, 0))])))
+        reply = await stream.answer()
         if not reply.code and reply.results:
             said = ACKNOWLEDGE.pack(uin, 0, LANE, reply.results[0], 1, 0)
-            service.request(number, pi_pb2.PiRequest(request=4, operations=encode([Acknowledges(said)])))
-            await stream.answers.get()
+            stream.send(pi_pb2.PiRequest(request=4, operations=encode([Acknowledges(said)])))
+            await stream.answer()
 
 
 class XiuCaller(Caller):
@@ -178,23 +207,18 @@ class XiuCaller(Caller):
         ]
 
     async def _ask(self, machine: Machine, batch: list[Any], level: Level) -> list[Any]:
-        stream, service = Stream(), machine.service
-        number = 1 << 20 | self.number
-        service._streams._streams[number] = stream
         position = next(self._positions)
-        event = StoreReceived(number, position, level, 0, b"".join(batch), len(batch))
-        service.take(event)
         fates: dict[int, tuple[str, int]] = {}
         copies = epoch = 0
-        while len(fates) < len(batch):
-            answer: Answer | None = await stream.answers.get()
-            if answer is None:
-                return []
-            copies, epoch = answer.copies, answer.triple.epoch
-            for result in answer.results:
-                for index in range(result.count):
-                    sequence = msg_sequence(result.msg_id) if result.msg_id else result.sequence + index
-                    fates[result.position - position + index] = (result.code, sequence)
+        with stream_to(machine, STORE) as stream:
+            stream.send(xiu_pb2.StoreRequest(position=position, level=level.value, batch=b"".join(batch), count=len(batch)))
+            while len(fates) < len(batch):
+                reply = await stream.answer()
+                copies, epoch = reply.copies, reply.epoch
+                for result in reply.results:
+                    for index in range(result.count):
+                        sequence = msg_sequence(result.msg_id) if result.msg_id else result.sequence + index
+                        fates[result.position - position + index] = (result.code, sequence)
         for index, (code, sequence) in fates.items():
             if not code:
                 self._confirm(machine, level, batch[index], (decode(batch[index]).snowflake_id,), sequence, copies, epoch)

@@ -13,7 +13,7 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +107,14 @@ class Anything:
 
     def __getattr__(self, _name: str) -> Callable[..., None]:
         return lambda *_a, **_k: None
+
+
+class Methods(dict[str, Callable[[Any], Awaitable[None]]]):
+    """The streams that a service serves, by method: a listener without a socket."""
+
+    def serve(self, method: str, _parse: object, serve: Callable[[Any], Awaitable[None]]) -> None:
+        """As of `cluster.rpc.framed_listener.FramedListener`."""
+        self[method] = serve
 
 
 class Log(Anything):
@@ -267,7 +275,7 @@ class Machine:
         self.cut_off = False
         """Nothing that it sends arrives, nor what others and ZooKeeper send."""
         self.crashed: BaseException | None = None
-        self.log = Log()
+        self.log, self.methods = Log(), Methods()
         self.membership = SimpleNamespace(node=None, before_registering_again=self._register_again_by)
         self._renew: Any = None
 
@@ -288,6 +296,7 @@ class Machine:
         context: Context[Any] = Context(
             role=role, options=options, cluster=ClusterOptions(), endpoint_id=EndpointID(self.number + 1), log=self.log,  # type: ignore[arg-type]
             links=self, server=Anything(), framed=Anything(), membership=self.membership, zookeeper=Anything(), root="/pixiu",  # type: ignore[arg-type]
+            streams=self.methods,  # type: ignore[arg-type]
             metrics=Metrics(role, 0), current_view=lambda: world.view, crash=self._crash,
         )  # fmt: skip
         made = pi.service.Service(context) if role == "pi" else xiu.service.Service(context)
