@@ -6,7 +6,6 @@ Source: PiXiu §2.2.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from cluster.metrics.histogram import SIZES, OneAtATime
 from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
 from cluster.rpc import methods
+from cluster.rpc.served import ServedStreams
 from cluster.settings.options import ClusterOptions
 from cluster.trust import tickets
 from cluster.trust.followed_keys import ProofKeys
@@ -30,7 +30,6 @@ from cluster.wire.v1 import control_pb2, tickets_pb2
 from pixiu.discovery import paths
 from pixiu.discovery.node import NodeState, run_of
 from pixiu.discovery.view import View
-from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.link_quality import Quality
@@ -107,10 +106,8 @@ class Service(RoleShell):
         self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
         self.lender = Lender(self._acquire_worker, self._held_until_ms, options.max_lent_workers, options.login_lent_workers)
         self.ids = MessageIDs(cluster, self.lender.saw)
-        self._publishers: dict[int, PublisherStream] = {}
-        self._numbers = itertools.count(1)
+        self._publishers: ServedStreams[PublisherStream] = ServedStreams(MAX_PUBLISHERS, "this proxy has %d publishers")
         self._members: tuple[View, wire_pb2.ClusterReply] | None = None
-        self._draining = False
         self._weights = Weights()
         self._presence = PresenceService(lambda: context.view, context.turn, self._guard)
         self.senders: SenderTickets | None = None
@@ -161,7 +158,7 @@ class Service(RoleShell):
 
     async def drain(self) -> None:
         """Ask publishers to use another proxy, and wait until everything in flight is resolved."""
-        self._draining = True
+        self._publishers.draining = True
         for publisher in self._publishers.values():
             publisher.say(wire_pb2.PublishReply(draining=True))
         await self.mail.drain()
@@ -238,12 +235,7 @@ class Service(RoleShell):
 
     def admit(self, publisher: PublisherStream) -> int:
         """Number a new publisher. Raises `Overloaded` or `Draining`."""
-        if self._draining:
-            raise Draining("this proxy is draining; use another one")
-        if len(self._publishers) >= MAX_PUBLISHERS:
-            raise Overloaded(f"this proxy has {MAX_PUBLISHERS} publishers; use another one", retry_after_ms=1_000)
-        number = next(self._numbers)
-        self._publishers[number] = publisher
+        number = self._publishers.enter(publisher)
         self._records.step(ev.PublisherOpened(number))
         return number
 

@@ -20,10 +20,11 @@ from cluster.access.login_guard import LoginSession
 from cluster.core.turn import Turn
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.rpc.framed import FramedHandler
+from cluster.rpc.served import ServedStream
 from cluster.trust.loans import Lent, Loan
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.ids import EndpointID
-from pixiu.rpc.duplex import Duplex, Served
+from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
@@ -86,7 +87,12 @@ class PublisherHost(Protocol):
 class PublisherStream:
     """One publisher: its window, and the reply that is being built."""
 
-    def __init__(self, window_bytes: int) -> None:
+    def __init__(
+        self, handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest], window_bytes: int,
+        take: Callable[[PublisherStream, wire_pb2.PublishRequest], Awaitable[None]], over: Callable[[PublisherStream], None],
+    ) -> None:  # fmt: skip
+        self.number = 0
+        """0 until it is admitted."""
         self.expected = 1
         self.worker: int | None = None
         self._window = window_bytes
@@ -100,12 +106,6 @@ class PublisherStream:
         self._gateways: list[int] = []
         """Gateway that delivered each signal of `_delivered`."""
         self._written = 0
-        self.work = asyncio.Event()
-        """Set when `give` has something."""
-        self._space = asyncio.Event()
-        self._space.set()
-        self._all_resolved = asyncio.Event()
-        self._all_resolved.set()
         self.greeted = self.gateway = False
         self.renewed_s = 0.0
         """Time of the last answered renewal."""
@@ -115,36 +115,23 @@ class PublisherStream:
         """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in, or it is a gateway."""
-        self.over = ""
-        """Reason why its login is over."""
-        self.cut: Callable[[str], None] = lambda _text: None
-        """Ends the stream now."""
+        self.served: ServedStream[wire_pb2.PublishReply, wire_pb2.PublishRequest] = ServedStream(
+            handler, lambda request: take(self, request), self, lambda: over(self), FINISH_TIMEOUT_S
+        )
 
     def login_over(self, text: str) -> None:
         """End the stream: its login has expired, or an operator ended it."""
-        self.over = text
-        self.cut(text)
+        self.served.cut(text)
 
     def close(self) -> None:
         """Close the session of a publisher that is gone."""
         if self.access is not None:
             self.access.close()
 
-    async def space(self) -> None:
-        """Wait until the window has space."""
-        await self._space.wait()
-
-    async def finished(self) -> None:
-        """Wait until everything is resolved and answered."""
-        await self._all_resolved.wait()
-
     def took(self, last: int, size: int) -> None:
         """Note that a batch up to position `last` is in flight."""
         self._sizes.append((last, size))
         self._unresolved += size
-        self._all_resolved.clear()
-        if self._unresolved >= self._window:
-            self._space.clear()
 
     def resolved(self, reply: ev.Reply) -> None:
         """Queue the core's reply for the publisher."""
@@ -153,28 +140,29 @@ class PublisherStream:
             ev.add_failure(self._failures, failure)
         while self._sizes and self._sizes[0][0] <= reply.up_to:
             self._unresolved -= self._sizes.popleft()[1]
-        if self._unresolved < self._window:
-            self._space.set()
-        self.work.set()
+        self.served.changed()
 
     def say(self, reply: wire_pb2.PublishReply) -> None:
         """Queue something besides resolved positions."""
-        self._all_resolved.clear()
         if self._beside is None:
             self._beside = reply
         else:
             self._beside.MergeFrom(reply)
-        self.work.set()
+        self.served.changed()
 
     def delivered(self, signals: list[int], gateway: int) -> None:
         """Queue a report that a gateway delivered these of its signals."""
         self._delivered += signals
         self._gateways += [gateway] * len(signals)
-        self.work.set()
+        self.served.changed()
 
-    def reads_on(self) -> bool:
-        """True while there is space for more failures and receipts."""
-        return len(self._failures) + len(self._delivered) < MAX_UNREAD
+    def unanswered(self) -> bool:
+        """Return True while a batch is in flight."""
+        return bool(self._sizes)
+
+    def full(self) -> bool:
+        """Return True while the window is full, or too many failures and receipts wait."""
+        return self._unresolved >= self._window or len(self._failures) + len(self._delivered) >= MAX_UNREAD
 
     def give(self) -> wire_pb2.PublishReply | None:
         """Next reply; everything that comes while one is being written is joined."""
@@ -190,8 +178,6 @@ class PublisherStream:
             failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
             self._written = self._up_to if not self._failures else max(self._written, self._failures[0].first - 1)
             return wire_pb2.PublishReply(up_to=self._written, failures=[_failure_of(failure) for failure in failures])
-        if not self._sizes:
-            self._all_resolved.set()
         return None
 
 
@@ -240,41 +226,35 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         endpoint: EndpointID | None = None,
     ) -> None:
         """`enter`: logs a client in; None: the caller is the gateway `endpoint`, as it says."""
-        publisher = PublisherStream(self._host.options.publisher_window_bytes)
+        publisher = PublisherStream(handler, self._host.options.publisher_window_bytes, self._request, self._over)
         publisher.endpoint = endpoint
         publisher.gateway = gateway = enter is None
         try:
             publisher.access = None if enter is None else await enter(publisher.login_over)
             if publisher.access is not None:
                 publisher.lent = self._host.ids.of(publisher.access)
-            number = self._host.admit(publisher)
+            publisher.number = self._host.admit(publisher)
         except PixiuError as error:
             publisher.close()
             await handler.refuse(error)
         if gateway:
-            self._host.exempt(number)
-
-        def over() -> None:
-            publisher.close()
-            self._host.left(number)
-            if publisher.worker is not None:
-                self._host.lender.give_back(publisher.worker, 0)
-
-        stream = Duplex(
-            handler, lambda request: self._request(number, publisher, request), publisher.give,
-            reads_on=publisher.reads_on, work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
-        )  # fmt: skip
-        publisher.cut = stream.end
+            self._host.exempt(publisher.number)
         try:
-            await stream.run()
+            await publisher.served.run()
         except PixiuError as error:
             await handler.refuse(error)
-        if publisher.over:
-            await handler.refuse(Unavailable(publisher.over))
+        if publisher.served.problem:
+            await handler.refuse(Unavailable(publisher.served.problem))
 
-    async def _request(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+    def _over(self, publisher: PublisherStream) -> None:
+        publisher.close()
+        self._host.left(publisher.number)
+        if publisher.worker is not None:
+            self._host.lender.give_back(publisher.worker, 0)
+
+    async def _request(self, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
         if request.HasField("hello"):
-            await self._hello(number, publisher, request.hello)
+            await self._hello(publisher, request.hello)
         if publisher.lent is not None:
             self._host.ids.show(publisher.lent, request.loans)
         if request.renew_worker and publisher.worker is not None:
@@ -283,11 +263,11 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             self._host.lender.give_back(publisher.worker, request.last_used_ms)
             publisher.worker = None
         if request.count:
-            await self._batch(number, publisher, request)
+            await self._batch(publisher, request)
 
-    async def _batch(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+    async def _batch(self, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
         """Take a batch: checked, charged, and processed in slices, each in its turn."""
-        data, count, access = request.batch, request.count, publisher.access
+        number, data, count, access = publisher.number, request.batch, request.count, publisher.access
         if request.position != publisher.expected:
             raise InvalidArgument(f"positions must be consecutive: {publisher.expected} was expected, {request.position} came")
         check_batch(count, len(data), bounded=not publisher.gateway)
@@ -303,7 +283,8 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             more = request.more or first + part < count
             batch = ev.BatchPublished(number, records, part, request.position + first, request.copy, request.receipt, more)
             await turn.run(partial(self._take, publisher, batch), len(data))
-            await publisher.space()
+            if (space := publisher.served.space()) is not None:
+                await space
 
     def _renew(self, publisher: PublisherStream, worker: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -311,7 +292,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             publisher.renewed_s = now
             publisher.say(self._lent(publisher, self._host.lender.renew(worker, _now_ms())))
 
-    async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
+    async def _hello(self, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if publisher.greeted:
             raise InvalidArgument("a stream sends `hello` once")
         publisher.greeted = True

@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -25,11 +25,12 @@ from cluster.listeners.request_limits import (
     message_bytes_of_client,
 )
 from cluster.listeners.server import MAX_STREAMS_OF_CLIENT, Server
+from cluster.rpc.served import ServedStream
 from cluster.settings.options import ClusterOptions
 from gateway import events as gateway_ev
 from gateway.grpc.subscriber import FEW_NAMES, MAX_UNREAD_REPLIES, SubscriberService
 from gateway.options import Options as GatewayOptions
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.rpc.duplex import Duplex
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
@@ -325,12 +326,16 @@ class Deaf:
     """A stream whose caller writes without end and reads nothing."""
 
     serves = True
+    peer = ""
 
     def __init__(self, request: Callable[[int], Any]) -> None:
         self._request, self.reads = request, 0
 
     async def opened(self, timeout_s: float = 0.0) -> None: ...
     async def done_writing(self) -> None: ...
+
+    async def refuse(self, error: PixiuError) -> NoReturn:
+        raise error
 
     async def write(self, message: Any) -> None:
         await asyncio.Event().wait()
@@ -341,8 +346,11 @@ class Deaf:
         return self._request(self.reads)
 
 
-async def stops_reading(duplex: Duplex[Any, Any], carrier: Deaf, most: int) -> None:
-    running = asyncio.create_task(duplex.run())
+async def at_once(*_: object) -> None: ...
+
+
+async def stops_reading(stream: Duplex[Any, Any] | ServedStream[Any, Any], carrier: Deaf, most: int) -> None:
+    running = asyncio.create_task(stream.run())
     reads = -1
     while reads != carrier.reads:
         reads = carrier.reads
@@ -354,24 +362,24 @@ async def stops_reading(duplex: Duplex[Any, Any], carrier: Deaf, most: int) -> N
 
 
 async def test_a_publisher_that_never_reads_is_not_read_from() -> None:
-    publisher = PublisherStream(1 << 20)
-
-    def refuse(request: int) -> None:
+    async def refuse(publisher: PublisherStream, request: Any) -> None:
         publisher.took(request, 1)
         publisher.resolved(ev.Reply(1, request, [ev.Failure(request, request, "X", f"{request % 2}")]))
+        if (space := publisher.served.space()) is not None:
+            await space
 
     carrier = Deaf(lambda number: number)
-    await stops_reading(Duplex(carrier, refuse, publisher.give, reads_on=publisher.reads_on, work=publisher.work), carrier, 3000)
+    await stops_reading(PublisherStream(carrier, 1 << 20, refuse, lambda _: None).served, carrier, 3000)
     assert carrier.reads <= MAX_UNREAD + 10
 
 
 async def test_equal_failures_side_by_side_and_further_words_take_no_space() -> None:
-    publisher = PublisherStream(1 << 20)
+    publisher = PublisherStream(Deaf(lambda number: number), 1 << 20, at_once, lambda _: None)
     for position in range(1, 5001):
         publisher.took(position, 1)
         publisher.resolved(ev.Reply(1, position, [ev.Failure(position, position, "X", "why")]))
         publisher.say(wire_pb2.PublishReply(worker=3, worker_until_ms=position))
-    assert publisher.reads_on()
+    assert not publisher.full()
     replies = [publisher.give(), publisher.give(), publisher.give()]
     assert replies[0] == wire_pb2.PublishReply(worker=3, worker_until_ms=5000)
     assert replies[1] is not None
