@@ -9,14 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Protocol
 
-import grpc
 import grpc.aio
 
 from cluster.store.streams import StoreStreams, Window
 from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Served
-from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.core import Core
@@ -133,15 +131,11 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:
         """Return messages by MsgID."""
-        reading, _ = await self._open(context)
+        reading, _ = self._open()
         if len(request.msg_ids) > MAX_FETCH:
-            await context.abort(GRPC_STATUS[InvalidArgument.code], f"a fetch names at most {MAX_FETCH} MsgIDs; send several")
-        try:
-            # Another replica uses this answer to repair its own, and does not ask twice.
-            found = reading.fetch(request.msg_ids, max_cold=None if request.local else MAX_COLD_BLOCKS)
-        except StorageError as error:
-            await _refuse(context, error)
-            raise
+            raise InvalidArgument(f"a fetch names at most {MAX_FETCH} MsgIDs; send several")
+        # Another replica uses this answer to repair its own, and does not ask twice.
+        found = reading.fetch(request.msg_ids, max_cold=None if request.local else MAX_COLD_BLOCKS)
         if not request.local and any(each.code == StoreDamaged.code for each in found):
             found = await self._shell.healer.fetch(request.msg_ids, found)
         return xiu_pb2.FetchReply(
@@ -154,20 +148,17 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self, request: xiu_pb2.ScanRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[xiu_pb2.ScanReply]:
         """Stream a partition in order."""
-        reading, _ = await self._open(context)
+        reading, _ = self._open()
         end = request.end or MAX_MSG_SEQUENCE
         blocks = reading.scan(request.begin, end, request.limit or MAX_ID)
         begin, left = request.begin, request.limit or MAX_ID
         while True:
             try:
                 block = next(blocks, None)
-            except StoreDamaged as damage:
+            except StoreDamaged:
                 if request.local:
-                    await _refuse(context, damage)
+                    raise
                 break
-            except (StorageError, Unavailable) as error:
-                await _refuse(context, error)
-                return
             if block is None or left <= 0:
                 return
             part = _part(block, max(begin, block.first), min(end, block.last, max(begin, block.first) + left - 1))
@@ -177,32 +168,24 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         try:
             async for part in self._shell.healer.scan(begin, end, left if request.limit else 0):
                 yield part
-        except StorageError as error:
+        except StorageError:
             reading.damaged += 1
-            await _refuse(context, error)
+            raise
 
     async def Rows(self, request: xiu_pb2.RowsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.RowsReply:
         """Return a page of the state's rows, for another replica."""
-        reading, _ = await self._open(context)
-        try:
-            rows = reading.rows(request.begin)
-        except StorageError as error:
-            await _refuse(context, error)
-            raise
+        reading, _ = self._open()
+        rows = reading.rows(request.begin)
         keys, values = [key for key, _ in rows], [value for _, value in rows]
         return xiu_pb2.RowsReply(keys=keys, values=values, applied=reading.head.applied.counter)
 
     async def Verify(self, request: xiu_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.VerifyReply:
         """Check everything stored, and repair it."""
-        await self._open(context)
+        self._open()
         if self._verifying.locked():
-            await context.abort(GRPC_STATUS[Overloaded.code], "this replica is being checked already; wait for it to end")
+            raise Overloaded("this replica is being checked already; wait for it to end")
         async with self._verifying:
-            try:
-                return await self._verify(request.end or MAX_MSG_SEQUENCE, request.repair)
-            except (StorageError, Unavailable) as error:
-                await _refuse(context, error)
-                raise
+            return await self._verify(request.end or MAX_MSG_SEQUENCE, request.repair)
 
     async def _verify(self, end: int, repair: bool) -> xiu_pb2.VerifyReply:
         healer = self._shell.healer
@@ -251,7 +234,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self, request: xiu_pb2.PositionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> xiu_pb2.PositionReply:
         """Report the partition's position."""
-        reading, core = await self._open(context)
+        reading, core = self._open()
         head = reading.head
         return xiu_pb2.PositionReply(
             partition=self._partition,
@@ -266,13 +249,9 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     async def Restore(self, request: xiu_pb2.RestoreRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.RestoreReply:
         """Take a step of a restore."""
-        await self._open(context)
-        try:
-            step, blocks = self._restore_step(request)
-            head = await self._shell.restore(step, blocks, request.operator, request.reason)
-        except PixiuError as error:
-            await _refuse(context, error)
-            raise
+        self._open()
+        step, blocks = self._restore_step(request)
+        head = await self._shell.restore(step, blocks, request.operator, request.reason)
         return xiu_pb2.RestoreReply(restored=head.restored, below=head.below, floor=head.floor)
 
     def _restore_step(self, request: xiu_pb2.RestoreRequest) -> tuple[Step, list[Block]]:
@@ -288,13 +267,9 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     async def Trim(self, request: xiu_pb2.TrimRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.TrimReply:
         """Trim records that are kept elsewhere."""
-        await self._open(context)
-        try:
-            self._check_operator(request)
-            head = await self._shell.trim(request.position, request.operator, request.reason)
-        except PixiuError as error:
-            await _refuse(context, error)
-            raise
+        self._open()
+        self._check_operator(request)
+        head = await self._shell.trim(request.position, request.operator, request.reason)
         return xiu_pb2.TrimReply(floor=head.floor)
 
     def _check_operator(self, request: xiu_pb2.RestoreRequest | xiu_pb2.TrimRequest) -> None:
@@ -303,11 +278,10 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         if request.member != self._shell.member:
             raise InvalidArgument(f"this is the replica {self._shell.member:016x}")
 
-    async def _open(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[Reading, Core]:
+    def _open(self) -> tuple[Reading, Core]:
         reading, core = self._shell.reading, self._shell.core
         if reading is None or core is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_OPEN)
-            raise AssertionError("abort raises")
+            raise Unavailable(NOT_OPEN)
         return reading, core
 
 
@@ -315,7 +289,3 @@ def _part(block: Block, begin: int, end: int) -> xiu_pb2.ScanReply:
     """The records of a block from one sequence to another, both in it."""
     start, stop = block.range_of(begin, end)
     return xiu_pb2.ScanReply(sequence=begin, count=end - begin + 1, at_us=block.at_us, batch=block.records[start:stop])
-
-
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: PixiuError) -> None:
-    await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")

@@ -23,8 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_reflection.v1alpha import reflection as grpc_reflection  # type: ignore[import-untyped]
 
 from cluster.links.endpoint import Endpoint
-from cluster.listeners.aborted_calls import FreeAborted
 from cluster.listeners.health import Health
+from cluster.listeners.refused_calls import RefusedCalls
 from cluster.listeners.request_limits import message_bytes_of_client
 from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions
 from pixiu.errors import ConfigurationError, PixiuError
@@ -129,7 +129,7 @@ class Server:
         self.grpc = grpc.aio.server(
             options=server_options(cluster, of_clients=of_clients, beside_mqtt=beside_mqtt),
             maximum_concurrent_rpcs=MAX_CALLS,
-            interceptors=[FreeAborted(), *interceptors],
+            interceptors=[RefusedCalls(), *interceptors],
         )
         self._health = Health()
         self._names: list[str] = []

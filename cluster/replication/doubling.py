@@ -11,10 +11,9 @@ from typing import Any, Final, Protocol
 
 import grpc.aio
 
-from cluster.replication.export.export import abort
 from cluster.replication.replica import Replica
 from cluster.wire.v1 import doubling_pb2, doubling_pb2_grpc
-from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.placement.partition import is_partition_count
 
 MAX_TEXT: Final = 512
@@ -58,30 +57,25 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
         self, request: doubling_pb2.DoublingStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> doubling_pb2.DoublingStatus:
         """Report the phase of the partition."""
-        try:
-            return await self._status()
-        except PixiuError as error:
-            await abort(context, error)
+        return await self._status()
 
     async def Advance(
         self, request: doubling_pb2.DoublingAdvanceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> doubling_pb2.DoublingStatus:
         """Advance to a phase."""
-        try:
-            return await self._advance(request)
-        except PixiuError as error:
-            await abort(context, error)
+        if request.phase not in PHASES:
+            raise InvalidArgument("a doubling goes on to a phase that is not NONE")
+        self._check(request)
+        await self._role.advance_doubling(request)
+        return await self._status()
 
     async def TakeBack(
         self, request: doubling_pb2.DoublingTakeBackRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> doubling_pb2.DoublingStatus:
         """Keep a parent whole, whatever was sent to split it."""
-        try:
-            self._check(request)
-            await self._role.take_back_doubling(request)
-            return await self._status()
-        except PixiuError as error:
-            await abort(context, error)
+        self._check(request)
+        await self._role.take_back_doubling(request)
+        return await self._status()
 
     async def _status(self) -> doubling_pb2.DoublingStatus:
         self._replica.check_leader()
@@ -91,13 +85,6 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
                 "this replica cannot tell yet whether it still leads and has applied everything; try again in a moment"
             )
         return status
-
-    async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:
-        if request.phase not in PHASES:
-            raise InvalidArgument("a doubling goes on to a phase that is not NONE")
-        self._check(request)
-        await self._role.advance_doubling(request)
-        return await self._status()
 
     def _check(self, request: doubling_pb2.DoublingAdvanceRequest | doubling_pb2.DoublingTakeBackRequest) -> None:
         if not request.doubling or not is_partition_count(request.partitions):

@@ -21,7 +21,6 @@ from typing import Any, Final
 import grpc.aio
 
 from cluster.process.context import Context
-from cluster.replication.export.export import abort
 from cluster.replication.model import Position
 from cluster.replication.replica import Replica
 from cluster.wire.v1 import pi_replicas_pb2 as pb
@@ -32,7 +31,7 @@ from pi.keys import uin_of, unseal
 from pi.store.machine import Machine
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
-from pixiu.errors import PixiuError, Unavailable
+from pixiu.errors import Unavailable
 from pixiu.rpc.channels import MESSAGE_BYTES, PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 
@@ -140,8 +139,6 @@ class Teacher(pb_grpc.PiDoublingServicer):
             async with aclosing(self._follow(lesson, name)) as replies:
                 async for reply in replies:
                     yield reply
-        except PixiuError as error:
-            await abort(context, error)
         finally:
             self._unpin_later(name)
 

@@ -27,10 +27,9 @@ from pi.repair.repairer import Repairer
 from pi.store.digest import Digest
 from pi.store.machine import Machine
 from pi.store.view import MARK_BYTES, MARK_KIND, View
-from pixiu.errors import MalformedData, OutcomeUnknown, PixiuError, Unavailable
+from pixiu.errors import MalformedData, OutcomeUnknown, Unavailable
 from pixiu.ids import MAX_ID
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
 
 MARK_S: Final = 30.0
@@ -146,33 +145,23 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
 
     async def Digest(self, request: pb.PiDigestRequest, context: DigestContext) -> pb.PiDigestReply:
         """Return the digest of the state at a new mark."""
-        try:
-            if not 0 < request.mark <= MAX_ID:
-                raise MalformedData(f"there is no mark {request.mark}")
-            position, digest = await self._comparer.digest(request.mark)
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+        if not 0 < request.mark <= MAX_ID:
+            raise MalformedData(f"there is no mark {request.mark}")
+        position, digest = await self._comparer.digest(request.mark)
         return pb.PiDigestReply(position=position, rows=digest.rows, digests=digest.sums)
 
     async def Compare(self, request: pb.PiCompareRequest, context: CompareContext) -> pb.PiCompareReply:
         """Compare this state with the leader's."""
-        repairing = False
-        try:
-            found = await self._comparer.compare()
-            if found is None:
-                return pb.PiCompareReply(leads=True)
-            position, rows, differing = found
-            if differing and request.repair:
-                text = f"after entry {position} the state differs from the leader's, in ranges {differing[:8]} of users"
-                repairing = await self._repairer.begin_again(text)
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+        found = await self._comparer.compare()
+        if found is None:
+            return pb.PiCompareReply(leads=True)
+        repairing, (position, rows, differing) = False, found
+        if differing and request.repair:
+            text = f"after entry {position} the state differs from the leader's, in ranges {differing[:8]} of users"
+            repairing = await self._repairer.begin_again(text)
         return pb.PiCompareReply(position=position, rows=rows, differing=differing, repairing=repairing)
 
     async def GiveUp(self, request: pb.PiGiveUpRequest, context: GiveUpContext) -> pb.PiGiveUpReply:
         """Give up values that no replica has."""
-        try:
-            values, lost = await self._repairer.give_up(request.operator, request.reason)
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+        values, lost = await self._repairer.give_up(request.operator, request.reason)
         return pb.PiGiveUpReply(values=values, lost=lost)

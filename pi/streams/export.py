@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
 
-from cluster.replication.export.export import PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, users_of
+from cluster.replication.export.export import PART_ROWS, Breath, Exporter, Part, closed, replicas_of, users_of
 from pi.inboxes.chunk import Chunk
 from pi.inboxes.inbox import Head, User
 from pi.keys import CHUNK_KEY, CURSOR_KEY, CURSOR_VALUE, EPOCH_S, INBOX_KEY, USER_KEY, unseal
 from pi.options import Options
 from pi.store.store import StateStore
 from pixiu.discovery.view import View
-from pixiu.errors import InvalidArgument, NotYet, PixiuError
+from pixiu.errors import InvalidArgument, NotYet
 from pixiu.ids import MAX_ID
 from pixiu.wire.export_tables import ACKNOWLEDGEMENTS, DEVICES, HEADS, INBOXES, ROLE_OF_TABLE, Columns, columns_of
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
@@ -184,7 +184,7 @@ class PiExport(export_pb2_grpc.ExportServicer):
     ) -> export_pb2.BoundsReply:
         """Applied position of the state, and the replicas that have it."""
         if not self._machine.opened:
-            await abort(context, closed("Pi"))
+            raise closed("Pi")
         return export_pb2.BoundsReply(
             role="pi",
             partition=self._partition,
@@ -199,23 +199,20 @@ class PiExport(export_pb2_grpc.ExportServicer):
     ) -> AsyncIterator[export_pb2.RowsOfReply]:
         """Rows in the order of their keys."""
         machine = self._machine
-        try:
-            if not machine.opened:
-                raise closed("Pi")
-            if request.table not in _TABLES:
-                known = ", ".join(table for table, role in ROLE_OF_TABLE.items() if role == "pi")
-                raise InvalidArgument(f"a Pi has the tables {known}, not {request.table!r}")
-            columns, users = columns_of(request.table, request.columns), users_of(request)
-            await self._reach(request.applied)
-            export = Export(self._partition, lambda: machine.store, request.table, columns, users, request.after)
-            async for reply in self.exporter.stream(columns, export.part, machine.writing):
-                yield reply
-        except PixiuError as error:
-            await abort(context, error)
+        if not machine.opened:
+            raise closed("Pi")
+        if request.table not in _TABLES:
+            known = ", ".join(table for table, role in ROLE_OF_TABLE.items() if role == "pi")
+            raise InvalidArgument(f"a Pi has the tables {known}, not {request.table!r}")
+        columns, users = columns_of(request.table, request.columns), users_of(request)
+        await self._reach(request.applied)
+        export = Export(self._partition, lambda: machine.store, request.table, columns, users, request.after)
+        async for reply in self.exporter.stream(columns, export.part, machine.writing):
+            yield reply
 
     async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
         """Refuse: inboxes depend on acknowledgements of devices, not on exports."""
-        await abort(context, InvalidArgument("a Pi has no positions to hold; name readers to a Xiu"))
+        raise InvalidArgument("a Pi has no positions to hold; name readers to a Xiu")
 
     async def _reach(self, counter: int) -> None:
         """Wait until the store holds the entries up to a counter. Raises NotYet."""

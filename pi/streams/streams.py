@@ -21,7 +21,6 @@ from pi.streams.work import removals
 from pixiu.errors import Overloaded, PixiuError
 from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
-from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
@@ -141,10 +140,7 @@ class PiService(pi_pb2_grpc.PiServicer):
     async def Verify(self, request: pi_pb2.PiVerifyRequest, context: VerifyContext) -> pi_pb2.PiVerifyReply:
         """Check every stored value."""
         if self._verifying.locked():
-            await context.abort(GRPC_STATUS[Overloaded.code], "this replica is being checked already; wait for it to end")
+            raise Overloaded("this replica is being checked already; wait for it to end")
         async with self._verifying:
-            try:
-                values, damage, repairing = await self._hub.verify(request.repair)
-            except PixiuError as error:
-                await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+            values, damage, repairing = await self._hub.verify(request.repair)
             return pi_pb2.PiVerifyReply(values=values, damage=damage, repairing=repairing)

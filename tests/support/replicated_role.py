@@ -32,9 +32,7 @@ from cluster.replication.storage.log import SegmentedLog
 from cluster.settings.fields import bounded
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
-from pixiu.errors import PixiuError
 from pixiu.ids import EndpointID
-from pixiu.rpc.status import GRPC_STATUS
 from registry.membership import Membership
 
 FLUSH_EVERY = 100
@@ -150,10 +148,7 @@ class Service:
         context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def _append(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        try:
-            answers = await self.replica.propose([(EntryKind.DATA, data)])
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+        answers = await self.replica.propose([(EntryKind.DATA, data)])
         return str(answers[0]).encode()
 
     async def _read(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

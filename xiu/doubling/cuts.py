@@ -17,7 +17,6 @@ import grpc.aio
 
 from cluster.process.context import Context
 from cluster.replication.doubling import DoublingService
-from cluster.replication.export.export import abort
 from cluster.replication.replica import Replica
 from cluster.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
 from pixiu.discovery.view import RoleLayout
@@ -292,12 +291,6 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         self, request: xiu_partitions_pb2.AskRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> xiu_partitions_pb2.AskReply:
         """Answer a child's question about SnowflakeIDs."""
-        try:
-            return await self._asked(request)
-        except PixiuError as error:
-            await abort(context, error)
-
-    async def _asked(self, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
         check_question(self._partition, request)
         self._replica.check_leader()
         if request.wait_ms and not request.snowflakes:

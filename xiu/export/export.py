@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import grpc.aio
 
-from cluster.replication.export.export import PART_BYTES, PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, users_of
+from cluster.replication.export.export import PART_BYTES, PART_ROWS, Breath, Exporter, Part, closed, replicas_of, users_of
 from pixiu.discovery.view import View
-from pixiu.errors import Gone, InvalidArgument, NotYet, PixiuError
+from pixiu.errors import Gone, InvalidArgument, NotYet
 from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS
 from pixiu.wire.export_tables import MESSAGES, Columns, columns_of
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
@@ -159,11 +159,8 @@ class XiuExport(export_pb2_grpc.ExportServicer):
         self, request: export_pb2.BoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> export_pb2.BoundsReply:
         """Report bounds of positions, and the replicas that have them."""
-        try:
-            messages = self._messages()
-            reply = await self.exporter.run(lambda: bounds(messages, request))
-        except PixiuError as error:
-            await abort(context, error)
+        messages = self._messages()
+        reply = await self.exporter.run(lambda: bounds(messages, request))
         core = self._shell.core
         reply.leads = core is not None and core.epoch > 0
         reply.partition = self._partition
@@ -176,27 +173,21 @@ class XiuExport(export_pb2_grpc.ExportServicer):
         self, request: export_pb2.RowsOfRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[export_pb2.RowsOfReply]:
         """Stream messages in order."""
-        try:
-            messages = self._messages()
-            if request.table != MESSAGES:
-                raise InvalidArgument(f"a Xiu has the table {MESSAGES}, not {request.table!r}")
-            columns, users = columns_of(request.table, request.columns), users_of(request)
-            if request.end > messages.head.last + 1:
-                raise NotYet(f"this replica has no position {request.end - 1} so far; its last is {messages.head.last}")
-            check_restored(request.begin, request.end, messages.head)
-            export = Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end))
-            async for reply in self.exporter.stream(columns, export.part):
-                yield reply
-        except PixiuError as error:
-            await abort(context, error)
+        messages = self._messages()
+        if request.table != MESSAGES:
+            raise InvalidArgument(f"a Xiu has the table {MESSAGES}, not {request.table!r}")
+        columns, users = columns_of(request.table, request.columns), users_of(request)
+        if request.end > messages.head.last + 1:
+            raise NotYet(f"this replica has no position {request.end - 1} so far; its last is {messages.head.last}")
+        check_restored(request.begin, request.end, messages.head)
+        export = Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end))
+        async for reply in self.exporter.stream(columns, export.part):
+            yield reply
 
     async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
         """Note a reader in the partition's log: a replica that does not lead refuses."""
-        try:
-            self._messages()
-            await self._shell.holding.hold(request.reader, EVERYTHING if request.release else request.position)
-        except PixiuError as error:
-            await abort(context, error)
+        self._messages()
+        await self._shell.holding.hold(request.reader, EVERYTHING if request.release else request.position)
         return export_pb2.HoldReply()
 
     def _messages(self) -> Messages:

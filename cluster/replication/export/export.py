@@ -17,14 +17,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
-
-import grpc.aio
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cluster.core.cancellation import to_its_end
 from pixiu.discovery.view import View
-from pixiu.errors import InvalidArgument, Overloaded, PixiuError, Unavailable
-from pixiu.rpc.status import GRPC_STATUS
+from pixiu.errors import InvalidArgument, Overloaded, Unavailable
 from pixiu.wire.export_tables import MAX_USERS, Columns
 from pixiu.wire.v1 import export_pb2
 
@@ -174,12 +171,6 @@ def replicas_of(view: View | None, role: str) -> Sequence[export_pb2.ExportRepli
     """Return the replicas that serve a role, for readers that know one replica."""
     running = view.running(role) if view is not None else ()
     return [export_pb2.ExportReplica(partition=node.partition, address=node.address) for node in running]
-
-
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PixiuError) -> NoReturn:
-    """Refuse a call; the code precedes the text."""
-    await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
-    raise AssertionError("abort raises")
 
 
 def closed(role: str) -> Unavailable:

@@ -32,12 +32,11 @@ from cluster.replication.peers.wire import decode_message
 from cluster.rpc.framed import Framed, FramedCall, FramedHandler
 from cluster.rpc.methods import REPLICATE
 from cluster.wire.v1 import replication_pb2 as pb
-from pixiu.errors import ConfigurationError, MalformedData, Overloaded, PixiuError, Unavailable
+from pixiu.errors import ConfigurationError, MalformedData, Overloaded, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
-from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import peer_channel
 
 SERVICE: Final = "pixiu.v1.Replication"
@@ -284,12 +283,9 @@ class Peers:
         self._heard[member] = (outbox, time.monotonic())
         self._on_message(message)
 
-    async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> MemberID:
-        """The member that makes a call. Ends the call if it is not for this replica."""
-        try:
-            return self._member({key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)})
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
+    def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> MemberID:
+        """The member that makes a call. Raises as `_member`."""
+        return self._member({key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)})
 
     def _member(self, said: Mapping[str, str]) -> MemberID:
         """The member that makes a call, from its metadata. Raises `ConfigurationError` if the call is not for this replica."""
@@ -341,40 +337,30 @@ class Peers:
             del self._heard[member]
 
     async def _snapshot(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        member = await self._caller(context)
+        member = self._caller(context)
         assert self._receive_snapshot is not None
-        try:
-            await self._receive_snapshot(member, requests)
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
+        await self._receive_snapshot(member, requests)
         return pb.SnapshotReceipt().SerializeToString()
 
     async def _resume_snapshot(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        member = await self._caller(context)
+        member = self._caller(context)
         assert self._held is not None
         begin = pb.SnapshotPart.Begin()
         with contextlib.suppress(DecodeError):  # one without an ID: nothing of it is here
             if len(data) <= MAX_BEGIN_BYTES:
                 begin = pb.SnapshotPart.Begin.FromString(data)
-        try:
-            return (await self._held(member, begin)).SerializeToString()
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
+        return (await self._held(member, begin)).SerializeToString()
 
     def _by_operator(self, call: OperatorCall) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
         """Wrap a method for operators only: the request names the operator, the reason and the replica."""
 
-        async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            operator, reason = await self._operator(data, context)
-            try:
-                await call(operator, reason)
-            except PixiuError as error:
-                await context.abort(GRPC_STATUS[error.code], str(error))
+        async def handle(data: bytes, _context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            await call(*self._operator(data))
             return pb.OperatorReply().SerializeToString()
 
         return handle
 
-    async def _operator(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, str]:
+    def _operator(self, data: bytes) -> tuple[str, str]:
         problem = ""
         request = pb.OperatorRequest()
         with contextlib.suppress(DecodeError):
@@ -385,5 +371,5 @@ class Peers:
         elif request.member != self._own():
             problem = f"this is the replica {hex_id(self._own())}"
         if problem:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+            raise ConfigurationError(problem)
         return request.operator, request.reason

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.listeners.refused_calls import RefusedCalls
 from cluster.listeners.server import server_options
 from cluster.replication.core.events import SnapshotReceived, SnapshotSent
 from cluster.replication.core.messages import Message
@@ -79,7 +80,7 @@ class Side:
         self.installing = False
         self.folder = DataFolder(folder, 1 << 20)
         folder.mkdir()
-        self.server = grpc.aio.server(options=server_options(ClusterOptions()))
+        self.server = grpc.aio.server(options=server_options(ClusterOptions()), interceptors=[RefusedCalls()])
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.listener, self.stream_port = FramedListener(), 0
         self.peers = Peers(self.context(), OPTIONS, self.heard.append, lambda: member)

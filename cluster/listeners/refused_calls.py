@@ -1,9 +1,12 @@
-"""Frees aborted calls at once.
+"""Ends the calls that their handlers refuse, and frees them at once.
+
+    handler ── raises a PixiuError ──▶ its status, and as text "CODE: what is wrong"
+            ── context.abort ────────▶ as it said
 
 gRPC keeps the error that `context.abort` raises in the call. The error's traceback holds the handler's frames, and these hold the
 call and its request. This cycle stays in memory until the garbage collector runs: 750 refused requests of 300 KiB held 300 MiB.
 
-Source: docs/security.md, "What one request may ask for".
+Source: docs/protocol.md; docs/security.md, "What one request may ask for".
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from pixiu.errors import PixiuError
+from pixiu.rpc.status import GRPC_STATUS
 
-class FreeAborted(grpc.aio.ServerInterceptor):
-    """Takes the traceback off the error of an aborted call. It has to be the outermost interceptor."""
+
+class RefusedCalls(grpc.aio.ServerInterceptor):
+    """Makes a status of the error that a handler raises. It has to be the outermost interceptor: it takes the traceback off."""
 
     async def intercept_service(
         self,
@@ -29,26 +35,32 @@ class FreeAborted(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-        return handler._replace(**{kind: _freeing(getattr(handler, kind))})
+        return handler._replace(**{kind: _ending(getattr(handler, kind))})
 
 
-def _freeing(inner: Any) -> Any:
+def _ending(inner: Any) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         try:
             return await inner(request, context)
-        except grpc.aio.AbortError as error:
-            _free(error)
+        except (PixiuError, grpc.aio.AbortError) as error:
+            await _end(context, error)
 
     async def answers(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             async for reply in inner(request, context):
                 yield reply
-        except grpc.aio.AbortError as error:
-            _free(error)
+        except (PixiuError, grpc.aio.AbortError) as error:
+            await _end(context, error)
 
     return answers if inspect.isasyncgenfunction(inner) else answer
 
 
-def _free(error: grpc.aio.AbortError) -> None:
-    """Take off what the error holds. gRPC raises it again, from its own frames, when the handler has returned."""
+async def _end(context: Any, error: Exception) -> None:
+    """Abort the call, if that is not done, and take off what the error of that holds. gRPC raises it again, from its own frames,
+    when the handler has returned."""
+    try:
+        if isinstance(error, PixiuError):
+            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+    except grpc.aio.AbortError as aborted:
+        error = aborted
     error.__traceback__ = error.__context__ = None
