@@ -15,22 +15,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Final, Protocol
+from typing import Final
 
 from cluster.core.contract import NEVER, NOT_TAKEN, TAKEN, EventTable, Tick
 from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.core.refusals import not_leader
-from cluster.replication.model import Entry, Position
+from cluster.replication.model import Entry
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu import errors
 from pixiu.errors import Refusal
 from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
-from xiu.records.asking import Asked, Asking, Held, without
+from xiu.batches import Batch, Batches
+from xiu.interfaces import Entries, Store, Table
+from xiu.records.asking import Asked, Held, without
 from xiu.records.batch import RecordRun, check
 from xiu.records.block import Block
 from xiu.state.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
@@ -46,6 +48,7 @@ READ_BYTES: Final = 4 << 20
 SLICE_BYTES: Final = 1 << 20
 """Part of the log that a new leader decides in one turn of the event loop, bytes, or `READ_ENTRIES`. Policy: until it has finished
 it refuses with OVERLOADED."""
+TO_BE_REPAIRED: Final = "the store is damaged and is to be repaired"
 TOO_FEW: Final = "fewer than min_in_sync replicas have it"
 CATCHING_UP: Final = "the new leader still reads its log; send again in a moment"
 RETRY_MS: Final = 100
@@ -66,60 +69,6 @@ RULED: Final = {
     ),
 }
 """Refusal of a record by what was decided."""
-
-
-class Entries(Protocol):
-    """The core's interface to the log."""
-
-    @property
-    def last(self) -> Position:
-        """Position of the last entry."""
-
-    def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
-        """Return entries from `after` + 1 on."""
-
-
-class Store(Protocol):
-    """The core's interface to RocksDB."""
-
-    head: Head
-
-    def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
-        """Return the values of keys."""
-
-    def row_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last row at or before a key."""
-
-    def write(self, decisions: Iterable[Decision]) -> None:
-        """Write decisions and the last one's head, all or none. Raises Blocked."""
-
-    def reopen(self) -> None:
-        """Go back to the durable state, and accept writes again, after repeated failures. Raises Blocked, StorageError."""
-
-    def marks(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (sequence, clock µs, bytes before) of every mark."""
-
-    def next_first(self, sequence: int) -> int | None:
-        """Return the first sequence of the first block at or after one."""
-
-
-class Table(Protocol):
-    """The core's interface to the table."""
-
-    def has_space(self, records_bytes: int) -> bool:
-        """Return True if unpersisted records of this size fit."""
-
-    def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
-        """Add blocks and their values."""
-
-    def persisted(self, firsts: Iterable[int]) -> None:
-        """Mark blocks as stored."""
-
-    def dropped(self) -> int:
-        """Drop unpersisted blocks; return their number."""
-
-    def trim(self, floor: int) -> None:
-        """Remove blocks below a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +101,6 @@ class Counters:
     cut_off: int = 0
     """Blocks that were accepted and did not commit."""
     writes_blocked: int = 0
-
-
-@dataclass(slots=True)
-class Batch:
-    """A writer's batch in progress."""
-
-    stream: int
-    position: int
-    level: Level
-    runs: list[tuple[int, int]]
-    """(index in the batch, records) of each entry."""
-    refused: list[ev.Result]
-    """Refused before the log."""
-    results: list[ev.Result]
-    elsewhere: int | None = None
-    """Number of disks with its records that the parent has; None: the parent has none."""
 
 
 class Core:
@@ -207,11 +140,7 @@ class Core:
         self._addresses: tuple[str, ...] = ()
         self.copies = 0
         """Number of disks with everything committed; 0: fewer than `min_in_sync`."""
-        self._token = 0
-        self._asking: Asking[Batch] = Asking()
-        self._proposed: dict[int, Batch] = {}
-        self._persisting: deque[tuple[int, Batch]] = deque()
-        self._committing: deque[tuple[int, Batch]] = deque()
+        self._batches = Batches()
         self._retry_at = 0.0
         """No write is tried before; 0: the last one succeeded."""
         self._retries = 0
@@ -291,7 +220,7 @@ class Core:
     @property
     def unanswered(self) -> int:
         """Number of batches whose writers wait."""
-        return len(self._asking) + len(self._proposed) + len(self._persisting) + len(self._committing)
+        return len(self._batches)
 
     # --- writers
 
@@ -330,16 +259,16 @@ class Core:
             asked = self._to_ask(checked.runs)
         except errors.StoreDamaged as damage:
             self._stop_deciding(damage)
-            self._answer_unknown(batch, errors.StoreDamaged.code, "the store is damaged and is to be repaired", out)
+            out.append(self._answer(batch.stream, batch.unknown(errors.StoreDamaged.code, TO_BE_REPAIRED)))
             return
-        if not asked and not self._asking.waits(event.stream):
+        if not asked and not self._batches.asking.waits(event.stream):
             self._propose(batch, checked.runs, out)
             return
-        self._token += 1
-        self._asking.add(self._token, Held(event.stream, batch, checked.runs, asked))
+        number = self._batches.new_token()
+        self._batches.asking.add(number, Held(event.stream, batch, checked.runs, asked))
         if asked:
             self.counters.asked += len(asked)
-            out.append(ev.AskParent(self._token, [(one.snowflake, one.derived) for one in asked]))
+            out.append(ev.AskParent(number, [(one.snowflake, one.derived) for one in asked]))
 
     def _refused(self, position: int, why: Refusal) -> ev.Result:
         moved = why.code == errors.WrongPartition.code
@@ -351,10 +280,8 @@ class Core:
             out.append(self._answer(batch.stream, batch.results, batch.elsewhere))
             return
         batch.runs = [(run.index, run.count) for run in runs]
-        self._token += 1
-        self._proposed[self._token] = batch
         payloads = [(STORE, store_entry(run.records, run.count)) for run in runs]
-        out.append(Propose(self._token, payloads, batch.level is Level.REPLICATED))
+        out.append(Propose(self._batches.propose(batch), payloads, batch.level is Level.REPLICATED))
 
     # --- doubling
 
@@ -401,7 +328,7 @@ class Core:
         return found
 
     def _on_parent(self, event: ev.ParentAnswered, now: float, out: list[ev.Effect]) -> None:
-        for held in self._asking.answer(event.number, event.known, event.copies):
+        for held in self._batches.asking.answer(event.number, event.known, event.copies):
             batch, told = held.batch, [self._told(held, one) for one in held.asked]
             results = [result for result in told if result is not None]
             if any(result.msg_id for result in results):
@@ -556,34 +483,20 @@ class Core:
     def _stop_leading(self, out: list[ev.Effect]) -> None:
         """Unanswered entries may commit or not: writers ask the next leader, with the same IDs."""
         self.epoch, self._catches_up = 0, False
-        lost = [
-            *self._asking.drop(),
-            *self._proposed.values(),
-            *(b for _, b in self._persisting),
-            *(b for _, b in self._committing),
-        ]
-        self._proposed.clear()
-        self._persisting.clear()
-        self._committing.clear()
-        for batch in lost:
-            self._answer_unknown(batch, errors.NotLeader.code, "the leader changed", out)
+        for batch in self._batches.drop():
+            out.append(self._answer(batch.stream, batch.unknown(errors.NotLeader.code, "the leader changed")))
         self._state.forget(self._store.head)
         self._decided.clear()
         self.counters.cut_off += self._table.dropped()
 
-    def _answer_unknown(self, batch: Batch, code: str, why: str, out: list[ev.Effect]) -> None:
-        text = f"{why}; whether it was stored is unknown: send again with the same SnowflakeIDs"
-        results = [ev.Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
-        out.append(self._answer(batch.stream, [*batch.refused, *results]))
-
     def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
         if not self._catches_up:
             self._decide_to(event.last)
-        batch = self._proposed.pop(event.token, None)
+        batch = self._batches.take(event.token)
         if batch is None:
             return
         if self.stuck:
-            self._answer_unknown(batch, errors.StoreDamaged.code, "the store is damaged and is to be repaired", out)
+            out.append(self._answer(batch.stream, batch.unknown(errors.StoreDamaged.code, TO_BE_REPAIRED)))
             return
         begin = event.first - self._decided[0].head.applied.counter
         decisions = [self._decided[begin + index] for index in range(event.last - event.first + 1)]
@@ -592,10 +505,8 @@ class Core:
                 out.append(ev.NeedEpoch())
         if batch.level is Level.ACCEPTED:
             out.append(self._answer(batch.stream, batch.results))
-        elif batch.level is Level.PERSISTED:
-            self._persisting.append((event.last, batch))
         else:
-            self._committing.append((event.last, batch))
+            self._batches.wait(batch, event.last)
 
     def _add_results(self, batch: Batch, begin: int, rulings: Sequence[Ruling]) -> bool:
         """Add the results of rulings; return True if the epoch has no numbers left."""
@@ -615,7 +526,7 @@ class Core:
         return used_up
 
     def _on_refused(self, event: Refused, now: float, out: list[ev.Effect]) -> None:
-        batch = self._proposed.pop(event.token, None)
+        batch = self._batches.take(event.token)
         if batch is None:
             return
         self.counters.refused += sum(count for _, count in batch.runs)
@@ -623,22 +534,19 @@ class Core:
         out.append(self._answer(batch.stream, [*batch.results, *results]))
 
     def _on_persisted(self, event: Persisted, now: float, out: list[ev.Effect]) -> None:
-        while self._persisting and self._persisting[0][0] <= event.counter:
-            batch = self._persisting.popleft()[1]
-            out.append(self._answer(batch.stream, batch.results))
+        out += [self._answer(batch.stream, batch.results) for batch in self._batches.persisted(event.counter)]
 
     def _on_committed(self, event: Committed, now: float, out: list[ev.Effect]) -> None:
         entries: Sequence[Entry] = event.values
         last = event.first + len(entries) - 1
         self.committed = max(self.committed, last)
         self.copies = event.copies
-        while self._committing and self._committing[0][0] <= last:
-            batch = self._committing.popleft()[1]
+        for batch in self._batches.committed(last):
             if event.copies:
                 copies = event.copies if batch.elsewhere is None else min(event.copies, batch.elsewhere)
                 out.append(self._answer(batch.stream, batch.results, copies))
             else:
-                self._answer_unknown(batch, errors.Unavailable.code, TOO_FEW, out)
+                out.append(self._answer(batch.stream, batch.unknown(errors.Unavailable.code, TOO_FEW)))
         if self._write(event.first - 1, entries, now):
             self._owed = []
             out.append(TAKEN)
@@ -751,8 +659,7 @@ class Core:
             found = head.floor, head.trimmed_bytes
         else:
             self.counters.trims += 1
-        self._token += 1
-        out.append(Propose(self._token, [(int(XiuKind.TRIM), trim_entry(*found))], replicated=False))
+        out.append(Propose(self._batches.new_token(), [(int(XiuKind.TRIM), trim_entry(*found))], replicated=False))
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""

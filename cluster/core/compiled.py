@@ -83,8 +83,8 @@ MODULES: Final = {
         "inboxes.unwritten keys state store.view"
     ),
     "xiu": (
-        "core events records.asking records.batch records.block records.table state.dedupe state.keys state.readers state.state "
-        "store.machine store.reading"
+        "batches core events interfaces records.asking records.batch records.block records.table state.dedupe state.keys "
+        "state.readers state.state store.machine store.reading"
     ),
 }
 """Compiled modules by package: those that a message passes. Of these the following are left out:
