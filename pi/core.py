@@ -22,8 +22,8 @@ from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pi import events as ev
 from pi.checks import NOBODY, appends_of, check, check_users, writers_of
-from pi.doubling.phases import Phase, Record, served
 from pi.inboxes.reading import Read, ReadRefusal
+from pi.serving import Serving
 from pi.state import Results
 from pixiu.errors import (
     DiskFull,
@@ -132,7 +132,6 @@ class Core:
     """
 
     def __init__(self, *, partition: int, inboxes: Inboxes, limits: Limits, clock_interval_s: float) -> None:
-        self.partition = partition
         self._inboxes = inboxes
         self.epoch = 0
         """Epoch in which this replica leads; 0: it does not."""
@@ -143,11 +142,7 @@ class Core:
         self._clock_at = -math.inf
         self._limits_said: Limits | None = None
         """This leader's limits that are in its log, or on their way there before all else."""
-        self._layout, self._layout_version = 0, 0
-        self._record, self._appended = Record(), 0
-        self._partitions, self._own = 0, partition
-        """This replica serves users with UIN % `_partitions` == `_own`."""
-        self._addresses: dict[int, str] = {}
+        self._serving = Serving(partition)
         self._leader = ""
         self._turn: list[_Waiting] = []
         self._turn_bytes = self._turn_operations = 0
@@ -194,7 +189,7 @@ class Core:
         clock_due = self._clock_at + self._clock_interval_s
         if not self._held:
             return clock_due
-        return min(clock_due, self._held[0][0]) if self._own == NOBODY else -math.inf
+        return min(clock_due, self._held[0][0]) if self._serving.own == NOBODY else -math.inf
 
     @property
     def under_way(self) -> int:
@@ -205,7 +200,7 @@ class Core:
 
     def _on_requested(self, event: ev.Requested, now: float, out: list[ev.Effect]) -> None:
         self.counters.requests += 1
-        if self._held and self._own != NOBODY:
+        if self._held and self._serving.own != NOBODY:
             self._release(now, out)
         self._take(event, now, out, held_until=now + HELD_S)
 
@@ -220,8 +215,9 @@ class Core:
             if not self.epoch:
                 raise not_leader(self._leader)
             self._check_writers(event.stream, writers)
-            appends = check(payload, found, self._own, self._partitions)
-            check_users([read.uin for read in event.reads], self._own, self._partitions)
+            own, partitions = self._serving.own, self._serving.partitions
+            appends = check(payload, found, own, partitions)
+            check_users([read.uin for read in event.reads], own, partitions)
             if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this partition; try again later", 200)
             reads = self._read_all(event.reads)
@@ -248,7 +244,7 @@ class Core:
     def _hold(self, event: ev.Requested, until: float) -> bool:
         """Keep a request until this child opens; return False if the limits do not allow it: see `HELD_S`."""
         more = self._held_bytes + len(event.operations)
-        if self._record.phase is not Phase.LEARNING or more > MAX_WAITING_BYTES or len(self._held) >= MAX_HELD:
+        if not self._serving.learns or more > MAX_WAITING_BYTES or len(self._held) >= MAX_HELD:
             return False
         self.counters.held += 1
         self._held.append((until, event))
@@ -259,7 +255,7 @@ class Core:
         """Decide requests held with a deadline up to `until`, in order."""
         while self._held and self._held[0][0] <= until:
             _, event = self._held.popleft()
-            self.counters.held_too_long += self._own == NOBODY
+            self.counters.held_too_long += self._serving.own == NOBODY
             self._held_bytes -= len(event.operations)
             self._take(event, now, out, held_until=-math.inf)
         if self._turn:
@@ -308,7 +304,7 @@ class Core:
     # --- the log
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
-        if self._held and self._own != NOBODY:  # not at once: it may have opened while its log was being applied
+        if self._held and self._serving.own != NOBODY:  # not at once: it may have opened while its log was being applied
             self._release(now, out)
         if self._turn:
             self._propose(now, out)
@@ -438,22 +434,16 @@ class Core:
         self._refuse(waiting.stream, waiting.request, Refusal(OutcomeUnknown.code, why), out)
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
-        self._layout_version, self._layout, self._addresses = event.version, event.partitions, event.addresses
-        self._serve()
+        self._serving.layout_changed(event)
 
     def _on_doubling(self, event: ev.DoublingChanged, now: float, out: list[ev.Effect]) -> None:
-        self._record, self._appended = event.record, event.appended
-        self._serve()
-
-    def _serve(self) -> None:
-        self._partitions, nobody = served(self._record, self.partition, self._layout, self._appended)
-        self._own = NOBODY if nobody else self.partition
+        self._serving.doubling_changed(event)
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         if not self.epoch:
             return
         if self._held:
-            self._release(now, out, now if self._own == NOBODY else math.inf)
+            self._release(now, out, now if self._serving.own == NOBODY else math.inf)
         if now >= self._clock_at + self._clock_interval_s:
             self._propose_clock(now, out)
 
@@ -470,7 +460,7 @@ class Core:
 
     @property
     def _triple(self) -> Triple:
-        return Triple(self._layout_version, self.epoch, self.committed)
+        return Triple(self._serving.version, self.epoch, self.committed)
 
     def _reply(self, waiting: _Waiting) -> ev.Reply:
         return ev.Reply(waiting.stream, waiting.request, self._triple, reads=waiting.reads)
@@ -486,8 +476,7 @@ class Core:
         self.counters.refused += 1
         reply = ev.Reply(stream, request, self._triple, code=why.code, text=why.text, retry_after_ms=why.retry_after_ms)
         if isinstance(error, WrongPartition):
-            right = error.key % (self._partitions or 1)
-            reply.server = (right, self._partitions, self._addresses.get(right, ""))
+            reply.server = self._serving.server_of(error.key)
         elif why.code == NotLeader.code:
-            reply.server = (self.partition, self._partitions, self._leader)
+            reply.server = self._serving.led_by(self._leader)
         out.append(reply)

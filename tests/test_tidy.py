@@ -65,7 +65,6 @@ WIDE_CLASSES: dict[str, int] = {
     "cluster/replication/replica.py:Replica": 37,
     "gateway/clients/clients.py:Clients": 36,
     "gateway/options.py:Options": 37,  # each is an option with its docstring
-    "pi/core.py:Core": 31,
     "pi/store/machine.py:Machine": 26,
     "pixiu/discovery/node.py:Node": 30,  # a process's entry in the registry
 }

@@ -80,7 +80,7 @@ MODULES: Final = {
     ),
     "pi": (
         "checks core events inboxes.chunk inboxes.deletions inboxes.inbox inboxes.inbox_table inboxes.ranges inboxes.reading "
-        "inboxes.unwritten keys state store.view"
+        "inboxes.unwritten keys serving state store.view"
     ),
     "xiu": (
         "batches core events interfaces records.asking records.batch records.block records.table state.dedupe state.keys "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import broker.core
 import cluster.replication.core.core
@@ -26,6 +27,7 @@ from pi.doubling.phases import Phase as PiPhase
 from pi.doubling.phases import Record, rows_body, rows_of
 from pi.doubling.state import DoublingState
 from pi.doubling.steps import Act, Standing, steps_to
+from pi.serving import Serving
 from pi.state import State
 from pixiu.placement.partition import serves
 from pixiu.wire.inbox_operations import Writer
@@ -122,13 +124,21 @@ class ConfirmsUnheard(router.core.Core):
             effects.append(SendControl(event.peer, [self._confirmation([message.id for message in event.messages])]))
 
 
-class WritesTwice(pi.core.Core):
-    """Fault: a parent that is split goes on to take what moves."""
+class ServesWhatMoves(Serving):
+    """Fault: a parent that is split goes on to serve what moves."""
 
     def _serve(self) -> None:
         super()._serve()
         if self._record.phase in (PiPhase.SPLIT, PiPhase.CLEANING) or self._appended:
-            self._partitions = self._layout
+            self.partitions = self._layout
+
+
+class WritesTwice(pi.core.Core):
+    """Fault: the same, of a Pi."""
+
+    def __init__(self, *, partition: int, **others: Any) -> None:
+        super().__init__(partition=partition, **others)
+        self._serving = ServesWhatMoves(partition)
 
 
 class TellsTheTail(Lesson):
