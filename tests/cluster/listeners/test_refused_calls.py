@@ -35,7 +35,7 @@ async def test_an_error_is_the_status_of_its_call(method: str) -> None:
         raise DiskFull("free some")
 
     server = grpc.aio.server(interceptors=[RefusedCalls()])
-    handlers = {"One": grpc.unary_unary_rpc_method_handler(one), "Many": grpc.unary_stream_rpc_method_handler(many)}
+    handlers: dict[str, Any] = {"One": grpc.unary_unary_rpc_method_handler(one), "Many": grpc.unary_stream_rpc_method_handler(many)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -44,10 +44,12 @@ async def test_an_error_is_the_status_of_its_call(method: str) -> None:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             found: list[bytes] = []
+            one_call: Any = channel.unary_unary("/Test/One")
+            many_calls: Any = channel.unary_stream("/Test/Many")
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 if method == "One":
-                    await channel.unary_unary("/Test/One")(b"x")
-                async for reply in channel.unary_stream("/Test/Many")(b"x"):
+                    await one_call(b"x")
+                async for reply in many_calls(b"x"):
                     found.append(reply)
         assert [frame() for frame in frames] == [None]
     finally:
