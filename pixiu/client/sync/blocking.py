@@ -13,11 +13,13 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from pixiu.client import forks
 from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.messages.drafts import Draft
+from pixiu.client.send.base_writer import BaseWriter
 from pixiu.client.send.streams import Receipt
 from pixiu.errors import NotConnected
 
@@ -25,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 W = TypeVar("W")
+WriterT = TypeVar("WriterT", bound=BaseWriter[Any])
 END_GRACE_S: Final = 1.0
 """Time for tasks that still run when the loop ends to handle their cancellation, seconds."""
 
@@ -221,3 +224,18 @@ def here_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any
         return twin(self._background, method(self._wrapped, *args, **kwargs))
 
     return call
+
+
+class TwinWriter(Twin[WriterT]):
+    """The blocking twin of a writer."""
+
+    __slots__ = ()
+    wait_finished = blocking(BaseWriter.wait_finished)
+
+    def __enter__(self) -> Self:
+        self._background.run(self._wrapped.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.wait_finished()

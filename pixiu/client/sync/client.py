@@ -32,7 +32,7 @@ from pixiu.client.receive.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.send.awaited import SendFailure
 from pixiu.client.send.early import failure_of
 from pixiu.client.send.streams import Receipt
-from pixiu.client.sync.blocking import Background, Twin, blocking, blocking_as, here, here_as, in_loop_as, sending_as
+from pixiu.client.sync.blocking import Background, Twin, TwinWriter, blocking, blocking_as, here, here_as, in_loop_as, sending_as
 from pixiu.client.sync.mail import SyncInbox, SyncMailReceipt, SyncMailWriter
 from pixiu.client.sync.receipts import SyncReceipt, SyncSignalReceipt
 from pixiu.client.writer import Writer
@@ -57,19 +57,11 @@ def _reply_elsewhere(message: Message, *_: object, **__: object) -> Awaitable[Re
     raise InvalidArgument("in threads a request is answered by px.reply(message, payload)")
 
 
-class SyncWriter(Twin[Writer]):
+class SyncWriter(TwinWriter[Writer]):
     """`Writer` for a thread: `with px.room(42).writer() as writer: writer.send(b"…")`."""
 
     __slots__ = ()
-    wait_finished = blocking(Writer.wait_finished)
     send = sending_as(SyncReceipt, Writer.send)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
-            self.wait_finished()
 
 
 class SyncDestination(Twin[Destination]):

@@ -15,7 +15,7 @@ from pixiu.client.mail.options import MailSendOptions
 from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.writer import MailWriter
 from pixiu.client.send.events import SendCounters
-from pixiu.client.sync.blocking import Background, Twin, blocking, blocking_as
+from pixiu.client.sync.blocking import Background, Twin, TwinWriter, blocking, blocking_as
 from pixiu.client.sync.receipts import TwinReceipt
 from pixiu.errors import InvalidArgument, NotConnected
 from pixiu.ids import UIN, MsgID
@@ -53,7 +53,7 @@ async def _send(writer: MailWriter, uin: int, payload: bytes, **options: Unpack[
     return writer.send(uin, payload, **options)
 
 
-class SyncMailWriter(Twin[MailWriter]):
+class SyncMailWriter(TwinWriter[MailWriter]):
     """`MailWriter` for a thread: `with px.mail_writer() as writer`. `send` waits while too much is unconfirmed.
 
     Source: docs/architecture.md, "A mail is sent", docs/operations.md.
@@ -62,7 +62,6 @@ class SyncMailWriter(Twin[MailWriter]):
     send = blocking_as(SyncMailReceipt, _send)
     flush = blocking(MailWriter.flush)
     wait_sent = blocking(MailWriter.wait_sent)
-    wait_finished = blocking(MailWriter.wait_finished)
 
     def resend(self, receipt: SyncMailReceipt) -> SyncMailReceipt:
         """Queue a failed mail again, with the same ID: inboxes that already have it do not get it twice."""
@@ -83,14 +82,6 @@ class SyncMailWriter(Twin[MailWriter]):
     def counters(self) -> SendCounters:
         """Totals of all mail of the client."""
         return self._wrapped.counters
-
-    def __enter__(self) -> Self:
-        self._background.run(self._wrapped.space())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
-            self.wait_finished()
 
 
 class SyncInbox(Twin[Inbox]):

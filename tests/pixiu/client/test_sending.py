@@ -259,6 +259,19 @@ async def test_many_messages_at_once_stay_in_order_and_the_first_failure_is_rais
             await writer.wait_finished(timeout_s=0.05)
 
 
+async def test_a_writer_raises_its_first_failure_and_the_others_are_reported(cluster: Any) -> None:
+    await cluster.start()
+    cluster.proxies[0].failing = refusing(2)
+    found: list[pixiu.SendFailure] = []
+    async with pixiu.connect(cluster.target, on_failure=found.append) as px:
+        with pytest.raises(RecordTooLarge):
+            async with px.room(2).writer() as writer:
+                for _ in range(3):
+                    await writer.send(b"x")
+                await px.flush()
+    assert [failure.error.code for failure in found] == [RecordTooLarge.code] * 2
+
+
 def test_every_option_is_in_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "sdk.md").read_text()
     assert [option.name for option in fields(pixiu.ClientOptions) if f"\n| `{option.name}` |" not in page] == []
