@@ -21,6 +21,7 @@ from cluster.process.context import Context
 from cluster.replication.doubling import DoublingService, phase_samples
 from cluster.rpc.methods import EXCHANGE
 from cluster.store.events import Committed, Propose
+from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
 from cluster.wire.v1 import pi_replicas_pb2_grpc
 from pi import events as ev
@@ -30,9 +31,8 @@ from pi.handover.leader import DoublingLeader
 from pi.handover.learner import Teacher
 from pi.inboxes.reading import Read
 from pi.options import Options
-from pi.repair.comparing import Comparer, ReplicasService
-from pi.repair.repairer import Repairer
 from pi.store.machine import Machine
+from pi.store.repairer import Repairer
 from pi.streams.export import PiExport
 from pi.streams.streams import PiService, level_of, message_of, reads_of
 from pi.streams.work import work_of
@@ -45,8 +45,6 @@ from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc
 DRAIN_POLL_S: Final = 0.02
 BEHIND_RETRY_MS: Final = 200
 """Time after which a caller may try again while LMDB lags, milliseconds."""
-WORD_S: Final = 3.0
-"""Time after which a state that stands still is called damaged, seconds: an operator's entry that others have may be on its way."""
 DAMAGED: Final = "pi_state_damaged"
 SET_ASIDE: Final = "pi_state_set_aside"
 
@@ -64,8 +62,8 @@ class Service(StoreShell):
         )
         self._runner: Runner[ev.Event, ev.Effect] = Runner(self._core, context.now, tick=TICK, end_of_turn=END_OF_TURN)
         super().__init__(context, self._machine, self._runner, lambda: not (self._machine.refuses or self._machine.beyond))
-        self._comparer = Comparer(self._machine, self._replica)
-        self.repairer = Repairer(context, options.partition, self._machine, self._replica, self.spawn)
+        self.repairer = Repairer(context, self._machine, self._replica, self.spawn)
+        RepairService(context, self._replica, self.repairer)
         self._doubling = DoublingLeader(
             context, options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
         )
@@ -77,7 +75,6 @@ class Service(StoreShell):
         self._streams = served.streams
         pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
         context.streams.serve(EXCHANGE, pi_pb2.PiRequest.FromString, served.exchange_framed)
-        pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
         DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)
         self._export = PiExport(self._machine, options)
@@ -217,18 +214,6 @@ class Service(StoreShell):
             raise Overloaded("LMDB writes lag behind the log; retry later", BEHIND_RETRY_MS)
 
     # --- damage
-
-    async def verify(self, repair: bool) -> tuple[int, str, bool]:
-        """Check the store: (undamaged values, damage, True if a repair begins). Raises PixiuError."""
-        for _ in range(int(WORD_S / DRAIN_POLL_S)):
-            if not self._machine.stop.at:
-                break
-            await asyncio.sleep(DRAIN_POLL_S)
-        try:
-            return await self._machine.verify(), "", False
-        except StateDamaged as damage:
-            self._machine.damaged = str(damage)
-            return 0, str(damage), repair and await self.repairer.begin_again(str(damage))
 
     @property
     def _damage(self) -> str:

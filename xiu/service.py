@@ -24,6 +24,7 @@ from cluster.replication.doubling import phase_samples
 from cluster.replication.model import Entry
 from cluster.rpc.methods import STORE
 from cluster.store.events import Committed
+from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import RoleLayout, View
@@ -86,7 +87,8 @@ class Service(StoreShell):
         self._runner: Runner[ev.Event, ev.Effect] = Runner(None, context.now, tick=Tick())
         super().__init__(context, self._machine, self._runner, self._has_space)
         self.holding = Holding(self._machine, self._replica, options.reader_hold_h)
-        self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
+        self.healer = Repairer(context, self._machine, self._replica, self._catch_up, self._rewound)
+        RepairService(context, self._replica, self.healer)
         self.core: Core | None = None
         self.reading: Reading | None = None
         self._table: Table | None = None
@@ -285,7 +287,7 @@ class Service(StoreShell):
         self._context.log.error(STORE_DAMAGED, text=text)
         if self.core is not None:
             self.core.met_damage(text)
-        return len(self._in_sync()) > 1
+        return bool(self._replica.others_in_sync)
 
     def _catch_up(self, store: Store) -> bool:
         return self.core is None or self.core.catch_up(store)
@@ -293,10 +295,6 @@ class Service(StoreShell):
     def _rewound(self) -> None:
         if self.core is not None:
             self.core.rewound(self._context.now())
-
-    def _in_sync(self) -> Sequence[str]:
-        found = self._replica.status().get("in_sync")
-        return found if isinstance(found, list) else ()
 
     # Inside.
 

@@ -5,14 +5,13 @@ Source: docs/links.md, docs/stores.md.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Protocol
 
 import grpc.aio
 
 from cluster.store.streams import StoreStreams, Window
-from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Served
 from pixiu.wire.levels import Level
@@ -24,14 +23,12 @@ from xiu.records.block import Block
 from xiu.state.restoring import Step, check_records
 from xiu.state.state import Head
 from xiu.store.reading import MAX_COLD_BLOCKS, Reading
-from xiu.store.repair import Checked
 from xiu.store.repairer import Repairer
 
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
 WINDOW: Final = Window(requests=4096, size=8 << 20, joined=4096)
 """Limits of one writer's stream. The size is of its records that wait for their answers."""
-REPAIR_TRIES: Final = 3
 STEPS: Final = frozenset(map(int, Step))
 """Steps of a restore."""
 MAX_TEXT: Final = 512
@@ -76,7 +73,6 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     def __init__(self, shell: Shell, options: Options) -> None:
         self._shell = shell
         self._partition = options.partition
-        self._verifying = asyncio.Lock()
         self.streams: StoreStreams[Answer, xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = StoreStreams(
             WINDOW, lambda request: len(request.batch), self._reply
         )
@@ -178,57 +174,6 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         rows = reading.rows(request.begin)
         keys, values = [key for key, _ in rows], [value for _, value in rows]
         return xiu_pb2.RowsReply(keys=keys, values=values, applied=reading.head.applied.counter)
-
-    async def Verify(self, request: xiu_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.VerifyReply:
-        """Check everything stored, and repair it."""
-        self._open()
-        if self._verifying.locked():
-            raise Overloaded("this replica is being checked already; wait for it to end")
-        async with self._verifying:
-            return await self._verify(request.end or MAX_MSG_SEQUENCE, request.repair)
-
-    async def _verify(self, end: int, repair: bool) -> xiu_pb2.VerifyReply:
-        healer = self._shell.healer
-        checked = await healer.verify(end)
-        damaged, repaired, text = checked.damaged, 0, ""
-        if damaged and repair:
-            before = healer.counters.rows_repaired
-            try:
-                checked = await self._repair(end)
-            except PixiuError as error:
-                text = f"{error.code}: {error}"
-            repaired = healer.counters.rows_repaired - before
-        reading = self._shell.reading
-        head = reading.head if reading is not None else Head()
-        return xiu_pb2.VerifyReply(
-            blocks=checked.blocks,
-            records=checked.records,
-            damaged=damaged,
-            repaired=repaired,
-            left=checked.damaged,
-            text=text,
-            last=head.last,
-            floor=head.floor,
-            ranges=[
-                xiu_pb2.RangeDigest(range=begin, digest=digest, records=records)
-                for begin, (digest, records) in sorted(checked.ranges.items())
-            ],
-        )
-
-    async def _repair(self, end: int) -> Checked:
-        """Repair the store, or wait for a repair begun elsewhere; return the check after it. Raises PixiuError."""
-        healer = self._shell.healer
-        for _ in range(REPAIR_TRIES):
-            await healer.idle()
-            checked = await healer.verify(end)
-            if not checked.damaged:
-                return checked
-            try:
-                await healer.repair()
-            except Overloaded:
-                continue
-            return await healer.verify(end)
-        raise Overloaded("this replica keeps repairing itself; look at its log")
 
     async def Position(
         self, request: xiu_pb2.PositionRequest, context: grpc.aio.ServicerContext[Any, Any]

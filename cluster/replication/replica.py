@@ -239,6 +239,12 @@ class Replica:
         return self._applier.copies
 
     @property
+    def others_in_sync(self) -> frozenset[MemberID]:
+        """Other members that have everything committed, as far as this replica knows."""
+        read = self._core.context.read if self._core is not None else None
+        return frozenset(read.state.in_sync) - {self.member} if read is not None and read.state is not None else frozenset()
+
+    @property
     def is_leader(self) -> bool:
         """True if this replica takes writes."""
         core = self._core

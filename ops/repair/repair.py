@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 import grpc
@@ -18,16 +18,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.wire.v1 import pi_replicas_pb2, replication_pb2
-from cluster.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
+from cluster.wire.v1 import repair_pb2, replication_pb2
+from cluster.wire.v1.repair_pb2_grpc import RepairStub
 from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
 from ops.polling import polled
+from pixiu.discovery.node import Node
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
-from pixiu.wire.v1 import pi_pb2, xiu_pb2
-from pixiu.wire.v1.pi_pb2_grpc import PiStub
-from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json, print_text
 from tools.cli.replicas import LEADING, ReplicaStatus
 from tools.cli.status import ProcessStatus, read_status
@@ -36,8 +34,9 @@ CHECK_S: Final = 3600.0
 """Time limit for one replica to read everything that it stores, seconds."""
 ROLES: Final = ("xiu", "pi")
 BACK_S: Final = 120.0
-"""Time limit for a replica of Pi to start again and take its state from another one, seconds."""
+"""Time limit for a replica to start again and take its state from another one, seconds."""
 BACK_POLL_S: Final = 1.0
+NOT_BACK: Final = f"it stopped to restart and is not back after {BACK_S:.0f} s: start it"
 ANSWER_S: Final = 10.0
 """Time limit for a registered replica to report its state, seconds."""
 ANSWER_POLL_S: Final = 0.5
@@ -60,15 +59,10 @@ class Checked:
     left: int = 0
     """Places that still cannot be read."""
     differing: int = 0
-    """Ranges in which other replicas hold other records than the first one; for a Pi: ranges of users in which its state differs
-    from its leader's."""
+    """Ranges, of Partition_Msg_IDs or users, in which its state differs from its leader's."""
     differed: int = 0
-    """Differing ranges before a repair, for a Pi."""
+    """Differing ranges before a repair."""
     text: str = ""
-    last: int = 0
-    floor: int = 0
-    ranges: dict[int, int] = field(default_factory=dict)
-    """First Partition_Msg_ID of a range → digest."""
 
     @property
     def well(self) -> bool:
@@ -77,20 +71,7 @@ class Checked:
 
     def json(self) -> dict[str, object]:
         """The result as JSON values."""
-        return {key: value for key, value in asdict(self).items() if key not in ("ranges", "last", "floor")}
-
-
-def compare(replicas: Sequence[Checked]) -> None:
-    """Count the ranges in which replicas of one partition differ, at positions that all of them have. Ranges that one of them has
-    already trimmed are not compared."""
-    if len(replicas) < 2:
-        return
-    floor = max(replica.floor for replica in replicas)
-    one = replicas[0]
-    whole = len({replica.floor for replica in replicas}) == 1
-    for replica in replicas[1:]:
-        begins = {begin for begin in one.ranges | replica.ranges if whole or begin >= floor}
-        replica.differing = sum(one.ranges.get(begin) != replica.ranges.get(begin) for begin in begins)
+        return asdict(self)
 
 
 @guarded
@@ -193,71 +174,41 @@ async def _registered(role: str, partition: int, target: str) -> list[ProcessSta
 
 
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
-    """Check one replica after the other, because they repair themselves from each other."""
-    if replicas[0].node.role == "pi":
-        applied = max(replica.applied for replica in replicas)
-        checked = [await _check_pi(replica, target, applied) for replica in replicas]
-        if len(checked) > 1:
-            for each in checked:
-                await _compare_pi(each, target)
-        return checked
-    found = [await _check(replica, 0, mend=True) for replica in replicas]
-    read = [each for each in found if each.last]
-    end = min((each.last for each in read), default=0)
-    if len(read) > 1 and end:
-        for replica, each in zip(replicas, found, strict=True):
-            if each.last:  # digests at one position, whatever is written meanwhile
-                again = await _check(replica, end, mend=False)
-                each.ranges, each.floor, each.text = again.ranges, again.floor, each.text or again.text
-        compare(read)
-    return found
-
-
-async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
-    node = replica.node
-    checked = Checked(node.role, node.partition, node.replica, replica.member)
-    async with peer_channel(node.address, "xiu", [*PEER_CHANNEL, ("grpc.max_receive_message_length", 64 << 20)]) as channel:
-        stub: Any = XiuStub(channel)
-        try:
-            reply = await stub.Verify(xiu_pb2.VerifyRequest(end=end, repair=mend), timeout=CHECK_S)
-        except grpc.aio.AioRpcError as error:
-            checked.text = f"{node.address}: {error.details()}"
-            return checked
-    checked.checked, checked.damaged, checked.repaired, checked.left = reply.records, reply.damaged, reply.repaired, reply.left
-    checked.text, checked.last, checked.floor = reply.text, reply.last, reply.floor
-    checked.ranges = {each.range: each.digest for each in reply.ranges}
+    """Check one replica after the other, because they repair themselves from each other, then compare each with its leader."""
+    applied = max(replica.applied for replica in replicas)
+    checked = [await _check(replica, target, applied) for replica in replicas]
+    if len(checked) > 1:
+        for each in checked:
+            await _compare(each, target)
     return checked
 
 
-async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
-    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
-        stub: Any = PiStub(channel)
-        reply: pi_pb2.PiVerifyReply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=mend), timeout=CHECK_S)
+async def _verify(node: Node, *, mend: bool) -> repair_pb2.VerifyReply:
+    async with peer_channel(node.address, node.role, PEER_CHANNEL) as channel:
+        stub: Any = RepairStub(channel)
+        reply: repair_pb2.VerifyReply = await stub.Verify(repair_pb2.VerifyRequest(repair=mend), timeout=CHECK_S)
         return reply
 
 
-async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checked:
-    """Check a Pi. If its state is damaged it sets the state aside, ends, and takes another replica's when its supervisor starts it
-    again. `applied`: the partition's position when the check began; the replica is back when it has reached it."""
+async def _check(replica: ReplicaStatus, target: str, applied: int) -> Checked:
+    """Check a replica. A Xiu repairs itself. A damaged Pi sets its state aside, ends, and takes another replica's when its
+    supervisor starts it again. `applied`: the partition's position when the check began; the replica is back when it has reached
+    it."""
     node = replica.node
     checked = Checked(node.role, node.partition, node.replica, replica.member)
     try:
-        reply = await _verify_pi(node.address, mend=True)
+        reply = await _verify(node, mend=True)
     except grpc.aio.AioRpcError as error:
         checked.text = f"{node.address}: {error.details()}"
         return checked
-    checked.checked = reply.values
-    if not reply.damage:
-        return checked
-    checked.damaged = checked.left = 1
-    if not reply.repairing:
-        checked.text = f"{reply.damage}; no other replica in sync is undamaged"
-        return checked
-    values = await _back(replica, target, applied)
-    if values is None:
-        checked.text = f"{reply.damage}; it stopped to restart and is not back after {BACK_S:.0f} s: start it"
-    else:
-        checked.checked, checked.repaired, checked.left = values, 1, 0
+    checked.checked, checked.damaged, checked.repaired, checked.left = reply.checked, reply.damaged, reply.repaired, reply.left
+    checked.text = reply.text
+    if reply.restarts:
+        values = await _back(replica, target, applied)
+        if values is None:
+            checked.text += f"; {NOT_BACK}"
+        else:
+            checked.checked, checked.repaired, checked.left, checked.text = values, 1, 0, ""
     return checked
 
 
@@ -296,9 +247,9 @@ async def give_up(partition: int, reason: str, target: str) -> str:
     """Make the leader of a partition of Pi give up lost values; returns a description of them."""
     address = (await _leader("pi", partition, target)).node.address
     async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
-        stub: Any = PiReplicasStub(channel)
+        stub: Any = RepairStub(channel)
         try:
-            reply = await stub.GiveUp(pi_replicas_pb2.PiGiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
+            reply = await stub.GiveUp(repair_pb2.GiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{address}: {error.details()}") from error
     await _until_applied(partition, target)
@@ -313,15 +264,15 @@ async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
     return None
 
 
-async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompareReply:
-    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
-        stub: Any = PiReplicasStub(channel)
-        reply: pi_replicas_pb2.PiCompareReply = await stub.Compare(pi_replicas_pb2.PiCompareRequest(repair=mend), timeout=CHECK_S)
+async def _ask_compare(node: Node, *, mend: bool) -> repair_pb2.CompareReply:
+    async with peer_channel(node.address, node.role, PEER_CHANNEL) as channel:
+        stub: Any = RepairStub(channel)
+        reply: repair_pb2.CompareReply = await stub.Compare(repair_pb2.CompareRequest(repair=mend), timeout=CHECK_S)
         return reply
 
 
-async def _compare_pi(checked: Checked, target: str) -> None:
-    """Compare a Pi with its leader. If their states differ it takes the leader's state, like a damaged one."""
+async def _compare(checked: Checked, target: str) -> None:
+    """Compare a replica with its leader. A Pi whose state differs takes the leader's, like a damaged one."""
     if not checked.well:
         return  # its problem is reported already
     replica = await polled(
@@ -330,26 +281,23 @@ async def _compare_pi(checked: Checked, target: str) -> None:
     if replica is None:
         checked.text = "it no longer answers; it was not compared with its leader"
         return
-    address = replica.node.address
+    node = replica.node
     try:
-        reply = await _ask_compare(address, mend=True)
+        reply = await _ask_compare(node, mend=True)
         checked.differed = checked.differing = len(reply.differing)
-        if not reply.differing:
-            return
-        ranges = f"differs from the leader at entry {reply.position}, in ranges {', '.join(map(str, reply.differing[:8]))} of users"
-        if not reply.repairing:
-            checked.text = f"{ranges}; no other replica is in sync"
+        checked.text = reply.text
+        if not reply.restarts:
             return
         if await _back(replica, target, replica.applied) is None:
-            checked.text = f"{ranges}; it stopped to restart and is not back after {BACK_S:.0f} s: start it"
+            checked.text += f"; {NOT_BACK}"
             return
         back = await _now(checked.role, checked.member, target)
-        address = back.node.address if back is not None else address
-        again = await _ask_compare(address, mend=False)
+        node = back.node if back is not None else node
+        again = await _ask_compare(node, mend=False)
     except grpc.aio.AioRpcError as error:
-        checked.text = f"{address}: {error.details()}"
+        checked.text = f"{node.address}: {error.details()}"
         return
-    checked.repaired, checked.differing = 1, len(again.differing)
+    checked.repaired, checked.differing, checked.text = 1, len(again.differing), again.text
 
 
 async def _back(replica: ReplicaStatus, target: str, applied: int) -> int | None:
@@ -365,7 +313,7 @@ async def _back(replica: ReplicaStatus, target: str, applied: int) -> int | None
             if now.applied < applied:
                 continue
             with contextlib.suppress(grpc.aio.AioRpcError):
-                reply = await _verify_pi(now.node.address, mend=False)
-                if not reply.damage:
-                    return int(reply.values)
+                reply = await _verify(now.node, mend=False)
+                if not reply.left:
+                    return int(reply.checked)
     return None

@@ -10,7 +10,7 @@ Source: docs/replication.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import xxhash
@@ -62,9 +62,3 @@ class Digest:
     def total(self) -> int:
         """One number for all rows."""
         return sum(self.sums) & _MASK
-
-    def differing(self, other: Sequence[int]) -> list[int]:
-        """The ranges in which another replica has different rows."""
-        if len(other) != len(self.sums):
-            return list(range(len(self.sums)))
-        return [place for place, (mine, its) in enumerate(zip(self.sums, other, strict=True)) if mine != its]

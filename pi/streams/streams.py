@@ -5,7 +5,6 @@ Source: docs/links.md, docs/promises.md, "Failure rules".
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
@@ -18,7 +17,7 @@ from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
 from pi.streams.work import removals
-from pixiu.errors import Overloaded, PixiuError
+from pixiu.errors import PixiuError
 from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.levels import Level
@@ -32,7 +31,6 @@ MAX_READ_ENTRIES: Final = 50_000
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
 StreamHandler = Served[pi_pb2.PiReply, pi_pb2.PiRequest]
-VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerifyReply]
 
 
 class StreamHost(Protocol):
@@ -43,9 +41,6 @@ class StreamHost(Protocol):
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """Take a request of a stream."""
-
-    async def verify(self, repair: bool) -> tuple[int, str, bool]:
-        """Check the store: (undamaged values, damage, True if a repair begins). Raises PixiuError."""
 
     def left(self, number: int) -> None:
         """Remove a stream that has ended."""
@@ -102,7 +97,6 @@ class PiService(pi_pb2_grpc.PiServicer):
 
     def __init__(self, hub: StreamHost, audit: Audit) -> None:
         self._hub, self._audit = hub, audit
-        self._verifying = asyncio.Lock()
         self.streams: StoreStreams[pi_pb2.PiReply, pi_pb2.PiReply, pi_pb2.PiRequest] = StoreStreams(
             WINDOW, lambda request: len(request.operations), lambda replies: replies[0], hub.left
         )
@@ -136,11 +130,3 @@ class PiService(pi_pb2_grpc.PiServicer):
         except PixiuError as refused:
             await handler.refuse(refused)
         await stream.run()
-
-    async def Verify(self, request: pi_pb2.PiVerifyRequest, context: VerifyContext) -> pi_pb2.PiVerifyReply:
-        """Check every stored value."""
-        if self._verifying.locked():
-            raise Overloaded("this replica is being checked already; wait for it to end")
-        async with self._verifying:
-            values, damage, repairing = await self._hub.verify(request.repair)
-            return pi_pb2.PiVerifyReply(values=values, damage=damage, repairing=repairing)

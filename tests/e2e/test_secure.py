@@ -174,7 +174,7 @@ def test_commands_need_a_certificate_that_may(cluster: LocalCluster, tmp_path: P
     assert (refused.returncode, "client may not call /pixiu.v1.Pi/Exchange" in refused.stderr) == (2, True), refused.stderr
     refused = run(cluster, folder, "client", "repair", "--role", "xiu", "--json")
     assert refused.returncode == 1
-    assert "client may not call /pixiu.v1.Xiu/Verify of xiu" in refused.stdout
+    assert "client may not call /pixiu.v1.Repair/Verify of xiu" in refused.stdout
     make_authority(tmp_path / "ca")
     issue(tmp_path / "ca", "operator", tmp_path / "tls")
     stranger = run(cluster, tmp_path / "tls", "operator", "repair", "--role", "xiu", "--json")

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from cluster.process.context import Context
+from cluster.replication.replica import Replica
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, View
 from pixiu.errors import DiskFull, Unavailable
-from pixiu.ids import hex_id
 from tests.support.zookeeper import make_node
 from tests.xiu.parts import mail, store
 from xiu.state.state import State
@@ -49,9 +49,12 @@ class Xiu:
         self.machine = machine
         self.own = make_node("xiu", port=7000, member=OWN, state=NodeState.RUNNING)
         self.other = make_node("xiu", port=7001, member=OTHER, state=NodeState.RUNNING)
-        self.context = SimpleNamespace(membership=SimpleNamespace(node=self.own), view=View(Layout(), (self.own,)), log=Log())
-        self.in_sync = [hex_id(OWN), hex_id(OTHER)]
-        self.repairer = Repairer(cast("Context[Any]", self.context), 0, machine, lambda: self.in_sync, lambda _: True, lambda: None)
+        options = SimpleNamespace(partition=0)
+        self.context = SimpleNamespace(role="xiu", options=options, view=View(Layout(), (self.own,)), log=Log())
+        self.replica = SimpleNamespace(others_in_sync={OTHER})
+        self.repairer = Repairer(
+            cast("Context[Any]", self.context), machine, cast("Replica", self.replica), lambda _: True, lambda: None
+        )
 
     def sees_other(self) -> None:
         """The view has the other replica again."""
@@ -110,8 +113,8 @@ async def test_a_repair_asks_the_other_replica_as_it_runs_now(xiu: Xiu, order: i
 
 async def test_a_repair_waits_for_the_other_replica_to_be_in_sync(xiu: Xiu) -> None:
     xiu.sees_other()
-    xiu.in_sync.remove(hex_id(OTHER))
-    asyncio.get_running_loop().call_later(0.05, xiu.in_sync.append, hex_id(OTHER))
+    xiu.replica.others_in_sync.remove(OTHER)
+    asyncio.get_running_loop().call_later(0.05, xiu.replica.others_in_sync.add, OTHER)
     assert await xiu.repairer.repair() == ROWS
 
 

@@ -23,7 +23,6 @@ from cluster.replication.model import Entry
 from cluster.replication.storage.folder import free_bytes
 from cluster.replication.storage.label import sync_directory
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
-from pixiu.ids import MAX_MSG_SEQUENCE
 from xiu.state.state import Blocked, Head
 from xiu.store.repair import Row, rebuild, verify
 from xiu.store.store import Cursor, Store
@@ -115,6 +114,7 @@ class Machine:
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
         self._apply, self._on_replaced, self._on_damaged = apply, on_replaced, on_damaged
         self._store: Store | None = None
+        self.opened = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self._replacing = asyncio.Lock()
         """Held while another store is made to take the store's place."""
@@ -133,6 +133,7 @@ class Machine:
         """Open RocksDB. A store damaged as a whole is set aside, and filled again from the log or a replica. Raises
         StorageError."""
         await self._in_thread(self._open)
+        self.opened = True
 
     def _open(self) -> None:
         settle(self._folder)
@@ -201,7 +202,7 @@ class Machine:
         copy = self._make(folder / CHECKPOINT)
         try:
             with contextlib.closing(copy.cursor()) as cursor:
-                damaged = verify(cursor, MAX_MSG_SEQUENCE).damaged
+                damaged = verify(cursor).damaged
             return copy.head.applied.counter, damaged
         finally:
             copy.close()
@@ -345,6 +346,7 @@ class Machine:
 
     async def close(self) -> None:
         """Close the RocksDB store."""
+        self.opened = False
         if self._store is not None:
             with contextlib.suppress(StorageError):
                 await self._in_thread(self._store.close)

@@ -50,12 +50,12 @@ class Checked:
     records: int = 0
     damaged: int = 0
     """Number of unreadable places: pages of rows, blocks, holes."""
-    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """First sequence of a range → (digest, records) of its blocks."""
+    ranges: dict[int, int] = field(default_factory=dict)
+    """First sequence of a range → digest of its blocks."""
 
 
-def verify(cursor: Cursor, end: int) -> Checked:
-    """Read every row and check every block; digest blocks that begin at or before `end`."""
+def verify(cursor: Cursor, end: int = -1) -> Checked:
+    """Read every row and check every block; digest blocks that begin at or before `end`, if any."""
     checked = Checked()
     expected = 0
     row = _first_readable(cursor, b"", checked)
@@ -73,7 +73,8 @@ def verify(cursor: Cursor, end: int) -> Checked:
                 checked.blocks += 1
                 checked.records += block.count
                 if first <= end:
-                    _add_digest(checked, key, value, first, block.count)
+                    begin = first >> RANGE_BITS << RANGE_BITS
+                    checked.ranges[begin] = xxhash.xxh64_intdigest(key + value, checked.ranges.get(begin, 0))
         before = checked.damaged
         try:
             row = cursor.next()
@@ -85,12 +86,6 @@ def verify(cursor: Cursor, end: int) -> Checked:
         if checked.damaged >= MAX_DAMAGED:
             break
     return checked
-
-
-def _add_digest(checked: Checked, key: bytes, value: bytes, first: int, count: int) -> None:
-    begin = first >> RANGE_BITS << RANGE_BITS
-    digest, records = checked.ranges.get(begin, (0, 0))
-    checked.ranges[begin] = xxhash.xxh64_intdigest(key + value, digest), records + count
 
 
 def _is_hole(expected: int, first: int) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,9 +21,13 @@ import grpc
 import grpc.aio
 
 from cluster.process.context import Context
+from cluster.replication.replica import Replica
+from cluster.store.repair.digests import Digests
+from cluster.store.repair.repairer import StoreRepairer
+from cluster.wire.v1 import repair_pb2
 from pixiu.discovery.node import Node
 from pixiu.errors import Overloaded, PixiuError, StoreDamaged, Unavailable
-from pixiu.ids import MAX_MSG_SEQUENCE, hex_id
+from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import blocking_peer_channel, peer_channel
 from pixiu.wire.record import crc_ok, offsets
@@ -47,6 +52,7 @@ BEHIND_S: Final = 10.0
 """Time limit of a repair's wait for another replica, seconds: to be in sync, registered and reachable, and to have applied as much
 as this one. Policy: a restarted one is back within seconds; without one the repair raises Unavailable."""
 BEHIND_POLL_S: Final = 0.1
+REPAIR_TRIES: Final = 3
 
 
 @dataclass(slots=True)
@@ -60,27 +66,28 @@ class Counters:
     rows_repaired: int = 0
 
 
-class Repairer:
+class Repairer(StoreRepairer):
     """Repairs one replica's store with the help of the others.
 
     Args:
         context: of the process.
         machine: its state.
-        in_sync: returns the members in sync, in hex, this one included.
+        replica: its log.
         catch_up, on_adopted: see `Machine.rebuild`.
     """
+
+    RANGES = "Partition_Msg_IDs"
 
     def __init__(
         self,
         context: Context[Any],
-        partition: int,
         machine: Machine,
-        in_sync: Callable[[], Sequence[str]],
+        replica: Replica,
         catch_up: Callable[[Store], bool],
         on_adopted: Callable[[], None],
     ) -> None:
-        self._context, self._partition, self._machine = context, partition, machine
-        self._in_sync, self._catch_up, self._on_adopted = in_sync, catch_up, on_adopted
+        super().__init__(context, replica)
+        self._machine, self._catch_up, self._on_adopted = machine, catch_up, on_adopted
         self.counters = Counters()
         self._calls = 0
         self._busy = asyncio.Lock()
@@ -88,19 +95,13 @@ class Repairer:
         self._logged = self._closing = False
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def opened(self) -> bool:
+        """True while the store can be read."""
+        return self._machine.opened
+
     def _peer(self) -> Node | None:
-        """The current process of another replica with everything committed: for a minute the view may also hold a former process of
-        it."""
-        own = self._context.membership.node
-        member = own.member if own is not None else 0
-        members = set(self._in_sync())
-        others: dict[int, Node] = {}
-        for node in self._context.view.replicas("xiu", self._partition):
-            if node.member != member and hex_id(node.member) in members:
-                known = others.get(node.member)
-                if known is None or node.member_incarnation > known.member_incarnation:
-                    others[node.member] = node
-        return next(iter(others.values()), None)
+        return next(iter(self.others()), None)
 
     # --- reads
 
@@ -208,10 +209,51 @@ class Repairer:
         async with self._busy:
             pass
 
-    async def verify(self, end: int) -> Checked:
-        """Read and check everything. Raises DiskFailed, Unavailable."""
-        cursor = self._machine.store.cursor()
-        return await asyncio.to_thread(verify, cursor, end)
+    async def check(self, end: int = -1) -> Checked:
+        """Read and check everything; `end`: see `verify`. Raises DiskFailed, Unavailable."""
+        with closing(self._machine.store.cursor()) as cursor:
+            return await asyncio.to_thread(verify, cursor, end)
+
+    async def verify(self, repair: bool) -> repair_pb2.VerifyReply:
+        """Check everything stored, and repair it if asked to. Raises DiskFailed, Unavailable."""
+        checked = await self.check()
+        damaged, before, text = checked.damaged, self.counters.rows_repaired, ""
+        if damaged and repair:
+            try:
+                checked = await self._repaired_now()
+            except PixiuError as error:
+                text = f"{error.code}: {error}"
+        return repair_pb2.VerifyReply(
+            checked=checked.records, damaged=damaged, repaired=self.counters.rows_repaired - before, left=checked.damaged, text=text
+        )
+
+    async def _repaired_now(self) -> Checked:
+        """Repair the store, or wait for a repair begun elsewhere; return the check after it. Raises PixiuError."""
+        for _ in range(REPAIR_TRIES):
+            await self.idle()
+            checked = await self.check()
+            if not checked.damaged:
+                return checked
+            try:
+                await self.repair()
+            except Overloaded:
+                continue
+            return await self.check()
+        raise Overloaded("this replica keeps repairing itself; look at its log")
+
+    def mark(self) -> int:
+        """The highest sequence here."""
+        return self._machine.store.head.last
+
+    async def digests(self, mark: int, *, leads: bool) -> Digests:
+        """Digest the blocks up to a sequence, which a leader may still be about to apply. Raises DiskFailed, Unavailable."""
+        store, limit = self._machine.store, time.monotonic() + BEHIND_S
+        while store.head.last < mark:
+            if time.monotonic() > limit:
+                raise Unavailable(f"this replica has no position {mark} within {BEHIND_S:.0f} s; compare again later")
+            await asyncio.sleep(BEHIND_POLL_S)
+        floor = store.head.floor
+        return Digests(mark, (await self.check(mark)).ranges, floor)
 
     async def close(self) -> None:
         """Let a repair in progress end first, since it holds the store's files; one that waits for another replica fails."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!cluster/wire/v1/pi_replicas.proto\x12\x08pixiu.v1\"i\n\x0ePiLearnRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x05 \x01(\x06\"r\n\x0cPiLearnReply\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x03 \x01(\x06\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x0c\x12\x11\n\tcommitted\x18\x06 \x01(\x06\"\x1f\n\x0fPiDigestRequest\x12\x0c\n\x04mark\x18\x01 \x01(\x06\"@\n\rPiDigestReply\x12\x10\n\x08position\x18\x01 \x01(\x06\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"3\n\x0fPiGiveUpRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"-\n\rPiGiveUpReply\x12\x0c\n\x04lost\x18\x01 \x03(\t\x12\x0e\n\x06values\x18\x02 \x01(\x04\"\"\n\x10PiCompareRequest\x12\x0e\n\x06repair\x18\x01 \x01(\x08\"e\n\x0ePiCompareReply\x12\r\n\x05leads\x18\x01 \x01(\x08\x12\x10\n\x08position\x18\x02 \x01(\x06\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x11\n\tdiffering\x18\x04 \x03(\r\x12\x11\n\trepairing\x18\x05 \x01(\x08\x32\xc9\x01\n\nPiReplicas\x12<\n\x06\x44igest\x12\x19.pixiu.v1.PiDigestRequest\x1a\x17.pixiu.v1.PiDigestReply\x12?\n\x07\x43ompare\x12\x1a.pixiu.v1.PiCompareRequest\x1a\x18.pixiu.v1.PiCompareReply\x12<\n\x06GiveUp\x12\x19.pixiu.v1.PiGiveUpRequest\x1a\x17.pixiu.v1.PiGiveUpReply2I\n\nPiDoubling\x12;\n\x05Learn\x12\x18.pixiu.v1.PiLearnRequest\x1a\x16.pixiu.v1.PiLearnReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!cluster/wire/v1/pi_replicas.proto\x12\x08pixiu.v1\"i\n\x0ePiLearnRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x05 \x01(\x06\"r\n\x0cPiLearnReply\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x03 \x01(\x06\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x0c\x12\x11\n\tcommitted\x18\x06 \x01(\x06\x32I\n\nPiDoubling\x12;\n\x05Learn\x12\x18.pixiu.v1.PiLearnRequest\x1a\x16.pixiu.v1.PiLearnReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PILEARNREQUEST']._serialized_end=152
   _globals['_PILEARNREPLY']._serialized_start=154
   _globals['_PILEARNREPLY']._serialized_end=268
-  _globals['_PIDIGESTREQUEST']._serialized_start=270
-  _globals['_PIDIGESTREQUEST']._serialized_end=301
-  _globals['_PIDIGESTREPLY']._serialized_start=303
-  _globals['_PIDIGESTREPLY']._serialized_end=367
-  _globals['_PIGIVEUPREQUEST']._serialized_start=369
-  _globals['_PIGIVEUPREQUEST']._serialized_end=420
-  _globals['_PIGIVEUPREPLY']._serialized_start=422
-  _globals['_PIGIVEUPREPLY']._serialized_end=467
-  _globals['_PICOMPAREREQUEST']._serialized_start=469
-  _globals['_PICOMPAREREQUEST']._serialized_end=503
-  _globals['_PICOMPAREREPLY']._serialized_start=505
-  _globals['_PICOMPAREREPLY']._serialized_end=606
-  _globals['_PIREPLICAS']._serialized_start=609
-  _globals['_PIREPLICAS']._serialized_end=810
-  _globals['_PIDOUBLING']._serialized_start=812
-  _globals['_PIDOUBLING']._serialized_end=885
+  _globals['_PIDOUBLING']._serialized_start=270
+  _globals['_PIDOUBLING']._serialized_end=343
 # @@protoc_insertion_point(module_scope)

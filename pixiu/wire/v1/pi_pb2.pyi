@@ -20,54 +20,6 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class PiVerifyRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPAIR_FIELD_NUMBER: _builtins.int
-    repair: _builtins.bool
-    """begin the repair of what is damaged: the process starts again, and takes the state elsewhere"""
-    def __init__(
-        self,
-        *,
-        repair: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["repair", b"repair"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PiVerifyRequest: _TypeAlias = PiVerifyRequest  # noqa: Y015
-
-@_typing.final
-class PiVerifyReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VALUES_FIELD_NUMBER: _builtins.int
-    DAMAGE_FIELD_NUMBER: _builtins.int
-    REPAIRING_FIELD_NUMBER: _builtins.int
-    values: _builtins.int
-    """that are whole"""
-    damage: _builtins.str
-    """the first broken value; empty: there is none"""
-    repairing: _builtins.bool
-    """another replica is in sync: this one takes its state from there"""
-    def __init__(
-        self,
-        *,
-        values: _builtins.int = ...,
-        damage: _builtins.str = ...,
-        repairing: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage", b"damage", "repairing", b"repairing", "values", b"values"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PiVerifyReply: _TypeAlias = PiVerifyReply  # noqa: Y015
-
-@_typing.final
 class PiRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

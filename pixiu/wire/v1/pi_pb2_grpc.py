@@ -41,11 +41,6 @@ class PiStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiReply.FromString,
                 _registered_method=True)
-        self.Verify = channel.unary_unary(
-                '/pixiu.v1.Pi/Verify',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiVerifyRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiVerifyReply.FromString,
-                _registered_method=True)
 
 
 class PiServicer(object):
@@ -59,13 +54,6 @@ class PiServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Verify(self, request, context):
-        """For operators: check the CRC of every value that is stored.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_PiServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,11 +61,6 @@ def add_PiServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiReply.SerializeToString,
-            ),
-            'Verify': grpc.unary_unary_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiVerifyRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__pb2.PiVerifyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -109,33 +92,6 @@ class Pi(object):
             '/pixiu.v1.Pi/Exchange',
             pixiu_dot_wire_dot_v1_dot_pi__pb2.PiRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_pi__pb2.PiReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Verify(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pixiu.v1.Pi/Verify',
-            pixiu_dot_wire_dot_v1_dot_pi__pb2.PiVerifyRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_pi__pb2.PiVerifyReply.FromString,
             options,
             channel_credentials,
             insecure,

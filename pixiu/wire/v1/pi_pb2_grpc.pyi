@@ -36,8 +36,6 @@ class PiStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PiAsyncStub: ...
     Exchange: _grpc.StreamStreamMultiCallable[_pi_pb2.PiRequest, _pi_pb2.PiReply]
-    Verify: _grpc.UnaryUnaryMultiCallable[_pi_pb2.PiVerifyRequest, _pi_pb2.PiVerifyReply]
-    """For operators: check the CRC of every value that is stored."""
 
 @_typing.type_check_only
 class PiAsyncStub(PiStub):
@@ -47,8 +45,6 @@ class PiAsyncStub(PiStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Exchange: _aio.StreamStreamMultiCallable[_pi_pb2.PiRequest, _pi_pb2.PiReply]  # type: ignore[assignment]
-    Verify: _aio.UnaryUnaryMultiCallable[_pi_pb2.PiVerifyRequest, _pi_pb2.PiVerifyReply]  # type: ignore[assignment]
-    """For operators: check the CRC of every value that is stored."""
 
 class PiServicer(metaclass=_abc_1.ABCMeta):
     """Between a proxy or relay and the leader of a Pi partition. Requests of a stream are taken in their order; what was refused
@@ -61,13 +57,5 @@ class PiServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_pi_pb2.PiRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_pi_pb2.PiReply], _abc.AsyncIterator[_pi_pb2.PiReply]]: ...
-
-    @_abc_1.abstractmethod
-    def Verify(
-        self,
-        request: _pi_pb2.PiVerifyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_pi_pb2.PiVerifyReply, _abc.Awaitable[_pi_pb2.PiVerifyReply]]:
-        """For operators: check the CRC of every value that is stored."""
 
 def add_PiServicer_to_server(servicer: PiServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

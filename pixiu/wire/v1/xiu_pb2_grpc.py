@@ -54,11 +54,6 @@ class XiuStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsReply.FromString,
                 _registered_method=True)
-        self.Verify = channel.unary_unary(
-                '/pixiu.v1.Xiu/Verify',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.FromString,
-                _registered_method=True)
         self.Restore = channel.unary_unary(
                 '/pixiu.v1.Xiu/Restore',
                 request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.SerializeToString,
@@ -102,13 +97,6 @@ class XiuServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Verify(self, request, context):
-        """For operators: check everything that is stored, and repair what is damaged from another replica.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Restore(self, request, context):
         """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
         blocks in order, then end; begin again to go on where it broke off. Audited.
@@ -146,11 +134,6 @@ def add_XiuServicer_to_server(servicer, server):
                     servicer.Rows,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsReply.SerializeToString,
-            ),
-            'Verify': grpc.unary_unary_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.SerializeToString,
             ),
             'Restore': grpc.unary_unary_rpc_method_handler(
                     servicer.Restore,
@@ -271,33 +254,6 @@ class Xiu(object):
             '/pixiu.v1.Xiu/Rows',
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Verify(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pixiu.v1.Xiu/Verify',
-            pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.FromString,
             options,
             channel_credentials,
             insecure,

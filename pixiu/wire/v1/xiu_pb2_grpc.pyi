@@ -39,8 +39,6 @@ class XiuStub:
     """Where the partition stands."""
     Rows: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.RowsRequest, _xiu_pb2.RowsReply]
     """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
-    Verify: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.VerifyRequest, _xiu_pb2.VerifyReply]
-    """For operators: check everything that is stored, and repair what is damaged from another replica."""
     Restore: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.RestoreRequest, _xiu_pb2.RestoreReply]
     """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
     blocks in order, then end; begin again to go on where it broke off. Audited.
@@ -59,8 +57,6 @@ class XiuAsyncStub(XiuStub):
     """Where the partition stands."""
     Rows: _aio.UnaryUnaryMultiCallable[_xiu_pb2.RowsRequest, _xiu_pb2.RowsReply]  # type: ignore[assignment]
     """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
-    Verify: _aio.UnaryUnaryMultiCallable[_xiu_pb2.VerifyRequest, _xiu_pb2.VerifyReply]  # type: ignore[assignment]
-    """For operators: check everything that is stored, and repair what is damaged from another replica."""
     Restore: _aio.UnaryUnaryMultiCallable[_xiu_pb2.RestoreRequest, _xiu_pb2.RestoreReply]  # type: ignore[assignment]
     """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
     blocks in order, then end; begin again to go on where it broke off. Audited.
@@ -100,14 +96,6 @@ class XiuServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_xiu_pb2.RowsReply, _abc.Awaitable[_xiu_pb2.RowsReply]]:
         """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
-
-    @_abc_1.abstractmethod
-    def Verify(
-        self,
-        request: _xiu_pb2.VerifyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_xiu_pb2.VerifyReply, _abc.Awaitable[_xiu_pb2.VerifyReply]]:
-        """For operators: check everything that is stored, and repair what is damaged from another replica."""
 
     @_abc_1.abstractmethod
     def Restore(

@@ -150,7 +150,7 @@ def test_the_page_says_who_may_call_what() -> None:
         "nobody": (),
         "replicas of the same role": (SAME,),
     }
-    said = {method: names.get(who) or tuple(who.split(", ")) if who != "nobody" else () for method, who in rows}
+    said = {method: [each for word in who.split(", ") for each in names.get(word, (word,))] for method, who in rows}
     assert {method: sorted(who) for method, who in said.items()} == {method: sorted(who) for method, who in METHODS.items()}
 
 
@@ -195,7 +195,7 @@ async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.listeners.call_guard.REVOKED_S", 0.0)
-    method = "/pixiu.v1.Xiu/Verify"
+    method = "/pixiu.v1.Repair/Compare"
     for role in ("xiu", "operator"):
         issue(folders / "ca", role, tmp_path)
     channels = []
@@ -274,7 +274,7 @@ async def test_certificates_are_exchanged_while_the_listener_is_open_even_those_
 ) -> None:
     for role in ("xiu", "operator"):
         issue(folders / "ca", role, tmp_path)
-    method = "/pixiu.v1.Xiu/Verify"
+    method = "/pixiu.v1.Repair/Compare"
     async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
         with being(Tls(tmp_path, "operator")):
             assert await tried(address, "xiu", method) is grpc.StatusCode.OK

@@ -6,40 +6,18 @@ import io
 
 from rich.console import Console
 
-from ops.repair.repair import Checked, absent, compare, table
+from ops.repair.repair import Checked, absent, table
 from pixiu.discovery.node import Node, NodeState
 from pixiu.ids import EndpointID
 from tools.cli.replicas import ReplicaStatus
 
 
-def replica(number: int, ranges: dict[int, int], floor: int = 0) -> Checked:
-    return Checked("xiu", 0, number, f"{number:016x}", checked=7, last=1 << 20, floor=floor, ranges=ranges)
-
-
-def test_ranges_that_one_of_them_lacks_or_has_otherwise_are_counted() -> None:
-    one, same, other, lacking = (
-        replica(0, {0: 1, 65536: 2}),
-        replica(1, {0: 1, 65536: 2}),
-        replica(2, {0: 1, 65536: 3}),
-        replica(3, {0: 1}),
-    )
-    compare([one, same, other, lacking])
-    assert [each.differing for each in (one, same, other, lacking)] == [0, 0, 1, 1]
-    assert [each.well for each in (one, same, other, lacking)] == [True, True, False, False]
-
-
-def test_what_one_of_them_trimmed_already_is_not_compared() -> None:
-    one, trimmed = replica(0, {0: 1, 65536: 2, 131072: 4}), replica(1, {65536: 9, 131072: 4}, floor=70_000)
-    compare([one, trimmed])
-    assert trimmed.well
-    compare([one, replica(1, {})])
-    alone = replica(0, {0: 1})
-    compare([alone])
-    assert alone.well
+def replica(number: int) -> Checked:
+    return Checked("xiu", 0, number, f"{number:016x}", checked=7)
 
 
 def test_what_is_left_or_could_not_be_asked_is_not_well_and_is_shown() -> None:
-    left, silent = replica(0, {}), replica(1, {})
+    left, silent = replica(0), replica(1)
     left.left, silent.text = 1, "does not answer"
     assert not left.well
     assert not silent.well
@@ -48,7 +26,6 @@ def test_what_is_left_or_could_not_be_asked_is_not_well_and_is_shown() -> None:
     shown = console.export_text()
     assert "does not answer" in shown
     assert "0000000000000001" in shown
-    assert "ranges" not in left.json()
 
 
 def status(member: str, in_sync: tuple[str, ...], leader: str = "a") -> ReplicaStatus:

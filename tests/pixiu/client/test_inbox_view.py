@@ -255,9 +255,6 @@ class Pi(pi_pb2_grpc.PiServicer):
                 return
             yield self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
-    async def Verify(self, request: Any, context: Any) -> pi_pb2.PiVerifyReply:
-        raise AssertionError("nobody asks for it")
-
 
 class Layouts:
     """A view with some Pis in it."""

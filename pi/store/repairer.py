@@ -1,17 +1,21 @@
-"""Repair of a Pi's state: taken from an undamaged replica, never from one that is broken as well.
+"""Repair of a Pi's state, taken from an undamaged replica and never from one that is broken as well, and its digests.
 
     a broken value ──▶ another replica in sync checks all of its own ──▶ whole: this process ends, and begins again with its state
                                                                    └─▶ broken as well, or none exists: undamaged values are served,
                                                                        until an operator gives up the lost ones
 
-Source: docs/pi.md, docs/promises.md, "Failure rules".
+    replica ── a new mark ──▶ leader ── entry ──▶ log ──▶ both apply it: a view on each, which is digested
+
+Source: docs/pi.md, docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
@@ -19,17 +23,20 @@ import grpc.aio
 
 from cluster.process.context import Context
 from cluster.replication.replica import Replica
+from cluster.store.repair.digests import Digests
+from cluster.store.repair.repairer import StoreRepairer
+from cluster.wire.v1 import repair_pb2 as pb
+from cluster.wire.v1.repair_pb2_grpc import RepairStub
 from pi.early import EARLY_KIND, encode_early
 from pi.keys import name_of
 from pi.store.machine import Machine
+from pi.store.view import MARK_BYTES, MARK_KIND, View
 from pixiu.discovery.node import Node
-from pixiu.errors import InvalidArgument, StateDamaged, StorageError, Unavailable
-from pixiu.ids import hex_id
+from pixiu.errors import InvalidArgument, MalformedData, OutcomeUnknown, StateDamaged, StorageError, Unavailable
+from pixiu.ids import MAX_ID
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import peer_channel
 from pixiu.wire.inbox_operations import ENTRY_KIND, GiveUp, encode
-from pixiu.wire.v1 import pi_pb2
-from pixiu.wire.v1.pi_pb2_grpc import PiStub
 
 NOT_MARKED: Final = "pi_state_not_marked"
 GIVEN_UP: Final = "pi_values_given_up"
@@ -39,63 +46,107 @@ ASK_AGAIN_S: Final = 300.0
 """Interval after which a replica that is broken as well is asked again, seconds: for the answer it reads its whole store."""
 CHECK_S: Final = 3600.0
 EARLY_POLL_S: Final = 0.05
+STANDSTILL_S: Final = 3.0
+"""Time after which a state that stands still is called damaged, seconds: an operator's entry that others have may be on its way."""
+MARK_S: Final = 30.0
+"""Time limit for a replica to apply the mark, seconds."""
 KEYS_AT_ONCE: Final = 1000
 """Keys in one entry of the log."""
 MAX_NAMED: Final = 1000
 """Limit of values named in the answer and in the audit. Policy: the rest is only counted."""
 
 
-class Repairer:
+class Repairer(StoreRepairer):
     """Repairs one replica's state.
 
     Args:
         context: of the process.
-        partition: of this replica.
         machine: its state.
         replica: its log.
         spawn: runs a task of the process.
     """
 
+    RANGES = "users"
+
     def __init__(
-        self,
-        context: Context[Any],
-        partition: int,
-        machine: Machine,
-        replica: Replica,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        self, context: Context[Any], machine: Machine, replica: Replica, spawn: Callable[[Coroutine[Any, Any, None]], object]
     ) -> None:
-        self._context, self._partition, self._machine, self._replica, self._spawn = context, partition, machine, replica, spawn
+        super().__init__(context, replica)
+        self._machine, self._spawn = machine, spawn
         self._asking = asyncio.Lock()
         self._ask_at = 0.0
         self._giving_up = asyncio.Lock()
         self.alone = ""
         """Why the damage is not repaired; empty: it is, or there is none."""
 
-    def _others(self) -> list[Node]:
-        """Other replicas that have everything committed."""
-        status = self._replica.status()
-        in_sync = status.get("in_sync")
-        members = set(in_sync) - {status["member"]} if isinstance(in_sync, list) else set()
-        return [node for node in self._context.view.replicas("pi", self._partition) if hex_id(node.member) in members]
+    @property
+    def opened(self) -> bool:
+        """True while the state can be read."""
+        return self._machine.opened
 
     async def whole_one(self) -> Node | None:
         """Another replica in sync that reports its whole state as undamaged."""
-        for node in self._others():
+        for node in self.others():
             async with peer_channel(node.address, "pi", PEER_CHANNEL) as channel:
-                stub: Any = PiStub(channel)
+                stub: Any = RepairStub(channel)
                 try:
-                    reply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=False), timeout=CHECK_S)
+                    reply = await stub.Verify(pb.VerifyRequest(repair=False), timeout=CHECK_S)
                 except grpc.aio.AioRpcError:
                     continue
-            if not reply.damage:
+            if not reply.left:
                 return node
         return None
 
+    # --- comparison with the leader
+
+    def mark(self) -> int:
+        """Choose a mark at random."""
+        return secrets.randbelow(MAX_ID) + 1
+
+    async def digests(self, mark: int, *, leads: bool) -> Digests:
+        """Digest the state right after a mark's entry, which a leader writes. Raises NotLeader, Overloaded, Unavailable,
+        MalformedData, StorageError."""
+        if not 0 < mark <= MAX_ID:
+            raise MalformedData(f"there is no mark {mark}")
+        async with self._expected(mark) as future:
+            try:
+                if leads:
+                    await self._replica.propose([(MARK_KIND, mark.to_bytes(MARK_BYTES, "little"))])
+                async with asyncio.timeout(MARK_S):
+                    view = await asyncio.shield(future)
+            except OutcomeUnknown as unknown:
+                raise Unavailable("this replica is no longer the leader; compare again") from unknown
+            except TimeoutError as late:
+                raise Unavailable(f"this replica does not reach the mark within {MARK_S:.0f} s; compare again later") from late
+            digest = await self._machine.digest(view)
+            return Digests(view.position, dict(enumerate(digest.sums)))
+
+    @asynccontextmanager
+    async def _expected(self, mark: int) -> AsyncIterator[asyncio.Future[View]]:
+        future = self._machine.views.expect(mark)
+        try:
+            yield future
+        finally:
+            self._machine.views.forget(mark)
+
     # --- damage
+
+    async def verify(self, repair: bool) -> pb.VerifyReply:
+        """Check every stored value; repaired, the process starts again. Raises PixiuError."""
+        limit = time.monotonic() + STANDSTILL_S
+        while self._machine.stop.at and time.monotonic() < limit:
+            await asyncio.sleep(EARLY_POLL_S)
+        try:
+            return pb.VerifyReply(checked=await self._machine.verify())
+        except StateDamaged as damage:
+            text = self._machine.damaged = str(damage)
+        restarts = repair and await self.begin_again(text)
+        alone = "; no other replica in sync is undamaged" if repair and not restarts else ""
+        return pb.VerifyReply(damaged=1, left=1, text=text + alone, restarts=restarts)
 
     def damaged(self, text: str) -> None:
         """Begin a repair: a value is broken."""
-        if not self._others():
+        if not self.others():
             self._stay("no other replica is in sync")
         elif not self._asking.locked() and time.monotonic() >= self._ask_at:
             self._spawn(self._repair(text))
@@ -103,7 +154,7 @@ class Repairer:
     def _stay(self, why: str) -> None:
         self.alone = (
             f"{why}: start one that is undamaged, or give up what is lost with "
-            f"`pixiu repair --role pi --partition {self._partition} --drop --reason TEXT`"
+            f"`pixiu repair --role pi --partition {self._context.options.partition} --drop --reason TEXT`"
         )
 
     async def _repair(self, text: str) -> None:
