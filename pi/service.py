@@ -40,7 +40,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, Overloaded, PixiuError, StateDamaged
 from pixiu.ids import msg_lane
-from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc
+from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 BEHIND_RETRY_MS: Final = 200
@@ -77,8 +77,7 @@ class Service(StoreShell):
         context.streams.serve(EXCHANGE, pi_pb2.PiRequest.FromString, served.exchange_framed)
         DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)
-        self._export = PiExport(self._machine, options)
-        export_pb2_grpc.add_ExportServicer_to_server(self._export, context.server)
+        self._export = PiExport(context, self._machine)
         context.metrics.collect_from(self._samples)
 
     # --- what the runtime calls
@@ -95,7 +94,6 @@ class Service(StoreShell):
 
     def on_view(self, view: View) -> None:
         """Note the addresses of other partitions."""
-        self._export.view = view
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
         self._runner.step(ev.LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
         self._doubling.look()

@@ -29,7 +29,7 @@ from cluster.store.shell import StoreShell
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.errors import DiskFull, PixiuError, StorageError, StoreDamaged, Unavailable
-from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
 from xiu.core import Core, CoreSettings
 from xiu.doubling.cuts import Cuts
@@ -108,8 +108,7 @@ class Service(StoreShell):
         self._runner.effects.on(ev.EndStream, lambda effect: self._streams.end(effect.stream, effect.text))
         xiu_pb2_grpc.add_XiuServicer_to_server(served, context.server)
         context.streams.serve(STORE, xiu_pb2.StoreRequest.FromString, served.store)
-        self.export = XiuExport(self, options)
-        export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
+        self._export = XiuExport(context, self)
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
@@ -170,7 +169,7 @@ class Service(StoreShell):
         """Flush and close; the table is removed if everything is in the store."""
         await self.cancel_tasks()
         self._streams.close()
-        self.export.exporter.close()
+        self._export.exporter.close()
         await self.healer.close()
         await self.cuts.close()
         self.stop_runners()
@@ -201,7 +200,6 @@ class Service(StoreShell):
 
     def on_view(self, view: View) -> None:
         """Take the layout, and the address of each partition's server."""
-        self.export.view = view
         there = view.layout.roles.get("xiu")
         if there is not None and self._laid_out is not None and not there.grew(self._laid_out):
             if there != self._refused:
@@ -358,7 +356,7 @@ class Service(StoreShell):
         return {
             **totals(core.counters),
             **core.samples(),
-            **self.export.exporter.samples(),
+            **self._export.exporter.samples(),
             **totals(table.counters, "table_"),
             "table_bytes": table.used_bytes,
             "table_unpersisted": table.unpersisted,

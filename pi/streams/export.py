@@ -9,22 +9,21 @@ Source: docs/pipeline.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-import grpc.aio
-
-from cluster.replication.export.export import PART_ROWS, Breath, Exporter, Part, closed, replicas_of, users_of
+from cluster.process.context import Context
+from cluster.store.export.export import PART_ROWS, Breath, Part
+from cluster.store.export.service import ExportService
 from pi.inboxes.chunk import Chunk
 from pi.inboxes.inbox import Head, User
 from pi.keys import CHUNK_KEY, CURSOR_KEY, CURSOR_VALUE, EPOCH_S, INBOX_KEY, USER_KEY, unseal
-from pi.options import Options
+from pi.store.machine import Machine
 from pi.store.store import StateStore
-from pixiu.discovery.view import View
-from pixiu.errors import InvalidArgument, NotYet
+from pixiu.errors import NotYet
 from pixiu.ids import MAX_ID
-from pixiu.wire.export_tables import ACKNOWLEDGEMENTS, DEVICES, HEADS, INBOXES, ROLE_OF_TABLE, Columns, columns_of
-from pixiu.wire.v1 import export_pb2, export_pb2_grpc
+from pixiu.wire.export_tables import ACKNOWLEDGEMENTS, DEVICES, HEADS, INBOXES, Columns
+from pixiu.wire.v1 import export_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,85 +138,36 @@ class Export:
     def _batch(self, rows: list[Row]) -> pa.RecordBatch | None:
         import pyarrow as pa  # a process that exports nothing saves Arrow's 40 MiB
 
-        from cluster.replication.export.arrow import schema_of
+        from cluster.store.export.arrow import schema_of
 
         if not rows:
             return None
-        schema = schema_of(self._columns)
-        arrays = [
-            pa.repeat(pa.scalar(self._partition, field.type), len(rows))
-            if field.name == "pi_partition"
-            else pa.array([row[field.name] for row in rows], field.type)
-            for field in schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for row in rows:
+            row["pi_partition"] = self._partition
+        return pa.RecordBatch.from_pylist(rows, schema=schema_of(self._columns))
 
 
-class Machine(Protocol):
-    """Interface of `pi.store.machine.Machine` to the service."""
+class PiExport(ExportService):
+    """Serves `pixiu.v1.Export` of a Pi."""
 
-    opened: bool
-    store: StateStore
-    flushed: int
+    def __init__(self, context: Context[Any], machine: Machine) -> None:
+        super().__init__(context)
+        self._machine, self.reading = machine, machine.writing
 
     @property
-    def applied(self) -> int:
-        """The counter of the last entry in the state."""
+    def opened(self) -> bool:
+        """True while the state can be read."""
+        return self._machine.opened
 
-    @property
-    def writing(self) -> asyncio.Lock:
-        """Held while the store is written or replaced."""
+    def bounds(self, request: export_pb2.BoundsRequest) -> export_pb2.BoundsReply:
+        """Report the applied position of the state."""
+        return export_pb2.BoundsReply(applied=self._machine.applied)
 
-
-class PiExport(export_pb2_grpc.ExportServicer):
-    """Serves `pixiu.v1.Export`."""
-
-    def __init__(self, machine: Machine, options: Options) -> None:
-        self._machine = machine
-        self._partition = options.partition
-        self.exporter = Exporter(options.export_share)
-        self.view: View | None = None
-        """View of the cluster."""
-
-    async def Bounds(
-        self, request: export_pb2.BoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> export_pb2.BoundsReply:
-        """Applied position of the state, and the replicas that have it."""
-        if not self._machine.opened:
-            raise closed("Pi")
-        return export_pb2.BoundsReply(
-            role="pi",
-            partition=self._partition,
-            partitions=self.view.layout.partitions("pi") if self.view is not None and self.view.layout.roles else 1,
-            applied=self._machine.applied,
-            replicas=replicas_of(self.view, "pi"),
-            cluster=self.view.layout.cluster if self.view is not None else "",
-        )
-
-    async def Rows(
-        self, request: export_pb2.RowsOfRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[export_pb2.RowsOfReply]:
-        """Rows in the order of their keys."""
-        machine = self._machine
-        if not machine.opened:
-            raise closed("Pi")
-        if request.table not in _TABLES:
-            known = ", ".join(table for table, role in ROLE_OF_TABLE.items() if role == "pi")
-            raise InvalidArgument(f"a Pi has the tables {known}, not {request.table!r}")
-        columns, users = columns_of(request.table, request.columns), users_of(request)
-        await self._reach(request.applied)
-        export = Export(self._partition, lambda: machine.store, request.table, columns, users, request.after)
-        async for reply in self.exporter.stream(columns, export.part, machine.writing):
-            yield reply
-
-    async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
-        """Refuse: inboxes depend on acknowledgements of devices, not on exports."""
-        raise InvalidArgument("a Pi has no positions to hold; name readers to a Xiu")
-
-    async def _reach(self, counter: int) -> None:
-        """Wait until the store holds the entries up to a counter. Raises NotYet."""
-        until = asyncio.get_running_loop().time() + APPLIED_S
-        while self._machine.flushed < counter:
+    async def parts(self, request: export_pb2.RowsOfRequest, columns: Columns, users: frozenset[int]) -> Callable[[], Part]:
+        """Wait until the store holds the wanted entries; then read rows in the order of their keys. Raises NotYet."""
+        machine, until = self._machine, asyncio.get_running_loop().time() + APPLIED_S
+        while machine.flushed < request.applied:
             if asyncio.get_running_loop().time() > until:
-                raise NotYet(f"this replica's store holds the log up to {self._machine.flushed}, and not {counter}")
+                raise NotYet(f"this replica's store holds the log up to {machine.flushed}, and not {request.applied}")
             await asyncio.sleep(POLL_S)
+        return Export(self._partition, lambda: machine.store, request.table, columns, users, request.after).part

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.replication.export.export import Part
 from cluster.replication.model import Entry
+from cluster.store.export.export import Part
 from pi.keys import EPOCH_S, chunk_key
 from pi.store.machine import Machine
 from pi.streams import export as export_module

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cluster.replication.export import export as shared
-from cluster.replication.export.arrow import schema_of
-from cluster.replication.export.export import Part
+from cluster.store.export import export as shared
+from cluster.store.export.arrow import schema_of
+from cluster.store.export.export import Part
 from pixiu.errors import Gone, InvalidArgument, StoreDamaged, Unavailable
 from pixiu.ids import msg_id, snowflake, snowflake_time_ms
 from pixiu.wire.export_tables import MESSAGES, columns_of
@@ -219,7 +219,7 @@ def test_arrow_reads_what_leaves(stored: Stored) -> None:
 
 
 async def test_a_store_without_pyarrow_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cluster.replication.export.arrow", None)
+    monkeypatch.setitem(sys.modules, "cluster.store.export.arrow", None)
     exporter = shared.Exporter(1.0)
     with pytest.raises(Unavailable, match=r"pip install 'pixiu-cluster\[export\]' on every Xiu and Pi"):
         await anext(exporter.stream(columns_of(MESSAGES, ()), lambda: Part(None, last=True)))

@@ -7,20 +7,18 @@ Source: docs/pipeline.md.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
-import grpc.aio
-
-from cluster.replication.export.export import PART_BYTES, PART_ROWS, Breath, Exporter, Part, closed, replicas_of, users_of
-from pixiu.discovery.view import View
-from pixiu.errors import Gone, InvalidArgument, NotYet
+from cluster.process.context import Context
+from cluster.store.export.export import PART_BYTES, PART_ROWS, Breath, Part
+from cluster.store.export.service import ExportService
+from pixiu.errors import Gone, NotYet, Unavailable
 from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS
-from pixiu.wire.export_tables import MESSAGES, Columns, columns_of
-from pixiu.wire.v1 import export_pb2, export_pb2_grpc
+from pixiu.wire.export_tables import Columns
+from pixiu.wire.v1 import export_pb2
 from xiu.core import Core
 from xiu.export.holding import Holding
-from xiu.options import Options
 from xiu.records.block import Block
 from xiu.state.readers import EVERYTHING
 from xiu.state.state import Head
@@ -119,7 +117,7 @@ def bounds(messages: Messages, request: export_pb2.BoundsRequest) -> export_pb2.
     head = messages.head
     end = head.last + 1
     begin, stop = max(request.begin, head.floor), min(request.end or end, end)
-    reply = export_pb2.BoundsReply(role="xiu", first=head.floor, end=end, applied=head.applied.counter)
+    reply = export_pb2.BoundsReply(first=head.floor, end=end, applied=head.applied.counter)
     reply.rows = advance(messages, begin, stop, end)[1]
     if request.limit:
         reply.advanced = advance(messages, begin, stop, request.limit)[0]
@@ -145,53 +143,38 @@ class Shell(Protocol):
         """The readers for which retention waits."""
 
 
-class XiuExport(export_pb2_grpc.ExportServicer):
-    """Serves `pixiu.v1.Export`."""
+class XiuExport(ExportService):
+    """Serves `pixiu.v1.Export` of a Xiu."""
 
-    def __init__(self, shell: Shell, options: Options) -> None:
+    def __init__(self, context: Context[Any], shell: Shell) -> None:
+        super().__init__(context)
         self._shell = shell
-        self._partition = options.partition
-        self.exporter = Exporter(options.export_share)
-        self.view: View | None = None
-        """View of the cluster."""
 
-    async def Bounds(
-        self, request: export_pb2.BoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> export_pb2.BoundsReply:
-        """Report bounds of positions, and the replicas that have them."""
-        messages = self._messages()
-        reply = await self.exporter.run(lambda: bounds(messages, request))
-        core = self._shell.core
+    @property
+    def opened(self) -> bool:
+        """True while messages can be read."""
+        return self._shell.reading is not None
+
+    def bounds(self, request: export_pb2.BoundsRequest) -> export_pb2.BoundsReply:
+        """Report bounds of positions. Raises StoreDamaged, DiskFailed."""
+        core, reply = self._shell.core, bounds(self._messages(), request)
         reply.leads = core is not None and core.epoch > 0
-        reply.partition = self._partition
-        reply.partitions = self.view.layout.partitions("xiu") if self.view is not None and self.view.layout.roles else 1
-        reply.replicas.extend(replicas_of(self.view, "xiu"))
-        reply.cluster = self.view.layout.cluster if self.view is not None else ""
         return reply
 
-    async def Rows(
-        self, request: export_pb2.RowsOfRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[export_pb2.RowsOfReply]:
-        """Stream messages in order."""
+    async def parts(self, request: export_pb2.RowsOfRequest, columns: Columns, users: frozenset[int]) -> Callable[[], Part]:
+        """Read messages in order. Raises NotYet."""
         messages = self._messages()
-        if request.table != MESSAGES:
-            raise InvalidArgument(f"a Xiu has the table {MESSAGES}, not {request.table!r}")
-        columns, users = columns_of(request.table, request.columns), users_of(request)
         if request.end > messages.head.last + 1:
             raise NotYet(f"this replica has no position {request.end - 1} so far; its last is {messages.head.last}")
         check_restored(request.begin, request.end, messages.head)
-        export = Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end))
-        async for reply in self.exporter.stream(columns, export.part):
-            yield reply
+        return Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end)).part
 
-    async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
-        """Note a reader in the partition's log: a replica that does not lead refuses."""
-        self._messages()
-        await self._shell.holding.hold(request.reader, EVERYTHING if request.release else request.position)
-        return export_pb2.HoldReply()
+    async def hold(self, reader: str, position: int | None) -> None:
+        """Note a reader in the partition's log."""
+        await self._shell.holding.hold(reader, EVERYTHING if position is None else position)
 
     def _messages(self) -> Messages:
         found = self._shell.reading
         if found is None:
-            raise closed("Xiu")
+            raise Unavailable("this Xiu is not open; try again soon")
         return found

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster.replication.export.arrow import schema_of
+from cluster.store.export.arrow import schema_of
 from pixiu.ids import SNOWFLAKE_EPOCH_MS
 from pixiu.wire.export_tables import Columns
 from pixiu.wire.record import (

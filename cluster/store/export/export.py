@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cluster.core.cancellation import to_its_end
-from pixiu.discovery.view import View
-from pixiu.errors import InvalidArgument, Overloaded, Unavailable
-from pixiu.wire.export_tables import MAX_USERS, Columns
+from pixiu.errors import Overloaded, Unavailable
+from pixiu.wire.export_tables import Columns
 from pixiu.wire.v1 import export_pb2
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
 
 def _schema_bytes(columns: Columns) -> bytes:
     try:
-        from cluster.replication.export.arrow import schema_of  # a process that exports nothing does without Arrow's 40 MiB
+        from cluster.store.export.arrow import schema_of  # a process that exports nothing does without Arrow's 40 MiB
     except ModuleNotFoundError:
         raise Unavailable(NO_ARROW) from None
     data: bytes = schema_of(columns).serialize().to_pybytes()
@@ -158,21 +157,3 @@ def _schema_bytes(columns: Columns) -> bytes:
 
 def _serialized(part: Part) -> tuple[Part, bytes]:
     return part, part.batch.serialize().to_pybytes() if part.batch is not None else b""
-
-
-def users_of(request: export_pb2.RowsOfRequest) -> frozenset[int]:
-    """Return the users whose rows are wanted; empty: all users. Raises InvalidArgument."""
-    if len(request.users) > MAX_USERS:
-        raise InvalidArgument(f"{len(request.users)} users; a request names at most {MAX_USERS}: ask several times")
-    return frozenset(request.users)
-
-
-def replicas_of(view: View | None, role: str) -> Sequence[export_pb2.ExportReplica]:
-    """Return the replicas that serve a role, for readers that know one replica."""
-    running = view.running(role) if view is not None else ()
-    return [export_pb2.ExportReplica(partition=node.partition, address=node.address) for node in running]
-
-
-def closed(role: str) -> Unavailable:
-    """Return the error of a process that is not open, or no longer."""
-    return Unavailable(f"this {role} is not open; try again soon")
