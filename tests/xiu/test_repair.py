@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -133,6 +134,14 @@ def test_what_the_other_replica_lacks_or_has_broken_too_is_refused() -> None:
                     rebuilt(Pages(whole.rows, {place}), whole, bad)
     with pytest.raises(StoreDamaged):
         rebuilt(Pages(whole.rows, {0}), whole, {})
+
+
+def test_a_replica_with_other_damage_helps_too() -> None:
+    whole = filled(12)
+    keys = [key for key in sorted(whole.rows) if key[:1] == BLOCKS]
+    for here, there in itertools.permutations(keys, 2):
+        broken, other = ({**whole.rows, key: whole.rows[key][:-1] + b"?"} for key in (here, there))
+        assert rebuilt(Pages(broken), whole, other) == (without_head(whole.rows), 1)
 
 
 def test_trimmed_stores_are_built_too() -> None:

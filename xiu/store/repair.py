@@ -21,6 +21,7 @@ import xxhash
 from pixiu.errors import StoreDamaged
 from pixiu.ids import MSG_COUNTER_BITS, msg_sequence
 from xiu.records import block as blocks
+from xiu.records.block import Block
 from xiu.state.dedupe import run_of_row
 from xiu.state.keys import BLOCKS, DEDUPE, DERIVED, DERIVED_KEY, HEAD_KEY, HELD, HOLDS, KEY, MARK, MARKS, RUNS, SNOWFLAKES
 from xiu.state.state import Head
@@ -54,60 +55,87 @@ class Checked:
     """First sequence of a range → digest of its blocks."""
 
 
-def verify(cursor: Cursor, end: int = -1) -> Checked:
-    """Read every row and check every block; digest blocks that begin at or before `end`, if any."""
-    checked = Checked()
-    expected = 0
-    row = _first_readable(cursor, b"", checked)
-    while row is not None:
-        key, value = row
-        if key[:1] == BLOCKS:
-            first: int = KEY.unpack(key)[1]
-            block = blocks.decode(first, value)
-            if block is None:
-                checked.damaged += 1
-                expected = 0
-            else:
-                checked.damaged += _is_hole(expected, first)
-                expected = block.last + 1
-                checked.blocks += 1
-                checked.records += block.count
-                if first <= end:
-                    begin = first >> RANGE_BITS << RANGE_BITS
-                    checked.ranges[begin] = xxhash.xxh64_intdigest(key + value, checked.ranges.get(begin, 0))
-        before = checked.damaged
-        try:
-            row = cursor.next()
-        except StoreDamaged:
-            checked.damaged += 1
-            row = _first_readable(cursor, key, checked)
-        if checked.damaged > before:
-            expected = 0  # a hole after damage was counted with it
-        if checked.damaged >= MAX_DAMAGED:
-            break
-    return checked
-
-
 def _is_hole(expected: int, first: int) -> bool:
     """True for a hole: sequences are dense within an epoch."""
     return bool(expected) and first != expected and first >> MSG_COUNTER_BITS == expected >> MSG_COUNTER_BITS
 
 
-def _first_readable(cursor: Cursor, after: bytes, checked: Checked) -> Row | None:
-    """Return the first readable row after a key, searched in doubling steps: the end of the damage is not known."""
-    if not after:
-        try:
-            return cursor.seek(b"")
-        except StoreDamaged:
+class Walk:
+    """Rows in order, each checked: a block with a wrong CRC and a hole in an epoch are damage like rows that cannot be read.
+
+    Its methods return the next undamaged row, None at the end, or raise StoreDamaged.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.block: Block
+        """The last row's, if that is a block."""
+        self.expected = 0
+        """Sequence after it; 0: not known."""
+        self.at = b""
+        """Key from which on rows are damaged, if the last call raised."""
+        self.broken = set[bytes]()
+        """Keys of blocks with a wrong CRC."""
+
+    def seek(self, key: bytes) -> Row | None:
+        """Return the first row at or after a key."""
+        self.at = key
+        return self._checked(self._cursor.seek(key))
+
+    def next(self) -> Row | None:
+        """Return the row after the last one."""
+        return self._checked(self._cursor.next())
+
+    def resume(self) -> Row | None:
+        """Return the first row after damage, searched in doubling steps: its end is not known."""
+        self.expected, step, size = 0, 1, DERIVED_KEY.size
+        number = int.from_bytes(self.at[:size].ljust(size, b"\0"), "big") + (len(self.at) > size)
+        while number < 1 << 8 * size:
+            try:
+                row = self._cursor.seek(number.to_bytes(size, "big"))
+            except StoreDamaged:
+                number, step = number + step, 2 * step
+            else:
+                return self._checked(row)
+        return None
+
+    def _checked(self, row: Row | None) -> Row | None:
+        if row is None:
+            return None
+        key, value = row
+        if key[:1] == BLOCKS:
+            first: int = KEY.unpack(key)[1]
+            if _is_hole(self.expected, first):
+                self.at = KEY.pack(BLOCKS, self.expected)
+                raise StoreDamaged(f"the blocks from sequence {self.expected:012x} to {first:012x} are missing")
+            block = blocks.decode(first, value)
+            if block is None:
+                self.at = key
+                self.broken.add(key)
+                raise StoreDamaged(f"the block of sequence {first:012x} has a wrong CRC")
+            self.block, self.expected = block, block.last + 1
+        self.at = key + b"\0"
+        return row
+
+
+def verify(cursor: Cursor, end: int = -1) -> Checked:
+    """Read every row and check every block; digest blocks that begin at or before `end`, if any."""
+    walk, checked = Walk(cursor), Checked()
+    row = _tried(walk.seek, b"")
+    while row is not None and checked.damaged < MAX_DAMAGED:
+        if isinstance(row, StoreDamaged):
             checked.damaged += 1
-    number, step = int.from_bytes(after.ljust(DERIVED_KEY.size, b"\0"), "big"), 1
-    limit = 1 << 8 * DERIVED_KEY.size
-    while (number := number + step) < limit:
-        try:
-            return cursor.seek(number.to_bytes(DERIVED_KEY.size, "big"))
-        except StoreDamaged:
-            step *= 2
-    return None
+            row = _tried(walk.resume)
+            continue
+        key, value = row
+        if key[:1] == BLOCKS:
+            checked.blocks += 1
+            checked.records += walk.block.count
+            if walk.block.first <= end:
+                begin = walk.block.first >> RANGE_BITS << RANGE_BITS
+                checked.ranges[begin] = xxhash.xxh64_intdigest(key + value, checked.ranges.get(begin, 0))
+        row = _tried(walk.next)
+    return checked
 
 
 def rebuild(cursor: Cursor, head: Head, put: Callable[[Row], None], peer: Callable[[bytes], Iterator[Row]]) -> int:
@@ -121,99 +149,57 @@ def rebuild(cursor: Cursor, head: Head, put: Callable[[Row], None], peer: Callab
 
     Returns the number of rows from the peer. Raises StoreDamaged if the peer lacks missing rows; errors of `peer`.
     """
-    taken, wanted, expected = 0, b"", 0
-    row = _seek(cursor, b"")
+    walk, taken = Walk(cursor), 0
+    row = _tried(walk.seek, b"")
     while row is not None:
         if isinstance(row, StoreDamaged):
-            filled, found = 0, False
-            for key, value in peer(wanted):
-                wanted = key
-                found = not isinstance(_seek(cursor, wanted), StoreDamaged)
-                if found:
-                    break
-                if _belongs(key, value, head):
-                    if key[:1] == BLOCKS:
-                        expected = _following(expected, key, value)
-                    put((key, value))
-                    filled += 1
-                wanted = key + b"\0"
-            if not filled and not found:
-                raise row
+            row, filled = _fill(row, walk, head, put, peer)
             taken += filled
-            row = _seek(cursor, wanted) if found else None
         else:
-            key = row[0]
-            rows, expected = _fill(row, expected, head, peer)
-            for each in rows:
-                put(each)
-            taken += sum(each != row for each in rows)
-            wanted = key + b"\0"
-            row = _next_row(cursor)
-    if head.last >= head.floor and head.last and expected != head.last + 1:
+            if row[0] != HEAD_KEY:
+                put(row)
+            row = _tried(walk.next)
+    if head.last >= head.floor and head.last and walk.expected != head.last + 1:
         raise StoreDamaged(f"the other replica lacks the blocks up to {head.last:012x}")
     return taken
 
 
-def _seek(cursor: Cursor, key: bytes) -> Row | StoreDamaged | None:
+def _tried(move: Callable[..., Row | None], *to: bytes) -> Row | StoreDamaged | None:
     """Return a row here, or its damage, to tell it from the other replica's."""
     try:
-        return cursor.seek(key)
+        return move(*to)
     except StoreDamaged as damage:
         return damage
 
 
-def _next_row(cursor: Cursor) -> Row | StoreDamaged | None:
-    try:
-        return cursor.next()
-    except StoreDamaged as damage:
-        return damage
-
-
-def _fill(row: Row, expected: int, head: Head, peer: Callable[[bytes], Iterator[Row]]) -> tuple[list[Row], int]:
-    """Return the rows to put for a row here (itself, the blocks of a hole before it, or the whole block for a broken one), and the
-    sequence that follows. The head is put separately."""
-    key, value = row
-    if key == HEAD_KEY:
-        return [], expected
-    if key[:1] != BLOCKS:
-        return [row], expected
-    first: int = KEY.unpack(key)[1]
-    block = blocks.decode(first, value)
-    hole = _is_hole(expected, first)
-    if block is not None and not hole:
-        return [row], block.last + 1
-    begin = expected if hole else first
-    found: list[Row] = []
-    for there in peer(KEY.pack(BLOCKS, begin)):
-        if there[0] > key or not _belongs(*there, head):
+def _fill(
+    damage: StoreDamaged, walk: Walk, head: Head, put: Callable[[Row], None], peer: Callable[[bytes], Iterator[Row]]
+) -> tuple[Row | None, int]:
+    """Put the other replica's rows from where the damage begins to the first undamaged row here; return that, and their number."""
+    filled = 0
+    row: Row | StoreDamaged | None = damage
+    for key, value in peer(walk.at):
+        if not isinstance(row := _tried(walk.seek, key), StoreDamaged):
             break
-        if there[0] < key or block is None:
-            found.append(there)
-    missing = [] if block is None else [row]
-    found += missing
-    expected = begin
-    for each in found:
-        if KEY.unpack(each[0])[1] != expected:
+        if not _belongs(key, value, head):
+            continue
+        if key[:1] == BLOCKS:
+            first: int = KEY.unpack(key)[1]
+            if _is_hole(walk.expected, first):
+                raise StoreDamaged(f"the other replica lacks the blocks from sequence {walk.expected:012x} to {first:012x}")
+            walk.expected = first + blocks.HEAD.unpack_from(value)[1]
+        put((key, value))
+        filled += 1
+        walk.broken.discard(key)
+        if not isinstance(row := _tried(walk.seek, key + b"\0"), StoreDamaged):
             break
-        expected = _next(*each)
-    if not found or expected != _next(*found[-1]) or found[-1][0] != key:
-        raise StoreDamaged(f"the other replica lacks the blocks from sequence {begin:012x} to {first:012x}")
-    return found, expected
-
-
-def _next(key: bytes, value: bytes) -> int:
-    """The sequence after an undamaged block."""
-    first: int = KEY.unpack(key)[1]
-    count: int = blocks.HEAD.unpack_from(value)[1]
-    return first + count
-
-
-def _following(expected: int, key: bytes, value: bytes) -> int:
-    """The sequence after the other replica's next block. Raises StoreDamaged if one before it is missing there."""
-    first: int = KEY.unpack(key)[1]
-    if _is_hole(expected, first):
-        raise StoreDamaged(f"the other replica lacks the blocks from sequence {expected:012x} to {first:012x}")
-    return _next(key, value)
+    if walk.broken:
+        raise StoreDamaged(f"the other replica lacks the block of sequence {KEY.unpack(min(walk.broken))[1]:012x}") from damage
+    if isinstance(row, StoreDamaged):  # the other replica has no more rows
+        if not filled:
+            raise damage
+        row = None
+    return row, filled
 
 
 def _belongs(key: bytes, value: bytes, head: Head) -> bool:
