@@ -58,7 +58,6 @@ LONG_FUNCTIONS: dict[str, int] = {}
 """file:function → the lines it may have: only downwards."""
 LONG_FILES: dict[str, int] = {
     "cluster/replication/core/core.py": 702,
-    "pixiu/client/send/sender.py": 712,
 }
 CLASS_ATTRIBUTES = 25
 WIDE_CLASSES: dict[str, int] = {

@@ -37,7 +37,7 @@ SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 MODULES: Final = {
     "pixiu": "ids",
-    "pixiu.client": "send.policy send.sender",
+    "pixiu.client": "send.policy send.proxy send.sender",
     "pixiu.wire": "cursor envelope levels record",
     "pixiu.placement": "big_rooms ordered_routes partition split topics weights",
     "cluster.mqtt": "codec decoder events inbound mail packets server subscriptions",

@@ -20,8 +20,8 @@ rules"; Swift (the write protocol).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
 
@@ -45,6 +45,7 @@ from pixiu.client.send.events import (
     in_doubt,
 )
 from pixiu.client.send.policy import Policy
+from pixiu.client.send.proxy import Proxy
 from pixiu.errors import (
     Draining,
     InvalidArgument,
@@ -70,64 +71,11 @@ DRAINED_PAUSE_S: Final = 5.0
 """Time for which a proxy that announced its end is not used even if it is still listed, seconds."""
 
 
-@dataclass(slots=True, eq=False)
-class _Proxy:
-    address: str
-    state: ProxyState = ProxyState.IDLE
-    listed: bool = True
-    stream: int = 0
-    first: deque[Ticket] = field(default_factory=deque)
-    normal: deque[Ticket] = field(default_factory=deque)
-    in_flight: dict[int, Ticket] = field(default_factory=dict)
-    """Messages sent on the stream and not answered, by position, in order. Expired ones stay, because the proxy has them, but not
-    those of a writer, which may be sent again."""
-    sent: int = 0
-    """Last position that was sent."""
-    up_to: int = 0
-    """All positions up to here are answered."""
-    taken: int = 0
-    """The proxy has all positions up to here."""
-    refused: set[int] = field(default_factory=set)
-    """Positions that the draining proxy refused without handling: they go to another one."""
-    heard: bool = False
-    """True if the proxy has taken or answered anything on the stream."""
-    batches: int = 0
-    """Batches sent on the stream."""
-    window_bytes: int = 0
-    batch_bytes: int = 0
-    batch_records: int = 0
-    """The largest batch that the proxy takes, further receivers counted as records; 0: not announced."""
-    in_flight_bytes: int = 0
-    progress_at: float = 0.0
-    rest_until: float = 0.0
-    deaths: int = 0
-    earliest: float = 0.0
-    """Lower bound of the deadlines of all tickets here."""
-
-    def tickets(self) -> Iterator[Ticket]:
-        """All unresolved tickets, in the order in which they are to be sent again."""
-        yield from (ticket for ticket in self.in_flight.values() if not ticket.resolved)
-        yield from self.first
-        yield from self.normal
-
-    def busy(self) -> bool:
-        return bool(self.in_flight or self.first or self.normal)
-
-    def requeue(self) -> None:
-        """Put what is in flight back into the queues, before the rest."""
-        again = [ticket for ticket in self.in_flight.values() if not ticket.resolved]
-        self.first.extendleft(reversed([ticket for ticket in again if ticket.lane == LANE_FIRST]))
-        self.normal.extendleft(reversed([ticket for ticket in again if ticket.lane != LANE_FIRST]))
-        self.in_flight.clear()
-        self.refused.clear()
-        self.in_flight_bytes = 0
-
-
 @dataclass(slots=True)
 class _Pin:
     """A key that stays with a proxy while `count` of its messages are unresolved."""
 
-    proxy: _Proxy
+    proxy: Proxy
     count: int
 
 
@@ -147,10 +95,10 @@ class Sender:
         self._policy, self._options, self._writer = policy, policy.options, policy.writer
         self._backoff = Backoff(policy.options.backoff_s, policy.max_backoff_s, uniform)
         self._timeout_s, self._stall_s = policy.timeout_s, policy.stall_s
-        self._proxies: dict[str, _Proxy] = {}
-        self._listed: list[_Proxy] = []
-        self._usable: list[_Proxy] = []
-        self._by_stream: dict[int, _Proxy] = {}
+        self._proxies: dict[str, Proxy] = {}
+        self._listed: list[Proxy] = []
+        self._usable: list[Proxy] = []
+        self._by_stream: dict[int, Proxy] = {}
         self._pins: dict[int, _Pin] = {}
         self._next_stream = 1
         self._rest_until = 0.0
@@ -164,7 +112,7 @@ class Sender:
         self.unresolved = 0
         self.unresolved_bytes = 0
         for address in proxies:
-            self._listed.append(self._proxies.setdefault(address, _Proxy(address)))
+            self._listed.append(self._proxies.setdefault(address, Proxy(address)))
         self._usable = list(self._listed)
         self._current = self._listed[begin % len(self._listed)]
         """Proxy of a writer's stream."""
@@ -231,7 +179,7 @@ class Sender:
             ticket.in_doubt, ticket.resolved, ticket.failure = ticket.attempts > 0, False, None  # it may have been sent before
             if self._current.state is ProxyState.OPEN and self._writer.changed():
                 # Another holder of the old number may use it as a writer from now on.
-                self._take_back(self._current, False)
+                self._current.take_back(False)
                 effects = self._leave(self._current, now, 0.0)
         group = self._groups[-1]
         group.unresolved += 1
@@ -299,7 +247,7 @@ class Sender:
         data = b"".join([ticket.record for ticket in taken])
         return Batch(data, len(taken), first, self._more(proxy), level, receivers)
 
-    def _more(self, proxy: _Proxy) -> bool:
+    def _more(self, proxy: Proxy) -> bool:
         """True if more may leave for a proxy now, regardless of its answers."""
         waiting = proxy.first or proxy.normal
         return (
@@ -379,7 +327,7 @@ class Sender:
                 rest_s = 0.0
         # A reason answers what was sent on the stream only if it is about the stream itself, or about its first and only batch.
         answered = hopeless and not proxy.heard and (proxy.batches <= 1 or (end is not None and end.code == NotServed.code))
-        self._take_back(proxy, answered or bool(login))
+        proxy.take_back(answered or bool(login))
         woken: list[Ticket] = []
         if end is not None and hopeless:
             self._give_up(proxy, end, woken)
@@ -403,23 +351,14 @@ class Sender:
     def _nobody_takes_the_login(self) -> bool:
         return bool(self._logins_refused) and all(proxy.address in self._logins_refused for proxy in self._listed)
 
-    def _take_back(self, proxy: _Proxy, answered: bool) -> None:
-        """Put what was sent on a stream that is over back into the queues. `answered`: none of it was taken."""
-        for position, ticket in proxy.in_flight.items():
-            if not answered and position not in proxy.refused:
-                ticket.in_doubt = True
-            elif not ticket.in_doubt:
-                ticket.attempts = 0
-        proxy.requeue()
-
-    def _give_up(self, proxy: _Proxy, why: Failure, woken: list[Ticket]) -> None:
+    def _give_up(self, proxy: Proxy, why: Failure, woken: list[Ticket]) -> None:
         """Fail everything that waits for a proxy."""
         for queue in (proxy.first, proxy.normal):
             for ticket in queue:
                 self._settle(ticket, in_doubt(why, self._policy.advice) if ticket.in_doubt else why, woken)
             queue.clear()
 
-    def _leave(self, proxy: _Proxy, now: float, rest_s: float) -> list[Effect]:
+    def _leave(self, proxy: Proxy, now: float, rest_s: float) -> list[Effect]:
         """End a proxy's stream; what waits for it goes to those that now serve it. Without a rest that may be the same one."""
         del self._by_stream[proxy.stream]
         self._change(proxy, ProxyEvent.DIED)
@@ -435,7 +374,7 @@ class Sender:
         """
         if not addresses or [proxy.address for proxy in self._listed] == list(dict.fromkeys(addresses)):
             return []
-        listed = [self._proxies.setdefault(address, _Proxy(address)) for address in dict.fromkeys(addresses)]
+        listed = [self._proxies.setdefault(address, Proxy(address)) for address in dict.fromkeys(addresses)]
         left = [proxy for proxy in self._listed if proxy not in listed]
         self._listed = listed
         for proxy in listed:
@@ -496,16 +435,16 @@ class Sender:
 
     # Inside.
 
-    def _change(self, proxy: _Proxy, event: ProxyEvent) -> None:
+    def _change(self, proxy: Proxy, event: ProxyEvent) -> None:
         proxy.state = TRANSITIONS.get((proxy.state, event), proxy.state)
 
-    def _plain_route(self, key: int) -> _Proxy:
+    def _plain_route(self, key: int) -> Proxy:
         proxy = self._listed[key % len(self._listed)]
         if proxy.state is ProxyState.IDLE or proxy.state is ProxyState.OPEN or not self._usable:
             return proxy
         return self._usable[key % len(self._usable)]
 
-    def _route(self, key: int) -> _Proxy:
+    def _route(self, key: int) -> Proxy:
         if self._writer is not None:
             return self._writers_route()
         if self._pins:
@@ -515,7 +454,7 @@ class Sender:
                 return pin.proxy
         return self._plain_route(key)
 
-    def _writers_route(self) -> _Proxy:
+    def _writers_route(self) -> Proxy:
         """The proxy of a writer's stream: the same as long as it is up or none is, then the next one that can be used."""
         proxy, listed = self._current, self._listed
         if proxy.state is ProxyState.DOWN:
@@ -538,19 +477,15 @@ class Sender:
                 if self._plain_route(key) is not proxy:
                     self._pins[key] = _Pin(proxy, count)
 
-    def _wanted(self, proxy: _Proxy, now: float) -> list[Effect]:
+    def _wanted(self, proxy: Proxy, now: float) -> list[Effect]:
         if proxy.state is ProxyState.OPEN:
             return [Writable(proxy.stream)]
         if proxy.state is not ProxyState.IDLE or now < self._rest_until:
             return []
         self._change(proxy, ProxyEvent.WANTED)
-        proxy.stream = self._next_stream
+        proxy.begin(self._next_stream, self._options.window_bytes, now)
         self._next_stream += 1
         self._by_stream[proxy.stream] = proxy
-        proxy.sent = proxy.up_to = proxy.taken = proxy.batches = proxy.in_flight_bytes = 0
-        proxy.heard = False
-        proxy.window_bytes, proxy.batch_bytes, proxy.batch_records = self._options.window_bytes, 0, 0
-        proxy.progress_at = now
         self.counters.streams_opened += 1
         writer = self._writer
         if writer is None:
@@ -558,7 +493,7 @@ class Sender:
         writer.begin()
         return [OpenStream(proxy.address, proxy.stream, writer.worker, writer.generation)]
 
-    def _move_all(self, source: _Proxy, now: float) -> list[Effect]:
+    def _move_all(self, source: Proxy, now: float) -> list[Effect]:
         """Move everything that a proxy has to those that now serve its keys, before their own messages of the same lane."""
         moving = [*source.first, *source.normal]
         source.first.clear()
@@ -593,15 +528,15 @@ class Sender:
                 effects += self._wanted(proxy, now)
         return effects
 
-    def _finish_drain(self, proxy: _Proxy, now: float) -> list[Effect]:
+    def _finish_drain(self, proxy: Proxy, now: float) -> list[Effect]:
         refused = proxy.refused
         if any(not ticket.resolved and position not in refused for position, ticket in proxy.in_flight.items()):
             return []
-        self._take_back(proxy, False)
+        proxy.take_back(False)
         effects = self._leave(proxy, now, DRAINED_PAUSE_S)
         return [*effects, RefreshCluster()] if self._writer is not None else effects
 
-    def _resolve(self, proxy: _Proxy, outcomes: Sequence[Outcome], woken: list[Ticket]) -> None:
+    def _resolve(self, proxy: Proxy, outcomes: Sequence[Outcome], woken: list[Ticket]) -> None:
         """Resolve messages in flight that have an outcome of their own."""
         in_flight = proxy.in_flight
         first = next(iter(in_flight), proxy.sent + 1)
@@ -622,7 +557,7 @@ class Sender:
                 if not ticket.resolved:
                     self._settle(ticket, failure and self._failure_of(ticket, failure), woken)
 
-    def _confirm(self, proxy: _Proxy, up_to: int, woken: list[Ticket]) -> None:
+    def _confirm(self, proxy: Proxy, up_to: int, woken: list[Ticket]) -> None:
         """Resolve what is in flight up to a position, without a failure."""
         in_flight, refused = proxy.in_flight, proxy.refused
         for position in range(proxy.up_to + 1, up_to + 1):
@@ -671,7 +606,7 @@ class Sender:
             if not pin.count:
                 del self._pins[ticket.key]
 
-    def _expire(self, proxy: _Proxy, now: float, woken: list[Ticket]) -> None:
+    def _expire(self, proxy: Proxy, now: float, woken: list[Ticket]) -> None:
         policy = self._policy
         seconds = f"its time ({policy.timeout_s:g} s if the call names none)"
         because = f" (last failure: {self._last_reason})" if self._last_reason else ""
