@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Final
 
 from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.deadline_timer import NEVER
 
 FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 10.0
@@ -192,7 +193,7 @@ class SupervisorCore:
         self._complete = False
         """True once all were Running: later failures do not make the start fail."""
         self._group = -1
-        self._kill_at: float | None = None
+        self._kill_at = NEVER
 
     @property
     def all_running(self) -> bool:
@@ -319,8 +320,8 @@ class SupervisorCore:
         while self._group < len(STOP_ORDER):
             left = [record for record in self._of_group() if record.state is ProcessState.STOPPING]
             if left:
-                if self._kill_at is not None and now >= self._kill_at:
-                    self._kill_at = None
+                if now >= self._kill_at:
+                    self._kill_at = NEVER
                     effects.extend(Kill(record.spec.name) for record in left)
                 return effects
             self._group += 1
@@ -331,12 +332,12 @@ class SupervisorCore:
                     effects.append(Terminate(record.spec.name))
         return effects
 
-    def next_deadline(self) -> float | None:
-        """Return the time at which `tick` next has something to do, if nothing else happens; None: never."""
+    def next_deadline(self) -> float:
+        """Return the time at which `tick` next has something to do, if nothing else happens."""
         if self._stopping:
-            return self._kill_at if not self.all_stopped else None
+            return self._kill_at if not self.all_stopped else NEVER
         times = [record.rest_until for record in self.processes.values() if record.state is ProcessState.BACKOFF]
         times += [record.since + self._grace_s for record in self.processes.values() if record.state is ProcessState.STOPPING]
         if any(record.state is ProcessState.WAITING for record in self.processes.values()):
             times += [record.since + SLOW_START_S for record in self.processes.values() if record.state is ProcessState.STARTING]
-        return min(times, default=None)
+        return min(times, default=NEVER)

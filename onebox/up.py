@@ -508,9 +508,7 @@ class LocalCluster:
 
     async def _tick(self) -> None:
         while True:
-            deadline = self.core.next_deadline()
-            now = time.monotonic()
-            await asyncio.sleep(0.1 if deadline is None else min(max(deadline - now, 0.01), 0.1))
+            await asyncio.sleep(min(max(self.core.next_deadline() - time.monotonic(), 0.01), 0.1))
             effects = self.core.tick(time.monotonic())
             if effects:
                 self._apply(effects)

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from typing import Final, Generic, Protocol, TypeVar
 
 from cluster.links.api import Outcome
 from pixiu.ids import EndpointID
+from pixiu.rpc import deadline_timer
 
-NEVER: Final = inf
+NEVER: Final = deadline_timer.NEVER
 """The deadline of a core that waits for nothing."""
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)

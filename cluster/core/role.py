@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, TypeVar
 
-from cluster.core.contract import NEVER, Core, SendControl, SendRecords, Settle
+from cluster.core.contract import Core, SendControl, SendRecords, Settle
 from cluster.links.api import Links, Outcome, PeerState
 from pixiu.ids import EndpointID
 from pixiu.rpc.deadline_timer import DeadlineTimer
@@ -144,9 +144,7 @@ class Runner(Generic[EventT, EffectT]):
         self._outcome = effect.outcome
 
     def _set_timer(self, core: Core[EventT, EffectT]) -> None:
-        deadline = core.next_deadline()
-        if deadline != NEVER:
-            self._timer.set(deadline)
+        self._timer.set(core.next_deadline())
 
     def _tick(self) -> None:
         if self._tick_event is not None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
-from cluster.links.link import LinkCore
+from cluster.links.link import MIN_DELAY_S, LinkCore
 from cluster.links.options import LinkOptions
 from cluster.links.peer.sender import Address
 from cluster.links.refusals import no_warning
@@ -436,7 +436,7 @@ class Endpoint(Links):
             self._core.dispatch(now)
             if self._core.has_events:
                 self._schedule_flush()
-        deadline = self._core.next_deadline(now)
+        deadline = max(self._core.next_deadline(), now + MIN_DELAY_S)
         timer = self._timer
         if timer is None or deadline < timer.when():
             if timer is not None:

@@ -52,7 +52,7 @@ MAX_SENDERS: Final = 4096
 REPEAT_S: Final = 5.0
 """Time after a sender's last data during which its heartbeats are also answered with an acknowledgement, seconds."""
 MIN_DELAY_S: Final = 0.001
-"""Shortest time after which the core asks to be woken, seconds."""
+"""Shortest time after which the shell wakes the core, seconds."""
 
 HOLD_S: Final = 0.02
 """Longest wait of records that their sender marked with `more`, seconds. Source: docs/links.md, "Datagrams and streams"."""
@@ -623,9 +623,9 @@ class LinkCore:
             link.sender.suspect()
             self._settled(link)
 
-    def next_deadline(self, now: float) -> float:
-        """Time of the next `poll`; infinity if nothing is due."""
-        return max(self._wake, now + MIN_DELAY_S)
+    def next_deadline(self) -> float:
+        """Time at which `poll` is due, monotonic seconds; infinity if nothing is. The shell waits at least `MIN_DELAY_S`."""
+        return self._wake
 
     def stream_connected(self, id_: EndpointID, up: bool, now: float) -> None:
         """Note that the stream that this process opened to a peer was connected or broke."""

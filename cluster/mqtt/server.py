@@ -299,13 +299,13 @@ class ServerSession:
         """Bytes that arrived and are not yet decoded to packets."""
         return self._decoder.buffered_bytes
 
-    def next_deadline(self) -> float | None:
-        """Time at which to call `timeout`, monotonic seconds; None: not before another event.
+    def next_deadline(self) -> float:
+        """Time at which to call `timeout`, monotonic seconds; `NEVER`: not before another event.
 
         It changes with every packet: a shell asks again when its timer fires, and not at every packet.
         """
         if self._state is State.DISCONNECTED:
-            return None
+            return NEVER
         deadline = min(self._client_deadlines())
         if self._state is State.CONNECTING:
             deadline = self._connect_by
@@ -313,7 +313,7 @@ class ServerSession:
         deadline = min(deadline, unanswered_since + self._limits.answer_timeout_s)
         if not self.gate.reads:
             deadline = min(deadline, self.gate.next_deadline())
-        return deadline if deadline < NEVER else None
+        return deadline
 
     # ------------------------------------------------------------------------------------------ events
 
@@ -391,8 +391,7 @@ class ServerSession:
 
     def timeout(self, now: float) -> list[Effect]:
         """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
-        deadline = self.next_deadline()
-        if deadline is None or now < deadline:
+        if now < self.next_deadline():
             return []
         if self.gate.expire(now):
             return []

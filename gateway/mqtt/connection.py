@@ -14,6 +14,7 @@ import struct
 from collections.abc import Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
+from cluster.core.contract import NEVER
 from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.clients import host_of
@@ -575,7 +576,7 @@ class MQTTConnection(ClientSession):
         if self._session is None:
             return
         deadline = self._session.next_deadline()
-        if deadline is None or (self._timer is not None and deadline >= self._timer_at):
+        if deadline == NEVER or (self._timer is not None and deadline >= self._timer_at):
             return
         if self._timer is not None:
             self._timer.cancel()

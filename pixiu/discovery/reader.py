@@ -26,6 +26,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import Layout, Scan
 from pixiu.errors import MalformedData
+from pixiu.rpc.deadline_timer import NEVER
 
 POLL_JITTER: Final = 0.1
 """Share by which polls come early or late, so that processes that started together do not read together."""
@@ -109,8 +110,8 @@ class Reader:
         self._in_flight: set[Read] = set()
         self._paced: dict[Read, None] = {}
         self._paced_at = 0.0
-        self._poll_at = float("inf")
-        self._resume_at = float("inf")
+        self._poll_at = NEVER
+        self._resume_at = NEVER
         self._turn = 0
         """Number of directories and nodes that polls have compared."""
         self._changed = False
@@ -141,7 +142,7 @@ class Reader:
         """Time at which `take` may have more than now."""
         if self._due:
             return 0.0
-        return min(self._poll_at, self._resume_at, self._paced_at if self._paced else float("inf"))
+        return min(self._poll_at, self._resume_at, self._paced_at if self._paced else NEVER)
 
     def take(self, now: float) -> list[Read]:
         """Take the requests to send now: all of one kind, to be settled before the next call."""
@@ -149,7 +150,7 @@ class Reader:
             self._poll_at = now + self._jittered()
             self._ask(RequestKind.COMPARE, self._layout_path, *self._markers, *self._next_compared())
         if now >= self._resume_at:
-            self._resume_at = float("inf")
+            self._resume_at = NEVER
             self._ask(RequestKind.COMPARE, self._layout_path, *self._markers)
         if self._paced and now >= self._paced_at:
             self._paced_at = now + 1 / PACED_PER_S

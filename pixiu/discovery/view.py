@@ -29,6 +29,7 @@ from pixiu.discovery.paths import ROLES
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID, EndpointID
 from pixiu.placement.partition import MAX_PARTITIONS, is_partition_count
+from pixiu.rpc.deadline_timer import NEVER
 
 MAX_LAYOUT_BYTES: Final = 65_536
 MAX_REPLICAS: Final = 65_536
@@ -270,10 +271,10 @@ class ViewReducer:
         self._expire(now)
         return self._emit()
 
-    def next_deadline(self) -> float | None:
-        """Time at which a `Tick` can change something, monotonic seconds; None if nothing waits."""
+    def next_deadline(self) -> float:
+        """Time at which a `Tick` can change something, monotonic seconds; `NEVER` if nothing waits."""
         ends = (self._end_of_hold(known) for known in self._known.values())
-        return min((end for end in ends if end is not None), default=None)
+        return min((end for end in ends if end is not None), default=NEVER)
 
     def _scan(self, scan: Scan, now: float) -> None:
         if scan.layout is not None and scan.layout.version >= self._layout.version:

@@ -173,10 +173,9 @@ class Discovery:
         retry_at = 0.0
         while True:
             now = time.monotonic()
-            deadline = self._reducer.next_deadline()
             ready = self._zookeeper.connected
             until = max(self._reader.next_deadline(), retry_at) if ready else now + IDLE_S
-            until = min(until, now + IDLE_S if deadline is None else deadline)
+            until = min(until, now + IDLE_S, self._reducer.next_deadline())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(until - now, 0.0)):
                     await self._wake.wait()

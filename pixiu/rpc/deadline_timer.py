@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
+NEVER: Final = inf
+"""The deadline of a core that waits for nothing."""
 SLACK_S: Final = 0.001
 """Minimum by which a deadline must be earlier to set another timer, seconds: an event loop is not more precise than this."""
 
@@ -27,9 +30,9 @@ class DeadlineTimer:
         """True if the timer is going to fire."""
         return self._timer is not None
 
-    def set(self, deadline: float | None) -> None:
-        """Set the deadline, monotonic seconds (the event loop's clock). None: the core waits for nothing."""
-        if deadline is None or (self._timer is not None and deadline >= self._timer.when() - SLACK_S):
+    def set(self, deadline: float) -> None:
+        """Set the deadline, monotonic seconds (the event loop's clock)."""
+        if deadline == NEVER or (self._timer is not None and deadline >= self._timer.when() - SLACK_S):
             return
         loop = asyncio.get_running_loop()
         when = max(deadline, loop.time() + self._least_s)

@@ -204,7 +204,7 @@ def told(said: me.Result | me.EndWriter) -> str:
                 why, earliest = said.why, now + said.why.retry_after_ms / 1000
                 effects += core.ended(stream, now, Failure(why.code, why.text, why.retry_after_ms))
         if not effects:
-            now = max(now, core.next_deadline() or now)
+            now = max(now, core.next_deadline())
             effects = core.tick(now)
     assert ticket.failure is not None
     error = ticket.failure.error()

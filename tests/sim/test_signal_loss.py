@@ -32,6 +32,7 @@ from gateway.delivery.signals import MemoryTable
 from pixiu.client.send.events import Failure
 from pixiu.client.send.signals import SendCopies, Signal, SignalCore
 from pixiu.ids import EndpointID, gateway_msg_id
+from pixiu.rpc.deadline_timer import NEVER
 from pixiu.wire.record import Flag, Kind, encode
 
 ROOM, UIN = 42, 7
@@ -91,7 +92,7 @@ class World:
         for number in range(1, signals + 1):
             record = encode(Kind.SIGNAL, ROOM, b"go", number, flags=Flag.TO_ROOM)
             self.do(self.sender.offer(Signal(record, number, 1, self.receipts), self.now))
-            while (due := self.sender.next_deadline()) is not None:
+            while (due := self.sender.next_deadline()) < NEVER:
                 if self.chance.random() < self.restarts:
                     self.gateway = self.make_gateway()
                 self.now = due

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from pixiu.client.messages.message import Message, message_of
 from pixiu.errors import MalformedData
+from pixiu.rpc.deadline_timer import NEVER
 from pixiu.wire.cursor import MAP_BITS
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
 from pixiu.wire.record import INBOX_LANES, is_over
@@ -147,7 +148,7 @@ class MailIntake:
         self._due: dict[Hashable, dict[int, set[int]]] = {}
         """Stream → lane → InboxSeqs to acknowledge."""
         self._due_count = 0
-        self._due_at: float | None = None
+        self._due_at = NEVER
 
     # Input.
 
@@ -284,7 +285,7 @@ class MailIntake:
         lanes = self._due.pop(stream, {})
         self._due_count -= sum(len(seqs) for seqs in lanes.values())
         if not self._due_count:
-            self._due_at = None
+            self._due_at = NEVER
 
     def _acknowledge_to(self, stream: Hashable, lane: int, seqs: Sequence[int], now: float) -> None:
         lanes = self._due.get(stream)
@@ -294,12 +295,12 @@ class MailIntake:
         before = len(due)
         due.update(seqs)
         self._due_count += len(due) - before
-        if self._due_at is None:
+        if self._due_at == NEVER:
             self._due_at = now + ACKNOWLEDGE_AFTER_S
 
-    def next_deadline(self, now: float) -> float | None:
-        """Time at which acknowledgements are due; None if there are none."""
-        return now if self._due_count >= ACKNOWLEDGE_AT else self._due_at
+    def next_deadline(self) -> float:
+        """Time at which acknowledgements are due; `NEVER` if there are none."""
+        return 0.0 if self._due_count >= ACKNOWLEDGE_AT else self._due_at
 
     def acknowledgements(self) -> list[tuple[Hashable, list[tuple[int, int, int]]]]:
         """Take all acknowledgements that are due: stream → (lane, first, last InboxSeq). They count as sent."""
@@ -310,7 +311,7 @@ class MailIntake:
         ]
         for stream, _ in found:
             self._due[stream] = {}
-        self._due_count, self._due_at = 0, None
+        self._due_count, self._due_at = 0, NEVER
         return found
 
 

@@ -33,6 +33,7 @@ from pixiu.client.receive.gateway_stream import GatewayStream, Waiter
 from pixiu.client.timeouts import within
 from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import UIN
+from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
@@ -92,7 +93,7 @@ class Inbox(GatewayConnection):
         self._intake = MailIntake(uin)
         self._arrived = asyncio.Event()
         self._running = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(self._send)
 
     @property
     def device(self) -> str:
@@ -232,8 +233,7 @@ class Inbox(GatewayConnection):
                     await self._flush()
             except (TimeoutError, PixiuError):
                 log.info("inbox_closed_without_confirmation")
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         await self._stop()
 
     async def __aenter__(self) -> Self:
@@ -286,18 +286,10 @@ class Inbox(GatewayConnection):
         await waiter.done
 
     def _arm(self) -> None:
-        loop = asyncio.get_running_loop()
-        due = self._intake.next_deadline(loop.time())
-        if due is None or (self._timer is not None and self._timer.when() <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(due, self._send)
+        self._timer.set(self._intake.next_deadline())
 
     def _send(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         for stream, ranges in self._intake.acknowledgements():
             assert isinstance(stream, GatewayStream)
             stream.acknowledge(ranges)

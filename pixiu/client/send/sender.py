@@ -58,6 +58,7 @@ from pixiu.errors import (
     Overloaded,
 )
 from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.deadline_timer import NEVER
 from pixiu.wire.levels import Level
 from pixiu.wire.record import LANE_FIRST
 
@@ -130,8 +131,8 @@ class Sender:
         """State of every known proxy by its address."""
         return {address: proxy.state for address, proxy in self._proxies.items()}
 
-    def next_deadline(self) -> float | None:
-        """Time at which `tick` is due; None: not before another event."""
+    def next_deadline(self) -> float:
+        """Time at which `tick` is due; `NEVER`: not before another event."""
         times: list[float] = []
         for proxy in self._proxies.values():
             if proxy.state is ProxyState.DOWN:
@@ -142,7 +143,7 @@ class Sender:
                     times.append(proxy.progress_at + self._stall_s)
                 elif proxy.state is ProxyState.IDLE:
                     times.append(self._rest_until)
-        return min(times) if times else None
+        return min(times, default=NEVER)
 
     def close_group(self) -> Group | None:
         """End the current flush group. Returns the last group with unresolved messages so far, None if all are resolved."""

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from pixiu.client.send.events import PERHAPS, Failure
 from pixiu.errors import InvalidArgument, RecordTooLarge, Undelivered
+from pixiu.rpc.deadline_timer import NEVER
 
 COPIES: Final = 3
 REPEAT_AFTER_S: Final = 0.2
@@ -109,9 +110,9 @@ class SignalCore:
         """True if one more signal may be offered."""
         return self.unresolved < MAX_UNRESOLVED
 
-    def next_deadline(self) -> float | None:
-        """Time at which `tick` is due; None if nothing waits for a receipt."""
-        return next(iter(self._awaited.values())).due if self._awaited else None
+    def next_deadline(self) -> float:
+        """Time at which `tick` is due; `NEVER` if nothing waits for a receipt."""
+        return next(iter(self._awaited.values())).due if self._awaited else NEVER
 
     def offer(self, signal: Signal, now: float) -> list[Effect]:
         """Take a new signal. The caller has asked `has_space`."""

@@ -9,6 +9,7 @@ import pytest
 from cluster.links.api import PeerState
 from cluster.links.datagrams import heartbeat
 from cluster.links.datagrams.head import HEAD_SIZE, HEARTBEAT
+from cluster.links.link import MIN_DELAY_S
 from cluster.links.peer.liveness import TABLE, Event, Liveness
 from cluster.trust.key_ring import TAG_SIZE
 from pixiu.ids import EndpointID
@@ -167,7 +168,7 @@ def test_many_heartbeats_leave_together_and_each_peer_has_its_own_in_time(world:
     left: dict[EndpointID, list[float]] = {}
     wakes, until = 0, world.now + 4
     while world.now < until:
-        world.now = max(world.now, alice.core.next_deadline(world.now))
+        world.now = max(world.now + MIN_DELAY_S, alice.core.next_deadline())
         alice.core.poll(world.now)
         wakes += 1
         for data, _ in alice.core.outputs.datagrams:

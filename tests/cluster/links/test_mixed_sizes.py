@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from cluster.links.api import Outcome
+from cluster.links.link import MIN_DELAY_S
 from cluster.links.options import LinkOptions
 from tests.cluster.links.world import Node, Recorder, World, make_record
 
@@ -80,13 +81,13 @@ class Wire:
         """Let time pass: what is due arrives, timers ring."""
         until = self.world.now + seconds
         while True:
-            timers = min(node.core.next_deadline(self.world.now) for node in (self.alice, self.bob))
+            timers = max(min(node.core.next_deadline() for node in (self.alice, self.bob)), self.world.now + MIN_DELAY_S)
             then = min(timers, self._due[0][0] if self._due else until, until)
             self.world.now = max(self.world.now, then)
             while self._due and self._due[0][0] <= self.world.now:
                 heapq.heappop(self._due)[2]()
             for node in (self.alice, self.bob):
-                if node.core.next_deadline(self.world.now) <= self.world.now + TICK_S:
+                if node.core.next_deadline() <= self.world.now + TICK_S:
                     node.core.poll(self.world.now)
                 self.turn(node)
             if self.world.now >= until:

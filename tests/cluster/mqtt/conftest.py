@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from cluster.core.contract import NEVER
 from cluster.core.reading_gate import ReadingGate
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
@@ -113,7 +114,7 @@ class HubConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.session.next_deadline()
-        self._timer = None if deadline is None else self._loop.call_at(deadline, self._fire)
+        self._timer = None if deadline == NEVER else self._loop.call_at(deadline, self._fire)
 
     def _fire(self) -> None:
         self.perform(self.session.timeout(self._loop.time()))

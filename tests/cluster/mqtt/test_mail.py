@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.contract import NEVER
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
     Close,
@@ -117,7 +118,7 @@ def test_mail_is_for_who_asks_for_qos_1_and_wants_a_session_that_is_kept(
 def test_a_lane_that_gets_no_puback_for_so_long_closes_the_connection() -> None:
     limit = SessionLimits().puback_timeout_s
     session = taking()
-    assert session.next_deadline() is None
+    assert session.next_deadline() == NEVER
     session.deliver_mail(TOPIC, mails(1, 2), 10.0)
     session.deliver_mail(TOPIC, mails(1, lane=0), 20.0)
     assert session.next_deadline() == 10.0 + limit
@@ -137,14 +138,14 @@ def test_a_client_that_takes_35_s_for_each_mail_gets_through_all_of_them() -> No
         now += 35.0
         assert session.timeout(now) == []
         assert not any(isinstance(effect, Close) for effect in send(session, Puback(packet_id_of(1, seq)), now=now))
-    assert session.next_deadline() is None
+    assert session.next_deadline() == NEVER
 
 
 def test_a_lane_that_waits_for_nothing_begins_anew_with_its_next_mail() -> None:
     session = taking(limits=SessionLimits(puback_timeout_s=30.0))
     session.deliver_mail(TOPIC, mails(1), 10.0)
     send(session, Puback(packet_id_of(1, 1)), now=11.0)
-    assert session.next_deadline() is None
+    assert session.next_deadline() == NEVER
     session.deliver_mail(TOPIC, mails(2), 500.0)
     assert session.next_deadline() == 530.0
 
@@ -159,7 +160,7 @@ def test_a_new_session_waits_for_nothing_of_the_older_one() -> None:
     send(session, Puback(packet_id_of(1, 1)), now=31.0)
     assert session.next_deadline() == 60.0, "of the older session"
     send(session, Puback(packet_id_of(1, 2)), now=31.0)
-    assert session.next_deadline() is None
+    assert session.next_deadline() == NEVER
 
 
 def test_while_the_server_does_not_read_no_puback_is_missed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.contract import NEVER
 from cluster.core.reading_gate import Hold
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
@@ -190,7 +191,7 @@ def test_a_connection_without_connect_is_closed_after_five_seconds() -> None:
     assert session.receive(b"\x10", 104.0) == []
     assert session.timeout(104.9) == []
     assert closed(session.timeout(105.0)) is CloseReason.CONNECT_TIMEOUT
-    assert session.next_deadline() is None
+    assert session.next_deadline() == NEVER
 
 
 def test_mqtt_3_1_2_24_silence_of_one_and_a_half_keep_alives_closes() -> None:
@@ -209,7 +210,7 @@ def test_bytes_that_complete_no_packet_do_not_keep_alive() -> None:
 
 
 def test_without_keep_alive_silence_is_allowed() -> None:
-    assert connected(keep_alive_s=0).next_deadline() is None
+    assert connected(keep_alive_s=0).next_deadline() == NEVER
 
 
 def test_mqtt_3_12_4_1_pingreq_is_answered() -> None:

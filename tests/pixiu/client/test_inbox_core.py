@@ -20,6 +20,7 @@ from pixiu.client.inbox.core import (
     MailIntake,
 )
 from pixiu.ids import snowflake
+from pixiu.rpc.deadline_timer import NEVER
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.record import encode as record_of
@@ -137,17 +138,17 @@ def test_acknowledgements_leave_as_ranges_after_a_moment_or_when_there_are_many(
     intake = opened()
     intake.arrived("a", b"".join(mail(seq) for seq in range(1, 61)), 60, 0.0)
     found = take(intake)
-    assert intake.next_deadline(0.0) is None
+    assert intake.next_deadline() == NEVER
     for place in (4, 2, 0, 3, 9):
         intake.acknowledge(found[place], 5.0)
     intake.acknowledge(found[10], 5.01)
-    assert intake.next_deadline(5.01) == 5.0 + ACKNOWLEDGE_AFTER_S
+    assert intake.next_deadline() == 5.0 + ACKNOWLEDGE_AFTER_S
     assert acknowledged(intake) == {"a": [(1, 1, 1), (1, 3, 5), (1, 10, 11)]}
-    assert intake.next_deadline(5.02) is None
+    assert intake.next_deadline() == NEVER
     for held in found[20 : 20 + ACKNOWLEDGE_AT]:
-        assert intake.next_deadline(6.0) in (None, 6.0 + ACKNOWLEDGE_AFTER_S)
+        assert intake.next_deadline() in (NEVER, 6.0 + ACKNOWLEDGE_AFTER_S)
         intake.acknowledge(held, 6.0)
-    assert intake.next_deadline(6.0) == 6.0, "at once"
+    assert intake.next_deadline() == 0.0, "at once"
 
 
 def test_a_stream_that_ends_takes_its_acknowledgements_with_it() -> None:
@@ -157,11 +158,11 @@ def test_a_stream_that_ends_takes_its_acknowledgements_with_it() -> None:
     for held in take(intake):
         intake.acknowledge(held, 0.0)
     intake.closed("a")
-    assert intake.next_deadline(0.0) == ACKNOWLEDGE_AFTER_S
+    assert intake.next_deadline() == ACKNOWLEDGE_AFTER_S
     assert acknowledged(intake) == {"b": [(0, 1, 1)]}
     intake.closed("b")
     intake.closed("never opened")
-    assert intake.next_deadline(0.0) is None
+    assert intake.next_deadline() == NEVER
 
 
 def test_gaps_are_told_once_in_their_place_and_acknowledged_like_mail() -> None:

@@ -23,6 +23,7 @@ from pixiu.discovery.view import (
     ViewReducer,
 )
 from pixiu.ids import EndpointID
+from pixiu.rpc.deadline_timer import NEVER
 from tests.support.for_each import for_each
 
 
@@ -82,7 +83,7 @@ def test_a_node_that_vanished_is_held_for_the_whole_time_with_a_live_connection(
     view = reducer.step(Tick(), 5.0 + HOLD_S)
     assert view is not None
     assert view.nodes == TEN[1:]
-    assert reducer.next_deadline() is None
+    assert reducer.next_deadline() == NEVER
 
 
 def test_scans_that_miss_it_again_do_not_make_the_hold_longer() -> None:
@@ -96,7 +97,7 @@ def test_without_a_connection_the_hold_does_not_end_and_then_starts_anew() -> No
     reducer = started(*TEN)
     reducer.step(Scan(TEN[1:]), 5.0)
     reducer.step(Disconnected(), 10.0)
-    assert reducer.next_deadline() is None
+    assert reducer.next_deadline() == NEVER
     assert reducer.step(Tick(), 100_000.0) is None
     reducer.step(Connected(), 200_000.0)
     assert reducer.next_deadline() == 200_000.0 + HOLD_S
@@ -127,7 +128,7 @@ def test_the_same_endpoint_with_a_new_replica_and_incarnation_replaces_the_held_
     assert view.by_endpoint(TEN[0].endpoint) == again
     assert len(view.nodes) == 10
     assert reducer.held == 0
-    assert reducer.next_deadline() is None
+    assert reducer.next_deadline() == NEVER
 
 
 def test_of_two_nodes_of_one_endpoint_the_later_one_counts_in_either_order() -> None:
@@ -212,7 +213,7 @@ def test_a_mass_disappearance_is_held_until_heartbeats_or_a_registration_say_oth
     reducer = started(*TEN)
     assert reducer.step(Scan(TEN[6:]), 5.0) is None
     assert reducer.step(Tick(), 1e9) is None
-    assert reducer.next_deadline() is None
+    assert reducer.next_deadline() == NEVER
     view = reducer.step(PeerDead(TEN[0].endpoint), 1e9)
     assert view is not None
     assert view.nodes == TEN[1:]

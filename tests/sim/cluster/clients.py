@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import gateway.events as ge
 import proxy.events as pe
+from cluster.core.contract import NEVER
 from pixiu.client.send.events import Failure
 from pixiu.client.send.signals import SendCopies, Signal, SignalCore
 from pixiu.errors import Offline, Unavailable
@@ -410,13 +411,12 @@ class Clients:
             elif effect.signal.failure is not None and effect.signal.failure.code == Offline.code:
                 self._world.watch.offline(effect.signal.message_id)
         due = core.next_deadline()
-        if due is not None:
+        if due < NEVER:
             self._world.wire.after(max(due - self._world.now, 0.0), lambda: self._tick(number))
 
     def _tick(self, number: int) -> None:
         core = self._senders[number]
-        due = core.next_deadline()
-        if due is not None and due <= self._world.now:
+        if core.next_deadline() <= self._world.now:
             self._do(number, core.tick(self._world.now))
 
     def _send_copies(self, number: int, signal: Signal) -> None:

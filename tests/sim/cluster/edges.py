@@ -8,7 +8,7 @@ import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
-from cluster.core.contract import END_OF_TURN, NEVER, TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
+from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
 from cluster.links.api import Outcome, PeerState
 from cluster.membership.map.updates import encode_messages
 from cluster.wire.v1 import control_pb2
@@ -175,10 +175,9 @@ class ProxyProcess(Process):
                 found.append(pe.Replica(node.endpoint, node.partition, node.running and state is not PeerState.SUSPECT))
         return tuple(found)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`."""
-        deadline = self.core.next_deadline()
-        return deadline if deadline != NEVER else None
+        return self.core.next_deadline()
 
     def tick(self) -> None:
         """See `Process`."""

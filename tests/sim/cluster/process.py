@@ -96,7 +96,7 @@ class Process:
         """Whether it heartbeats this one."""
         return node.role in self.peer_roles() and node.endpoint != self.endpoint
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """The core's."""
         raise NotImplementedError
 
@@ -244,8 +244,8 @@ class Process:
             world.wire.reply(self, peer, frame)
 
     def _arm(self) -> None:
-        now, due = self.world.now, self.deadline()
-        when = max(min(self.links.next_deadline(now), INFINITY if due is None else due), now + 0.001)
+        now = self.world.now
+        when = max(min(self.links.next_deadline(), self.deadline()), now + 0.001)
         if when < self._wake_at or self._wake_at < now:
             self._wake_at = when
             self.world.wire.after(when - now, lambda: self._wake(when))
@@ -259,7 +259,7 @@ class Process:
         self._wake_at = INFINITY
         now, due = self.world.now, self.deadline()
         self.links.poll(now)
-        if due is not None and due <= now:
+        if due <= now:
             self.tick()
         self.turn()
 

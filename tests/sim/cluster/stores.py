@@ -37,7 +37,7 @@ class StoreProcess(Process):
         """See `Process`."""
         self.step(TICK)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`."""
         return self.core.next_deadline()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import proxy.mail_events as me
+from cluster.core.contract import NEVER
 from pixiu.client.inbox.core import Held, MailIntake
 from pixiu.client.mail.policy import MailTicket, mail_policy
 from pixiu.client.options import ClientOptions
@@ -99,7 +100,7 @@ class Writer:
         world, now = self._world, self._world.now
         self._apply(self.core.set_proxies(_addresses(world.running(SystemProxy)), now))
         due = self.core.next_deadline()
-        if due is not None and due <= now:
+        if due <= now:
             self._apply(self.core.tick(now))
         world.wire.after(WRITER_TICK_S, self._tick)
 
@@ -385,8 +386,8 @@ class Device:
 
     def _arm(self) -> None:
         now = self.world.now
-        due = self.application.intake.next_deadline(now)
-        if due is not None and not self._armed:
+        due = self.application.intake.next_deadline()
+        if due < NEVER and not self._armed:
             self._armed = True
             self.world.wire.after(max(due - now, 0.0), self._send)
 

@@ -114,7 +114,7 @@ class PiProcess(Unlinked):
         addresses = {node.partition: "{}:{}".format(*node.address) for node in self.view.running("pi")}
         self.step(pe.LayoutChanged(self.view.version, self.view.count("pi"), addresses))
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`: the shell asks at least so often."""
         return min(self.replica.deadline(), max(self.core.next_deadline(), self._clock_not_before))
 

@@ -195,15 +195,14 @@ class SystemProxy(Served, ProxyProcess):
 
     # --- notices
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`."""
-        due, mine = super().deadline(), min(self.mail.next_deadline(), self.notices.next_deadline())
-        return mine if due is None else min(due, mine)
+        return min(super().deadline(), self.mail.next_deadline(), self.notices.next_deadline())
 
     def tick(self) -> None:
         """See `Process`."""
-        now, due = self.world.now, super().deadline()
-        if due is not None and due <= now:
+        now = self.world.now
+        if super().deadline() <= now:
             super().tick()
         if self.mail.next_deadline() <= now:
             self.mail_step(TICK)

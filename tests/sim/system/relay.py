@@ -364,16 +364,14 @@ class SystemRelay(Served, RelayProcess):
 
     # --- the core of mail
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`."""
-        due, mine = super().deadline(), self.mail.next_deadline()
-        return mine if due is None else min(due, mine)
+        return min(super().deadline(), self.mail.next_deadline())
 
     def tick(self) -> None:
         """See `Process`."""
         now = self.world.now
-        due = super().deadline()
-        if due is not None and due <= now:
+        if super().deadline() <= now:
             super().tick()
         if self.mail.next_deadline() <= now:
             self.mail_step(TICK)

@@ -201,7 +201,7 @@ class XiuProcess(Unlinked):
         serving = tuple(addresses.get(partition, "") for partition in range(self.view.next("xiu")))
         self.step(xe.LayoutChanged(self.view.version, self.view.count("xiu"), serving))
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`."""
         return min(self.replica.deadline(), self.core.next_deadline())
 
