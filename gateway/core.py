@@ -21,6 +21,7 @@ from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
+from gateway.confirming import Confirming
 from gateway.delivery.dedupe import Dedupe
 from gateway.delivery.mail import MailBook
 from gateway.delivery.signals import SIGNAL, MemoryTable, Signals, SignalTable
@@ -116,6 +117,7 @@ class Core:
         through_relays: room messages come through relays, so a join takes effect only when they know the user.
         tracer: stamps traced records.
         jitter, is_crowd: see `MembershipReporter`.
+        uniform: gives numbers in [0, 1).
         unix_ms: clock for lifetimes, Unix milliseconds; it agrees only roughly with that of the senders' IDs.
         ticket_of: user → login ticket for reports to relays; None: there are none.
     """
@@ -133,6 +135,7 @@ class Core:
         is_crowd: Callable[[], bool] = lambda: False,
         unix_ms: Callable[[], int] = lambda: 0,
         ticket_of: Callable[[int], bytes] | None = None,
+        uniform: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._unix_ms = unix_ms
         self.index = RoomIndex(vrooms)
@@ -153,6 +156,7 @@ class Core:
         """Published records that wait because their key moves to another proxy."""
         self._from: dict[int, dict[int, int]] = {}
         """Token of a parcel to a proxy → the connections that it came from, with the bytes of each."""
+        self.confirming = Confirming(self._next_token, vrooms, uniform)
         reporter = partial(MembershipReporter, instance, self._as_of, self._next_token, jitter=jitter, is_crowd=is_crowd)
         self.rooms = reporter()
         parcel = VALUED_MESSAGES_A_CONTROL if ticket_of is None else PROVEN_MESSAGES_A_CONTROL
@@ -171,6 +175,8 @@ class Core:
         table.on(RecordsReceived, self._on_records)
         table.on(EndOfTurn, self._on_end_of_turn)
         table.on(ev.Publish, self._on_publish)
+        table.on(ev.PublishConfirmed, self.confirming.offered)
+        table.on(ev.BatchResolved, self.confirming.resolved)
         table.on(Settled, self._on_settled)
         table.on(Tick, self._on_tick)
         table.on(ev.RoutersChanged, self._on_routers)
@@ -222,7 +228,12 @@ class Core:
         if self._leaving:
             return 0.0
         routes = self._proxy_routes.deadline
-        return min(self.rooms.next_deadline(), self.users.next_deadline(), NEVER if routes is None else routes)
+        return min(
+            self.rooms.next_deadline(),
+            self.users.next_deadline(),
+            self.confirming.next_deadline(),
+            NEVER if routes is None else routes,
+        )
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics, besides `counters` and those of `mail`."""
@@ -237,6 +248,9 @@ class Core:
             "dedupe_messages": len(self.dedupe),
             "dedupe_forgotten_early_total": self.dedupe.forgotten_early,
             "traces_left_out_total": self.traces.left_out,
+            "confirmed_unresolved": self.confirming.unresolved,
+            "confirmed_batches_total": self.confirming.batches,
+            "confirmed_batches_lost_total": self.confirming.lost,
             **self.rooms.samples(""),
             **self.users.samples("devices_"),
         }
@@ -324,6 +338,7 @@ class Core:
         self.users.set_replicas(event.partitions, event.replicas, now)
 
     def _on_proxies(self, event: ev.ProxiesChanged, now: float, out: list[ev.Effect]) -> None:
+        self.confirming.set_proxies(event.proxies)
         old, self._proxies = self._proxies, event.proxies
         if old != event.proxies:
             usable = {proxy.endpoint for proxy in event.proxies if proxy.usable}
@@ -497,12 +512,15 @@ class Core:
 
     def _on_settled(self, event: Settled, now: float, out: list[ev.Effect]) -> None:
         for token, handled in event.parcels:
+            if self.confirming.settled(token, handled, now):
+                continue
             if not any(reports.settled(token, handled, now) for reports in (self.rooms, self.users)):
                 self._proxy_routes.settled(token)
                 out += [ev.Passed(connection, size) for connection, size in self._from.pop(token, {}).items()]
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         self._proxy_routes.expire(now)
+        self.confirming.expire(now)
         self._answered(self.rooms.expire(now), now, out)
         self._answered(self.users.expire(now), now, out, users=True)
 
@@ -516,6 +534,7 @@ class Core:
             self._moving, self._held = [], self._moving + self._held
         if self._held:
             self._send_published(out)
+        self.confirming.flush(now, out)
         answers = self._end_signals() if self.signals else []
         traced = self.traces.finish() if self.traces else []
         self._deliver(out)

@@ -6,7 +6,7 @@ inside its room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,8 @@ from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from gateway.mail.run import MailRun
-from pixiu.ids import EndpointID
+from pixiu.errors import PixiuError
+from pixiu.ids import EndpointID, SnowflakeID
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,64 @@ class Publish:
 
     records: list[tuple[int, bytes]]
     connection: int = 0
+
+
+class Confirmable:
+    """A message of QoS 1 on its way to the brokers.
+
+    Args:
+        resolved: called once each time that it was published: the brokers have it, or the error is the reason.
+    """
+
+    __slots__ = ("_resolved", "attempts", "key", "number", "packet_id", "record", "snowflake")
+
+    def __init__(
+        self,
+        resolved: Callable[[Confirmable, PixiuError | None], None],
+        packet_id: int,
+        key: int,
+        record: bytes,
+        snowflake: SnowflakeID,
+    ) -> None:
+        self._resolved = resolved
+        self.packet_id = packet_id
+        self.key = key
+        self.record = record
+        self.snowflake = snowflake
+        self.number = 0
+        """Place of the message among those of its client."""
+        self.attempts = 0
+        """Times that it was sent again after a refusal or loss."""
+
+    def resolved(self, error: PixiuError | None) -> None:
+        """Report that the brokers have it, or the reason why not."""
+        self._resolved(self, error)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishConfirmed:
+    """Local clients published messages of QoS 1, in order. `Resolved` follows for each."""
+
+    messages: list[Confirmable]
+
+
+class RecordFailure(NamedTuple):
+    """Messages of a batch that were not passed on, by their positions, with an error of `pixiu.errors`."""
+
+    first: int
+    last: int
+    code: str
+    text: str
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResolved:
+    """A proxy answered a batch of messages of QoS 1: all are accepted but those with a failure."""
+
+    proxy: EndpointID
+    number: int
+    failures: list[RecordFailure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +296,8 @@ Event = (
     | RecordsReceived
     | EndOfTurn
     | Publish
+    | PublishConfirmed
+    | BatchResolved
     | Confirmed
     | Replaced
     | HealingReceived
@@ -325,6 +386,13 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """Outcomes of messages of QoS 1: accepted (None), or the reason why not."""
+
+    outcomes: list[tuple[Confirmable, PixiuError | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteMail:
     """Write mail to a connection. `anew`: of a new session; what has not left of an older one must not leave."""
 
@@ -365,4 +433,5 @@ Effect = (
     | AcknowledgementsDue
     | EndMailStream
     | Passed
+    | Resolved
 )

@@ -47,7 +47,7 @@ from gateway.options import Options
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
 from pixiu.discovery import paths
-from pixiu.discovery.node import Node, NodeState, gateway_publisher
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
@@ -85,15 +85,14 @@ class Service(RoleShell):
         self._tickets: TicketClient | None = None
         if context.cluster.ticket_key_dir and self._guard is not None and context.framed is not None:
             self._tickets = TicketClient(
-                self._held_tickets, context.framed, self._guard, self._proxies_changed, context.crash
+                self._held_tickets, context.framed, self._guard, self._peers_changed, context.crash
             )  # fmt: skip
             if os.access(context.cluster.ticket_key_dir, os.R_OK):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
-        name = gateway_publisher(context.endpoint_id)
-        self._publishers = ConfirmedPublishers(name, self._vrooms, lambda: context.view, context.framed)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
             Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN, performed=self._flush)
         )
+        self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
         self._clients = Clients(
             context.options,
             now=context.now,
@@ -144,6 +143,7 @@ class Service(RoleShell):
         effects.on(ev.WriteMail, clients.write_mail)
         effects.on(ev.Answer, clients.answer)
         effects.on(ev.Passed, clients.passed)
+        effects.on(ev.Resolved, self._publishers.resolved)
         effects.on(ev.Disconnect, clients.replace)
         effects.on(ev.AcknowledgementsDue, self._mail.acknowledgements_due)
         effects.on(ev.EndMailStream, self._mail.end_stream)
@@ -169,6 +169,7 @@ class Service(RoleShell):
             through_relays=self._through_relays,
             tracer=tracer_of(self._context, Hop.GATEWAY),
             jitter=random.random,
+            uniform=random.random,
             is_crowd=self._clients.newcomers.is_crowd,
             unix_ms=lambda: time.time_ns() // 1_000_000,
             ticket_of=self._held_tickets.of if self._tickets is not None else None,
@@ -194,7 +195,7 @@ class Service(RoleShell):
         for listener in self._listeners:
             listener.close()
         self._clients.drain(self._options.drain_spread_s(len(self._clients)), self._options.drain_last_s)
-        while self._clients or (self._core is not None and self._core.unconfirmed):
+        while self._clients or (self._core is not None and (self._core.unconfirmed or self._core.confirming.unresolved)):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
@@ -208,7 +209,6 @@ class Service(RoleShell):
             await self._guard.close()
         if self._tickets is not None:
             await self._tickets.close()
-        await self._publishers.close()
         self.stop_runners()
         if self._traces is not None:
             await self._traces.close()
@@ -237,7 +237,7 @@ class Service(RoleShell):
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
         if self._tickets is not None:
             self._tickets.set_proxies(node for node in view.of_role("proxy") if node.state is not NodeState.INIT)
-        self._proxies_changed()
+        self._peers_changed()
         self._look_at_digest_keys()
 
     # What the links call.
@@ -346,11 +346,6 @@ class Service(RoleShell):
     def _may_send(self, proxy: Node) -> bool:
         """True if a proxy passes on what the clients publish: it has their tickets, or needs none."""
         return self._tickets is None or self._tickets.is_ready(proxy.endpoint)
-
-    def _proxies_changed(self) -> None:
-        running = [node for node in self._context.view.running("proxy") if self._may_send(node)]
-        self._publishers.set_proxies(tuple(node.address for node in running))
-        self._peers_changed()
 
     def _peers_changed(self) -> None:
         view, step = self._context.view, self._runner.step

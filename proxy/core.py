@@ -46,6 +46,7 @@ from proxy.publishers.permits import REFUSALS
 from proxy.publishers.rates import PublisherRates, Rates
 from proxy.records.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.records.destinations import NOBODY, Destinations, Target
+from proxy.records.gateway_batches import GatewayBatches
 from proxy.records.offline_notices import OfflineNotices
 from proxy.records.signals import AwaitedSignals
 from proxy.records.topic_keys import with_rooms
@@ -149,8 +150,8 @@ class Core:
         self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._broker_of_signal, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self._limits = PublisherRates(rates) if rates.any else None
-        self._exempt: set[int] = set()
-        """Streams of gateways, which limit each client themselves."""
+        self._gateways = GatewayBatches(self._token)
+        """They limit each client themselves."""
         self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
@@ -159,6 +160,7 @@ class Core:
         self.counters = Counters()
         self._events: EventTable[ev.Effect] = EventTable()
         self._events.on(ev.BatchPublished, self._on_published)
+        self._events.on(ev.GatewayPublished, self._on_gateway_published)
         self._events.on(RecordsReceived, self._on_records)
         self._events.on(Settled, self._on_settled)
         self._events.on(ev.SignalsDelivered, self._on_signals_delivered)
@@ -166,7 +168,6 @@ class Core:
         self._events.on(ev.BrokersChanged, self._on_brokers)
         self._events.on(ev.RelaysChanged, self._on_relays)
         self._events.on(ev.PublisherOpened, self._on_opened)
-        self._events.on(ev.PublisherExempted, self._on_exempted)
         self._events.on(ev.PublisherClosed, self._on_closed)
         self._events.on(ev.LimitsChanged, self._on_limits)
         self._events.on(Tick, self._on_tick)
@@ -178,7 +179,7 @@ class Core:
         self._limits = PublisherRates(event.rates) if event.rates.any else None
         self._forget_over()
         if self._limits is not None:
-            for stream in self._streams.keys() - self._exempt:
+            for stream in self._streams.keys() - self._gateways.streams.keys():
                 self._limits.opened(stream, now)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -201,7 +202,7 @@ class Core:
     @property
     def under_way(self) -> int:
         """Number of parcels that are not settled yet."""
-        return len(self._tokens) + len(self._held) + len(self._held_chat) + self._big.under_way
+        return len(self._tokens) + len(self._held) + len(self._held_chat) + self._big.under_way + self._gateways.under_way
 
     def _token(self) -> int:
         token = self._next_token
@@ -225,21 +226,15 @@ class Core:
         if self._limits is not None:
             self._limits.opened(event.stream, now)
 
-    def _on_exempted(self, event: ev.PublisherExempted, now: float, out: list[ev.Effect]) -> None:
-        self._exempt.add(event.stream)
-        if self._limits is not None:
-            self._limits.closed(event.stream)
-
     def _on_closed(self, event: ev.PublisherClosed, now: float, out: list[ev.Effect]) -> None:
         self._streams.pop(event.stream, None)
-        self._exempt.discard(event.stream)
         if self._limits is not None:
             self._limits.closed(event.stream)
 
     # --- batches
 
     def _on_records(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> None:
-        """Route a gateway's batch; nobody waits for a reply."""
+        """Route what a gateway's clients published at QoS 0; nobody waits for a reply."""
         if self._limits is not None:
             self._meter(self._limits, event.data, event.start, event.end, event.count, now)
         if not self._route(event.data, event.start, event.end, event.count, None, out):
@@ -334,6 +329,17 @@ class Core:
             batch.failures.append(ev.Failure(batch.first, batch.last, errors.ChecksumWrong.code, text))
         elif self._limits is None or self._within_rate(self._limits, batch, event.count, now):
             self._route(event.data, 0, len(event.data), event.count, batch, out)
+        if not batch.pending:
+            self._reply(batches, out)
+
+    def _on_gateway_published(self, event: ev.GatewayPublished, now: float, out: list[ev.Effect]) -> None:
+        """Route what a gateway's clients published at QoS 1. It is a stream of one batch: none waits for another's outcome."""
+        batch = _Batch(event.stream, 1, event.count, event.data)
+        self._streams[event.stream] = batches = deque((batch,))
+        self._gateways.streams[event.stream] = event.gateway, event.number
+        if self._limits is not None:
+            self._meter(self._limits, event.data, 0, len(event.data), event.count, now)
+        self._route(event.data, 0, len(event.data), event.count, batch, out)
         if not batch.pending:
             self._reply(batches, out)
 
@@ -536,7 +542,11 @@ class Core:
             self._relays.routes.settled(token)
             sent = self._tokens.pop(token, None)
             if sent is None:
-                self._finish_big(self._big.settled(token, handled), finished)
+                outcomes = self._gateways.settled(token, handled)
+                if outcomes is not None:
+                    out += outcomes
+                else:
+                    self._finish_big(self._big.settled(token, handled), finished)
                 continue
             batch, records = sent
             offline = self._offline.take(records)
@@ -579,6 +589,9 @@ class Core:
             failures.extend(batch.failures)
         if up_to:
             out.append(ev.Reply(stream, up_to, failures))
+            if stream in self._gateways.streams:
+                del self._streams[stream]
+                out.append(self._gateways.resolved(stream, failures))
 
 
 OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.core.contract import RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Sampler
 from proxy.publishers.rates import Rates
@@ -53,13 +53,6 @@ class PublisherOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class PublisherExempted:
-    """A stream belongs to a gateway, which limits the rates of its clients one by one."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
 class PublisherClosed:
     """A back end's stream ended; nobody waits for its replies."""
 
@@ -80,6 +73,18 @@ class BatchPublished:
     """True if the publisher wants a report when its signals are delivered."""
     more: bool = False
     """True if another batch follows at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPublished:
+    """A gateway's batch of `count` records, whose outcome it waits for. Its own number is `number`; as a stream of one batch, which
+    no publisher opened, it is `stream`."""
+
+    stream: int
+    gateway: EndpointID
+    number: int
+    data: bytes
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,9 @@ Event = (
     | RelaysChanged
     | UsersOffline
     | PublisherOpened
-    | PublisherExempted
     | PublisherClosed
     | BatchPublished
+    | GatewayPublished
     | RecordsReceived
     | SignalsDelivered
     | Settled
@@ -157,4 +162,4 @@ class Delivered:
     gateway: EndpointID
 
 
-Effect = SendRecords | Settle | Reply | Delivered
+Effect = SendRecords | SendControl | Settle | Reply | Delivered

@@ -118,10 +118,8 @@ class Service(RoleShell):
         self.mail = MailService(context, self.ids, self._guard)
         self.run(self.mail.runner)
         self.run(self.mail.notices.runner)
-        publishers = PublisherService(self)
-        context.streams.serve(methods.PUBLISH, wire_pb2.PublishRequest.FromString, publishers.publish_framed)
         assert context.client_server is not None
-        wire_pb2_grpc.add_PublisherServicer_to_server(publishers, context.client_server)
+        wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.client_server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.client_server)
         mail_pb2_grpc.add_MailerServicer_to_server(self.mail, context.client_server)
         context.metrics.collect_from(self._samples)
@@ -197,19 +195,23 @@ class Service(RoleShell):
     # What the links call.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """Take a batch that a gateway's clients published."""
+        """Take what a gateway's clients published at QoS 0."""
         if self.senders is not None and (changed := self.senders.permitted(peer, data, start, end, count)) is not None:
             data, start, end = changed, 0, len(changed)
         return self._records.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Take control messages: a gateway's delivered signals, a relay's untaken messages, a broker's or relay's newer layout."""
+        """Take control messages: what a gateway's clients published at QoS 1, its delivered signals, a relay's untaken messages, a
+        broker's or relay's newer layout."""
         signals: list[int] = []
         offline: list[int] = []
         try:
             for message in messages:
                 control = control_pb2.Control.FromString(message)
-                if control.HasField("signals_delivered"):
+                if control.HasField("publish_batch"):
+                    if not self._take_batch(peer, control.publish_batch):
+                        return Outcome.MALFORMED
+                elif control.HasField("signals_delivered"):
                     signals.extend(control.signals_delivered.ids)
                 elif control.HasField("chat_offline"):
                     offline.extend(control.chat_offline.snowflake_ids)
@@ -223,8 +225,19 @@ class Service(RoleShell):
             self._records.step(ev.UsersOffline(offline))
         return Outcome.TAKEN
 
+    def _take_batch(self, gateway: EndpointID, batch: control_pb2.PublishBatch) -> bool:
+        data, count = batch.records, batch.count
+        if not count:
+            return False
+        if self.senders is not None and (changed := self.senders.permitted(gateway, data, 0, len(data), count)) is not None:
+            data = changed
+        stream = next(self._publishers.numbers)
+        self.begins(stream, count, 1)
+        self._records.step(ev.GatewayPublished(stream, gateway, batch.number, data, count))
+        return True
+
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Note parcels that brokers and relays handled, or lost."""
+        """Note parcels that brokers and relays handled, or lost, and outcomes that gateways have, or not."""
         self._records.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
@@ -242,10 +255,6 @@ class Service(RoleShell):
     async def enter(self, context: Any, end: Callable[[str], None]) -> LoginSession | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
         return await enter(self._guard, context, "", end)
-
-    def exempt(self, stream: int) -> None:
-        """Note that a stream belongs to a gateway, which limits its clients' rates."""
-        self._records.step(ev.PublisherExempted(stream))
 
     def begins(self, stream: int, count: int, position: int) -> None:
         """Note that a request with `count` records has come on a publisher's stream."""

@@ -179,6 +179,13 @@ def test_imports_go_downwards_only() -> None:
     assert not wrong
 
 
+def test_no_server_has_a_client_inside() -> None:
+    """A gateway publishes by links, whatever the QoS: it imports nothing of the SDK's client, nor does any other server."""
+    servers = ("cluster", "registry", *ROLES)
+    clients = {source for source in sources() if any(name.startswith("pixiu.client") for name in imports(source))}
+    assert not {source for source in clients if source.split("/")[0] in servers}
+
+
 def test_the_pipeline_is_a_client() -> None:
     """It imports the SDK, and no server's package; nobody imports it, and nobody else PySpark."""
     servers = {"cluster", "registry", "ops", "onebox", *ROLES}

@@ -37,7 +37,6 @@ SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 MODULES: Final = {
     "pixiu": "ids",
-    "pixiu.client": "send.policy send.proxy send.sender",
     "pixiu.wire": "cursor envelope levels record",
     "pixiu.placement": "big_rooms ordered_routes partition split topics weights",
     "cluster.mqtt": "codec decoder events inbound mail packets server subscriptions",
@@ -62,17 +61,17 @@ MODULES: Final = {
     "cluster.metrics": "histogram hot_keys received_batches",
     "proxy": (
         "core events mail.batches mail.pipeline mail.requests mail.results mail_events notices.mail_notices presence "
-        "publishers.permits publishers.rates records.big_rooms records.destinations records.offline_notices records.publisher "
-        "records.signals"
+        "publishers.permits publishers.rates records.big_rooms records.destinations records.gateway_batches "
+        "records.offline_notices records.publisher records.signals"
     ),
     "broker": "core events fanout feeds multicast",
     "router": "core events",
     "gateway": (
         "clients.access clients.admission clients.backlog clients.clients clients.join_share clients.join_steps "
-        "clients.memory_budget clients.paced_fanout clients.rates clients.slow_consumers core delivery.dedupe delivery.mail "
-        "delivery.signals delivery.traces events grpc.subscriber mail.lane mail.queue mail.run membership.controls "
-        "membership.devices membership.feedback membership.reporter membership.rooms mqtt.connection mqtt.publishing "
-        "mqtt.subscribing"
+        "clients.memory_budget clients.paced_fanout clients.publishing clients.rates clients.slow_consumers confirming core "
+        "delivery.dedupe delivery.mail delivery.signals delivery.traces events grpc.subscriber mail.lane mail.queue mail.run "
+        "membership.controls membership.devices membership.feedback membership.reporter membership.rooms mqtt.connection "
+        "mqtt.publishing mqtt.subscribing"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "
@@ -89,8 +88,7 @@ MODULES: Final = {
 }
 """Compiled modules by package: those that a message passes. Of these the following are left out:
 
-    pixiu.client                          users: the SDK is pure Python; its publisher is compiled for gateways, which use it
-    pixiu.client.send.awaited, .streams   a mixin with slots, which mypyc refuses, and its subclasses; gateway.clients.publishing
+    pixiu.client                          users: the SDK is pure Python
     *.service                             wait for gRPC, the disk and the registry; nothing to gain
     cluster.rpc, pixiu.rpc                wait for sockets; mypyc has no asynchronous generators
     cluster.core.role                     the services derive from it, and a class of Python cannot derive from a compiled one

@@ -35,7 +35,6 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.Membership/Snapshot": ("broker", "relay", "router"),
     "/pixiu.v1.MailDelivery/Deliver": ("relay",),
     "/pixiu.v1.MailNotices/Notify": ("proxy",),
-    "/pixiu.v1.Publisher/Publish": ("gateway",),
     "/pixiu.v1.Tickets/Exchange": ("gateway",),
     "/pixiu.v1.Presence/Query": ("proxy",),
     "/pixiu.v1.Pi/Exchange": ("proxy", "relay", OPERATOR),

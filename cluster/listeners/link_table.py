@@ -30,6 +30,8 @@ MAY_SAY: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "gateway_messages": _MEMBERS,
     "gateway_confirm": _TO_GATEWAYS,
     "layout_notice": dict.fromkeys(("broker", "gateway", "proxy", "relay", "router"), _NOTICE),
+    "publish_batch": {"proxy": ("gateway",)},
+    "publish_outcome": {"gateway": ("proxy",)},
     "chat_offline": {"proxy": ("relay",)},
     "device_replaced": {"gateway": ("relay",)},
     "signals_delivered": {"proxy": ("gateway",)},

@@ -55,15 +55,13 @@ def message_bytes_of_client(max_record_bytes: int) -> int:
     return max(MAX_BATCH_BYTES, max_record_bytes) + BESIDE_BATCH_BYTES
 
 
-def check_batch(count: int, size: int, further: int = 0, *, bounded: bool) -> None:
-    """Check a batch by its announced count and size. further: receivers of mail. bounded: False for a gateway's batches.
+def check_batch(count: int, size: int, further: int = 0) -> None:
+    """Check a batch by its announced count and size. further: receivers of mail.
 
     Raises `InvalidArgument` or `RecordTooLarge`.
     """
     if count * HEADER_SIZE > size:
         raise InvalidArgument(f"a batch of {size} bytes cannot hold {count} records")
-    if not bounded:
-        return
     if count + further > MAX_BATCH_RECORDS:
         raise InvalidArgument(f"a batch has at most {MAX_BATCH_RECORDS} records and further receivers; send several")
     if size > MAX_BATCH_BYTES and count > 1:

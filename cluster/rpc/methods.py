@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 LINK: Final = "/pixiu.v1.Link/Exchange"
-PUBLISH: Final = "/pixiu.v1.Publisher/Publish"
 TICKETS: Final = "/pixiu.v1.Tickets/Exchange"
 STORE: Final = "/pixiu.v1.Xiu/Store"
 EXCHANGE: Final = "/pixiu.v1.Pi/Exchange"

@@ -126,7 +126,8 @@ class ServedStreams(dict[int, StreamT]):
     def __init__(self, limit: int, whose: str) -> None:
         super().__init__()
         self.limit, self.draining = limit, False
-        self._whose, self._numbers = whose, itertools.count(1)
+        self._whose, self.numbers = whose, itertools.count(1)
+        """The second: of new streams."""
 
     def enter(self, stream: StreamT) -> int:
         """Number a new stream. Raises Draining, Overloaded."""
@@ -134,6 +135,6 @@ class ServedStreams(dict[int, StreamT]):
             raise Draining("this process is draining; use another one")
         if len(self) >= self.limit:
             raise Overloaded(f"{self._whose % self.limit}; use another one, or try again later", 1000)
-        number = next(self._numbers)
+        number = next(self.numbers)
         self[number] = stream
         return number

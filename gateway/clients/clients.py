@@ -33,7 +33,6 @@ from gateway.clients.join_share import JoinRate, JoinShare
 from gateway.clients.join_steps import JoinSteps
 from gateway.clients.memory_budget import SMALL_BYTES, MemoryBudget
 from gateway.clients.paced_fanout import PacedFanout
-from gateway.clients.publishing import Confirmable
 from gateway.clients.rates import PublishRates, Rates
 from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
@@ -154,8 +153,12 @@ class ClientSession(ABC):
 class Publishers(Protocol):
     """Sends messages of QoS 1; see `gateway.clients.publishing.ConfirmedPublishers`."""
 
-    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
-        """Send a message; `message.resolved` is called once. False: no capacity; `when_space` is called when there may be some."""
+    def admit(self, key: int, size: int, when_space: Callable[[], None]) -> bool:
+        """Take space for a record of `size` bytes that is published at once. False: there is none; `when_space` is called when
+        there may be some."""
+
+    def publish(self, messages: list[ev.Confirmable]) -> None:
+        """Send messages; `resolved` of each is called once."""
 
     def forget(self, when_space: Callable[[], None]) -> None:
         """Forget a client that waits for capacity."""

@@ -1,4 +1,4 @@
-"""Conversion of control messages between routers or relays and a gateway's core. Pure."""
+"""Conversion of control messages between routers, relays or proxies and a gateway's core. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None)
     if control.HasField("device_replaced"):
         gone = control.device_replaced
         return ev.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason)
+    if control.HasField("publish_outcome"):
+        outcome = control.publish_outcome
+        failures = [ev.RecordFailure(each.first, each.last, each.code, each.text, each.retry_after_ms) for each in outcome.failures]
+        return ev.BatchResolved(peer, outcome.number, failures)
     if is_anti_entropy(control):
         return ev.HealingReceived(peer, control, relay)
     if control.HasField("fenced"):

@@ -21,7 +21,7 @@ from gateway.clients.access import may_publish, pay
 from gateway.clients.clients import Clients
 from gateway.clients.join_share import JoinRate
 from gateway.clients.join_steps import JoinSteps
-from gateway.clients.publishing import Confirmable
+from gateway.events import Confirmable
 from pixiu.errors import Draining, Dropped, LocalError, Offline, Overloaded, PixiuError, Unavailable
 from pixiu.ids import UIN, RoomID, SnowflakeID
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
@@ -232,6 +232,7 @@ class Publishing:
 
     def _send_on(self) -> None:
         """Send what may leave, and read from the client only while nothing waits."""
+        leaving: list[Confirmable] = []
         while self._queue and not self._again and self._client.is_open:
             message = self._queue[0]
             size = len(message.record)
@@ -247,13 +248,15 @@ class Publishing:
                 break
             if self._under_way and self._under_way + size > MAX_CLIENT_BYTES:
                 break
-            if not self._clients.publishers.publish(message, self._send_on):
+            if not self._clients.publishers.admit(message.key, size, self._send_on):
                 break
-            self._clients.hurry()
-            self._queue.popleft()
+            leaving.append(self._queue.popleft())
             self._waiting_bytes -= size
             self._under_way += size
             self._sent[message.key] = count + 1, message.number
+        if leaving:
+            self._clients.hurry()
+            self._clients.publishers.publish(leaving)
         self._set_reading()
 
     def _send_again(self, message: Confirmable, wait_s: float) -> None:

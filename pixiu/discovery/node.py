@@ -47,11 +47,6 @@ def run_of(gateway: Node) -> int:
     return gateway_run(gateway_msg_id(max(gateway.instance, 0), max(gateway.generation, 0), 0))
 
 
-def gateway_publisher(endpoint: int) -> str:
-    """The client name under which a gateway publishes its clients' messages; proxies recognize it by that."""
-    return f"gateway-{hex_id(endpoint)}"
-
-
 def json_object(data: bytes, limit: int, what: str) -> dict[str, object]:
     """Parse a JSON object of at most `limit` bytes. Raises `MalformedData`, which names `what`.
 

@@ -239,7 +239,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         if len(request.more) > count:
             raise InvalidArgument(f"a batch of {count} records has further receivers of {len(request.more)}")
         further_receivers = sum(len(each.uins) for each in request.more)
-        check_batch(count, len(request.batch), further_receivers, bounded=True)
+        check_batch(count, len(request.batch), further_receivers)
         if access is not None and access.spend(count + further_receivers, len(request.batch)):
             await access.hold()
         level, further = Level.from_wire(request.level) or Level.REPLICATED, _more(request)

@@ -19,11 +19,9 @@ import grpc.aio
 from cluster.access.login_guard import LoginSession
 from cluster.core.turn import Turn
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
-from cluster.rpc.framed import FramedHandler
 from cluster.rpc.served import ServedStream
 from cluster.trust.loans import Lent, Loan
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
-from pixiu.ids import EndpointID
 from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
@@ -32,7 +30,6 @@ from proxy import events as ev
 from proxy.options import Options
 from proxy.publishers.message_ids import MessageIDs
 from proxy.publishers.permits import Foreseeing, permitted
-from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.worker_leases import NO_WORKER, Lender
 
 MAX_CLIENT_BYTES = 128
@@ -58,8 +55,6 @@ class PublisherHost(Protocol):
     options: Options
     lender: Lender
     ids: MessageIDs
-    senders: SenderTickets | None
-    """Senders for whom gateways have shown login tickets; None: their word counts."""
     turn: Turn
 
     def admit(self, publisher: PublisherStream) -> int:
@@ -79,9 +74,6 @@ class PublisherHost(Protocol):
 
     async def enter(self, context: Any, end: Callable[[str], None]) -> LoginSession | None:
         """Session of the caller; None: nobody has to log in. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
-
-    def exempt(self, stream: int) -> None:
-        """Note that a stream belongs to a gateway, which limits its clients' rates."""
 
 
 class PublisherStream:
@@ -106,15 +98,13 @@ class PublisherStream:
         self._gateways: list[int] = []
         """Gateway that delivered each signal of `_delivered`."""
         self._written = 0
-        self.greeted = self.gateway = False
+        self.greeted = False
         self.renewed_s = 0.0
         """Time of the last answered renewal."""
-        self.endpoint: EndpointID | None = None
-        """Of a gateway that publishes for its clients."""
         self.access: LoginSession | None = None
-        """Session of a publisher that has logged in; None: nobody has to, or it is a gateway."""
+        """Session of a publisher that has logged in; None: nobody has to."""
         self.lent: Lent | None = None
-        """Message IDs that it may use; None: any, because nobody has to log in, or it is a gateway."""
+        """Message IDs that it may use; None: any, because nobody has to log in."""
         self.served: ServedStream[wire_pb2.PublishReply, wire_pb2.PublishRequest] = ServedStream(
             handler, lambda request: take(self, request), self, lambda: over(self), FINISH_TIMEOUT_S
         )
@@ -188,7 +178,7 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """The gRPC service `pixiu.v1.Publisher` for clients, and gateways' streams of messages."""
+    """The gRPC service `pixiu.v1.Publisher`."""
 
     def __init__(self, host: PublisherHost) -> None:
         self._host = host
@@ -213,32 +203,16 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """Serve one publisher's stream."""
-        await self._publish(GrpcHandler(context), lambda end: self._host.enter(context, end))
-
-    async def publish_framed(self, handler: FramedHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest]) -> None:
-        """Serve one gateway's stream: its hello has proved its role, if there are keys to prove it."""
-        await self._publish(handler, None, EndpointID(handler.endpoint))
-
-    async def _publish(
-        self,
-        handler: Served[wire_pb2.PublishReply, wire_pb2.PublishRequest],
-        enter: Enter | None,
-        endpoint: EndpointID | None = None,
-    ) -> None:
-        """`enter`: logs a client in; None: the caller is the gateway `endpoint`, as it says."""
+        handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
         publisher = PublisherStream(handler, self._host.options.publisher_window_bytes, self._request, self._over)
-        publisher.endpoint = endpoint
-        publisher.gateway = gateway = enter is None
         try:
-            publisher.access = None if enter is None else await enter(publisher.login_over)
+            publisher.access = await self._host.enter(context, publisher.login_over)
             if publisher.access is not None:
                 publisher.lent = self._host.ids.of(publisher.access)
             publisher.number = self._host.admit(publisher)
         except PixiuError as error:
             publisher.close()
             await handler.refuse(error)
-        if gateway:
-            self._host.exempt(publisher.number)
         try:
             await publisher.served.run()
         except PixiuError as error:
@@ -270,7 +244,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         number, data, count, access = publisher.number, request.batch, request.count, publisher.access
         if request.position != publisher.expected:
             raise InvalidArgument(f"positions must be consecutive: {publisher.expected} was expected, {request.position} came")
-        check_batch(count, len(data), bounded=not publisher.gateway)
+        check_batch(count, len(data))
         publisher.expected += count
         if access is not None and access.spend(count, len(data)):
             await access.hold()
@@ -298,9 +272,11 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         publisher.greeted = True
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
-        if not publisher.gateway:
-            reply.max_batch_bytes, reply.max_batch_records = MAX_BATCH_BYTES, MAX_BATCH_RECORDS
+        reply = wire_pb2.PublishReply(
+            window_bytes=self._host.options.publisher_window_bytes,
+            max_batch_bytes=MAX_BATCH_BYTES,
+            max_batch_records=MAX_BATCH_RECORDS,
+        )
         if hello.lend_worker:
             returned = hello.returned_worker if hello.returned_until_ms else NO_WORKER
             loan = await self._host.lender.lend(_now_ms(), self._host.ids.owner(publisher.access), returned)
@@ -321,9 +297,6 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         access = publisher.access
         if access is not None and publisher.lent is not None:
             batch = replace(batch, data=self._host.ids.permitted(batch.data, batch.count, access, publisher.lent))
-        elif publisher.endpoint is not None and (senders := self._host.senders) is not None:
-            changed = senders.permitted(publisher.endpoint, batch.data, 0, len(batch.data), batch.count)
-            batch = batch if changed is None else replace(batch, data=changed)
         self._host.publish(batch)
 
 

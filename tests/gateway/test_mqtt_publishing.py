@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cluster.core.reading_gate import ReadingGate
-from gateway.clients.publishing import Confirmable
+from gateway.events import Confirmable
 from gateway.mqtt.publishing import Publishing
 from pixiu.errors import Dropped
 from pixiu.ids import SnowflakeID

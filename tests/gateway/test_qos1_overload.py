@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -10,16 +12,15 @@ from cluster.core.contract import SendRecords, Settled
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Puback, Publish
 from gateway import events as ev
-from gateway.clients.publishing import Confirmable, ConfirmedPublishers
+from gateway.clients.publishing import MAX_BYTES, ConfirmedPublishers
 from gateway.core import Core
+from gateway.events import Confirmable
 from gateway.mqtt.publishing import MAX_CLIENT_BYTES
-from pixiu.discovery.view import Layout, View
 from pixiu.errors import Dropped, InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Kind, encode
 from tests.gateway.world import Wire, World, mqtt_client, of, turn
-from tests.support.framed import framed_of
 from tests.support.waiting import until
 
 
@@ -163,33 +164,58 @@ async def test_what_the_cluster_refuses_for_good_ends_the_connection_and_is_not_
     assert (world.clients.counters.unroutable, world.closed_for) == (1, ["publish_refused"])
 
 
-def confirmable(number: int, size: int = 100) -> Confirmable:
-    return Confirmable(lambda message, error: None, number, 42, bytes(size), SnowflakeID(number))
+class Publishers:
+    """Capacity for messages, and what leaves."""
+
+    def __init__(self) -> None:
+        self.sent: list[Confirmable] = []
+        self.publishers = ConfirmedPublishers(VRooms(1000, 1100), self._step)
+        self.told: list[str] = []
+
+    def _step(self, event: ev.Event) -> None:
+        assert isinstance(event, ev.PublishConfirmed)
+        self.sent += event.messages
+
+    def publish(self, name: str, size: int = MAX_BYTES // 4, key: int = 42) -> bool:
+        """A client publishes, or waits."""
+        found = self.publishers.admit(key, size, self.waiting(name))
+        if found:
+            self.publishers.publish([Confirmable(lambda message, error: None, 1, key, bytes(size), SnowflakeID(1))])
+        return found
+
+    @cache  # noqa: B019
+    def waiting(self, name: str) -> Callable[[], None]:
+        """What is called when there may be space: always the same for a client."""
+        return lambda: self._again(name)
+
+    def _again(self, name: str) -> None:
+        self.told.append(name)
+        self.publish(name)
+
+    def resolve(self) -> None:
+        """The oldest message is accepted."""
+        self.publishers.resolved(ev.Resolved([(self.sent.pop(0), None)]))
 
 
-async def test_without_a_proxy_clients_wait_in_turn() -> None:
-    publishers = ConfirmedPublishers("gateway", VRooms(), lambda: View(Layout(1, {}), ()), framed_of("gateway"))
-    told: list[int] = []
-    waiting = [lambda number=number: told.append(number) for number in range(3)]
-    assert [publishers.publish(confirmable(number), when_space) for number, when_space in enumerate(waiting)] == [False] * 3
-    publishers.forget(waiting[1])
-    publishers.set_proxies(("127.0.0.1:9",))
-    await until(lambda: told == [0, 2])
-    await publishers.close()
-
-
-async def test_a_full_queue_lets_nobody_in_before_there_is_space() -> None:
-    publishers = ConfirmedPublishers("gateway", VRooms(), lambda: View(Layout(1, {}), ()), framed_of("gateway"))
-    publishers.set_proxies(("127.0.0.1:9",))
-    number = 0
-    while publishers.publish(confirmable(number, 1 << 20), lambda: None):
-        number += 1
-    assert number >= 7
-    told: list[str] = []
-    assert not publishers.publish(confirmable(99, 1 << 20), lambda: told.append("room"))
+async def test_clients_that_find_no_capacity_get_it_in_turn() -> None:
+    bench = Publishers()
+    assert [bench.publish(f"first {number}") for number in range(4)] == [True] * 4
+    assert [bench.publish(name) for name in "abc"] == [False] * 3
+    assert bench.publish("of a big room", key=1001), "these have capacity of their own"
+    bench.publishers.forget(bench.waiting("b"))
     await asyncio.sleep(0)
-    assert told == []
-    await publishers.close()
+    assert bench.told == []
+    bench.resolve()
+    await asyncio.sleep(0)
+    assert bench.told == ["a", "c"], "the last one has found nothing, and waits again"
+    bench.resolve()
+    await asyncio.sleep(0)
+    assert bench.told == ["a", "c", "c"]
+    assert len(bench.sent) == 5
+
+
+async def test_a_message_that_is_alone_always_has_space() -> None:
+    assert Publishers().publish("a", 2 * MAX_BYTES)
 
 
 async def test_a_flood_of_qos_0_costs_its_own_client() -> None:

@@ -18,7 +18,6 @@ from cluster.mqtt import codec
 from cluster.mqtt.packets import Connect, Packet, Side
 from gateway import events as ev
 from gateway.clients.clients import Clients
-from gateway.clients.publishing import Confirmable
 from gateway.core import Core
 from gateway.mail.run import MailRun, read_runs
 from gateway.mqtt.connection import MQTTConnection
@@ -90,7 +89,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.events: list[ev.Event] = []
-        self.published: list[Confirmable] = []
+        self.published: list[ev.Confirmable] = []
         self.room = True
         """For messages of QoS 1."""
         self.waiting: dict[Callable[[], None], None] = {}
@@ -111,13 +110,15 @@ class World:
         # Of no length, whatever else the machine has to do: tests of turns have a clock of their own.
         self.clients.turn = Turn(lambda: 0.0, asyncio.get_running_loop().call_soon)
 
-    def publish(self, message: Confirmable, when_space: Callable[[], None]) -> bool:
-        """Take a message of QoS 1, if there is space."""
+    def admit(self, _key: int, _size: int, when_space: Callable[[], None]) -> bool:
+        """Admit a message of QoS 1, if there is space."""
         if not self.room:
             self.waiting[when_space] = None
-            return False
-        self.published.append(message)
-        return True
+        return self.room
+
+    def publish(self, messages: list[ev.Confirmable]) -> None:
+        """Take messages of QoS 1."""
+        self.published += messages
 
     def forget(self, when_space: Callable[[], None]) -> None:
         """A client is gone."""

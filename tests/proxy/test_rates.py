@@ -7,7 +7,7 @@ from pixiu.wire.record import Kind, encode
 from proxy import events as ev
 from proxy.core import Core
 from proxy.publishers.rates import Rates
-from tests.proxy.driver import forward, publish, sends
+from tests.proxy.driver import GATEWAY, forward, publish, sends
 
 A = EndpointID(1001)
 
@@ -55,8 +55,8 @@ def test_other_publishers_and_gateways_are_not_held_back() -> None:
     core = core_with(Rates(publisher_messages_per_s=10))
     publish(core, [room(1, n) for n in range(100)], 1, 0.0)
     assert taken(publish(core, [room(1, 200)], 1, 0.0, stream=2)) == [room(1, 200)]
-    core.step(ev.PublisherExempted(1), 0.0)
-    assert taken(publish(core, [room(1, 201)], 101, 0.0)) == [room(1, 201)]
+    for number in range(100):
+        assert taken(core.step(ev.GatewayPublished(9 + number, GATEWAY, number, room(1, 201), 1), 0.0)) == [room(1, 201)]
 
 
 def test_a_room_over_its_rate_is_refused_alone() -> None:
@@ -82,6 +82,8 @@ def test_a_room_is_limited_for_what_gateways_forward_too() -> None:
     assert taken(forward(core, data)) == [data]
     assert taken(forward(core, data)) == []
     assert core.counters.records_over_rate == 1
+    assert taken(core.step(ev.GatewayPublished(9, GATEWAY, 1, data, 1), 0.0)) == []
+    assert core.counters.records_over_rate == 2
 
 
 def test_a_malformed_batch_is_refused_as_such_under_limits_too() -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.cluster.run import Load, report
 from tests.support.effort import CI, runs
 
@@ -47,6 +48,15 @@ def test_a_cluster_keeps_its_promises(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20, 20 + max(SEEDS // 6, 1)))
 def test_what_waits_for_more_breaks_no_promise(seed: int) -> None:
     assert report(seed, load=Load(announced=True))[0] == []
+
+
+@pytest.mark.parametrize("seed", range(40, 40 + max(SEEDS // 6, 1)))
+def test_what_users_publish_at_qos_1_breaks_no_promise(seed: int) -> None:
+    found, world = report(seed, load=Load(confirmed=120))
+    assert found == []
+    assert world is not None
+    gateways = [process for process in world.by_endpoint.values() if isinstance(process, GatewayProcess)]
+    assert sum(gateway.core.confirming.lost for gateway in gateways), "batches are sent again in every run"
 
 
 @pytest.mark.skipif(not CI, reason="it takes as many runs as continuous integration makes")

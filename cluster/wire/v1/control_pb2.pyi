@@ -316,6 +316,93 @@ class LayoutNotice(_message.Message):
 Global___LayoutNotice: _TypeAlias = LayoutNotice  # noqa: Y015
 
 @_typing.final
+class PublishBatch(_message.Message):
+    """gateway -> proxy: records whose publishers wait for the cluster's acceptance. A PublishOutcome answers it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """chosen by the gateway, never again"""
+    count: _builtins.int
+    records: _builtins.bytes
+    """end to end"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        count: _builtins.int = ...,
+        records: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "number", b"number", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishBatch: _TypeAlias = PublishBatch  # noqa: Y015
+
+@_typing.final
+class PublishOutcome(_message.Message):
+    """proxy -> gateway: brokers and relays have the records of this batch, but not those with a failure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordFailure]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        failures: _abc.Iterable[Global___RecordFailure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishOutcome: _TypeAlias = PublishOutcome  # noqa: Y015
+
+@_typing.final
+class RecordFailure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """positions in the batch, from 1"""
+    last: _builtins.int
+    code: _builtins.str
+    """a code of pixiu.errors"""
+    text: _builtins.str
+    retry_after_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        code: _builtins.str = ...,
+        text: _builtins.str = ...,
+        retry_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "first", b"first", "last", b"last", "retry_after_ms", b"retry_after_ms", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordFailure: _TypeAlias = RecordFailure  # noqa: Y015
+
+@_typing.final
 class SignalsDelivered(_message.Message):
     """gateway -> every proxy: these signals were written to at least one client here. Said again for each copy and repeat."""
 
@@ -666,6 +753,8 @@ class Control(_message.Message):
     GATEWAY_MESSAGES_FIELD_NUMBER: _builtins.int
     GATEWAY_CONFIRM_FIELD_NUMBER: _builtins.int
     LAYOUT_NOTICE_FIELD_NUMBER: _builtins.int
+    PUBLISH_BATCH_FIELD_NUMBER: _builtins.int
+    PUBLISH_OUTCOME_FIELD_NUMBER: _builtins.int
     CHAT_OFFLINE_FIELD_NUMBER: _builtins.int
     DEVICE_REPLACED_FIELD_NUMBER: _builtins.int
     SIGNALS_DELIVERED_FIELD_NUMBER: _builtins.int
@@ -682,6 +771,10 @@ class Control(_message.Message):
     def gateway_confirm(self) -> Global___GatewayConfirm: ...
     @_builtins.property
     def layout_notice(self) -> Global___LayoutNotice: ...
+    @_builtins.property
+    def publish_batch(self) -> Global___PublishBatch: ...
+    @_builtins.property
+    def publish_outcome(self) -> Global___PublishOutcome: ...
     @_builtins.property
     def chat_offline(self) -> Global___ChatOffline: ...
     @_builtins.property
@@ -708,6 +801,8 @@ class Control(_message.Message):
         gateway_messages: Global___GatewayMessages | None = ...,
         gateway_confirm: Global___GatewayConfirm | None = ...,
         layout_notice: Global___LayoutNotice | None = ...,
+        publish_batch: Global___PublishBatch | None = ...,
+        publish_outcome: Global___PublishOutcome | None = ...,
         chat_offline: Global___ChatOffline | None = ...,
         device_replaced: Global___DeviceReplaced | None = ...,
         signals_delivered: Global___SignalsDelivered | None = ...,
@@ -719,11 +814,11 @@ class Control(_message.Message):
         absence: Global___Absence | None = ...,
         fenced: Global___Fenced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

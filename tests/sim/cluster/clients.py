@@ -12,8 +12,8 @@ import proxy.events as pe
 from cluster.core.contract import NEVER
 from pixiu.client.send.events import Failure
 from pixiu.client.send.signals import SendCopies, Signal, SignalCore
-from pixiu.errors import Offline, Unavailable
-from pixiu.ids import EndpointID
+from pixiu.errors import Offline, PixiuError, Unavailable
+from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.wire.record import TYPE_NORMAL, Flag, Kind, encode
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.logins import Logins
@@ -28,6 +28,8 @@ BIG_ROOM = 40
 MAX_BIG_SIGNALS = 8
 """In a run: each takes 192 copies."""
 LEFT, GONE = 1, 2
+CONFIRMED = 1 << 40
+"""What a connection sends at QoS 1 has an order of its own, and a session so far below."""
 FIRST_LANE = 0
 NO_PROXY = Failure("UNAVAILABLE", "no proxy")
 
@@ -133,6 +135,7 @@ class Clients:
     def unresolved(self) -> int:
         """What publishers and senders still wait for."""
         waiting = sum(len(s.unresolved) for s in self._sessions.values() if not s.over)
+        waiting += sum(gateway.core.confirming.unresolved for gateway in self._world.alive(GatewayProcess))
         return waiting + sum(core.unresolved for core in self._senders.values())
 
     @property
@@ -327,7 +330,23 @@ class Clients:
             message, record = self._message(Kind.ROOM, rng.randint(1, ROOMS), connection.session)
             connection.gateway.do(lambda: connection.gateway.step(ge.Publish([(message.room, record)])))
 
-    def _published(self, message: Message, failure: pe.Failure | None) -> None:
+    def publish_confirmed(self) -> None:
+        """A user sends messages at QoS 1 through the gateway, to a room as a rule, each in order."""
+        rng = self._world.rng
+        connection = rng.choice(self.users).connection
+        if connection is None:
+            return
+        room, made = BIG_ROOM if rng.random() < 0.1 else rng.randint(1, ROOMS), []
+        for _ in range(rng.randint(1, 3)):
+            message, record = self._message(Kind.ROOM, room, connection.session - CONFIRMED)
+
+            def resolved(_: ge.Confirmable, error: PixiuError | None, message: Message = message) -> None:
+                self._published(message, error)
+
+            made.append(ge.Confirmable(resolved, 0, room, record, SnowflakeID(message.id)))
+        connection.gateway.do(lambda: connection.gateway.step(ge.PublishConfirmed(made)))
+
+    def _published(self, message: Message, failure: pe.Failure | PixiuError | None) -> None:
         if failure is None:
             self._world.watch.accepted(message)
         elif failure.code == Offline.code:

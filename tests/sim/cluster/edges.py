@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import gateway.core
@@ -17,6 +18,9 @@ from gateway.membership.controls import event_of, signals_delivered
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from tests.sim.cluster.process import Process
+
+GATEWAYS_BATCHES = 1 << 40
+"""The first number of gateways' batches among a proxy's streams."""
 
 
 class GatewayProcess(Process):
@@ -123,8 +127,11 @@ class GatewayProcess(Process):
                 case ge.SendMembership(peer, messages, token):
                     self.world.watch.say(messages)
                     links.send_control(peer, encode_messages(messages), token, now)
-                case SendControl(peer, controls):
-                    links.send_control(peer, controls, 0, now)
+                case SendControl(peer, controls, token):
+                    links.send_control(peer, controls, token, now)
+                case ge.Resolved(outcomes):
+                    for message, error in outcomes:
+                        message.resolved(error)
                 case SendRecords(peer, records, lane, token):
                     links.send_records(peer, records, lane, token, now)
                 case ge.SendDelivered(peers):
@@ -152,6 +159,7 @@ class ProxyProcess(Process):
 
     def start_core(self) -> None:
         """See `Process`."""
+        self._batches = count(GATEWAYS_BATCHES)
         self.core = self.world.variant.proxy(max_record_bytes=1 << 20, vrooms=self.world.vrooms, vrooms_per_s=2_000.0)
         self.world.wire.after(0.01, lambda: self.do(lambda: self.set_state("Running")))
 
@@ -195,6 +203,9 @@ class ProxyProcess(Process):
             control = control_pb2.Control.FromString(data)
             if control.HasField("layout_notice"):
                 self.world.counts["notices"] += 1
+            if control.HasField("publish_batch"):
+                batch = control.publish_batch
+                self.step(pe.GatewayPublished(next(self._batches), peer, batch.number, batch.records, batch.count))
             if control.HasField("chat_offline"):
                 self.step(pe.UsersOffline(list(control.chat_offline.snowflake_ids)))
             signals.extend(control.signals_delivered.ids)
@@ -219,9 +230,12 @@ class ProxyProcess(Process):
         match effect:
             case SendRecords(peer, records, lane, token, urgent, more):
                 self.links.send_records(peer, records, lane, token, self.world.now, urgent, more)
+            case SendControl(peer, controls, token):
+                self.links.send_control(peer, controls, token, self.world.now)
             case pe.Reply(stream, up_to, failures):
                 assert all(failure.code != MalformedData.code for failure in failures), "a proxy calls a whole batch malformed"
-                self.world.clients.replied(self, stream, up_to, failures)
+                if stream < GATEWAYS_BATCHES:
+                    self.world.clients.replied(self, stream, up_to, failures)
             case pe.Delivered(stream, signals, gateway):
                 self.world.clients.told_delivered(self, stream, signals, gateway)
             case Settle():

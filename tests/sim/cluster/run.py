@@ -36,6 +36,8 @@ class Load:
     crashes: int = 4
     pauses: int = 2
     cuts: int = 3
+    confirmed: int = 0
+    """How often a user publishes at QoS 1."""
     announced: bool = False
     """Whether publishers say of a third of their batches that more follows at once, be it true or not."""
 
@@ -68,6 +70,7 @@ def run(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> Wor
         (load.signals, 1.0, lambda: world.clients.signal(rng.random() < 0.7, to_user=False)),
         (load.user_signals, 1.0, lambda: world.clients.signal(rng.random() < 0.7, to_user=True)),
         (load.scrambles, 3.0, world.scramble),
+        (load.confirmed, 1.0, world.clients.publish_confirmed),
     ):
         last = load.moves_until if action == world.clients.act else end
         for _ in range(number):
