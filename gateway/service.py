@@ -247,7 +247,9 @@ class Service(RoleShell):
         return self._runner.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Take control messages: confirmations, queries, newer layouts, refusals of this generation, logins ended by relays."""
+        """Take control messages: confirmations, queries, newer layouts, refusals of this generation, logins ended by relays, and
+        outcomes of proxies."""
+        outcome = Outcome.ANSWERED
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -255,11 +257,13 @@ class Service(RoleShell):
             except DecodeError:
                 return Outcome.MALFORMED
             event = event_of(peer, control, self._is_relay(peer))
+            if not isinstance(event, ev.BatchResolved):
+                outcome = Outcome.TAKEN
             if event is not None:
                 self._runner.step(event)
             elif control.HasField("layout_notice"):
                 self._context.layout_noticed(control.layout_notice.version)
-        return Outcome.TAKEN
+        return outcome
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Note parcels that routers and proxies handled, or lost."""

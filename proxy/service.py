@@ -205,13 +205,16 @@ class Service(RoleShell):
         broker's or relay's newer layout."""
         signals: list[int] = []
         offline: list[int] = []
+        outcome = Outcome.ANSWERED
         try:
             for message in messages:
                 control = control_pb2.Control.FromString(message)
                 if control.HasField("publish_batch"):
                     if not self._take_batch(peer, control.publish_batch):
                         return Outcome.MALFORMED
-                elif control.HasField("signals_delivered"):
+                    continue
+                outcome = Outcome.TAKEN
+                if control.HasField("signals_delivered"):
                     signals.extend(control.signals_delivered.ids)
                 elif control.HasField("chat_offline"):
                     offline.extend(control.chat_offline.snowflake_ids)
@@ -223,7 +226,7 @@ class Service(RoleShell):
             self._records.step(ev.SignalsDelivered(signals, peer))
         if offline:
             self._records.step(ev.UsersOffline(offline))
-        return Outcome.TAKEN
+        return outcome
 
     def _take_batch(self, gateway: EndpointID, batch: control_pb2.PublishBatch) -> bool:
         data, count = batch.records, batch.count

@@ -41,6 +41,8 @@ class Outcome(Enum):
     """Outcome of a batch or of control messages that a link handed over."""
 
     TAKEN = "taken"
+    ANSWERED = "answered"
+    """Taken, and the role has an answer for it or it was one: the acknowledgement of control messages is in no hurry."""
     NOT_TAKEN = "not_taken"
     """Some of it could not be handled: the sender's parcel settles as not handled, and the sender may try elsewhere."""
     MALFORMED = "malformed"

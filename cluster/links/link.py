@@ -426,11 +426,12 @@ class LinkCore:
                     counts.records_received += count
                     return
             else:
-                receiver.urgent = self.urgent_came = True
+                self.urgent_came = True
                 refusal = DatagramRefusal.MALFORMED_CONTROL
                 messages = split_control(data, start, end, count)
                 taken = self._handler.on_control(link.id, messages) if messages is not None else Outcome.MALFORMED
-                if taken is Outcome.TAKEN:
+                if taken in (Outcome.TAKEN, Outcome.ANSWERED):
+                    receiver.urgent = receiver.urgent or taken is Outcome.TAKEN
                     counts.control_received += count
                     return
             if taken is Outcome.NOT_TAKEN:

@@ -58,9 +58,9 @@ def may_say(kind: str, sender: str, receiver: str) -> bool:
 def kind_of(message: bytes) -> str | None:
     """Return the kind of a serialized control message; empty if this version does not know it, None if it is malformed.
 
-    A short message with one field is recognized by its tag; all others are parsed.
+    A message of one field, with at most 16 KiB, is recognized by its tag and length; all others are parsed.
     """
-    if 2 <= len(message) < 130 and message[0] in _BY_TAG and message[1] == len(message) - 2:
+    if len(message) >= 2 and message[0] in _BY_TAG and _is_whole(message):
         return _BY_TAG[message[0]]
     try:
         control = control_pb2.Control.FromString(message)
@@ -68,3 +68,11 @@ def kind_of(message: bytes) -> str | None:
         return None
     kind: str | None = control.WhichOneof("body")
     return kind or ""
+
+
+def _is_whole(message: bytes) -> bool:
+    """Return True if a message is one field: its length, a varint of one or two bytes after the tag, is that of the rest."""
+    size = len(message) - 2
+    if size < 128:
+        return message[1] == size
+    return message[1] >= 128 > message[2] and message[1] - 128 + 128 * message[2] == size - 1

@@ -128,7 +128,7 @@ class Taking(Service):
 
 def test_each_batch_is_a_stream_of_its_own() -> None:
     service = Taking()
-    assert [service.take(room(4, 1)), service.take(room(4, 2), room(4, 3))] == [Outcome.TAKEN] * 2
+    assert [service.take(room(4, 1)), service.take(room(4, 2), room(4, 3))] == [Outcome.ANSWERED] * 2
     assert [(each.stream, each.number, each.count) for each in service.taken] == [(1, 7, 1), (2, 7, 2)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.links import link as link_module
-from cluster.links.api import PeerState
+from cluster.links.api import Outcome, PeerState
 from cluster.links.datagrams.acknowledgement import _BODY
 from cluster.links.datagrams.head import ACKNOWLEDGEMENT, RECORDS
 from cluster.links.options import LinkOptions
@@ -42,6 +42,19 @@ def test_a_parcel_that_somebody_waits_for_is_acknowledged_at_the_end_of_the_turn
     world.advance(0.05)
     for token, urgent in ((1, False), (2, False), (3, True)):
         alice.send(bob, [make_record(token)], token=token, urgent=urgent)
+        world.settle()
+        expected = [(1, True)] if token < 3 else [(1, True), (2, True), (3, True)]
+        assert alice.handler.settled == expected, "the clock stands still"
+
+
+def test_control_messages_are_acknowledged_at_once_unless_the_role_answers_them(world: World) -> None:
+    alice, bob = world.node(1), world.node(2)
+    alice.know(bob)
+    bob.know(alice)
+    world.advance(0.05)
+    for token, outcome in ((1, Outcome.ANSWERED), (2, Outcome.ANSWERED), (3, Outcome.TAKEN)):
+        bob.handler.outcome = outcome
+        alice.control(bob, [b"hello"], token)
         world.settle()
         expected = [(1, True)] if token < 3 else [(1, True), (2, True), (3, True)]
         assert alice.handler.settled == expected, "the clock stands still"

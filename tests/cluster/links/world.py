@@ -26,6 +26,8 @@ class Recorder:
         self.heartbeats: list[tuple[EndpointID, bool, bytes]] = []
         self.answer = b""
         self.accept = True
+        self.outcome = Outcome.TAKEN
+        """Of control messages."""
         self.error: Exception | None = None
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
@@ -41,7 +43,7 @@ class Recorder:
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         self.control += messages
         self.arrived.append("control")
-        return Outcome.TAKEN
+        return self.outcome
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         self.settled += settled

@@ -88,5 +88,9 @@ def test_the_kind_is_what_the_parser_finds_whatever_stands_before_it() -> None:
     assert kind_of(allowed + forbidden) == control_pb2.Control.FromString(allowed + forbidden).WhichOneof("body") == "fenced"
     long = control_pb2.Control(chat_offline=control_pb2.ChatOffline(snowflake_ids=range(1 << 40, (1 << 40) + 100)))
     assert kind_of(long.SerializeToString()) == "chat_offline"
+    for size in (0, 110, 125, 126, 127, 128, 200, 16_370, 16_383, 16_384, 20_000):
+        batch = control_pb2.Control(publish_batch=control_pb2.PublishBatch(records=bytes(size))).SerializeToString()
+        assert kind_of(batch) == "publish_batch", size
+        assert kind_of(batch + forbidden) == "fenced", size
     assert kind_of(b"") == kind_of(b"\xfa\x7f\x00") == ""
     assert kind_of(b"\xff\xff") is None
