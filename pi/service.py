@@ -18,15 +18,16 @@ from typing import Final
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.process.context import Context
-from cluster.replication.doubling import DoublingService, phase_samples
 from cluster.rpc.methods import EXCHANGE
+from cluster.store.doubling.phases import Phase
+from cluster.store.doubling.service import phase_samples
 from cluster.store.events import Committed, Propose
 from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
 from cluster.wire.v1 import pi_replicas_pb2_grpc
 from pi import events as ev
 from pi.core import Core
-from pi.doubling.phases import Phase, Record
+from pi.doubling.phases import Record
 from pi.handover.leader import DoublingLeader
 from pi.handover.learner import Teacher
 from pi.inboxes.reading import Read
@@ -75,7 +76,6 @@ class Service(StoreShell):
         self._streams = served.streams
         pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
         context.streams.serve(EXCHANGE, pi_pb2.PiRequest.FromString, served.exchange_framed)
-        DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)
         self._export = PiExport(context, self._machine)
         context.metrics.collect_from(self._samples)

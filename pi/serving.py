@@ -5,9 +5,10 @@ Source: docs/doubling.md.
 
 from __future__ import annotations
 
+from cluster.store.doubling.phases import Phase, counted
 from pi import events as ev
 from pi.checks import NOBODY
-from pi.doubling.phases import Phase, Record, served
+from pi.doubling.phases import Record
 
 
 class Serving:
@@ -34,8 +35,8 @@ class Serving:
         self._serve()
 
     def _serve(self) -> None:
-        self.partitions, nobody = served(self._record, self._partition, self._layout, self._appended)
-        self.own = NOBODY if nobody else self._partition
+        self.partitions = counted(self._record, self._layout, self._appended)
+        self.own = NOBODY if 0 < self.partitions <= self._partition else self._partition
 
     @property
     def learns(self) -> bool:

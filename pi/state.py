@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final, ParamSpec
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
-from pi.doubling.phases import DOUBLING_KEY, DOUBLING_KIND
+from cluster.store.doubling.phases import DOUBLING_KIND
+from pi.doubling.phases import DOUBLING_KEY
 from pi.doubling.state import DoublingState
 from pi.early import EARLY_KIND, Early, TakenOtherwise, early_of
 from pi.inboxes.chunk import ENTRY

@@ -24,6 +24,7 @@ from cluster.core.contract import NEVER, NOT_TAKEN, TAKEN, EventTable, Tick
 from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.core.refusals import not_leader
 from cluster.replication.model import Entry
+from cluster.store.doubling.phases import counted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu import errors
 from pixiu.errors import Refusal
@@ -35,7 +36,7 @@ from xiu.interfaces import Entries, Store, Table
 from xiu.records.asking import Asked, Held, without
 from xiu.records.batch import RecordRun, check
 from xiu.records.block import Block
-from xiu.state.doubling import Change, Doubling, counted, is_asked, parent_of, problem_of
+from xiu.state.doubling import Record, is_asked, parent_of
 from xiu.state.restoring import Step
 from xiu.state.restoring import encode as encode_restore
 from xiu.state.restoring import problem_of as problem_of_restore
@@ -290,14 +291,7 @@ class Core:
         """Number of partitions by which this one assigns users, by its log up to the last entry, committed or not; 0: unknown."""
         return counted(self._state.head.doubling, self._partitions)
 
-    def doubling_entry(self, change: Change) -> tuple[int, bytes]:
-        """Return the entry (kind, payload) for a step of a doubling; append it in this turn. Raises NotLeader, Overloaded,
-        StoreDamaged, InvalidArgument."""
-        if problem := problem_of(self.doubling(), change, self.settings.partition):
-            raise errors.InvalidArgument(problem)
-        return int(XiuKind.DOUBLING), change.encode()
-
-    def doubling(self) -> Doubling:
+    def doubling(self) -> Record:
         """State of doublings by the log up to its last entry, committed or not. Raises NotLeader, Overloaded, StoreDamaged."""
         self._catch_up_now()
         if self.stuck:

@@ -20,9 +20,9 @@ from cluster.core.role import Runner, totals
 from cluster.links.api import Outcome
 from cluster.process.context import Context
 from cluster.process.shared_memory import folder_name
-from cluster.replication.doubling import phase_samples
 from cluster.replication.model import Entry
 from cluster.rpc.methods import STORE
+from cluster.store.doubling.service import phase_samples
 from cluster.store.events import Committed
 from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
@@ -58,7 +58,7 @@ LAYOUT_REFUSED: Final = "layout_refused"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 OPEN_POLL_S: Final = 0.1
-"""Interval at which a replica checks if it leads a child that learns, seconds."""
+"""Interval at which a replica checks if it leads a child that may open or is over, seconds."""
 MEND_AGAIN_S: Final = 5.0
 """Pause between tries to repair the store, seconds: another replica may have joined."""
 LEADER_WAIT_S: Final = 10.0
@@ -153,7 +153,7 @@ class Service(StoreShell):
         self.every(self._options.trim_interval_s, self._trim)
         self.every(SPACE_INTERVAL_S, self._watch_space)
         self.every(MEND_POLL_S, self._mend)
-        self.every(OPEN_POLL_S, self.cuts.open_when_split)
+        self.every(OPEN_POLL_S, self.cuts.look)
         limit = time.monotonic() + LEADER_WAIT_S
         while not self._replica.leader_address and not self._serves() and time.monotonic() < limit:
             await asyncio.sleep(LEADER_POLL_S)

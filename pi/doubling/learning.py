@@ -14,24 +14,13 @@ from collections.abc import Generator, Sequence
 from typing import Final, Protocol
 
 from cluster.replication.model import START, Entry, Position
+from cluster.store.doubling.phases import Command, Doubling, Phase, Step, cut_in
+from cluster.store.doubling.steps import check_named
 from cluster.wire.v1 import pi_replicas_pb2 as pb
-from pi.doubling.phases import (
-    HOLD_S,
-    Command,
-    Doubling,
-    Phase,
-    Record,
-    Step,
-    cut_in,
-    follow_body,
-    followed,
-    hold_body,
-    position_body,
-)
+from pi.doubling.phases import HOLD_S, Record, follow_body, followed, hold_body, position_body
 from pi.doubling.state import DoublingState
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, MalformedData, Unavailable
-from pixiu.ids import hex_id
 
 FOLLOW_ENTRIES: Final = 1024
 FOLLOW_BYTES: Final = 1 << 20
@@ -120,8 +109,7 @@ def check_pupil(partition: int, record: Record, layout: RoleLayout, doubling: Do
         raise Unavailable(f"partition {partition} is {record.phase.name} in another doubling")
     if record.phase is Phase.NONE and record.partitions >= doubling.partitions:
         raise InvalidArgument(f"partition {partition} was split among {record.partitions} already")
-    if hex_id(doubling.number) not in layout.doublings:
-        raise Unavailable(f"the layout as it is known here does not name doubling {doubling.number:016x} of pi; retry")
+    check_named("pi", layout, doubling)
 
 
 def hold_of_sweeps(doubling: Doubling, now_s: int) -> Command:

@@ -1,22 +1,14 @@
-"""The doubling of a partition of Pi: its phases, and the log entries that lead from one to the next. Pure.
+"""The entries by which a child of Pi copies its parent, besides `cluster.store.doubling.phases`, and the record of it. Pure.
 
-    parent   NONE ──SPLIT──▶ SPLIT ──CLEAN──▶ CLEANING ──CLEAN … CLEAN──▶ NONE
-    child    NONE ──BEGIN──▶ LEARNING ──RESET, DROP …, ROWS …, FOLLOW …──OPEN──▶ OPEN ──END──▶ NONE
+    child    LEARNING ──RESET, DROP …, ROWS …, FOLLOW …──OPEN──▶ OPEN
 
-    entry of kind 18    op u8 | doubling u64 | partitions u16 | partition u16 | body       little-endian
-
-    BEGIN               nothing: the child takes over from its parent
     RESET               epoch u32 | counter u64: a snapshot of the parent at this position follows; DROP deletes what is here
     DROP                nothing: delete some more values
     ROWS                epoch u32 | counter u64 | last u8 | n × (key size u8 | value size u32 | key | value)
     FOLLOW              n × (epoch u32 | counter u64 | kind u8 | at u64 µs | size u32 | payload): the parent's committed entries
     HOLD                until u32: the parent's sweeps wait until then, so that they do the same on both sides
     NOTE                digest u64 | keys u64 | bytes u64: the moved values, as they were at the cut
-    SPLIT               fence u64: no effect unless it is the state's
-    TAKE_BACK           nothing: its counter is the state's fence from now on
-    CLEAN, OPEN, END    nothing
-
-`partition` is the child's in all entries: a key moves if key % partitions == partition.
+    OPEN                nothing
 
 Source: docs/doubling.md.
 """
@@ -26,13 +18,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from cluster.replication.model import START, Entry, Position
+from cluster.store.doubling import phases
+from cluster.store.doubling.phases import DOUBLING_KIND, RECORD_BYTES, Doubling
 from pi.keys import uin_of
 from pixiu.errors import MalformedData
-from pixiu.placement.partition import is_partition_count
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
@@ -51,8 +43,6 @@ from pixiu.wire.inbox_operations import (
     spans,
 )
 
-DOUBLING_KIND: Final = 18
-"""Kind of log entries that hold a command of a doubling."""
 DOUBLING_KEY: Final = b"P"
 """Key of the state's value that holds the record."""
 HOLD_S: Final = 300
@@ -60,106 +50,24 @@ HOLD_S: Final = 300
 MAX_HOLD_S: Final = 2 * HOLD_S
 """A longer wait does not count: the state's time was set back meanwhile."""
 
-_HEAD: Final = struct.Struct("<BQHH")
 _POSITION: Final = struct.Struct("<IQ")
 _ROW: Final = struct.Struct("<BI")
 _ENTRY: Final = struct.Struct("<IQBQI")
 _HOLD: Final = struct.Struct("<I")
 _NOTE: Final = struct.Struct("<QQQ")
-_FENCE: Final = struct.Struct("<Q")
-_RECORD: Final = struct.Struct("<BQHHIQIQBQIQQQQ")
-
-
-class Phase(IntEnum):
-    """The phases of `proto/cluster/wire/v1/doubling.proto`."""
-
-    NONE = 0
-    LEARNING = 1
-    SPLIT = 2
-    OPEN = 3
-    CLEANING = 4
-
-
-class Step(IntEnum):
-    """The action of an entry."""
-
-    BEGIN = 1
-    RESET = 2
-    DROP = 3
-    ROWS = 4
-    FOLLOW = 5
-    OPEN = 6
-    END = 7
-    HOLD = 8
-    SPLIT = 9
-    CLEAN = 10
-    NOTE = 11
-    TAKE_BACK = 12
-
-
-class Doubling(NamedTuple):
-    """The ID of a doubling, and the users that it moves."""
-
-    number: int
-    """Its ID."""
-    partitions: int
-    """Number of Pi's partitions after it."""
-    partition: int
-    """The child's."""
-
-    @property
-    def parent(self) -> int:
-        """The partition that is split."""
-        return self.partition - self.partitions // 2
-
-    def moves(self, uin: int) -> bool:
-        """True if a user belongs to the child from the cut on."""
-        return uin % self.partitions == self.partition
-
-
-NO_DOUBLING: Final = Doubling(0, 0, 0)
-
-
-class Command(NamedTuple):
-    """An entry's payload."""
-
-    step: Step
-    doubling: Doubling
-    body: bytes = b""
-
-    def encode(self) -> bytes:
-        """Encode as stored in the log."""
-        return _HEAD.pack(self.step, *self.doubling) + self.body
-
-    @classmethod
-    def decode(cls, payload: bytes) -> Command:
-        """Raises MalformedData."""
-        try:
-            step, *doubling = _HEAD.unpack_from(payload)
-            found = cls(Step(step), Doubling(*doubling), payload[_HEAD.size :])
-        except (struct.error, ValueError) as wrong:
-            raise MalformedData(f"no command of a doubling: {wrong}") from wrong
-        partitions, partition = found.doubling[1:]
-        if not is_partition_count(partitions) or not partitions // 2 <= partition < partitions:
-            raise MalformedData(f"partition {partition} of {partitions} has no parent")
-        return found
+_COPY: Final = struct.Struct("<IQIQBIQQQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """State of a partition's doubling: a value of the partition's state."""
+class Record(phases.Record):
+    """State of a partition's doubling, and of its copying."""
 
-    phase: Phase = Phase.NONE
-    doubling: Doubling = NO_DOUBLING
-    """The last one."""
     learned: Position = START
     """Child: the parent's entry up to which everything is here; START: nothing is complete."""
     source: Position = START
     """Child: position of the expected snapshot."""
     emptied: bool = False
     """Child: True if everything from before the snapshot has been deleted."""
-    split_at: int = 0
-    """The parent's counter of SPLIT."""
     hold_s: int = 0
     """The parent's sweeps wait until this time of the state."""
     keys: int = 0
@@ -167,20 +75,19 @@ class Record:
     """Bytes of the keys and their values."""
     digest: int = 0
     """0: not known."""
-    fence: int = 0
-    """Counter of the last entry that took a doubling back; in a child that learns: its parent's."""
     place: bytes = b""
     """Position up to which values were deleted."""
-
-    @property
-    def partitions(self) -> int:
-        """Number of Pi's partitions by this log; 0: it does not contain it."""
-        return self.doubling.partitions
 
     @property
     def whole(self) -> bool:
         """True if a child has everything up to the cut."""
         return 0 < self.split_at <= self.learned.counter
+
+    @property
+    def lacks(self) -> str:
+        """See `phases.Record`."""
+        cut = f"the cut at {self.split_at}" if self.split_at else "the cut, which is not made"
+        return "" if self.whole else f"has learned up to {self.learned.counter} of {cut}"
 
     def holds(self, now_s: int) -> bool:
         """True if sweeps wait."""
@@ -188,56 +95,15 @@ class Record:
 
     def encode(self) -> bytes:
         """Encode as stored."""
-        fixed = _RECORD.pack(
-            self.phase, *self.doubling, *self.learned, *self.source, self.emptied, self.split_at, self.hold_s, self.keys,
-            self.size, self.digest, self.fence,
-        )  # fmt: skip
-        return fixed + self.place
+        fixed = _COPY.pack(*self.learned, *self.source, self.emptied, self.hold_s, self.keys, self.size, self.digest)
+        return self._packed() + fixed + self.place
 
     @classmethod
     def decode(cls, body: bytes) -> Record:
         """Decode a stored value whose CRC was right."""
-        phase, number, count, own, epoch, counter, source_epoch, source, emptied, split_at, hold_s, keys, size, digest, fence = (
-            _RECORD.unpack_from(body)
-        )
-        learned, begun = Position(epoch, counter), Position(source_epoch, source)
-        place = body[_RECORD.size :]
-        doubling = Doubling(number, count, own)
-        return cls(Phase(phase), doubling, learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, fence, place)
-
-    def splits(self, command: Command) -> bool:
-        """True if a SPLIT would split this partition."""
-        fits = self.phase in (Phase.NONE, Phase.OPEN) and self.partitions < command.doubling.partitions
-        return fits and fence_of(command.body) == self.fence
-
-    def takes_back(self, doubling: Doubling) -> bool:
-        """True if a doubling can be taken back: it has not split this partition."""
-        return self.doubling != doubling
-
-
-class Served(NamedTuple):
-    """The users that a partition serves."""
-
-    partitions: int
-    """Number of Pi's partitions, as the replica reports it; 0: not known, it serves every user."""
-    nobody: bool = False
-    """True for a child that has not opened: it serves no users."""
-
-
-def served(record: Record, partition: int, layout: int, appended: int = 0) -> Served:
-    """Return the users that a partition serves now.
-
-    Args:
-        record: of its state.
-        partition: its number.
-        layout: partitions by the layout; 0: not known.
-        appended: partitions by a SPLIT that is in the leader's log but not in the state; 0: there is none.
-    """
-    if record.phase is Phase.LEARNING:
-        return Served(record.partitions // 2, nobody=True)
-    if 0 < layout <= partition and partition >= record.partitions:
-        return Served(layout, nobody=True)
-    return Served(max(layout, record.partitions, appended))
+        epoch, counter, source_epoch, source, emptied, hold_s, keys, size, digest = _COPY.unpack_from(body, RECORD_BYTES)
+        learned, begun, place = Position(epoch, counter), Position(source_epoch, source), body[RECORD_BYTES + _COPY.size :]
+        return cls(*phases.unpacked(body), learned, begun, bool(emptied), hold_s, keys, size, digest, place)
 
 
 # --- bodies
@@ -301,16 +167,6 @@ def hold_body(until_s: int) -> bytes:
 def hold_of(body: bytes) -> int:
     """The time in a body of HOLD. Raises struct.error."""
     return int(_HOLD.unpack(body)[0])
-
-
-def fence_body(fence: int) -> bytes:
-    """The body of SPLIT."""
-    return _FENCE.pack(fence)
-
-
-def fence_of(body: bytes) -> int:
-    """The fence in a body of SPLIT. Raises struct.error."""
-    return int(_FENCE.unpack(body)[0])
 
 
 def note_body(digest: int, keys: int, size: int) -> bytes:
@@ -379,19 +235,3 @@ def _keys_of_child(operation: bytes, doubling: Doubling) -> bytes:
     assert isinstance(given_up, GiveUp)
     keys = tuple(key for key in given_up.keys if (uin := uin_of(key)) is None or doubling.moves(uin))
     return encode([GiveUp(keys)]) if keys else b""
-
-
-class Cut(NamedTuple):
-    """A SPLIT in a log, whatever its outcome."""
-
-    counter: int
-    doubling: Doubling
-
-
-def cut_in(entries: Iterable[Entry]) -> Cut | None:
-    """The last SPLIT among entries. Raises MalformedData."""
-    found: Cut | None = None
-    for entry in entries:
-        if entry.kind == DOUBLING_KIND and entry.payload[:1] == bytes((Step.SPLIT,)):
-            found = Cut(entry.counter, Command.decode(entry.payload).doubling)
-    return found

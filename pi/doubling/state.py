@@ -14,20 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from cluster.replication.model import START, Entry, Position
-from pi.doubling.phases import (
-    DOUBLING_KEY,
-    DOUBLING_KIND,
-    Command,
-    Phase,
-    Record,
-    Step,
-    fence_of,
-    followed,
-    hold_of,
-    note_of,
-    position_of,
-    rows_of,
-)
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Phase, Step, fence_of, taken
+from pi.doubling.phases import DOUBLING_KEY, Record, followed, hold_of, note_of, position_of, rows_of
 from pi.early import EARLY_KIND
 from pi.inboxes.inbox_table import InboxTable
 from pi.keys import INBOX_KEY, META_KEY, uin_of, unseal
@@ -99,7 +87,7 @@ class DoublingState:
         command = Command.decode(entry.payload)
         record = self.record
         try:
-            made = self._begin(command) if command.step is Step.BEGIN else self._apply(command, entry)
+            made = self._apply(command, entry.counter)
         except struct.error as wrong:
             raise MalformedData(f"a command of a doubling: {wrong}") from wrong
         if made is None:
@@ -109,33 +97,24 @@ class DoublingState:
             self._inboxes.table.put(DOUBLING_KEY, made.encode())
         return True
 
-    def _begin(self, command: Command) -> Record | None:
-        record, doubling = self.record, command.doubling
-        if record.doubling.number == doubling.number or record.phase not in (Phase.NONE, Phase.LEARNING):
-            return None
-        if record.phase is Phase.NONE and record.partitions:
-            return None
-        return Record(Phase.LEARNING, doubling)
-
-    def _apply(self, command: Command, entry: Entry) -> Record | None:
+    def _apply(self, command: Command, counter: int) -> Record | None:
         record, step = self.record, command.step
         if step is Step.HOLD:
             return replace(record, hold_s=hold_of(command.body))
-        if step is Step.SPLIT:
-            if not record.splits(command):
-                return None
-            return Record(Phase.SPLIT, command.doubling, split_at=entry.counter, hold_s=record.hold_s, fence=record.fence)
-        if step is Step.TAKE_BACK:
-            return replace(record, fence=entry.counter) if record.takes_back(command.doubling) else None
+        if step is Step.OPEN and not self.whole:
+            return None
+        made = taken(record, command, counter)
+        if made is not None:
+            if step is Step.SPLIT:
+                return Record(made.phase, made.doubling, made.split_at, made.fence, hold_s=record.hold_s)
+            if step is Step.OPEN:
+                self.on_open()
+            return self._clean(record) if step is Step.CLEAN else made
         if command.doubling != record.doubling:
             return None
         if step is Step.NOTE:
             digest, keys, size = note_of(command.body)
             return replace(record, digest=digest, keys=keys, size=size)
-        if step is Step.CLEAN:
-            return self._clean(record) if record.phase in (Phase.SPLIT, Phase.CLEANING) else None
-        if step is Step.END:
-            return replace(record, phase=Phase.NONE) if record.phase is Phase.OPEN else None
         return self._learn_from(command) if record.phase is Phase.LEARNING else None
 
     # --- a child
@@ -153,9 +132,6 @@ class DoublingState:
                 return self._take_rows(record, command.body)
             case Step.FOLLOW:
                 return self._follow(record, command.body)
-            case Step.OPEN if self.whole:
-                self.on_open()
-                return replace(record, phase=Phase.OPEN, fence=0)
             case _:
                 return None
 

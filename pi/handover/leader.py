@@ -3,7 +3,7 @@
     parent   Advance(SPLIT) ─▶ SPLIT, appended ─▶ moved keys are refused ─▶ digest ─▶ Advance(CLEANING) ─▶ CLEAN …
     child    Advance(LEARNING) ─▶ BEGIN ─▶ `pi.handover.learner` … ─▶ OPEN ─▶ digest
 
-`pi.doubling.steps` decides, and every decision is in the log, so that the next leader continues from there.
+`cluster.store.doubling` decides, and every decision is in the log, so that the next leader continues from there.
 
 Source: docs/doubling.md.
 """
@@ -16,22 +16,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cluster.process.context import Context
+from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
+from cluster.store.doubling.phases import Command, Cut, Phase, Step, cut_in
+from cluster.store.doubling.service import DoublingService
 from cluster.wire.v1 import doubling_pb2 as pb
-from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Phase, Record, Step, cut_in, note_body
-from pi.doubling.steps import Act, EndTurn, Standing, Work, problem_of, status_of, steps_back, steps_to, work_of
+from pi.doubling.phases import Record, note_body
+from pi.doubling.steps import Work, progress_of, work_of
 from pi.handover.learner import Learner
 from pi.keys import uin_of
 from pi.store.machine import Machine
 from pi.store.view import View
-from pixiu.discovery.view import RoleLayout
-from pixiu.errors import InvalidArgument, PixiuError
-from pixiu.ids import hex_id
+from pixiu.errors import PixiuError
 from pixiu.rpc.backoff import Backoff
 
-ADVANCED: Final = "pi_doubling_advanced"
-TAKEN_BACK: Final = "pi_doubling_taken_back"
-INTERRUPTED: Final = "pi_doubling_interrupted"
+INTERRUPTED: Final = "doubling_interrupted"
 MAX_UNWRITTEN: Final = 5000
 """Limit of changes that wait for a transaction while moved values are deleted: each search looks through them."""
 CLEAN_PAUSE_S: Final = 0.002
@@ -41,8 +40,8 @@ LOG_ENTRIES: Final = 4096
 LOG_BYTES: Final = 1 << 20
 
 
-class DoublingLeader:
-    """Runs the doubling of one replica's partition.
+class DoublingLeader(DoublingService):
+    """Serves and runs the doubling of one replica's partition.
 
     Args:
         context: of the process.
@@ -62,12 +61,11 @@ class DoublingLeader:
         end_turn: Callable[[], None],
         changed: Callable[[Record, int], None],
     ) -> None:
-        self._context, self._partition, self._machine, self._replica = context, partition, machine, replica
-        self._end_turn, self._changed = end_turn, changed
+        super().__init__(context, "pi", partition, replica)
+        self._machine, self._turn_ends, self._changed = machine, end_turn, changed
         self._cut: Cut | None = None
         """The last SPLIT in this leader's log, until the state shows its outcome."""
         self._task: asyncio.Task[None] | None = None
-        self._steps = asyncio.Lock()
         machine.on_doubling = self._record_changed
 
     @property
@@ -75,19 +73,21 @@ class DoublingLeader:
         """State of the doubling, as this replica knows it."""
         return self._machine.state.doubled.record
 
-    @property
-    def _layout(self) -> RoleLayout:
-        return self._context.view.layout.roles.get("pi", RoleLayout(1, 1))
+    def _pending(self) -> Cut | None:
+        return self._cut if self._cut is not None and self._cut.counter > self._machine.applied else None
 
-    @property
-    def _standing(self) -> Standing:
-        cut = self._cut if self._cut is not None and self._cut.counter > self._machine.applied else None
-        return Standing(self._partition, self.record, self._layout, cut)
+    def _end_turn(self) -> None:
+        self._turn_ends()
 
-    @property
-    def problem(self) -> str:
-        """A problem that an operator must solve; "" if there is none."""
-        return problem_of(self._standing)
+    def _submit(self, command: Command) -> Proposal:
+        proposal = super()._submit(command)
+        if command.step is Step.SPLIT:
+            self._cut = Cut(proposal.last, command.doubling)
+            self._record_changed()
+        return proposal
+
+    async def _progress(self) -> pb.DoublingStatus:
+        return progress_of(self.record, (self._machine.store.entries, self._machine.store.bytes_used))
 
     # --- the leader
 
@@ -108,7 +108,7 @@ class DoublingLeader:
         self._record_changed()
 
     def _record_changed(self) -> None:
-        cut = self._standing.cut
+        cut = self._pending()
         self._changed(self.record, cut.doubling.partitions if cut is not None else 0)
         self.look()
 
@@ -133,7 +133,7 @@ class DoublingLeader:
 
     def _next(self) -> Callable[[], Any] | None:
         """The work pending in this phase."""
-        match work_of(self._standing, self._machine.cut is not None, self._cut is not None):
+        match work_of(self.record, self._layout, self._machine.cut is not None, self._cut is not None):
             case Work.LEARN:
                 return Learner(self._context, self._machine, self._replica).run
             case Work.DIGEST_HERE:
@@ -166,13 +166,10 @@ class DoublingLeader:
 
     async def propose(self, step: Step, body: bytes = b"") -> bool:
         """Write a step of the current doubling; return True if it had an effect. Raises as `Replica.propose`."""
-        return await self._write(Command(step, self.record.doubling, body))
-
-    async def _write(self, command: Command) -> bool:
-        return await self._replica.propose([(DOUBLING_KIND, command.encode())]) == [[[1]]]
+        return await self._submit(Command(step, self.record.doubling, body)).replicated() == [[[1]]]
 
     async def _settle(self) -> None:
-        while self._standing.cut is not None:
+        while self._pending() is not None:
             await asyncio.sleep(SETTLE_POLL_S)
         self._cut = None
         self._changed(self.record, 0)
@@ -213,47 +210,3 @@ class DoublingLeader:
                 await asyncio.sleep(UNWRITTEN_POLL_S)
             await self.propose(Step.CLEAN)
             await asyncio.sleep(CLEAN_PAUSE_S)
-
-    # --- the operator's steps
-
-    async def doubling_status(self) -> pb.DoublingStatus:
-        """See `cluster.replication.doubling.Doubled`."""
-        stored = self._machine.store.entries, self._machine.store.bytes_used
-        return status_of(self._standing, self._replica.committed, stored)
-
-    async def advance_doubling(self, request: pb.DoublingAdvanceRequest) -> None:
-        """See `cluster.replication.doubling.Doubled`. Raises InvalidArgument, NotYet, Unavailable, or as `Replica.propose`."""
-        wanted = Phase(int(request.phase)).name
-        await self._take(ADVANCED, request, wanted, lambda now: steps_to(now, request))
-
-    async def take_back_doubling(self, request: pb.DoublingTakeBackRequest) -> None:
-        """See `cluster.replication.doubling.Doubled`. Raises InvalidArgument, Unavailable, or as `Replica.propose`."""
-        await self._take(TAKEN_BACK, request, Phase.NONE.name, lambda now: steps_back(now, request))
-
-    async def _take(
-        self,
-        event: str,
-        request: pb.DoublingAdvanceRequest | pb.DoublingTakeBackRequest,
-        wanted: str,
-        steps: Callable[[Standing], tuple[Act, ...]],
-    ) -> None:
-        """Take an operator's steps, if any. They are decided again before they are written."""
-        async with self._steps:
-            if not steps(self._standing):
-                return
-            what = {"doubling": hex_id(request.doubling), "partitions": request.partitions, "phase": wanted}
-            await asyncio.to_thread(self._replica.audit, request.operator, "doubling", what)
-            for act in steps(self._standing):
-                if isinstance(act, EndTurn):
-                    self._end_turn()
-                elif not await self._carry_out(act.command) and (event is TAKEN_BACK or steps(self._standing)):
-                    raise InvalidArgument(f"partition {self._partition} is {self.record.phase.name}: it cannot go on to {wanted}")
-            self._context.log.info(event, operator=request.operator, **what)
-
-    async def _carry_out(self, command: Command) -> bool:
-        """Write a command; return True if it had an effect."""
-        proposal = self._replica.submit([(DOUBLING_KIND, command.encode())])
-        if command.step is Step.SPLIT:
-            self._cut = Cut(proposal.last, command.doubling)
-            self._record_changed()
-        return await proposal.replicated() == [[[1]]]

@@ -23,10 +23,11 @@ import grpc.aio
 from cluster.process.context import Context
 from cluster.replication.model import Position
 from cluster.replication.replica import Replica
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling
 from cluster.wire.v1 import pi_replicas_pb2 as pb
 from cluster.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
-from pi.doubling.phases import DOUBLING_KIND, HOLD_S, Command, Doubling, rows_body
+from pi.doubling.phases import HOLD_S, rows_body
 from pi.keys import uin_of, unseal
 from pi.store.machine import Machine
 from pixiu.discovery.node import NodeState

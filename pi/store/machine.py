@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
-from pi.doubling.phases import Phase
+from cluster.store.doubling.phases import Phase
 from pi.early import Standstill
 from pi.events import NO_DEVICE
 from pi.inboxes.reading import Read

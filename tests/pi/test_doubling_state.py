@@ -5,31 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-import pytest
-
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
-from pi.doubling.phases import (
-    DOUBLING_KIND,
-    HOLD_S,
-    Command,
-    Cut,
-    Doubling,
-    Phase,
-    Record,
-    Step,
-    cut_in,
-    fence_body,
-    follow_body,
-    hold_body,
-    note_body,
-    of_child,
-    position_body,
-    rows_body,
-    served,
-)
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step, fence_body
+from pi.doubling.phases import HOLD_S, Record, follow_body, hold_body, note_body, of_child, position_body, rows_body
 from pi.keys import uin_of
 from pi.state import State
-from pixiu.errors import MalformedData
 from pixiu.wire.inbox_operations import (
     DELETE,
     ENTRY_KIND,
@@ -304,20 +284,6 @@ def test_a_split_from_before_it_was_taken_back_does_nothing_on_either_side() -> 
     assert not parent.step(Step.TAKE_BACK), "it is split"
 
 
-def test_whom_a_partition_serves() -> None:
-    new, learning = Record(), Record(Phase.LEARNING, DOUBLING)
-    opened, split = Record(Phase.OPEN, DOUBLING), Record(Phase.SPLIT, DOUBLING)
-    assert served(new, 1, 2) == (2, False)
-    assert served(new, 1, 0) == (0, False)
-    assert served(new, 3, 2) == (2, True), "nothing was learned yet"
-    for layout in (0, 2, 4):
-        assert served(learning, 3, layout) == (2, True)
-        assert served(opened, 3, layout) == (4, False)
-        assert served(split, 1, layout) == (4, False)
-        assert served(Record(Phase.NONE, DOUBLING), 3, layout) == (4, False)
-    assert served(new, 1, 2, appended=4) == (4, False), "from the moment at which SPLIT is in the log"
-
-
 def test_what_of_an_entry_concerns_a_child() -> None:
     writer = Writer(1, 1, 1)
     told = encode([
@@ -332,24 +298,8 @@ def test_what_of_an_entry_concerns_a_child() -> None:
     assert of_child(b"\xff", DOUBLING) == b"\xff"
 
 
-def test_a_new_leader_finds_a_cut_in_its_log() -> None:
-    split = Entry(1, 5, DOUBLING_KIND, 0, Command(Step.SPLIT, DOUBLING).encode())
-    hold = Entry(1, 6, DOUBLING_KIND, 0, Command(Step.HOLD, DOUBLING, hold_body(1)).encode())
-    assert cut_in([]) is cut_in([hold]) is None
-    assert cut_in([split, hold]) == Cut(5, DOUBLING)
-
-
-NO_COMMANDS = [b"", bytes(13), *(Command(Step.END, Doubling(1, *wrong)).encode() for wrong in ((3, 2), (4, 1), (4, 4)))]
-
-
-@pytest.mark.parametrize("payload", NO_COMMANDS)
-def test_what_is_no_command_is_malformed(payload: bytes) -> None:
-    with pytest.raises(MalformedData):
-        Command.decode(payload)
-
-
 def test_a_record_is_stored_as_it_is() -> None:
     record = Record(
-        Phase.CLEANING, DOUBLING, Position(2, 3), Position(4, 5), True, 6, 7, 8, 9, 10, 11, b"place"
+        Phase.CLEANING, DOUBLING, 6, 11, Position(2, 3), Position(4, 5), True, 7, 8, 9, 10, b"place"
     )  # fmt: skip
     assert Record.decode(record.encode()) == record

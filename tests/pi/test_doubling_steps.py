@@ -1,4 +1,4 @@
-"""What leaders of Pi decide of a doubling: in which order a partition is cut, what a child is told, what takes it back."""
+"""What leaders of Pi decide of the copying in a doubling: what a child is told, and what is left to do."""
 
 from __future__ import annotations
 
@@ -7,85 +7,32 @@ from dataclasses import replace
 import pytest
 
 from cluster.replication.model import START, Entry, Position
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step, fence_body
+from cluster.store.doubling.steps import Standing, Write, steps_to
 from cluster.wire.v1 import doubling_pb2 as pb
 from pi.doubling.learning import Lesson, check_pupil
-from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Phase, Record, Step, fence_body, followed
-from pi.doubling.steps import EndTurn, Standing, Work, Write, problem_of, status_of, steps_back, steps_to, work_of
+from pi.doubling.phases import Record, followed
+from pi.doubling.steps import Work, work_of
 from pixiu.discovery.view import RoleLayout
-from pixiu.errors import InvalidArgument, NotYet, Unavailable
+from pixiu.errors import NotYet, Unavailable
 from pixiu.wire.inbox_operations import ENTRY_KIND
 
 DOUBLING = Doubling(0xAA, 4, 3)
-ID = f"{0xAA:016x}"
-BEGUN, FOUR, TWO = RoleLayout(2, 4, 1, (ID,)), RoleLayout(4, 4, 1, (ID,)), RoleLayout(2, 2, 1)
-PARENT = Standing(1, Record(), BEGUN)
+BEGUN, TWO = RoleLayout(2, 4, 1, (f"{0xAA:016x}",)), RoleLayout(2, 2, 1)
 SPLIT = Record(Phase.SPLIT, DOUBLING, split_at=9)
 
 
-def to(phase: pb.DoublingPhase.ValueType, fence: int = 0) -> pb.DoublingAdvanceRequest:
-    return pb.DoublingAdvanceRequest(doubling=DOUBLING.number, partitions=4, phase=phase, operator="test", fence=fence)
-
-
-BACK = pb.DoublingTakeBackRequest(doubling=DOUBLING.number, partitions=4, operator="test")
-
-
-def test_what_came_in_the_same_turn_stands_before_the_split() -> None:
-    assert steps_to(PARENT, to(pb.DOUBLING_SPLIT)) == (EndTurn(), Write(Command(Step.SPLIT, DOUBLING, fence_body(0))))
-
-
-def test_nothing_is_deleted_before_the_layout_has_flipped() -> None:
-    with pytest.raises(Unavailable, match="has 2 partitions of pi, not 4"):
-        steps_to(PARENT._replace(record=SPLIT), to(pb.DOUBLING_CLEANING))
-    flipped = PARENT._replace(record=SPLIT, layout=FOUR)
-    assert steps_to(flipped, to(pb.DOUBLING_CLEANING)) == (Write(Command(Step.CLEAN, DOUBLING)),)
-    with pytest.raises(InvalidArgument, match="not split by this doubling"):
-        steps_to(flipped._replace(record=Record()), to(pb.DOUBLING_CLEANING))
-
-
-def test_a_phase_that_was_reached_is_answered_and_one_that_does_not_fit_is_refused() -> None:
-    assert steps_to(PARENT._replace(record=SPLIT), to(pb.DOUBLING_SPLIT)) == ()
-    with pytest.raises(InvalidArgument, match="a parent has no phase OPEN"):
-        steps_to(PARENT, to(pb.DOUBLING_OPEN))
-    with pytest.raises(Unavailable, match="does not name doubling"):
-        steps_to(PARENT._replace(layout=TWO), to(pb.DOUBLING_SPLIT))
-    child = Standing(3, Record(Phase.LEARNING, DOUBLING, Position(1, 8)), BEGUN)
+def test_a_child_opens_when_it_has_what_its_parent_had_at_the_cut() -> None:
+    request = pb.DoublingAdvanceRequest(doubling=0xAA, partitions=4, phase=pb.DOUBLING_OPEN, operator="test")
+    child = Standing("pi", 3, Record(Phase.LEARNING, DOUBLING, learned=Position(1, 8)), BEGUN)
     with pytest.raises(NotYet, match="learned up to 8 of the cut, which is not made"):
-        steps_to(child, to(pb.DOUBLING_OPEN))
+        steps_to(child, request)
     whole = child._replace(record=replace(child.record, split_at=8))
-    assert steps_to(whole, to(pb.DOUBLING_OPEN)) == (Write(Command(Step.OPEN, DOUBLING)),)
-    with pytest.raises(InvalidArgument, match="no part in"):
-        steps_to(Standing(5, Record(), BEGUN), to(pb.DOUBLING_LEARNING))
+    assert steps_to(whole, request) == (Write(Command(Step.OPEN, DOUBLING)),)
 
 
-def test_a_split_counts_from_its_append_on() -> None:
-    cut = PARENT._replace(cut=Cut(9, DOUBLING))
-    said = status_of(cut, 8, (0, 0))
-    assert (said.doubling, said.phase, said.split_at, said.partitions) == (0xAA, pb.DOUBLING_SPLIT, 0, 4)
-    with pytest.raises(Unavailable, match="is being split"):
-        steps_back(cut, BACK)
-    with pytest.raises(Unavailable, match="is being split"):
-        steps_to(cut, to(pb.DOUBLING_SPLIT))
-    assert work_of(cut, has_view=False, unsettled=True) is Work.SETTLE
-
-
-def test_what_was_taken_back_is_not_split_by_what_was_asked_for_before() -> None:
-    assert steps_back(PARENT, BACK) == (Write(Command(Step.TAKE_BACK, DOUBLING)),)
-    fenced = PARENT._replace(record=Record(fence=20))
-    assert status_of(fenced, 20, (0, 0)).fence == 20
-    with pytest.raises(Unavailable, match="was taken back since"):
-        steps_to(fenced, to(pb.DOUBLING_SPLIT))
-    assert len(steps_to(fenced, to(pb.DOUBLING_SPLIT, fence=20))) == 2
-    for over in (SPLIT, replace(SPLIT, phase=Phase.CLEANING), replace(SPLIT, phase=Phase.NONE)):
-        with pytest.raises(InvalidArgument, match="was split by doubling"):
-            steps_back(PARENT._replace(record=over), BACK)
-    other = replace(SPLIT, doubling=Doubling(0xBB, 4, 3))
-    assert len(steps_back(PARENT._replace(record=other), BACK)) == 1, "another one split it"
-
-
-def test_a_split_that_the_layout_does_not_name_is_said() -> None:
-    assert "which the layout does not name" in problem_of(Standing(1, SPLIT, TWO))
-    assert not any(problem_of(Standing(1, SPLIT, layout)) for layout in (BEGUN, FOUR))
-    assert not problem_of(PARENT._replace(layout=TWO))
+def test_a_split_without_effect_is_settled() -> None:
+    assert work_of(Record(), BEGUN, has_view=False, unsettled=True) is Work.SETTLE
 
 
 class Log:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from cluster.core.contract import SendControl, Settled
 from cluster.links.api import Outcome
+from cluster.rpc.served import ServedStreams
 from cluster.wire.v1 import control_pb2
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
@@ -114,7 +114,7 @@ class Taking(Service):
 
     def __init__(self, senders: SenderTickets | None = None) -> None:
         self.taken: list[ev.GatewayPublished] = []
-        self.senders, self._numbers = senders, itertools.count(1)
+        self.senders, self._publishers = senders, ServedStreams(0, "%d")
         self._records = cast(Any, SimpleNamespace(step=self.taken.append))
 
     def begins(self, stream: int, count: int, position: int) -> None:

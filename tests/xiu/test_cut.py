@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.replication.model import Entry
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step, fence_body
 from cluster.store.events import Propose
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
@@ -12,19 +13,18 @@ from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
 from tests.xiu.world import Xiu, codes, only, results
 from xiu import events as ev
-from xiu.state.doubling import Change, Doubling, Phase
-from xiu.state.state import Head, State, Verdict, XiuKind
+from xiu.state.doubling import Record, opening
+from xiu.state.state import Head, State, Verdict
 
 ID = 0xA1
-SPLIT = Change(Phase.SPLIT, ID, 8)
-LEARNING = Change(Phase.LEARNING, ID, 4)
-OPEN = Change(Phase.OPEN, ID, 4, 77, NOW_US)
+TWO, EIGHT = Doubling(ID, 2, 1), Doubling(ID, 8, 5)
+SPLIT = Command(Step.SPLIT, EIGHT, fence_body(0))
+LEARNING, OPEN = Command(Step.BEGIN, TWO), Command(Step.OPEN, TWO, opening(77, NOW_US))
 
 
-def append(xiu: Xiu, change: Change, at_us: int = NOW_US) -> None:
-    """As the service does: what the core gives is appended in the same turn."""
-    kind, payload = xiu.core.doubling_entry(change)
-    xiu.log.entries.append(Entry(xiu.epoch, len(xiu.log.entries) + 1, kind, at_us, payload))
+def append(xiu: Xiu, command: Command, at_us: int = NOW_US) -> None:
+    """As the service does."""
+    xiu.log.entries.append(Entry(xiu.epoch, len(xiu.log.entries) + 1, DOUBLING_KIND, at_us, command.encode()))
 
 
 def child() -> Xiu:
@@ -32,8 +32,8 @@ def child() -> Xiu:
     xiu = Xiu(lead=False)
     xiu.step(ev.LayoutChanged(9, 1, ("a:1", "b:1")))
     xiu.lead(3)
-    for change in (Change(Phase.LEARNING, ID, 2), Change(Phase.OPEN, ID, 2, 77, NOW_US)):
-        append(xiu, change)
+    for command in (LEARNING, OPEN):
+        append(xiu, command)
     xiu.commit()
     return xiu
 
@@ -75,7 +75,7 @@ def test_a_new_leader_refuses_by_its_log_before_anything_commits() -> None:
 
 def test_what_was_proposed_before_the_split_is_decided_in_the_order_of_the_log() -> None:
     state = State(1, MemoryStore(), Head())
-    state.decide(Entry(1, 1, int(XiuKind.DOUBLING), NOW_US, SPLIT.encode()))
+    state.decide(Entry(1, 1, DOUBLING_KIND, NOW_US, SPLIT.encode()))
     rulings = state.decide(store(2, mail(1, key=1), mail(2, key=5), mail(3, key=9))).rulings
     assert [(ruling.index, ruling.count, ruling.verdict) for ruling in rulings] == [
         (0, 1, Verdict.STORED),
@@ -90,7 +90,7 @@ def test_the_split_stays_through_a_restart() -> None:
     xiu.commit()
     xiu.store.flush()
     xiu.store.crash()
-    assert xiu.store.head.doubling == Doubling(ID, 8, Phase.SPLIT, 2, NOW_US)
+    assert xiu.store.head.doubling == Record(Phase.SPLIT, EIGHT, 2, split_us=NOW_US)
     for below in (0, 9):
         head = Head(below=below, doubling=xiu.store.head.doubling)
         assert Head.decode(head.encode()) == head
@@ -104,9 +104,9 @@ def test_a_child_refuses_everybody_before_it_is_open_and_names_its_parent() -> N
         (refused,) = results(xiu.send(old(1), old(2)))
         assert (refused.count, refused.code, refused.partitions) == (2, "WRONG_PARTITION", 1)
         assert "partition 0 of 1, served by a:1" in refused.text
-        append(xiu, Change(Phase.LEARNING, ID, 2))
+        append(xiu, LEARNING)
         xiu.step(ev.LayoutChanged(10, 2, ("a:1", "b:1")))
-    append(xiu, Change(Phase.OPEN, ID, 2, 77, NOW_US))
+    append(xiu, OPEN)
     assert only(xiu.send(old(1)), ev.AskParent).wanted
 
 

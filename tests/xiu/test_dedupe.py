@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
+from cluster.store.doubling import phases
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, fence_body
 from pixiu.ids import MAX_MSG_EPOCH, SNOWFLAKE_EPOCH_MS, msg_id, snowflake, snowflake_time_ms
 from pixiu.wire.record import Flag, Kind, encode, split
 from tests.support.effort import runs
@@ -21,7 +23,7 @@ from tests.xiu.parts import NOW_US, MemoryStore, store
 from xiu.records.block import Block
 from xiu.state import dedupe, doubling, restoring
 from xiu.state.dedupe import MAX_MARKS, Dedupe, Window, WorkerRun, WrittenRun, place_of, run_of_row, runs_before
-from xiu.state.doubling import NO_DOUBLING, Change, Phase
+from xiu.state.doubling import NO_RECORD, Record
 from xiu.state.keys import KEY, RUNS, SNOWFLAKES
 from xiu.state.restoring import Step
 from xiu.state.state import (
@@ -41,7 +43,8 @@ from xiu.store.store import Store
 PARTITION = 1
 EPOCH = 3
 SPAN_MS = 1 << 22
-SPLIT = Change(Phase.SPLIT, 0xA1, 4).encode()
+DOUBLING = Doubling(0xA1, 4, 3)
+SPLIT = Command(phases.Step.SPLIT, DOUBLING, fence_body(0)).encode()
 SET_BACK_MS = 3 * DAY_US // 1000
 
 Known = tuple[int, int]
@@ -57,7 +60,7 @@ class Former:
         """(-1 or the day, ID)."""
         self.clock_us = 0
         self.last = last
-        self.doubling = NO_DOUBLING
+        self.doubling = NO_RECORD
         self.restored = Head(last=last)
 
     @property
@@ -78,9 +81,8 @@ class Former:
             day = self.clock_us // DAY_US
             oldest = max(self.now_ms - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS, 0) << 22
             self.rows = {key: known for key, known in self.rows.items() if (key[1] >= oldest if key[0] < 0 else key[0] >= day - 1)}
-        elif entry.kind == XiuKind.DOUBLING:
-            change = Change.decode(entry.payload)
-            self.doubling = doubling.after(self.doubling, change, PARTITION, entry.counter, self.clock_us)
+        elif entry.kind == DOUBLING_KIND:
+            self.doubling = doubling.after(self.doubling, Command.decode(entry.payload), entry.counter, self.clock_us)
         elif entry.kind == XiuKind.RESTORE:
             self._restore(entry)
         elif entry.kind == XiuKind.STORE:
@@ -217,7 +219,7 @@ def random_log(random: Random, last: int) -> list[Entry]:
         at_us += random.choice((0, 1000, 5000, 61_000_000, SPAN_MS * 1000, DAY_US // 3 if random.random() < 0.1 else 0))
         now_ms = at_us // 1000
         if at == split_at:
-            add(XiuKind.DOUBLING, SPLIT, at_us)
+            add(DOUBLING_KIND, SPLIT, at_us)
         elif restore and at == 5:
             add(XiuKind.RESTORE, restoring.encode(Step.BEGIN, restored), at_us)
         elif restore and at in (10, 20):
@@ -461,8 +463,8 @@ def test_runs_go_by_whole_spans() -> None:
 def test_a_head_is_read_as_it_was_written_and_a_broken_one_is_noticed() -> None:
     for head in (
         Head(), Head(runs_from=7, forgotten=1 << 62), Head(runs_from=2, below=9),
-        Head(runs_from=2, doubling=doubling.Doubling(7, 4, Phase.SPLIT, 3, 4)),
-        Head(runs_from=2, below=9, doubling=doubling.Doubling(7, 4, Phase.SPLIT, 3, 4)),
+        Head(runs_from=2, doubling=Record(Phase.SPLIT, DOUBLING, 3, 4)),
+        Head(runs_from=2, below=9, doubling=Record(Phase.SPLIT, DOUBLING, 3, 4)),
     ):  # fmt: skip
         value = head.encode()
         assert Head.decode(value) == head

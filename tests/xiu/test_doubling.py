@@ -1,93 +1,53 @@
-"""The phases of a partition that is doubled: what fits behind what, and whose mail is taken."""
+"""The record of a Xiu's doubling: whose mail is taken, and what a parent is asked and answers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 
-from cluster.wire.v1 import doubling_pb2
+from cluster.store.doubling.phases import Command, Doubling, Phase, Step, fence_body
 from cluster.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import snowflake
-from xiu.doubling.answering import Answers, Known, Look, Wanted, check_question, status_of
-from xiu.state.doubling import (
-    ASK_US,
-    NO_DOUBLING,
-    Change,
-    Doubling,
-    Phase,
-    after,
-    counted,
-    is_asked,
-    parent_of,
-    problem_of,
-    reached,
-    takes,
-)
+from xiu.doubling.answering import Answers, Known, Look, Wanted, check_question
+from xiu.state.doubling import ASK_US, NO_RECORD, Record, after, holds_of, is_asked, opening, parent_of, takes
 from xiu.state.state import Head
 
 ID, OTHER = 0xA1, 0xB2
 AT_US = 1_750_000_000_000_000
+FOUR = Doubling(ID, 4, 3)
 
 
-def taken(partition: int, *steps: Change) -> Doubling:
-    now = NO_DOUBLING
+def taken(*steps: Command) -> Record:
+    now = NO_RECORD
     for at, step in enumerate(steps):
-        assert problem_of(now, step, partition) == ""
-        now = after(now, step, partition, 10 + at, AT_US + at)
-        assert reached(now, step)
+        before, now = now, after(now, step, 10 + at, AT_US + at)
+        assert now is not before
+        assert after(now, step, 99, AT_US + 99) is now, "a step is taken once"
     return now
 
 
-LEARNING, SPLIT, CLEANING = (Change(phase, ID, 4) for phase in (Phase.LEARNING, Phase.SPLIT, Phase.CLEANING))
-OPEN = Change(Phase.OPEN, ID, 4, split_at=77, split_us=AT_US)
+SPLIT, NEXT = Command(Step.SPLIT, FOUR, fence_body(0)), Command(Step.SPLIT, Doubling(OTHER, 8, 7), fence_body(0))
+LEARNING, CLEANING, END = (Command(step, FOUR) for step in (Step.BEGIN, Step.CLEAN, Step.END))
+OPEN = Command(Step.OPEN, FOUR, opening(77, AT_US))
 
 
-def test_a_parent_is_split_and_counts_by_the_new_number_for_ever() -> None:
-    assert counted(NO_DOUBLING, 2) == 2
-    split = taken(1, SPLIT)
-    assert split == Doubling(ID, 4, Phase.SPLIT, 10, AT_US)
+def test_a_parent_takes_what_stays() -> None:
+    split = taken(SPLIT)
+    assert split == Record(Phase.SPLIT, FOUR, 10, split_us=AT_US)
     assert [takes(split, 1, key) for key in (1, 3, 5)] == [True, False, True]
-    over = taken(1, SPLIT, CLEANING)
-    assert (over.phase, over.split_at, counted(over, 2)) == (Phase.NONE, 10, 4)
-    assert taken(1, SPLIT, CLEANING, Change(Phase.SPLIT, OTHER, 8)).partitions == 8
+    over = taken(SPLIT, CLEANING)
+    assert (over.phase, over.split_at) == (Phase.NONE, 10)
+    assert after(over, Command(Step.SPLIT, Doubling(OTHER, 8, 5), fence_body(0)), 12, AT_US).partitions == 8
 
 
-def test_a_child_takes_nothing_before_it_is_open_whatever_the_layout_says() -> None:
-    learning = taken(3, LEARNING)
-    assert [counted(learning, layout) for layout in (2, 4)] == [2, 2]
-    assert not takes(learning, 3, 7)
-    opened = taken(3, LEARNING, OPEN)
-    assert (opened.cut_us, opened.split_at, counted(opened, 2), takes(opened, 3, 7)) == (AT_US, 77, 4, True)
-    assert taken(3, LEARNING, OPEN, CLEANING, Change(Phase.SPLIT, OTHER, 8)).cut_us == AT_US
-    assert taken(3, LEARNING, OPEN, Change(Phase.SPLIT, OTHER, 8)).cut_us == AT_US
-
-
-def test_a_child_learns_anew_when_a_doubling_was_taken_back() -> None:
-    assert taken(3, LEARNING, Change(Phase.LEARNING, OTHER, 4)).id == OTHER
-
-
-def test_what_was_taken_back_is_not_split_by_what_was_asked_for_before() -> None:
-    back = Change(Phase.NONE, ID, 4)
-    whole = after(NO_DOUBLING, back, 1, 20, AT_US)
-    assert whole == Doubling(fence=20)
-    assert Doubling.decode(whole.encode()) == whole
-    assert "taken back" in problem_of(whole, SPLIT, 1)
-    assert after(whole, SPLIT, 1, 21, AT_US) == whole
-    again = after(whole, replace(SPLIT, fence=20), 1, 22, AT_US)
-    assert (again.phase, again.fence) == (Phase.SPLIT, 20)
-    other = after(again, Change(Phase.NONE, OTHER, 4), 1, 23, AT_US)
-    assert other == replace(again, fence=23), "of another doubling, which is taken back"
-
-
-def test_a_split_counts_from_its_append_on() -> None:
-    split = Doubling(ID, 4, Phase.SPLIT, 30, AT_US)
-    said = status_of(1, NO_DOUBLING, split, committed=29, learned=0, layout=2)
-    assert (said.doubling, said.phase, said.split_at) == (ID, doubling_pb2.DOUBLING_SPLIT, 0)
-    assert status_of(1, split, split, 30, 0, 2).split_at == 30
+def test_a_child_takes_nothing_before_it_is_open_and_remembers_the_cut() -> None:
+    assert not takes(taken(LEARNING), 3, 7)
+    opened = taken(LEARNING, OPEN)
+    assert (opened.cut_us, opened.split_at, takes(opened, 3, 7)) == (AT_US, 77, True)
+    assert taken(LEARNING, OPEN, NEXT).cut_us == taken(LEARNING, OPEN, END, NEXT).cut_us == AT_US
 
 
 class Knows(NamedTuple):
@@ -105,7 +65,7 @@ class Knows(NamedTuple):
 
 def test_a_parent_answers_what_it_is_sure_of() -> None:
     request, two = AskRequest(child=3, snowflakes=[1 << 62, 5], derived=[0]), RoleLayout(2, 4, 1, (f"{ID:016x}",))
-    ids, split = Knows({5: (77, 1)}), Head(doubling=taken(1, SPLIT))
+    ids, split = Knows({5: (77, 1)}), Head(doubling=taken(SPLIT))
     with pytest.raises(Unavailable):
         Answers().look(request, split, ids, two, lease=False)
     said = Answers().look(request, split, ids, two, lease=True).reply([])
@@ -125,50 +85,14 @@ def test_a_parent_that_lost_its_disks_knows_what_it_does_not_have() -> None:
     assert Answers().look(request, Head(below=9), Knows({}), four, lease=True).doubling == 0, "it is being restored"
 
 
-@pytest.mark.parametrize(
-    ("partition", "before", "step"),
-    [
-        (1, [], LEARNING),
-        (1, [], OPEN),
-        (3, [], SPLIT),
-        (3, [], OPEN),
-        (3, [LEARNING], Change(Phase.OPEN, OTHER, 4)),
-        (1, [SPLIT], Change(Phase.SPLIT, OTHER, 8)),
-        (1, [SPLIT, CLEANING], Change(Phase.SPLIT, OTHER, 4)),
-        (1, [SPLIT, CLEANING], Change(Phase.SPLIT, OTHER, 16)),
-        (3, [LEARNING, OPEN], Change(Phase.LEARNING, OTHER, 4)),
-        (3, [LEARNING], CLEANING),
-        (1, [], CLEANING),
-        (1, [], Change(Phase.SPLIT, ID, 3)),
-        (1, [], Change(Phase.SPLIT, 0, 4)),
-        (4, [], Change(Phase.SPLIT, ID, 4)),
-        (3, [], Change(Phase.NONE, ID, 4)),
-        (1, [SPLIT], Change(Phase.NONE, ID, 4)),
-        (1, [SPLIT, CLEANING], Change(Phase.NONE, ID, 4)),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_changes_nothing(partition: int, before: list[Change], step: Change) -> None:
-    now = taken(partition, *before)
-    assert problem_of(now, step, partition)
-    assert after(now, step, partition, 99, AT_US) == now
-
-
-def test_a_step_that_was_taken_is_taken_no_second_time() -> None:
-    for partition, steps in ((1, [SPLIT, CLEANING]), (3, [LEARNING, OPEN, CLEANING])):
-        end = taken(partition, *steps)
-        for step in steps:
-            assert reached(end, step)
-            assert after(end, step, partition, 99, AT_US + 99) == end
-
-
 def test_the_parent_is_asked_for_what_it_may_have() -> None:
-    child = taken(3, LEARNING, OPEN)
+    child = taken(LEARNING, OPEN)
     ms = AT_US // 1000
     asked = [is_asked(child, AT_US, snowflake(ms + ahead, 1, 1), False) for ahead in (-1000, 119_000, 121_000)]
     assert asked == [True, True, False]
     assert is_asked(child, AT_US, 1 << 62, True)
     assert not is_asked(child, AT_US + ASK_US, 1 << 62, True)
-    assert not is_asked(NO_DOUBLING, AT_US, snowflake(ms, 1, 1), False)
+    assert not is_asked(NO_RECORD, AT_US, snowflake(ms, 1, 1), False)
 
 
 def test_a_partition_came_from_the_one_half_the_number_below() -> None:
@@ -176,7 +100,7 @@ def test_a_partition_came_from_the_one_half_the_number_below() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    for now in (NO_DOUBLING, taken(1, SPLIT), taken(3, LEARNING, OPEN, CLEANING)):
-        assert Doubling.decode(now.encode()) == now
-    for change in (OPEN, Change(Phase.OPEN, ID, 4, 77, AT_US, b"readers")):
-        assert Change.decode(change.encode()) == change
+    for now in (NO_RECORD, Record(fence=20), taken(SPLIT), taken(LEARNING, OPEN, END)):
+        assert Record.decode(now.encode()) == now
+    with_readers = Command(Step.OPEN, FOUR, opening(77, AT_US, b"readers"))
+    assert [holds_of(each) for each in (SPLIT, OPEN, with_readers)] == [b"", b"", b"readers"]

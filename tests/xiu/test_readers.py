@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cluster.replication.model import Entry
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step
 from pixiu.errors import InvalidArgument, Overloaded
 from tests.xiu.parts import NOW_US, MemoryStore
 from tests.xiu.world import Xiu
 from xiu.events import LayoutChanged
-from xiu.state.doubling import Change, Phase
+from xiu.state.doubling import opening
 from xiu.state.keys import HOLDS
 from xiu.state.readers import EVERYTHING, MAX_READERS, Held, alive, decode, encode, hold, inherited, keep_from, of_row
 from xiu.state.retention import trim_to
@@ -82,15 +83,18 @@ def test_a_child_inherits_its_parents_readers_which_have_read_nothing_of_it() ->
     note(parent, "audit", 50, NOW_US)
     holds = inherited(stored(parent.store))
     child.step(LayoutChanged(9, 1, ("a:1", "b:1")))
-    for change in (Change(Phase.LEARNING, 7, 2), Change(Phase.OPEN, 7, 2, 77, NOW_US, holds)):
-        kind, payload = child.core.doubling_entry(change)
-        child.log.entries.append(Entry(child.epoch, len(child.log.entries) + 1, kind, NOW_US + 9, payload))
+    two = Doubling(7, 2, 1)
+
+    def append(command: Command) -> None:
+        entry = Entry(child.epoch, len(child.log.entries) + 1, DOUBLING_KIND, NOW_US + 9, command.encode())
+        child.log.entries.append(entry)
         child.commit()
+
+    for command in (Command(Step.BEGIN, two), Command(Step.OPEN, two, opening(77, NOW_US, holds))):
+        append(command)
     assert child.store.head.doubling.phase is Phase.OPEN
     assert stored(child.store) == {"archive": Held(0, NOW_US - 5), "audit": Held(0, NOW_US)}
-    again = Change(Phase.OPEN, 7, 2, 77, NOW_US, encode({"late": Held(1, 1)}))
-    child.log.entries.append(Entry(child.epoch, len(child.log.entries) + 1, int(XiuKind.DOUBLING), NOW_US + 9, again.encode()))
-    child.commit()
+    append(Command(Step.OPEN, two, opening(77, NOW_US, encode({"late": Held(1, 1)}))))
     assert "late" not in stored(child.store)
 
 

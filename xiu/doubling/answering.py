@@ -1,4 +1,4 @@
-"""Answers of a Xiu parent to its child and to the operator's tool. Pure.
+"""Answers of a Xiu parent to its child. Pure.
 
     child ── Ask ──▶ look: known here ── unknown, and older than the parent's own cut ──▶ its parent ──▶ reply
 
@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cluster.wire.v1 import doubling_pb2
 from cluster.wire.v1.xiu_partitions_pb2 import AskReply, AskRequest
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.ids import hex_id
-from xiu.state.doubling import Doubling, Phase, is_asked, parent_of
+from xiu.state.doubling import is_asked, parent_of
 from xiu.state.state import Head
 
 MAX_ASKED: Final = 4096
@@ -93,7 +91,7 @@ class Answers:
         A parent whose disks were lost knows of no cut, although the layout shows that there was one: what it does not know then is
         no longer stored. This does not hold while it is being restored.
         """
-        now, doubling = head.doubling, head.doubling.id
+        now, doubling = head.doubling, head.doubling.doubling.number
         if now.partitions <= request.child:
             doubling = self._lost(request.child, head, layout)
             if not doubling:
@@ -111,49 +109,7 @@ class Answers:
     @staticmethod
     def _lost(child: int, head: Head, layout: RoleLayout) -> int:
         """The doubling that the layout has ended, if the log knows none; 0: there is none."""
-        if head.doubling.id or head.below or layout.n <= child:
+        if head.doubling.partitions or head.below or layout.n <= child:
             return 0
         made = child.bit_length() - (layout.n >> len(layout.ended)).bit_length()
         return int(layout.ended[made], 16) if 0 <= made < len(layout.ended) else 0
-
-
-def check_layout(change: tuple[int, int], layout: RoleLayout | None) -> None:
-    """Check that the doubling, (ID, partitions), has begun and was not taken back. Raises Unavailable."""
-    number, partitions = change
-    if layout is None or layout.next != partitions or layout.doublings[-1:] != (hex_id(number),):
-        text = f"doubling {hex_id(number)} to {partitions} partitions is not the last one in the layout"
-        raise Unavailable(f"{text}, as far as this replica has seen; try again in a moment if it has just begun")
-
-
-def status_of(
-    partition: int, now: Doubling, ahead: Doubling, committed: int, learned: int, layout: int
-) -> doubling_pb2.DoublingStatus:
-    """Status of a partition. A SPLIT counts from its append on: it may commit at any time.
-
-    now, ahead: state of the log up to its last committed entry, and up to its end. learned: the cut that a parent reported.
-    """
-    if ahead.phase is Phase.SPLIT and ahead.id != now.id:
-        return doubling_pb2.DoublingStatus(
-            doubling=ahead.id, partitions=ahead.partitions, phase=doubling_pb2.DOUBLING_SPLIT, committed=committed, fence=now.fence
-        )
-    if now.phase is not Phase.LEARNING and now.cut_us and partition >= now.partitions // 2:
-        learned = now.split_at
-    return doubling_pb2.DoublingStatus(
-        doubling=now.id,
-        partitions=now.partitions or layout,
-        phase=doubling_pb2.DoublingPhase.ValueType(now.phase),
-        committed=committed,
-        split_at=now.split_at or learned,
-        learned=learned,
-        fence=now.fence,
-    )
-
-
-def problem_of(now: Doubling, layout: RoleLayout) -> str:
-    """A problem that an operator must solve; "" if there is none."""
-    if now.phase is Phase.SPLIT and layout.n < now.partitions and hex_id(now.id) not in layout.doublings:
-        return (
-            f"this partition was split by doubling {hex_id(now.id)}, which the layout does not name: mail to its moved users is "
-            "refused; `pixiu double xiu` takes that doubling up again"
-        )
-    return ""

@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import grpc.aio
 
 from cluster.process.context import Context
-from cluster.replication.doubling import DoublingService
 from cluster.replication.replica import Replica
+from cluster.store.doubling.phases import Command, Cut, Doubling, Phase, Step
+from cluster.store.doubling.service import DoublingService
+from cluster.store.doubling.steps import is_home
 from cluster.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
-from pixiu.discovery.view import RoleLayout
 from pixiu.errors import NotYet, PixiuError, Unavailable
-from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
 from pixiu.rpc.tls import generation, peer_channel
 from xiu.core import Core
-from xiu.doubling.answering import MAX_ASKED, Answers, Known, Wanted, check_layout, check_question, problem_of, status_of
+from xiu.doubling.answering import MAX_ASKED, Answers, Known, Wanted, check_question
 from xiu.events import AskParent, ParentAnswered
 from xiu.export.holding import Holding
 from xiu.options import Options
-from xiu.state.doubling import NO_DOUBLING, Change, Phase, parent_of, reached
+from xiu.state.doubling import NO_RECORD, Record, opening, parent_of
 from xiu.state.readers import inherited
 from xiu.state.state import Head
 
-ADVANCED: Final = "xiu_doubling_advanced"
 ANSWERS: Final = Answers()
 SPLIT_WAIT_MS: Final = 500
 """Time for which a parent that is not split delays its answer to a child that learns, milliseconds: moved users wait for the split.
@@ -64,7 +62,7 @@ class Shell(Protocol):
         """Run a coroutine as a task."""
 
 
-class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
+class Cuts(DoublingService, xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     """Serves `pixiu.v1.Doubling` and `pixiu.v1.XiuPartitions` of one partition.
 
     Args:
@@ -77,17 +75,16 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     def __init__(
         self, context: Context[Options], replica: Replica, shell: Shell, answered: Callable[[ParentAnswered], None]
     ) -> None:
-        self._context, self._replica, self._shell, self._answered = context, replica, shell, answered
-        self._partition = context.options.partition
+        super().__init__(context, "xiu", context.options.partition, replica)
+        self._shell, self._answered = shell, answered
         self._channels: dict[str, grpc.aio.Channel] = {}
         """By address. Bounded by the number of the parent's replicas."""
         self._generation = generation()
         self._leader = ""
         """Address of the replica that answered last."""
-        self._doubling = NO_DOUBLING
+        self._doubling = NO_RECORD
         """From the head, as last seen."""
         self._changed = asyncio.Event()
-        DoublingService(context.server, replica, self)
         xiu_partitions_pb2_grpc.add_XiuPartitionsServicer_to_server(self, context.server)
 
     async def close(self) -> None:
@@ -104,104 +101,47 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
 
     # --- the operator's tool
 
-    async def open_when_split(self) -> None:
-        """Open this child as soon as its parent is split, even without the tool, since moved users wait for it. Runs while it
-        learns."""
-        while True:
-            now = self._shell.head.doubling if self._shell.core is not None else NO_DOUBLING
-            if now.phase is not Phase.LEARNING or not self._replica.is_leader:
-                return
+    @property
+    def record(self) -> Record:
+        """See `DoublingService`."""
+        return self._shell.head.doubling
+
+    def _pending(self) -> Cut | None:
+        ahead = self._core.doubling()
+        splits = ahead.phase is Phase.SPLIT and ahead.doubling != self.record.doubling
+        return Cut(ahead.split_at, ahead.doubling) if splits else None
+
+    async def _opening(self, doubling: Doubling) -> bytes:
+        """The parent's answer about its cut, which stays true."""
+        said = await self._ask_once([], SPLIT_WAIT_MS)
+        if said.doubling != doubling.number or not said.split_at:
+            raise NotYet(f"partition {doubling.parent} is not split, or that is not committed: advance it to SPLIT first")
+        return opening(said.split_at, said.split_us, said.holds)
+
+    async def _progress(self) -> doubling_pb2.DoublingStatus:
+        record = self.record
+        learned = record.split_at if record.doubling.partition == self._partition else 0
+        if record.phase is Phase.LEARNING:
+            with contextlib.suppress(PixiuError):  # the parent has no leader now
+                said = await self._ask_once([])
+                learned = said.split_at if said.doubling == record.doubling.number else 0
+        return doubling_pb2.DoublingStatus(learned=learned)
+
+    async def look(self) -> None:
+        """Open this child as soon as its parent is split, even without the tool, since moved users wait for it. End its doubling
+        when the layout includes it."""
+        while (now := self.record).phase is Phase.LEARNING and self._replica.is_leader:
+            number, partitions, partition = now.doubling
             request = doubling_pb2.DoublingAdvanceRequest(
-                doubling=now.id,
-                partitions=now.partitions,
-                phase=doubling_pb2.DOUBLING_OPEN,
-                operator=f"xiu partition {self._partition}",
+                doubling=number, partitions=partitions, phase=doubling_pb2.DOUBLING_OPEN, operator=f"xiu partition {partition}"
             )
             with contextlib.suppress(PixiuError):  # its parent is not split yet, or has no leader
-                await self._advance(request, SPLIT_WAIT_MS)
+                await self.advance(request)
                 return
             await asyncio.sleep(SPLIT_POLL_S)
-
-    async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
-        """See `Doubled`."""
-        await self._advance(request)
-
-    async def take_back_doubling(self, request: doubling_pb2.DoublingTakeBackRequest) -> None:
-        """See `Doubled`."""
-        change = Change(Phase.NONE, request.doubling, request.partitions)
-        self._core.doubling_entry(change)
-        await asyncio.to_thread(self._replica.audit, request.operator, "doubling taken back", self._what(change))
-        proposal = self._replica.submit([self._core.doubling_entry(change)])
-        await proposal.replicated()
-        if self._shell.head.doubling.fence < proposal.last:
-            raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
-        self._context.log.info(ADVANCED, operator=request.operator, **self._what(change))
-
-    @staticmethod
-    def _what(change: Change) -> dict[str, object]:
-        name = doubling_pb2.DoublingPhase.Name(doubling_pb2.DoublingPhase.ValueType(change.step))
-        return {"doubling": hex_id(change.doubling), "partitions": change.partitions, "phase": name}
-
-    async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int = 0) -> None:
-        """`wait_ms`: time for which a parent that is not split may delay its answer."""
-        change = await self._change(request, wait_ms)
-        if change is None:
-            return
-        self._core.doubling_entry(change)
-        what = self._what(change)
-        audit = functools.partial(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
-        if change.step is not Phase.OPEN:  # moved users wait for OPEN; it follows from a SPLIT, which was audited
-            await asyncio.to_thread(audit)
-        # The state at the append decides, and another caller may have asked for the same meanwhile. The parent's answer about its
-        # cut stays true.
-        if not reached(self._shell.head.doubling, change):
-            if change.step in (Phase.LEARNING, Phase.SPLIT):
-                self._check_layout(change)
-            await self._replica.propose([self._core.doubling_entry(change)])
-            self._context.log.info(ADVANCED, operator=request.operator, **what)
-        if change.step is Phase.OPEN:
-            await asyncio.to_thread(audit)
-        if not reached(self._shell.head.doubling, change):
-            raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
-
-    async def _change(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int) -> Change | None:
-        """The step to a phase; None: the partition has reached it. Raises PixiuError."""
-        change = Change(Phase(request.phase), request.doubling, request.partitions, fence=request.fence)
-        if reached(self._shell.head.doubling, change):
-            return None
-        if change.step in (Phase.LEARNING, Phase.SPLIT):
-            self._check_layout(change)
-        if change.step is Phase.OPEN and self._partition > 0:
-            said = await self._ask_once([], wait_ms)
-            if said.doubling != request.doubling or not said.split_at:
-                parent = parent_of(self._partition)
-                raise NotYet(f"partition {parent} is not split, or that is not committed: advance it to SPLIT first")
-            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us, holds=said.holds)
-        return change
-
-    @property
-    def _layout(self) -> RoleLayout | None:
-        return self._context.view.layout.roles.get("xiu")
-
-    def _check_layout(self, change: Change) -> None:
-        check_layout((change.doubling, change.partitions), self._layout)
-
-    @property
-    def problem(self) -> str:
-        """A problem that an operator must solve; "" if there is none."""
-        return problem_of(self._shell.head.doubling, self._layout or RoleLayout(1, 1))
-
-    async def doubling_status(self) -> doubling_pb2.DoublingStatus:
-        """See `Doubled`."""
-        learned = 0
-        if self._shell.head.doubling.phase is Phase.LEARNING:
-            try:
-                said = await self._ask_once([])
-                learned = said.split_at if said.doubling == self._shell.head.doubling.id else 0
-            except PixiuError:
-                pass  # the parent has no leader now
-        core, layout = self._core, self._context.view.layout.partitions("xiu")
-        return status_of(self._partition, self._shell.head.doubling, core.doubling(), core.committed, learned, layout)
+        if self._replica.is_leader and is_home(self.record, self._layout):
+            with contextlib.suppress(PixiuError):
+                await self._submit(Command(Step.END, self.record.doubling)).replicated()
 
     @property
     def _core(self) -> Core:
@@ -296,8 +236,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         if request.wait_ms and not request.snowflakes:
             await self._until_split(request.child, min(request.wait_ms, SPLIT_WAIT_MS) / 1000)
             self._replica.check_leader()
-        layout = self._layout or RoleLayout(1, 1)
-        look = ANSWERS.look(request, self._shell.head, self._core, layout, self._replica.lease_valid())
+        look = ANSWERS.look(request, self._shell.head, self._core, self._layout, self._replica.lease_valid())
         reply = look.reply(*(await self._known_to_parent(look.asked()) if look.above else ([], 0)))
         if not request.snowflakes:
             reply.holds = inherited(self._shell.holding.readers)

@@ -18,13 +18,14 @@ from enum import IntEnum
 from typing import Final
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
+from cluster.store.doubling.phases import DOUBLING_KIND, Command
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
 from pixiu.wire.record import KEY_AT, SIZE_FIELD
 from xiu.records.block import Block
 from xiu.records.block import encode as encode_block
 from xiu.state import doubling, readers, restoring
 from xiu.state.dedupe import Dedupe, Known, Parts, Reader, Single, Window, heads, runs_before
-from xiu.state.doubling import DOUBLING_BYTES, NO_DOUBLING, Change, Doubling
+from xiu.state.doubling import DOUBLING_BYTES, NO_RECORD, Record
 from xiu.state.keys import BLOCKS, DERIVED, DERIVED_KEY, KEY, MARK, MARKS, RUNS, SNOWFLAKES
 from xiu.state.readers import EVERYTHING, Held
 from xiu.state.restoring import Step
@@ -55,9 +56,7 @@ class XiuKind(IntEnum):
     TRIM = 17
     RESTORE = 18
     """See `xiu.state.restoring`."""
-    DOUBLING = 19
-    """See `xiu.state.doubling`."""
-    HOLD = 20
+    HOLD = 19
     """See `xiu.state.readers`."""
 
 
@@ -111,7 +110,7 @@ class Head:
     """The highest sequence brought back by the restore in progress."""
     below: int = 0
     """Sequence at which that restore ends: records from here on are stored already. 0: none is in progress."""
-    doubling: Doubling = NO_DOUBLING
+    doubling: Record = NO_RECORD
     runs_from: int = 0
     """New runs contain SnowflakeIDs from this one on: lower ones may have been restored, with rows of their own."""
     forgotten: int = 0
@@ -146,7 +145,7 @@ class Head:
             return None
         epoch, counter, clock, last, floor, stored, trimmed, marked_us, marked, runs_from, forgotten = _HEAD.unpack_from(value)
         restored, below = (0, 0) if more in (0, DOUBLING_BYTES) else _RESTORE.unpack_from(value, _HEAD.size)
-        doubled = Doubling.decode(value[end - DOUBLING_BYTES : end] if more >= DOUBLING_BYTES else b"")
+        doubled = Record.decode(value[end - DOUBLING_BYTES : end] if more >= DOUBLING_BYTES else b"")
         position = Position(epoch, counter)
         return cls(
             position, clock, last, floor, stored, trimmed, marked_us, marked, restored, below, doubled, runs_from, forgotten,
@@ -227,12 +226,12 @@ class State:
             self._trim(entry, decision)
         elif entry.kind == XiuKind.RESTORE:
             self._restore(entry, decision)
-        elif entry.kind == XiuKind.DOUBLING:
-            change = Change.decode(entry.payload)
-            doubled = doubling.after(before.doubling, change, self._partition, entry.counter, clock)
+        elif entry.kind == DOUBLING_KIND:
+            command = Command.decode(entry.payload)
+            doubled = doubling.after(before.doubling, command, entry.counter, clock)
             decision.head = replace(decision.head, doubling=doubled)
             if doubled is not before.doubling:
-                self._hold(change.holds, decision)
+                self._hold(doubling.holds_of(command), decision)
         elif entry.kind == XiuKind.HOLD:
             self._hold(entry.payload, decision)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:

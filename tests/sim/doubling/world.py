@@ -7,11 +7,12 @@ senders ─▶ proxies ─▶ partitions 0 to 3, of which the layout counts 1, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cluster.core.contract import Settle
 from cluster.replication.core.events import Accepted
 from cluster.replication.model import Entry, EntryKind
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step, fence_body, reached, why_not
 from cluster.store.events import Committed, LeaderChanged, Propose
 from cluster.wire.v1.xiu_partitions_pb2 import AskRequest
 from pixiu.discovery.view import RoleLayout
@@ -24,12 +25,16 @@ from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable
 from xiu import events as ev
 from xiu.core import Core, CoreSettings
 from xiu.doubling.answering import Answers, Known
-from xiu.state.doubling import Change, Phase, parent_of, reached
+from xiu.state.doubling import opening, parent_of
 from xiu.state.state import Head
 
 TOTAL = 4
 """Partitions, when all doublings are over."""
 DOUBLINGS = (0xA1, 0xB2)
+REACHED = {
+    Step.BEGIN: Phase.LEARNING, Step.SPLIT: Phase.SPLIT, Step.OPEN: Phase.OPEN, Step.CLEAN: Phase.CLEANING, Step.END: Phase.NONE,
+}  # fmt: skip
+"""Where a step leads."""
 LOST = 0.05
 """Of the questions to parents."""
 LINGERS_S = (0.5, 3.0)
@@ -181,21 +186,20 @@ class DoublingWorld(World):
         self.early = early
         super().__init__(seed, xius=1)
         self.xius = [Partition(self, partition) for partition in range(TOTAL)]
-        self._todo = [
-            step
-            for number, total in zip(DOUBLINGS, (2, 4), strict=True)
-            for step in (
-                *((p, Change(Phase.LEARNING, number, total)) for p in range(total // 2, total)),
-                *((p, Change(phase, number, total)) for q in range(total // 2) for p, phase in self._cut(q, total)),
-                (total, None),
-                *((p, Change(Phase.CLEANING, number, total)) for p in range(total)),
-            )
-        ]
+        self._todo = [step for number, total in zip(DOUBLINGS, (2, 4), strict=True) for step in self._steps(number, total)]
         self.phases = len(self._todo)
 
     @staticmethod
-    def _cut(parent: int, total: int) -> tuple[tuple[int, Phase], tuple[int, Phase]]:
-        return (parent, Phase.SPLIT), (parent + total // 2, Phase.OPEN)
+    def _steps(number: int, total: int) -> Iterator[tuple[int, Command | None]]:
+        """What the tool asks of which partition; None: the layout flips to so many."""
+        children = [Doubling(number, total, partition) for partition in range(total // 2, total)]
+        yield from ((child.partition, Command(Step.BEGIN, child)) for child in children)
+        for child in children:
+            yield child.parent, Command(Step.SPLIT, child, fence_body(0))
+            yield child.partition, Command(Step.OPEN, child)
+        yield total, None
+        yield from ((child.parent, Command(Step.CLEAN, child)) for child in children)
+        yield from ((child.partition, Command(Step.END, child)) for child in children)
 
     @property
     def counted(self) -> int:
@@ -212,11 +216,11 @@ class DoublingWorld(World):
         if not self._todo:
             return
         self.after(self.rng.expovariate(200 if self.rng.random() < 0.9 else 3), self.double)
-        partition, change = self._todo[0]
-        if change is None:
+        partition, command = self._todo[0]
+        if command is None:
             self._flip(partition)
             self._todo.pop(0)
-        elif self._advance(self.xius[partition], change):
+        elif self._advance(self.xius[partition], command):
             self._todo.pop(0)
 
     def _flip(self, total: int) -> None:
@@ -237,27 +241,29 @@ class DoublingWorld(World):
                 if self.rng.random() < 0.7:  # what was under way may come late, behind what is sent again to the child
                     proxy.lose(me.Store(False, parent))
 
-    def _advance(self, xiu: Partition, change: Change) -> bool:
+    def _advance(self, xiu: Partition, command: Command) -> bool:
         if not xiu.readable:
             return False
-        if reached(xiu.store.head.doubling, change):
+        step, doubling = command.step, command.doubling
+        if reached(xiu.store.head.doubling, doubling, REACHED[step]):
             return True
-        if change.step is Phase.OPEN:
-            parent = self.xius[parent_of(xiu.partition)]
+        if step is Step.OPEN:
+            parent = self.xius[doubling.parent]
             if self.early and parent.leads:
                 parent.core._decide_to(parent.log.last.counter)
             said = parent.core._state.head.doubling if self.early else parent.store.head.doubling
-            if not (parent.readable or self.early) or said.id != change.doubling:
+            if not (parent.readable or self.early) or said.doubling != doubling:
                 return False
-            change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us)
+            command = command._replace(body=opening(said.split_at, said.split_us))
         try:
-            kind, payload = xiu.core.doubling_entry(change)
+            if why_not(xiu.core.doubling(), command):
+                return False  # it is appended already, and not committed
         except PixiuError:
-            return False  # it is appended already, and not committed
-        xiu.append(kind, payload)
-        if change.step is Phase.SPLIT and self.rng.random() < 0.4:
+            return False
+        xiu.append(DOUBLING_KIND, command.encode())
+        if step is Step.SPLIT and self.rng.random() < 0.4:
             self.after(self.rng.uniform(0.0, 0.1), self.crash, xiu)
-        return self.early and change.step is Phase.SPLIT
+        return self.early and step is Step.SPLIT
 
     def crash(self, xiu: Partition) -> None:
         """A leader is gone; proxies find out."""

@@ -20,13 +20,13 @@ from cluster.membership.events import ClusterChanged, MessagesReceived, Replica
 from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.member.core import MemberCore
 from cluster.replication.model import START
+from cluster.store.doubling.phases import Phase as StorePhase
+from cluster.store.doubling.steps import Act, Standing, steps_to
 from cluster.wire.v1.doubling_pb2 import DOUBLING_SPLIT, DoublingAdvanceRequest
 from ops.doubling.doubling import Action, Advance, Commit, Phase, Seen, decide
 from pi.doubling.learning import Lesson
-from pi.doubling.phases import Phase as PiPhase
 from pi.doubling.phases import Record, rows_body, rows_of
 from pi.doubling.state import DoublingState
-from pi.doubling.steps import Act, Standing, steps_to
 from pi.serving import Serving
 from pi.state import State
 from pixiu.placement.partition import serves
@@ -129,7 +129,7 @@ class ServesWhatMoves(Serving):
 
     def _serve(self) -> None:
         super()._serve()
-        if self._record.phase in (PiPhase.SPLIT, PiPhase.CLEANING) or self._appended:
+        if self._record.phase in (StorePhase.SPLIT, StorePhase.CLEANING) or self._appended:
             self.partitions = self._layout
 
 

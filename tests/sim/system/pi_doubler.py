@@ -12,11 +12,13 @@ import pi.events as pe
 from cluster.core.contract import END_OF_TURN
 from cluster.replication.core import events as ev
 from cluster.replication.model import Position
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Step, cut_in
+from cluster.store.doubling.steps import Act, EndTurn, Standing, status_of
 from cluster.wire.v1 import doubling_pb2
 from cluster.wire.v1 import pi_replicas_pb2 as pb
 from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
-from pi.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Record, Step, cut_in, note_body, rows_body
-from pi.doubling.steps import Act, EndTurn, Standing, Work, status_of, work_of
+from pi.doubling.phases import Record, note_body, rows_body
+from pi.doubling.steps import Work, progress_of, work_of
 from pi.handover.learner import SILENT_S
 from pi.keys import uin_of
 from pi.store.digest import Digest
@@ -72,11 +74,11 @@ class Doubler:
     def standing(self) -> Standing:
         """What it decides by."""
         cut = self._cut if self._cut is not None and self._cut.counter > self._process.machine.position.counter else None
-        return Standing(self._process.place.partition, self.record, self._process.view.laid_out("pi"), cut)
+        return Standing("pi", self._process.place.partition, self.record, self._process.view.laid_out("pi"), cut)
 
     def status(self) -> doubling_pb2.DoublingStatus:
         """What the operator's tool is told."""
-        return status_of(self.standing, self._process.machine.position.counter, (0, 0))
+        return status_of(self.standing, self._process.machine.position.counter, progress_of(self.record, (0, 0)))
 
     # --- who leads
 
@@ -160,7 +162,7 @@ class Doubler:
             return
         if self._stream is not None and self._writes is None and self._process.world.now > self._heard_at + SILENT_S:
             self._hang_up()  # a parent that was deposed before it wrote the HOLD, say, has forgotten this child
-        match work_of(self.standing, self._moved_rows is not None, self._cut is not None):
+        match work_of(self.record, self._process.view.laid_out("pi"), self._moved_rows is not None, self._cut is not None):
             case Work.LEARN if self._stream is None and not self._connecting:
                 self._connect()
             case Work.DIGEST_HERE:

@@ -10,16 +10,14 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from cluster.store.doubling.steps import steps_back
 from cluster.wire.v1 import doubling_pb2 as pb
 from ops.doubling import doubling as plan
 from ops.doubling.doubling import Phase, Seen
-from pi.doubling.steps import steps_back
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument
 from tests.sim.system.pi import PiProcess
 from tests.sim.system.xiu import XiuProcess
-from xiu.state.doubling import Change
-from xiu.state.doubling import Phase as XiuPhase
 
 if TYPE_CHECKING:
     from tests.sim.system.world import SystemWorld
@@ -160,8 +158,8 @@ class Tool:
                 self._trouble(leader, lambda: take(hasty))
             self._send(leader, lambda: pi.together(take) if wanted == pb.DOUBLING_SPLIT else take())
         elif isinstance(leader, XiuProcess):
-            change, xiu = Change(XiuPhase(wanted), self._number, total, fence=fence), leader.doubler
-            self._send(leader, lambda: xiu.advance(change))
+            xiu = leader.doubler
+            self._send(leader, lambda: xiu.advance(request))
 
     def _send(self, leader: PiProcess | XiuProcess, action: Callable[[], None]) -> None:
         wire = self._world.wire
@@ -195,16 +193,17 @@ class Tool:
 
     def _keep_whole(self, parent: int) -> None:
         total, leader = 2 * len(self._parents), self._world.leader_of(self.role, parent)
+        request = pb.DoublingTakeBackRequest(doubling=self._number, partitions=total, operator="tool")
         if isinstance(leader, PiProcess):
-            request, pi = pb.DoublingTakeBackRequest(doubling=self._number, partitions=total, operator="tool"), leader.doubler
+            pi = leader.doubler
 
             def take_back() -> None:
                 pi.take(lambda now: steps_back(now, request))
 
             self._send(leader, take_back)
         elif isinstance(leader, XiuProcess):
-            change, xiu = Change(XiuPhase.NONE, self._number, total), leader.doubler
-            self._send(leader, lambda: xiu.take_back(change))
+            xiu = leader.doubler
+            self._send(leader, lambda: xiu.take_back(request))
 
     @property
     def _parents(self) -> range:

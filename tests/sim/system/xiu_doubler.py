@@ -1,5 +1,5 @@
-"""The shell of `xiu.doubling.answering` and `xiu.state.doubling`: a leader of Xiu in the doubling of its partition, and what a
-child asks its parent. What is decided, what entries make of it and what is answered is production.
+"""The shell of `xiu.doubling.answering` and `cluster.store.doubling.steps`: a leader of Xiu in the doubling of its partition, and
+what a child asks its parent. What is decided, what entries make of it and what is answered is production.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import xiu.events as xe
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Cut, Phase, Step
+from cluster.store.doubling.steps import Act, Standing, Write, is_home, status_of, steps_back, steps_to
 from cluster.wire.v1 import doubling_pb2
 from cluster.wire.v1 import xiu_partitions_pb2 as pb
 from pixiu.errors import PixiuError
 from tests.sim.system.base import unary
 from tests.sim.system.streams import Stream
-from xiu.doubling.answering import Answers, Known, Wanted, check_layout, check_question, status_of
+from xiu.doubling.answering import Answers, Known, Wanted, check_question
 from xiu.doubling.cuts import ASK_S, CALL_S
 from xiu.service import OPEN_POLL_S
-from xiu.state.doubling import Change, Doubling, Phase, parent_of, reached
+from xiu.state.doubling import Record, opening, parent_of
 
 if TYPE_CHECKING:
     from tests.sim.system.xiu import XiuProcess
@@ -29,54 +31,59 @@ class XiuDoubler:
 
     def __init__(self, process: XiuProcess) -> None:
         self._process = process
-        process.after(OPEN_POLL_S, self._open_when_split)
+        process.after(OPEN_POLL_S, self._look)
 
     @property
-    def doubling(self) -> Doubling:
+    def record(self) -> Record:
         """Of what is committed here."""
         return self._process.store.head.doubling
 
-    def _open_when_split(self) -> None:
-        self._process.after(OPEN_POLL_S, self._open_when_split)
-        now = self.doubling
-        if self._process.core.epoch and now.phase is Phase.LEARNING:
-            self.advance(Change(Phase.OPEN, now.id, now.partitions))
+    def _standing(self) -> Standing:
+        """What it decides by. Raises PixiuError if this replica does not know yet what stands in its log."""
+        ahead, place = self._process.core.doubling(), self._process.place
+        splits = ahead.phase is Phase.SPLIT and ahead.doubling != self.record.doubling
+        cut = Cut(ahead.split_at, ahead.doubling) if splits else None
+        return Standing("xiu", place.partition, self.record, self._process.view.laid_out("xiu"), cut)
+
+    def _look(self) -> None:
+        self._process.after(OPEN_POLL_S, self._look)
+        number, partitions, _ = self.record.doubling
+        if self._process.core.epoch and self.record.phase is Phase.LEARNING:
+            self.advance(doubling_pb2.DoublingAdvanceRequest(
+                doubling=number, partitions=partitions, phase=doubling_pb2.DOUBLING_OPEN
+            ))  # fmt: skip
+        if is_home(self.record, self._process.view.laid_out("xiu")):
+            self._take(lambda _: (Write(Command(Step.END, self.record.doubling)),))
 
     def status(self) -> doubling_pb2.DoublingStatus | None:
         """What the operator's tool is told; None: this replica does not know yet what stands in its log."""
-        core, place = self._process.core, self._process.place
         try:
-            ahead = core.doubling()
+            return status_of(self._standing(), self._process.core.committed, doubling_pb2.DoublingStatus())
         except PixiuError:
             return None
-        return status_of(place.partition, self.doubling, ahead, core.committed, 0, self._process.view.count("xiu"))
 
-    def take_back(self, change: Change) -> None:
+    def take_back(self, request: doubling_pb2.DoublingTakeBackRequest) -> None:
         """Keep a parent whole, if this replica leads."""
-        self._submit(change)
+        self._take(lambda now: steps_back(now, request))
 
-    def advance(self, change: Change) -> None:
+    def advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
         """Take the partition to a phase, if this replica leads."""
-        if reached(self.doubling, change):
-            return
-        if change.step is not Phase.OPEN:
-            if change.step in (Phase.LEARNING, Phase.SPLIT):
-                try:
-                    check_layout((change.doubling, change.partitions), self._process.view.laid_out("xiu"))
-                except PixiuError:
-                    return
-            self._submit(change)
+        if request.phase != doubling_pb2.DOUBLING_OPEN:
+            self._take(lambda now: steps_to(now, request))
             return
 
         def told(said: pb.AskReply | None) -> None:
-            if said is not None and said.doubling == change.doubling and said.split_at:
-                self._submit(Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us))
+            if said is not None and said.doubling == request.doubling and said.split_at:
+                self._take(lambda now: steps_to(now, request, opening(said.split_at, said.split_us)))
 
         self._ask_parent([], told)
 
-    def _submit(self, change: Change) -> None:
+    def _take(self, steps: Callable[[Standing], tuple[Act, ...]]) -> None:
         try:
-            self._process.replica.submit([self._process.core.doubling_entry(change)], True, lambda: None, lambda *_: None)
+            for act in steps(self._standing()):
+                if isinstance(act, Write):
+                    payload = DOUBLING_KIND, act.command.encode()
+                    self._process.replica.submit([payload], True, lambda: None, lambda *_: None)
         except PixiuError:
             return  # it does not lead, or somebody else took the step
 
