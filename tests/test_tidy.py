@@ -368,8 +368,9 @@ def attributes(found: ast.ClassDef) -> set[str]:
     assigned = {
         node.attr
         for node in ast.walk(found)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
-    }
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }  # fmt: skip
     return fields | assigned
 
 

@@ -233,7 +233,10 @@ async def test_a_process_that_starts_anew_on_the_same_port_is_another_one(proces
     assert again.handler.keys() == [7]
 
 
-async def test_a_stream_connects_again_after_the_peers_server_was_away(processes: list[Process]) -> None:
+async def test_a_stream_connects_again_after_the_peers_server_was_away(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.rpc.framed_listener.STOP_S", 0.05)
     alice, bob = await two(processes)
     alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)
     await until(lambda: alice.handler.settled)
@@ -469,7 +472,10 @@ async def test_streams_that_say_nothing_shut_nobody_out(processes: list[Process]
     await asyncio.gather(*ends, return_exceptions=True)
 
 
-async def test_frames_that_are_not_for_this_process_end_their_stream(processes: list[Process]) -> None:
+async def test_frames_that_are_not_for_this_process_end_their_stream(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.links.peer.sender.STREAM_WAIT_S", 0.1)
     alice, bob = await two(processes)
     async with framed_of("router").call(bob.peer, LINK, bytes) as call:
         await call.write(b"x" * 100)

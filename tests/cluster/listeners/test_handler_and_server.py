@@ -207,13 +207,16 @@ def test_grpc_prints_no_traceback_of_its_own(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 async def test_connections_of_clients_are_bounded_and_idle_ones_make_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "connections_of_clients", lambda _limit, *, beside_mqtt: 3)
-    monkeypatch.setattr(module, "CLIENT_IDLE_MS", 1_000)
+    monkeypatch.setattr(module, "CLIENT_IDLE_MS", 1_000)  # gRPC takes less for a second
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_MS", 200)
     server = Server(ClusterOptions(), of_clients=True)
     port = server.listen("127.0.0.1:0")
     await server.start()
-    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(5)]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(5)]
 
     async def comes_in(channel: grpc.aio.Channel) -> bool:
         try:

@@ -360,7 +360,9 @@ async def stops_reading(stream: Duplex[Any, Any] | ServedStream[Any, Any], carri
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_publisher_that_never_reads_is_not_read_from() -> None:
+async def test_a_publisher_that_never_reads_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pixiu.rpc.duplex.CLOSE_WAIT_S", 0.01)
+
     async def refuse(publisher: PublisherStream, request: Any) -> None:
         publisher.took(request, 1)
         publisher.resolved(ev.Reply(1, request, [ev.Failure(request, request, "X", f"{request % 2}")]))
@@ -386,7 +388,8 @@ async def test_equal_failures_side_by_side_and_further_words_take_no_space() -> 
     assert replies[2] is None
 
 
-async def test_a_subscriber_that_never_reads_is_not_read_from() -> None:
+async def test_a_subscriber_that_never_reads_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pixiu.rpc.duplex.CLOSE_WAIT_S", 0.01)
     world = World()
     service = SubscriberService(world.clients)
     from gateway.grpc.subscriber import _Stream

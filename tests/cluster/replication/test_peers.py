@@ -62,7 +62,8 @@ async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(p
     assert (two.listener.open, two.listener.served, list(two.peers._outgoing)) == (1, 1, [])
 
 
-async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
+async def test_a_peer_that_was_away_is_reached_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.rpc.framed_listener.STOP_S", 0.05)
     one, two = pair
     one.peers.send(B, encode_message(append(A, 1)))
     await until(lambda: two.heard)

@@ -90,3 +90,4 @@ class FakeMailer(mail_pb2_grpc.MailerServicer):
                     )  # fmt: skip
                 reply.triples.add(pi=True, partition=0, layout_version=1, epoch=3, committed=9)
             queue.put_nowait(reply)
+        queue.put_nowait(None)  # as a proxy does: a client that ends waits for it
