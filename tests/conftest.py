@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -102,11 +103,16 @@ _running: list[pytest.Item] = []
 """The test that runs now, unless its marks allow it to start processes."""
 
 
+@cache
+def folder_of(path: Path) -> str:
+    """The folder of `tests` in which a file is; cached, because a file has many tests."""
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Set the marks, before `-m` selects by them."""
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        marks = {folder} & set(FOLDERS)
+        marks = {folder_of(item.path)} & set(FOLDERS)
         marks |= {mark for fixture, mark in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())}
         for mark in sorted(marks):
             item.add_marker(mark)
