@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from cluster.core.contract import EndOfTurn, Tick
 from cluster.replication.core.events import Accepted, Persisted
+from cluster.store.doubling.copied import Record
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
-from pi.doubling.phases import Record
 from pi.inboxes.reading import DeviceFound
 from pixiu.wire.levels import Level, Triple
 

@@ -9,7 +9,7 @@
     U | UIN u64                                          the user's devices: number, session, seen at, client ID of each
     T | hour u32 | UIN u64 | lane u8                     nothing: the inbox got entries in that hour
     G | worker u16                                       epoch u32 | generation u32
-    P                                                    where the doubling of this partition stands: see `pi.doubling.phases`
+    P                                                    where the doubling of this partition stands: see `cluster.store.doubling`
     M                                                    applied position, clock, limits, where the sweeps are
 
 Times are seconds since 2020, u32. LMDB does not detect a bit that flipped on the disk. The CRC covers the key too, so that a value

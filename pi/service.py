@@ -19,17 +19,15 @@ from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.process.context import Context
 from cluster.rpc.methods import EXCHANGE
+from cluster.store.doubling.copied import Record
+from cluster.store.doubling.leader import CopyingLeader
 from cluster.store.doubling.phases import Phase
 from cluster.store.doubling.service import phase_samples
 from cluster.store.events import Committed, Propose
 from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
-from cluster.wire.v1 import pi_replicas_pb2_grpc
 from pi import events as ev
 from pi.core import Core
-from pi.doubling.phases import Record
-from pi.handover.leader import DoublingLeader
-from pi.handover.learner import Teacher
 from pi.inboxes.reading import Read
 from pi.options import Options
 from pi.store.machine import Machine
@@ -65,10 +63,9 @@ class Service(StoreShell):
         super().__init__(context, self._machine, self._runner, lambda: not (self._machine.refuses or self._machine.beyond))
         self.repairer = Repairer(context, self._machine, self._replica, self.spawn)
         RepairService(context, self._replica, self.repairer)
-        self._doubling = DoublingLeader(
-            context, options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
+        self._doubling = CopyingLeader(
+            context, "pi", options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
         )
-        self._teacher = Teacher(context, options.partition, self._machine, self._replica)
         self._draining = False
         self._opened_s = 0.0
         self._runner.effects.on(ev.Reply, self._reply)
@@ -76,7 +73,6 @@ class Service(StoreShell):
         self._streams = served.streams
         pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
         context.streams.serve(EXCHANGE, pi_pb2.PiRequest.FromString, served.exchange_framed)
-        pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)
         self._export = PiExport(context, self._machine)
         context.metrics.collect_from(self._samples)
 
@@ -113,7 +109,6 @@ class Service(StoreShell):
     async def stop(self) -> None:
         """Write remaining changes and close everything."""
         self._export.exporter.close()
-        self._teacher.close()
         await self._doubling.close()
         await self._replica.stop()
         self.stop_runners()

@@ -5,10 +5,10 @@ Source: docs/doubling.md.
 
 from __future__ import annotations
 
+from cluster.store.doubling.copied import Record
 from cluster.store.doubling.phases import Phase, counted
 from pi import events as ev
 from pi.checks import NOBODY
-from pi.doubling.phases import Record
 
 
 class Serving:

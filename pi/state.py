@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final, ParamSpec
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
+from cluster.store.doubling.copied import DOUBLING_KEY
 from cluster.store.doubling.phases import DOUBLING_KIND
-from pi.doubling.phases import DOUBLING_KEY
-from pi.doubling.state import DoublingState
+from pi.doubling import PiCopying
 from pi.early import EARLY_KIND, Early, TakenOtherwise, early_of
 from pi.inboxes.chunk import ENTRY
 from pi.inboxes.deletions import Deletions
@@ -89,7 +89,7 @@ class State:
     Every method raises StateDamaged when a value has a wrong CRC; after one from `apply` the state must not be used.
     """
 
-    doubled_type: ClassVar[type[DoublingState]] = DoublingState
+    copying_type: ClassVar[type[PiCopying]] = PiCopying
 
     def __init__(self, store: Store, max_heads: int = MAX_HEADS, max_users: int = MAX_USERS) -> None:
         self.table = Table(store)
@@ -109,10 +109,10 @@ class State:
         self._expiry = Expiry(self.inboxes, self._deletions)
         self._reader = Reader(self.inboxes, self._deletions)
         self._loss = Loss(self.inboxes, self._deletions)
-        self.doubled = self.doubled_type(
+        self.copying = self.copying_type(
             self.inboxes, learn=self._apply_own, take_time=self._take_time, take_row=self._take_row, reset=self._reset
         )
-        self._expiry.stays = self.doubled.stays
+        self._expiry.stays = self.copying.stays
         self._load()
 
     def _load(self) -> None:
@@ -203,7 +203,7 @@ class State:
             return self._apply_doubling(entry)
         if entry.kind == EARLY_KIND:
             return self._apply_early(entry)
-        return [] if self.doubled.learning else self._apply_own(entry)
+        return [] if self.copying.learning else self._apply_own(entry)
 
     def _apply_early(self, entry: Entry) -> list[Results]:
         """Check that its values were given up before the entry that it names; else this state differs from others."""
@@ -214,7 +214,7 @@ class State:
             return []
         if self.early < entry.counter:
             raise TakenOtherwise(early)
-        if not self.doubled.learning:
+        if not self.copying.learning:
             self._take_time(entry)
         return []
 
@@ -230,16 +230,16 @@ class State:
                 self._writers.pop(worker, None)
                 self._broken_writers.pop(worker, None)
             elif key == DOUBLING_KEY:
-                self.table.put(key, self.doubled.record.encode())
+                self.table.put(key, self.copying.record.encode())
         return self._loss.give_up(keys)
 
     def _apply_doubling(self, entry: Entry) -> list[Results]:
         try:
-            done = self.doubled.apply(entry)
+            done = self.copying.apply(entry)
         except MalformedData:
             self.damaged_entries += 1
             return []
-        if not self.doubled.learning:
+        if not self.copying.learning:
             self._take_time(entry)
         return [[int(done)]]
 
@@ -280,7 +280,7 @@ class State:
                 return [self._delete(*item) for item in DELETE.iter_unpack(items)]
             case Clock(limits):
                 self.inboxes.limits = limits
-                return [int(self.doubled.holds or self._expiry.sweep())]
+                return [int(self.copying.holds or self._expiry.sweep())]
             case GiveUp(keys):
                 return self._give_up(keys)
 

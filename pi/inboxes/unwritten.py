@@ -55,6 +55,10 @@ class Table:
         """Set a value."""
         self.changes[key] = seal(key, body)
 
+    def put_raw(self, key: bytes, value: bytes) -> None:
+        """Set a value with its CRC."""
+        self.changes[key] = value
+
     def delete(self, key: bytes) -> None:
         """Remove a value."""
         self.changes[key] = None

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from cluster.core.cancellation import to_its_end
-from cluster.replication.model import Entry
+from cluster.replication.model import Entry, Position
+from cluster.store.doubling.copying import Copying
 from cluster.store.doubling.phases import Phase
 from pi.early import Standstill
 from pi.events import NO_DEVICE
@@ -95,7 +96,7 @@ class Machine:
         self._tasks: list[asyncio.Task[None]] = []
         self.views = Views()
         self.cut: View | None = None
-        """For a child: the state at the moment when it opened; its reader closes it."""
+        """For a child: the state at the moment when it opened."""
         self.advanced = asyncio.Event()
         """Set when something was applied."""
         self.on_doubling: Callable[[], None] = lambda: None
@@ -144,7 +145,7 @@ class Machine:
     def _begin(self, state: State) -> None:
         """Begin with the state that is in the store."""
         self.state = state
-        self.state.doubled.on_open = self._keep_cut
+        self.copying.on_open = self._keep_cut
         self.half_applied = False
 
     def _store_in(self, folder: Path) -> StateStore:
@@ -154,6 +155,26 @@ class Machine:
     def applied(self) -> int:
         """The counter of the last entry in the state."""
         return self.state.applied.counter
+
+    @property
+    def copying(self) -> Copying:
+        """The doubling of the state."""
+        return self.state.copying
+
+    @property
+    def position(self) -> Position:
+        """Position of the last entry in the state."""
+        return self.state.applied
+
+    @property
+    def unwritten(self) -> int:
+        """Number of changes that wait to be written."""
+        return self.state.unwritten
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Keys and bytes of the whole state."""
+        return self.store.entries, self.store.bytes_used
 
     @property
     def clock_us(self) -> int:
@@ -179,7 +200,7 @@ class Machine:
                 raise StateDamaged(self.stop.text)
         if self.behind:
             raise DiskFull(self.full or "LMDB writes lag behind the log")
-        record = self.state.doubled.record
+        record = self.copying.record
         try:
             found = self._apply_early(entries) if self.stop.early else self._apply(entries)
         except StateDamaged as damage:
@@ -189,11 +210,11 @@ class Machine:
                 self._take_back()
             self._say()
             raise StateDamaged(self.stop.text) from damage
-        many = FLUSH_CHANGES if self.state.doubled.record.phase is not Phase.CLEANING else CLEAN_CHANGES
+        many = FLUSH_CHANGES if self.copying.record.phase is not Phase.CLEANING else CLEAN_CHANGES
         if self.state.unwritten >= many:
             self._wake.set()
         self.advanced.set()
-        if self.state.doubled.record is not record:
+        if self.copying.record is not record:
             self.on_doubling()
         return found
 
@@ -245,11 +266,12 @@ class Machine:
         return found + self._apply(entries[begin:])
 
     def _keep_cut(self) -> None:
-        self._close_cut()
+        self.close_cut()
         with contextlib.suppress(StorageError):  # its digest stays unknown
             self.cut = self.view()
 
-    def _close_cut(self) -> None:
+    def close_cut(self) -> None:
+        """Close the view of the cut, if there is one."""
         if self.cut is not None:
             self.cut.close()
             self.cut = None
@@ -344,9 +366,9 @@ class Machine:
         self.store.renew()
         self.state.table.thawed()
         self._look_for_space()
-        record = self.state.doubled.record
+        record = self.copying.record
         if record.digest or record.phase is not Phase.OPEN:  # not needed any more; while open, LMDB cannot reuse pages
-            self._close_cut()
+            self.close_cut()
         self.transactions += 1
         self.flushed = counter
 
@@ -420,7 +442,7 @@ class Machine:
 
         async with self._copying, self._writing:
             store, state = await asyncio.to_thread(opened)
-            self._close_cut()
+            self.close_cut()
             old = self.store
             self._adopt(store, state)
             old.close()
@@ -511,5 +533,5 @@ class Machine:
             await self.flush()
         async with self._copying, self._writing:
             self.opened = False
-            self._close_cut()
+            self.close_cut()
             self.store.close()

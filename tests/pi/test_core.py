@@ -8,10 +8,10 @@ import pytest
 
 from cluster.core.contract import NEVER, TICK
 from cluster.replication.core.events import Accepted
+from cluster.store.doubling.copied import Record
 from cluster.store.doubling.phases import Doubling, Phase
 from pi import core as module
 from pi import events as ev
-from pi.doubling.phases import Record
 from pixiu.ids import WORKERS
 from pixiu.wire.inbox_operations import (
     MAX_OPERATIONS,

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterable
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
+from cluster.store.doubling.copied import HOLD_S, Record, follow_body, hold_body, note_body, position_body, rows_body
 from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step, fence_body
-from pi.doubling.phases import HOLD_S, Record, follow_body, hold_body, note_body, of_child, position_body, rows_body
+from pi.doubling import of_child
 from pi.keys import uin_of
 from pi.state import State
 from pixiu.wire.inbox_operations import (
@@ -62,7 +63,7 @@ class Partition(Replica):
 
     @property
     def record(self) -> Record:
-        return self.state.doubled.record
+        return self.state.copying.record
 
     def rows(self) -> dict[bytes, bytes]:
         """All values, as they would be stored."""
@@ -154,7 +155,7 @@ class World:
                 self.snapshot()
                 continue
             entries = self.parent.log[max(learned - self.random.randrange(3), 0) : learned + self.random.randint(1, 5)]
-            self.child.step(Step.FOLLOW, follow_body(entries, DOUBLING))
+            self.child.step(Step.FOLLOW, follow_body(entries, DOUBLING, of_child))
             self.child.apply(Clock(Limits(cap=1)))  # its own leader's: nothing to a child that learns
             self.maybe_killed()
 
@@ -227,9 +228,9 @@ def test_a_child_learns_again_when_its_parents_sweeps_went_on() -> None:
     world.parent.now_s += HOLD_S + 1
     world.parent.apply(Clock(Limits()))
     entries = world.parent.log[world.child.record.learned.counter :]
-    assert world.child.step(Step.FOLLOW, follow_body(entries, DOUBLING))
+    assert world.child.step(Step.FOLLOW, follow_body(entries, DOUBLING, of_child))
     assert world.child.record.learned == START
-    assert not world.child.step(Step.FOLLOW, follow_body(entries, DOUBLING))
+    assert not world.child.step(Step.FOLLOW, follow_body(entries, DOUBLING, of_child))
 
 
 def test_entries_of_another_doubling_or_of_an_older_snapshot_do_nothing() -> None:
@@ -244,7 +245,7 @@ def test_entries_of_another_doubling_or_of_an_older_snapshot_do_nothing() -> Non
     before = child.record.learned
     world.traffic(3)
     gap = world.parent.log[before.counter + 1 :]
-    child.step(Step.FOLLOW, follow_body(gap, DOUBLING))
+    child.step(Step.FOLLOW, follow_body(gap, DOUBLING, of_child))
     assert child.record.learned == before
     assert child.append(DOUBLING_KIND, b"\xff") == []
     assert child.state.damaged_entries == 1
@@ -290,12 +291,12 @@ def test_what_of_an_entry_concerns_a_child() -> None:
         appends(1, (message(1), 3), (message(2), 5)), Fanout(writer, message(3), U64.pack(1) + U64.pack(7)), AddDevice(5, b"x"),
         AddDevice(7, b"y"), acknowledges(1, 1, 1), Clock(Limits()), OpenSessions(b""),
     ])  # fmt: skip
-    assert decode(of_child(told, DOUBLING)) == [
+    assert decode(of_child(ENTRY_KIND, told, DOUBLING)) == [
         appends(1, (message(1), 3)), Fanout(writer, message(3), U64.pack(7)), AddDevice(7, b"y"), Clock(Limits()),
     ]  # fmt: skip
     nothing = encode([appends(1, (message(1), 5))])
-    assert decode(of_child(nothing, DOUBLING)) == [appends(1)], "which of a writer's streams is the newest"
-    assert of_child(b"\xff", DOUBLING) == b"\xff"
+    assert decode(of_child(ENTRY_KIND, nothing, DOUBLING)) == [appends(1)], "which of a writer's streams is the newest"
+    assert of_child(ENTRY_KIND, b"\xff", DOUBLING) == b"\xff"
 
 
 def test_a_record_is_stored_as_it_is() -> None:

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63luster/wire/v1/doubling.proto\x12\x08pixiu.v1\")\n\x15\x44oublingStatusRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\"\x87\x01\n\x16\x44oublingAdvanceRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x10\n\x08operator\x18\x04 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x05 \x01(\x04\"Q\n\x17\x44oublingTakeBackRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08operator\x18\x03 \x01(\t\"\xd0\x01\n\x0e\x44oublingStatus\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x10\n\x08split_at\x18\x05 \x01(\x04\x12\x0f\n\x07learned\x18\x06 \x01(\x04\x12\x0c\n\x04keys\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x64igest\x18\t \x01(\x06\x12\r\n\x05\x66\x65nce\x18\n \x01(\x04*w\n\rDoublingPhase\x12\x11\n\rDOUBLING_NONE\x10\x00\x12\x15\n\x11\x44OUBLING_LEARNING\x10\x01\x12\x12\n\x0e\x44OUBLING_SPLIT\x10\x02\x12\x11\n\rDOUBLING_OPEN\x10\x03\x12\x15\n\x11\x44OUBLING_CLEANING\x10\x04\x32\xdf\x01\n\x08\x44oubling\x12\x43\n\x06Status\x12\x1f.pixiu.v1.DoublingStatusRequest\x1a\x18.pixiu.v1.DoublingStatus\x12\x45\n\x07\x41\x64vance\x12 .pixiu.v1.DoublingAdvanceRequest\x1a\x18.pixiu.v1.DoublingStatus\x12G\n\x08TakeBack\x12!.pixiu.v1.DoublingTakeBackRequest\x1a\x18.pixiu.v1.DoublingStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63luster/wire/v1/doubling.proto\x12\x08pixiu.v1\")\n\x15\x44oublingStatusRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\"\x87\x01\n\x16\x44oublingAdvanceRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x10\n\x08operator\x18\x04 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x05 \x01(\x04\"Q\n\x17\x44oublingTakeBackRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08operator\x18\x03 \x01(\t\"\xd0\x01\n\x0e\x44oublingStatus\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.pixiu.v1.DoublingPhase\x12\x11\n\tcommitted\x18\x04 \x01(\x04\x12\x10\n\x08split_at\x18\x05 \x01(\x04\x12\x0f\n\x07learned\x18\x06 \x01(\x04\x12\x0c\n\x04keys\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x64igest\x18\t \x01(\x06\x12\r\n\x05\x66\x65nce\x18\n \x01(\x04\"g\n\x0cLearnRequest\x12\x10\n\x08\x64oubling\x18\x01 \x01(\x06\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x05 \x01(\x06\"p\n\nLearnReply\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x63ounter\x18\x03 \x01(\x06\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x0c\x12\x11\n\tcommitted\x18\x06 \x01(\x06*w\n\rDoublingPhase\x12\x11\n\rDOUBLING_NONE\x10\x00\x12\x15\n\x11\x44OUBLING_LEARNING\x10\x01\x12\x12\n\x0e\x44OUBLING_SPLIT\x10\x02\x12\x11\n\rDOUBLING_OPEN\x10\x03\x12\x15\n\x11\x44OUBLING_CLEANING\x10\x04\x32\xdf\x01\n\x08\x44oubling\x12\x43\n\x06Status\x12\x1f.pixiu.v1.DoublingStatusRequest\x1a\x18.pixiu.v1.DoublingStatus\x12\x45\n\x07\x41\x64vance\x12 .pixiu.v1.DoublingAdvanceRequest\x1a\x18.pixiu.v1.DoublingStatus\x12G\n\x08TakeBack\x12!.pixiu.v1.DoublingTakeBackRequest\x1a\x18.pixiu.v1.DoublingStatus2B\n\x07\x43opying\x12\x37\n\x05Learn\x12\x16.pixiu.v1.LearnRequest\x1a\x14.pixiu.v1.LearnReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.wire.v1.doubling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DOUBLINGPHASE']._serialized_start=519
-  _globals['_DOUBLINGPHASE']._serialized_end=638
+  _globals['_DOUBLINGPHASE']._serialized_start=738
+  _globals['_DOUBLINGPHASE']._serialized_end=857
   _globals['_DOUBLINGSTATUSREQUEST']._serialized_start=44
   _globals['_DOUBLINGSTATUSREQUEST']._serialized_end=85
   _globals['_DOUBLINGADVANCEREQUEST']._serialized_start=88
@@ -41,6 +41,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DOUBLINGTAKEBACKREQUEST']._serialized_end=306
   _globals['_DOUBLINGSTATUS']._serialized_start=309
   _globals['_DOUBLINGSTATUS']._serialized_end=517
-  _globals['_DOUBLING']._serialized_start=641
-  _globals['_DOUBLING']._serialized_end=864
+  _globals['_LEARNREQUEST']._serialized_start=519
+  _globals['_LEARNREQUEST']._serialized_end=622
+  _globals['_LEARNREPLY']._serialized_start=624
+  _globals['_LEARNREPLY']._serialized_end=736
+  _globals['_DOUBLING']._serialized_start=860
+  _globals['_DOUBLING']._serialized_end=1083
+  _globals['_COPYING']._serialized_start=1085
+  _globals['_COPYING']._serialized_end=1151
 # @@protoc_insertion_point(module_scope)

@@ -188,3 +188,76 @@ class DoublingStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DoublingStatus: _TypeAlias = DoublingStatus  # noqa: Y015
+
+@_typing.final
+class LearnRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOUBLING_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNTER_FIELD_NUMBER: _builtins.int
+    doubling: _builtins.int
+    partitions: _builtins.int
+    """of the role when it is over"""
+    partition: _builtins.int
+    """the child's"""
+    epoch: _builtins.int
+    """of the parent's entry up to which the child has everything"""
+    counter: _builtins.int
+    """0: it has nothing"""
+    def __init__(
+        self,
+        *,
+        doubling: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        partition: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        counter: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "doubling", b"doubling", "epoch", b"epoch", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnRequest: _TypeAlias = LearnRequest  # noqa: Y015
+
+@_typing.final
+class LearnReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNTER_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    snapshot: _builtins.bool
+    """begins: what the child has goes; `rows` follow, in bodies of ROWS"""
+    epoch: _builtins.int
+    """of the snapshot's position"""
+    counter: _builtins.int
+    rows: _builtins.bytes
+    entries: _builtins.bytes
+    """a body of FOLLOW"""
+    committed: _builtins.int
+    """the parent's log is committed up to here"""
+    def __init__(
+        self,
+        *,
+        snapshot: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
+        counter: _builtins.int = ...,
+        rows: _builtins.bytes = ...,
+        entries: _builtins.bytes = ...,
+        committed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "counter", b"counter", "entries", b"entries", "epoch", b"epoch", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnReply: _TypeAlias = LearnReply  # noqa: Y015

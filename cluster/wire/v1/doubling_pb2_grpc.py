@@ -186,3 +186,79 @@ class Doubling(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class CopyingStub(object):
+    """Of a parent's leader, by the leader of a child that copies its keys.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Learn = channel.unary_stream(
+                '/pixiu.v1.Copying/Learn',
+                request_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.LearnRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.LearnReply.FromString,
+                _registered_method=True)
+
+
+class CopyingServicer(object):
+    """Of a parent's leader, by the leader of a child that copies its keys.
+    """
+
+    def Learn(self, request, context):
+        """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_CopyingServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Learn': grpc.unary_stream_rpc_method_handler(
+                    servicer.Learn,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.LearnRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_doubling__pb2.LearnReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'pixiu.v1.Copying', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('pixiu.v1.Copying', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Copying(object):
+    """Of a parent's leader, by the leader of a child that copies its keys.
+    """
+
+    @staticmethod
+    def Learn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pixiu.v1.Copying/Learn',
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.LearnRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_doubling__pb2.LearnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

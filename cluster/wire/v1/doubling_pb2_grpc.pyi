@@ -86,3 +86,34 @@ class DoublingServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_DoublingServicer_to_server(servicer: DoublingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class CopyingStub:
+    """Of a parent's leader, by the leader of a child that copies its keys."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> CopyingAsyncStub: ...
+    Learn: _grpc.UnaryStreamMultiCallable[_doubling_pb2.LearnRequest, _doubling_pb2.LearnReply]
+    """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut."""
+
+@_typing.type_check_only
+class CopyingAsyncStub(CopyingStub):
+    """Of a parent's leader, by the leader of a child that copies its keys."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Learn: _aio.UnaryStreamMultiCallable[_doubling_pb2.LearnRequest, _doubling_pb2.LearnReply]  # type: ignore[assignment]
+    """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut."""
+
+class CopyingServicer(metaclass=_abc_1.ABCMeta):
+    """Of a parent's leader, by the leader of a child that copies its keys."""
+
+    @_abc_1.abstractmethod
+    def Learn(
+        self,
+        request: _doubling_pb2.LearnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_doubling_pb2.LearnReply], _abc.AsyncIterator[_doubling_pb2.LearnReply]]:
+        """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut."""
+
+def add_CopyingServicer_to_server(servicer: CopyingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,13 +20,13 @@ from cluster.membership.events import ClusterChanged, MessagesReceived, Replica
 from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.member.core import MemberCore
 from cluster.replication.model import START
+from cluster.store.doubling.copied import Record, rows_body, rows_of
+from cluster.store.doubling.learning import Lesson
 from cluster.store.doubling.phases import Phase as StorePhase
 from cluster.store.doubling.steps import Act, Standing, steps_to
 from cluster.wire.v1.doubling_pb2 import DOUBLING_SPLIT, DoublingAdvanceRequest
 from ops.doubling.doubling import Action, Advance, Commit, Phase, Seen, decide
-from pi.doubling.learning import Lesson
-from pi.doubling.phases import Record, rows_body, rows_of
-from pi.doubling.state import DoublingState
+from pi.doubling import PiCopying
 from pi.serving import Serving
 from pi.state import State
 from pixiu.placement.partition import serves
@@ -166,7 +166,7 @@ class ForgetsRefusals(pi.core.Core):
         """Nothing is noted."""
 
 
-class _OpensEarly(DoublingState):
+class _OpensEarly(PiCopying):
     @property
     def whole(self) -> bool:
         """Already when there is something."""
@@ -176,10 +176,10 @@ class _OpensEarly(DoublingState):
 class OpensEarly(State):
     """Fault: a child opens before it has learned what its parent took up to the cut."""
 
-    doubled_type = _OpensEarly
+    copying_type = _OpensEarly
 
 
-class _LearnsNoCursors(DoublingState):
+class _LearnsNoCursors(PiCopying):
     def _take_rows(self, record: Record, body: bytes) -> Record | None:
         last, rows = rows_of(body)
         return super()._take_rows(record, rows_body(record.source, [row for row in rows if row[0][:1] != b"C"], last=last))
@@ -188,7 +188,7 @@ class _LearnsNoCursors(DoublingState):
 class LearnsNoCursors(State):
     """Fault: a child learns its parent's inboxes and devices, and not what they have acknowledged."""
 
-    doubled_type = _LearnsNoCursors
+    copying_type = _LearnsNoCursors
 
 
 class FollowsNoCursors(State):
@@ -196,7 +196,7 @@ class FollowsNoCursors(State):
     that the parent had when the child began to learn."""
 
     def _acknowledge(self, uin: int, number: int, lane: int, session: int, up_to: int, bits: int) -> int:
-        return 0 if self.doubled.learning else super()._acknowledge(uin, number, lane, session, up_to, bits)
+        return 0 if self.copying.learning else super()._acknowledge(uin, number, lane, session, up_to, bits)
 
 
 def flips_early(seen: Seen) -> tuple[Phase, Action]:

@@ -37,7 +37,7 @@ class Machine:
 
     def _take(self, state: State) -> None:
         self.state = state
-        state.doubled.on_open = self._opened
+        state.copying.on_open = self._opened
 
     def _opened(self) -> None:
         self._process.doubler.opened()

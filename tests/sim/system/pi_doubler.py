@@ -1,4 +1,4 @@
-"""The shells of `pi.handover.leader` and `pi.handover.learner`: what a leader of Pi does in the doubling of its partition. What it
+"""The shells of `cluster.store.doubling.leader` and `.learner`: what a leader of Pi does in the doubling of its partition. What it
 decides, and what entries make of its record, is production.
 """
 
@@ -12,14 +12,13 @@ import pi.events as pe
 from cluster.core.contract import END_OF_TURN
 from cluster.replication.core import events as ev
 from cluster.replication.model import Position
+from cluster.store.doubling.copied import Record, note_body, rows_body
+from cluster.store.doubling.learner import SILENT_S
+from cluster.store.doubling.learning import Learning, Lesson, Work, check_pupil, hold_of_sweeps, progress_of, request_of, work_of
 from cluster.store.doubling.phases import DOUBLING_KIND, Command, Cut, Doubling, Step, cut_in
 from cluster.store.doubling.steps import Act, EndTurn, Standing, status_of
-from cluster.wire.v1 import doubling_pb2
-from cluster.wire.v1 import pi_replicas_pb2 as pb
-from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
-from pi.doubling.phases import Record, note_body, rows_body
-from pi.doubling.steps import Work, progress_of, work_of
-from pi.handover.learner import SILENT_S
+from cluster.wire.v1 import doubling_pb2 as pb
+from pi.doubling import of_child
 from pi.keys import uin_of
 from pi.store.digest import Digest
 from pixiu.errors import PixiuError
@@ -49,7 +48,7 @@ class Doubler:
         self._stream: Stream | None = None
         self._attempt = 0
         self._connecting = False
-        self._heard: deque[pb.PiLearnReply] = deque()
+        self._heard: deque[pb.LearnReply] = deque()
         self._heard_at = 0.0
         self._writes: Generator[list[Command], bool, None] | None = None
         self._told: Record | None = None
@@ -64,7 +63,7 @@ class Doubler:
     @property
     def record(self) -> Record:
         """Of this replica's state."""
-        return self._process.machine.state.doubled.record
+        return self._process.machine.state.copying.record
 
     @property
     def _leads(self) -> bool:
@@ -76,7 +75,7 @@ class Doubler:
         cut = self._cut if self._cut is not None and self._cut.counter > self._process.machine.position.counter else None
         return Standing("pi", self._process.place.partition, self.record, self._process.view.laid_out("pi"), cut)
 
-    def status(self) -> doubling_pb2.DoublingStatus:
+    def status(self) -> pb.DoublingStatus:
         """What the operator's tool is told."""
         return status_of(self.standing, self._process.machine.position.counter, progress_of(self.record, (0, 0)))
 
@@ -215,7 +214,7 @@ class Doubler:
 
         process.world.streams.call(process, process.world.rng.choice(nodes).address, "Learn", opened, lost)
 
-    def _hear(self, attempt: int, reply: pb.PiLearnReply) -> None:
+    def _hear(self, attempt: int, reply: pb.LearnReply) -> None:
         if attempt == self._attempt:
             self._heard_at = self._process.world.now
             self._heard.append(reply)
@@ -223,7 +222,7 @@ class Doubler:
 
     def _next(self) -> None:
         while self._writes is None and self._heard:
-            learning = Learning(self._process.machine.state.doubled)
+            learning = Learning(self._process.machine.state.copying)
             if learning.over:
                 self._hang_up()
                 return
@@ -256,11 +255,11 @@ class Doubler:
         stream.take = lambda request: self._asked(stream, request)
         stream.left = lambda: self._gone.add(stream)
 
-    def _asked(self, stream: Stream, request: pb.PiLearnRequest) -> None:
+    def _asked(self, stream: Stream, request: pb.LearnRequest) -> None:
         process = self._process
         doubling = Doubling(request.doubling, request.partitions, request.partition)
         try:
-            check_pupil(process.place.partition, self.record, process.view.laid_out("pi"), doubling)
+            check_pupil("pi", process.place.partition, self.record, process.view.laid_out("pi"), doubling)
         except PixiuError:
             stream.end()
             return
@@ -269,12 +268,13 @@ class Doubler:
             return
 
         def held(_: bool) -> None:
-            lesson = process.world.variant.lesson(doubling, process.replica.log, Position(request.epoch, request.counter))
+            learned = Position(request.epoch, request.counter)
+            lesson = process.world.variant.lesson(doubling, process.replica.log, learned, of_child)
             if not lesson.goes_on(process.machine.position.counter):
                 lesson.after = self._snapshot(stream, doubling)
             self._follow(stream, lesson)
 
-        self._write([hold_of_sweeps(doubling, process.machine.state.inboxes.now_s)], held)
+        self._write([hold_of_sweeps(doubling, process.machine.state.copying.now_s)], held)
 
     def _snapshot(self, stream: Stream, doubling: Doubling) -> int:
         machine = self._process.machine
@@ -282,10 +282,10 @@ class Doubler:
         position, rows = machine.position, machine.rows()
         moved = [row for row in sorted(rows.items()) if (uin := uin_of(row[0])) is None or doubling.moves(uin)]
         epoch, counter = position
-        stream.reply(pb.PiLearnReply(snapshot=True, epoch=epoch, counter=counter))
+        stream.reply(pb.LearnReply(snapshot=True, epoch=epoch, counter=counter))
         for at in range(0, len(moved), ROWS):
-            stream.reply(pb.PiLearnReply(rows=rows_body(position, moved[at : at + ROWS], last=False)))
-        stream.reply(pb.PiLearnReply(rows=rows_body(position, [], last=True)))
+            stream.reply(pb.LearnReply(rows=rows_body(position, moved[at : at + ROWS], last=False)))
+        stream.reply(pb.LearnReply(rows=rows_body(position, [], last=True)))
         return counter
 
     def _follow(self, stream: Stream, lesson: Lesson) -> None:

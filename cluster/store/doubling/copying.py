@@ -1,7 +1,7 @@
-"""Effects of a doubling's entries on a state: a child takes values from its parent, a parent deletes those that moved. Pure.
+"""Effects of the entries by which a child copies its parent: it takes values, and the parent deletes those that moved. Pure.
 
-A child that learns applies only these entries: clock entries of its own leaders have no effect until it is open, and its time is
-its parent's. Everything is decided from the state alone, so that every replica of a partition does the same.
+A child that learns applies only these entries: others of its own leaders have no effect until it is open, and its time is its
+parent's. Everything is decided from the state alone, so that every replica of a partition does the same.
 
 Source: docs/doubling.md.
 """
@@ -11,55 +11,107 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final, Protocol
 
 from cluster.replication.model import START, Entry, Position
-from cluster.store.doubling.phases import DOUBLING_KIND, Command, Phase, Step, fence_of, taken
-from pi.doubling.phases import DOUBLING_KEY, Record, followed, hold_of, note_of, position_of, rows_of
-from pi.early import EARLY_KIND
-from pi.inboxes.inbox_table import InboxTable
-from pi.keys import INBOX_KEY, META_KEY, uin_of, unseal
+from cluster.store.doubling.copied import DOUBLING_KEY, Record, followed, hold_of, note_of, position_of, rows_of
+from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling, Phase, Step, fence_of, taken
 from pixiu.errors import MalformedData
-from pixiu.wire.inbox_operations import ENTRY_KIND, Op
 
 SLICE_KEYS: Final = 500
 """Keys that one deleting entry looks at: about a millisecond."""
-_ORDER: Final = b"TKICDHU"
-"""The sweeps find inboxes by T, so nothing else of an inbox may be deleted before it. Nothing is stored under I any more, but
-records hold indexes into this order."""
-_KEPT: Final = (META_KEY, DOUBLING_KEY)
 _END: Final = b"\xff"
-_CLOCK: Final = bytes((Op.CLOCK,))
 
 
-class DoublingState:
-    """Applies a doubling's entries.
+class Table(Protocol):
+    """Interface to a state's keys and values."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a value's body. Raises StateDamaged."""
+
+    def put(self, key: bytes, body: bytes) -> None:
+        """Set a value."""
+
+    def put_raw(self, key: bytes, value: bytes) -> None:
+        """Set a value as it is stored."""
+
+    def delete(self, key: bytes) -> None:
+        """Remove a value."""
+
+    def keys(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        """Return the first keys from `low` to below `high`."""
+
+
+class Copying:
+    """Applies a doubling's entries to a keyed state. A role derives from it, and supplies its keys and its own entries.
 
     Args:
-        inboxes: of the state.
-        learn: applies an entry of the parent as if it were the state's own.
-        take_time: advances the state's time to an entry's.
-        take_row: takes a value of the parent that belongs to no user.
-        reset: forgets everything in memory.
+        table: of the state.
     """
 
-    def __init__(
-        self,
-        inboxes: InboxTable,
-        *,
-        learn: Callable[[Entry], object],
-        take_time: Callable[[Entry], None],
-        take_row: Callable[[bytes, bytes], None],
-        reset: Callable[[], None],
-    ) -> None:
-        self._inboxes = inboxes
-        self._learn, self._take_time, self._take_row, self._reset = learn, take_time, take_row, reset
+    SPACES: ClassVar[bytes]
+    """First bytes of the keys of values that move, in the order in which a parent deletes them. Records hold indexes into it."""
+    KEPT: ClassVar[tuple[bytes, ...]] = (DOUBLING_KEY,)
+    """Keys that stay when a child begins anew."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
         self.record = Record()
         self.on_open: Callable[[], None] = lambda: None
         """Called when the state is as it was at the cut, before the child's own entries."""
-        body = inboxes.table.get(DOUBLING_KEY)
+        body = table.get(DOUBLING_KEY)
         if body is not None:
             self.record = Record.decode(body)
+
+    # --- what a role supplies
+
+    @property
+    def now_s(self) -> int:
+        """The state's time, seconds."""
+        raise NotImplementedError
+
+    def user_of(self, key: bytes) -> int | None:
+        """Return the user's key to whom a value belongs; None: to nobody."""
+        raise NotImplementedError
+
+    def body_of(self, key: bytes, value: bytes) -> bytes:
+        """Return the body of a stored value. Raises StateDamaged."""
+        return value
+
+    def of_child(self, kind: int, payload: bytes, doubling: Doubling) -> bytes:
+        """Return what of an entry concerns the child. See `OfChild`."""
+        raise NotImplementedError
+
+    def _learn(self, entry: Entry) -> bool:
+        """Apply an entry of the parent as if it were the state's own; return False if the parent may have made something else of
+        it, so that the child begins again."""
+        raise NotImplementedError
+
+    def _take_time(self, entry: Entry) -> None:
+        """Advance the state's time to an entry's."""
+
+    def _take_row(self, key: bytes, body: bytes) -> None:
+        """Take a value of the parent that belongs to no user."""
+
+    def _reset(self) -> None:
+        """Forget everything in memory: the values go."""
+
+    def _settle(self) -> None:
+        """Put what is in memory alone into the table."""
+
+    def _forget(self, key: bytes, user: int) -> None:
+        """Forget a value in memory: it is deleted."""
+
+    # --- what is known
+
+    def movers(self, doubling: Doubling) -> Callable[[bytes], bool]:
+        """Return a test of keys: whether a doubling moves a value."""
+
+        def moves(key: bytes) -> bool:
+            user = self.user_of(key)
+            return user is not None and doubling.moves(user)
+
+        return moves
 
     @property
     def learning(self) -> bool:
@@ -74,12 +126,12 @@ class DoublingState:
     @property
     def holds(self) -> bool:
         """True if the sweeps wait."""
-        return self.record.holds(self._inboxes.now_s)
+        return self.record.holds(self.now_s)
 
-    def stays(self, uin: int) -> bool:
+    def stays(self, user: int) -> bool:
         """True if a user's values are not about to be deleted here; values that moved no longer change."""
         record = self.record
-        return record.phase not in (Phase.SPLIT, Phase.CLEANING) or not record.doubling.moves(uin)
+        return record.phase not in (Phase.SPLIT, Phase.CLEANING) or not record.doubling.moves(user)
 
     def apply(self, entry: Entry) -> bool:
         """Apply an entry of a doubling; return True if it had an effect. Late and repeated entries have none. Raises
@@ -94,7 +146,7 @@ class DoublingState:
             return False
         if made is not record:
             self.record = made
-            self._inboxes.table.put(DOUBLING_KEY, made.encode())
+            self._table.put(DOUBLING_KEY, made.encode())
         return True
 
     def _apply(self, command: Command, counter: int) -> Record | None:
@@ -123,7 +175,7 @@ class DoublingState:
         record = self.record
         match command.step:
             case Step.RESET:
-                self._inboxes.encode()
+                self._settle()
                 self._reset()
                 return Record(Phase.LEARNING, record.doubling, source=position_of(command.body))
             case Step.DROP:
@@ -136,10 +188,10 @@ class DoublingState:
                 return None
 
     def _drop(self, record: Record) -> Record:
-        table = self._inboxes.table
+        table = self._table
         keys = table.keys(record.place, _END, SLICE_KEYS)
         for key in keys:
-            if key not in _KEPT:
+            if key not in self.KEPT:
                 table.delete(key)
         return replace(record, place=keys[-1] + b"\0" if keys else b"", emptied=len(keys) < SLICE_KEYS)
 
@@ -147,18 +199,18 @@ class DoublingState:
         if position_of(body) != record.source or not record.emptied or record.learned != START:
             return None
         last, rows = rows_of(body)
-        changes, keys, size = self._inboxes.table.changes, record.keys, record.size
+        keys, size = record.keys, record.size
         hold_s, split_at, fence = record.hold_s, record.split_at, record.fence
         for key, value in rows:
             if key == DOUBLING_KEY:
-                parent = Record.decode(unseal(key, value))
+                parent = Record.decode(self.body_of(key, value))
                 hold_s, fence = parent.hold_s, parent.fence
                 if parent.phase is Phase.SPLIT and parent.doubling == record.doubling:
                     split_at = parent.split_at
-            elif uin_of(key) is None:
-                self._take_row(key, unseal(key, value))
+            elif self.user_of(key) is None:
+                self._take_row(key, self.body_of(key, value))
             else:
-                changes[key] = value
+                self._table.put_raw(key, value)
                 keys, size = keys + 1, size + len(key) + len(value)
         learned = record.source if last else START
         return replace(record, learned=learned, hold_s=hold_s, split_at=split_at, fence=fence, keys=keys, size=size)
@@ -188,37 +240,28 @@ class DoublingState:
                 record = replace(record, fence=entry.counter)
             elif command.step is Step.SPLIT and command.doubling == record.doubling and fence_of(command.body) == record.fence:
                 record = replace(record, split_at=entry.counter)
-        elif entry.kind == EARLY_KIND:
-            here = START  # the parent's state differs from what this child made of the same entries
-        else:
-            self._learn(entry)
-            if entry.kind == ENTRY_KIND and entry.payload[:1] == _CLOCK and not self.holds:
-                here = START  # the parent's sweeps went on without this child: it begins again
+        elif not self._learn(entry):
+            here = START  # the parent's state may differ from what this child made of the same entries
         self.record = replace(record, learned=here)
 
     # --- a parent
 
     def _clean(self, record: Record) -> Record:
         """Delete some more of the moved values."""
-        inboxes = self._inboxes
-        table, moves = inboxes.table, record.doubling.moves
-        inboxes.encode()
+        table = self._table
+        self._settle()
         index, low = (record.place[0], record.place[1:]) if record.place else (0, b"")
-        space = _ORDER[index : index + 1]
+        space = self.SPACES[index : index + 1]
         keys = table.keys(low or space, bytes((space[0] + 1,)), SLICE_KEYS)
         deleted = 0
         for key in keys:
-            uin = uin_of(key)
-            if uin is None or not moves(uin):
-                continue
-            table.delete(key)
-            deleted += 1
-            if space == b"H":
-                inboxes.heads.drop(uin << 2 | INBOX_KEY.unpack(key)[2])
-            elif space in b"UC":
-                inboxes.forget_user(uin)
+            user = self.user_of(key)
+            if user is not None and record.doubling.moves(user):
+                table.delete(key)
+                deleted += 1
+                self._forget(key, user)
         place = bytes((index,)) + keys[-1] + b"\0" if len(keys) == SLICE_KEYS else bytes((index + 1,))
         left = max(record.keys - deleted, 0)
-        if place[0] == len(_ORDER):
+        if place[0] == len(self.SPACES):
             return replace(record, phase=Phase.NONE, place=b"", keys=0, size=0)
         return replace(record, phase=Phase.CLEANING, place=place, keys=left)

@@ -1,9 +1,9 @@
-"""A leader's part in the doubling of its partition: takes the operator's steps, and continues those that take long.
+"""A leader's part in a doubling that copies: takes the operator's steps, and continues those that take long.
 
     parent   Advance(SPLIT) ─▶ SPLIT, appended ─▶ moved keys are refused ─▶ digest ─▶ Advance(CLEANING) ─▶ CLEAN …
-    child    Advance(LEARNING) ─▶ BEGIN ─▶ `pi.handover.learner` … ─▶ OPEN ─▶ digest
+    child    Advance(LEARNING) ─▶ BEGIN ─▶ `learner` … ─▶ OPEN ─▶ digest
 
-`cluster.store.doubling` decides, and every decision is in the log, so that the next leader continues from there.
+`steps` and `learning` decide, and every decision is in the log, so that the next leader continues from there.
 
 Source: docs/doubling.md.
 """
@@ -18,15 +18,13 @@ from typing import Any, Final
 from cluster.process.context import Context
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
+from cluster.store.doubling.copied import Record, note_body
+from cluster.store.doubling.learner import Learner, Teacher
+from cluster.store.doubling.learning import Work, progress_of, work_of
+from cluster.store.doubling.machine import CopiedMachine
 from cluster.store.doubling.phases import Command, Cut, Phase, Step, cut_in
 from cluster.store.doubling.service import DoublingService
 from cluster.wire.v1 import doubling_pb2 as pb
-from pi.doubling.phases import Record, note_body
-from pi.doubling.steps import Work, progress_of, work_of
-from pi.handover.learner import Learner
-from pi.keys import uin_of
-from pi.store.machine import Machine
-from pi.store.view import View
 from pixiu.errors import PixiuError
 from pixiu.rpc.backoff import Backoff
 
@@ -40,11 +38,12 @@ LOG_ENTRIES: Final = 4096
 LOG_BYTES: Final = 1 << 20
 
 
-class DoublingLeader(DoublingService):
+class CopyingLeader(DoublingService):
     """Serves and runs the doubling of one replica's partition.
 
     Args:
         context: of the process.
+        role: its name.
         partition: of this replica.
         machine: its state.
         replica: its log.
@@ -55,23 +54,25 @@ class DoublingLeader(DoublingService):
     def __init__(
         self,
         context: Context[Any],
+        role: str,
         partition: int,
-        machine: Machine,
+        machine: CopiedMachine[Any],
         replica: Replica,
         end_turn: Callable[[], None],
         changed: Callable[[Record, int], None],
     ) -> None:
-        super().__init__(context, "pi", partition, replica)
+        super().__init__(context, role, partition, replica)
         self._machine, self._turn_ends, self._changed = machine, end_turn, changed
         self._cut: Cut | None = None
         """The last SPLIT in this leader's log, until the state shows its outcome."""
         self._task: asyncio.Task[None] | None = None
+        self._teacher = Teacher(context, role, partition, machine, replica)
         machine.on_doubling = self._record_changed
 
     @property
     def record(self) -> Record:
         """State of the doubling, as this replica knows it."""
-        return self._machine.state.doubled.record
+        return self._machine.copying.record
 
     def _pending(self) -> Cut | None:
         return self._cut if self._cut is not None and self._cut.counter > self._machine.applied else None
@@ -87,7 +88,7 @@ class DoublingLeader(DoublingService):
         return proposal
 
     async def _progress(self) -> pb.DoublingStatus:
-        return progress_of(self.record, (self._machine.store.entries, self._machine.store.bytes_used))
+        return progress_of(self.record, self._machine.stored)
 
     # --- the leader
 
@@ -116,7 +117,7 @@ class DoublingLeader(DoublingService):
         """Continue pending work after a change of the record or the layout."""
         idle = self._task is None or self._task.done()
         if idle and self._replica.is_leader and self._next() is not None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="pi-doubling")
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="doubling")
 
     def _stop(self) -> asyncio.Task[None] | None:
         task, self._task = self._task, None
@@ -126,6 +127,7 @@ class DoublingLeader(DoublingService):
 
     async def close(self) -> None:
         """Stop work in progress; the next leader continues it."""
+        self._teacher.close()
         if (task := self._stop()) is not None:
             await asyncio.gather(task, return_exceptions=True)
 
@@ -135,7 +137,7 @@ class DoublingLeader(DoublingService):
         """The work pending in this phase."""
         match work_of(self.record, self._layout, self._machine.cut is not None, self._cut is not None):
             case Work.LEARN:
-                return Learner(self._context, self._machine, self._replica).run
+                return Learner(self._context, self._role, self._machine, self._replica).run
             case Work.DIGEST_HERE:
                 return self._digest_here
             case Work.DIGEST_CUT:
@@ -183,22 +185,14 @@ class DoublingLeader(DoublingService):
 
     async def _digest_cut(self) -> None:
         view = self._machine.cut
-        assert view is not None
         try:
             await self._note(view)
         finally:
             if self._machine.cut is view:
-                self._machine.cut = None
-                view.close()
+                self._machine.close_cut()
 
-    async def _note(self, view: View) -> None:
-        doubling = self.record.doubling
-
-        def moves(key: bytes) -> bool:
-            uin = uin_of(key)
-            return uin is not None and doubling.moves(uin)
-
-        digest = await self._machine.digest(view, moves)
+    async def _note(self, view: Any) -> None:
+        digest = await self._machine.digest(view, self._machine.copying.movers(self.record.doubling))
         await self.propose(Step.NOTE, note_body(digest.total or 1, digest.rows, digest.size))
 
     async def _end(self) -> None:
@@ -206,7 +200,7 @@ class DoublingLeader(DoublingService):
 
     async def _clean(self) -> None:
         while self.record.phase is Phase.CLEANING:
-            while self._machine.state.unwritten > MAX_UNWRITTEN:
+            while self._machine.unwritten > MAX_UNWRITTEN:
                 await asyncio.sleep(UNWRITTEN_POLL_S)
             await self.propose(Step.CLEAN)
             await asyncio.sleep(CLEAN_PAUSE_S)

@@ -1,4 +1,4 @@
-"""The entries by which a child of Pi copies its parent, besides `cluster.store.doubling.phases`, and the record of it. Pure.
+"""The entries by which a child copies its parent's keys, besides those of `phases`, and the record of it. Pure.
 
     child    LEARNING ──RESET, DROP …, ROWS …, FOLLOW …──OPEN──▶ OPEN
 
@@ -16,35 +16,18 @@ Source: docs/doubling.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.replication.model import START, Entry, Position
+from cluster.replication.model import START, Entry, EntryKind, Position
 from cluster.store.doubling import phases
 from cluster.store.doubling.phases import DOUBLING_KIND, RECORD_BYTES, Doubling
-from pi.keys import uin_of
-from pixiu.errors import MalformedData
-from pixiu.wire.inbox_operations import (
-    ACKNOWLEDGE,
-    APPEND,
-    DELETE,
-    ENTRY_KIND,
-    FANOUT_HEAD,
-    HEAD,
-    TRIM,
-    U64,
-    USER_DEVICE,
-    WRITER,
-    GiveUp,
-    Op,
-    decode,
-    encode,
-    spans,
-)
 
+OfChild = Callable[[int, bytes, Doubling], bytes]
+"""Given an entry's kind and payload, what of it concerns the child: all that changes a moved key, or what decides about those."""
 DOUBLING_KEY: Final = b"P"
-"""Key of the state's value that holds the record."""
+"""Key of the state's value that holds the record. No other key of a role is this one."""
 HOLD_S: Final = 300
 """Time for which a parent's sweeps wait for a child that has asked for its log, seconds. The child asks again every minute."""
 MAX_HOLD_S: Final = 2 * HOLD_S
@@ -140,11 +123,11 @@ def rows_of(body: bytes) -> tuple[bool, list[tuple[bytes, bytes]]]:
     return last, rows
 
 
-def follow_body(entries: Iterable[Entry], doubling: Doubling) -> bytes:
+def follow_body(entries: Iterable[Entry], doubling: Doubling, of_child: OfChild) -> bytes:
     """The body of FOLLOW: the parts of the parent's entries that concern the child; of other entries only position and time."""
     parts: list[bytes] = []
     for epoch, counter, kind, at_us, payload in entries:
-        kept = of_child(payload, doubling) if kind == ENTRY_KIND else payload if kind in (3, DOUBLING_KIND) else b""
+        kept = payload if kind in (EntryKind.SET_CLOCK, DOUBLING_KIND) else of_child(kind, payload, doubling)
         parts += (_ENTRY.pack(epoch, counter, kind, at_us, len(kept)), kept)
     return b"".join(parts)
 
@@ -178,60 +161,3 @@ def note_of(body: bytes) -> tuple[int, int, int]:
     """Digest, keys and bytes in a body of NOTE. Raises struct.error."""
     digest, keys, size = _NOTE.unpack(body)
     return digest, keys, size
-
-
-# --- the parts of an entry that concern a child
-
-
-_USERS: Final = {
-    int(Op.ACKNOWLEDGES): (0, ACKNOWLEDGE, 0), int(Op.OPEN_SESSIONS): (0, USER_DEVICE, 0),
-    int(Op.DROP_DEVICES): (0, USER_DEVICE, 0), int(Op.TRIMS): (0, TRIM, 0), int(Op.DELETES): (0, DELETE, 0),
-    int(Op.ADD_DEVICE): (0, None, 0),
-    int(Op.APPENDS): (WRITER.size, APPEND, 8), int(Op.FANOUT): (FANOUT_HEAD, U64, 0),
-}  # fmt: skip
-"""By operation: bytes before its items, the format of an item, offset of the UIN in it."""
-_WRITERS: Final = (int(Op.APPENDS), int(Op.FANOUT))
-"""Operations that show which of a writer's streams is the newest; the child needs them even if none of their items move."""
-
-
-def of_child(payload: bytes, doubling: Doubling) -> bytes:
-    """Operations of a parent's entry, without users that stay. Malformed operations change nothing on either side."""
-    try:
-        found = spans(payload)
-    except MalformedData:
-        return payload
-    parts: list[bytes] = []
-    for op, begin, end in found:
-        form = _USERS.get(op)
-        if op == Op.GIVE_UP:
-            parts.append(_keys_of_child(payload[begin - HEAD.size : end], doubling))
-        elif form is None:
-            parts.append(payload[begin - HEAD.size : end])
-        else:
-            body = _items_of_child(payload, begin, end, form, doubling)
-            if body or op in _WRITERS:
-                parts.append(HEAD.pack(op, len(body)) + body)
-    return b"".join(parts)
-
-
-def _items_of_child(
-    payload: bytes, begin: int, end: int, form: tuple[int, struct.Struct | None, int], doubling: Doubling
-) -> bytes:  # fmt: skip
-    head, item, uin_at = form
-    count, own = doubling.partitions, doubling.partition
-    first = begin + head
-    size = item.size if item is not None else end - first
-    starts = [
-        at for at in range(first, end, size or 1) if U64.unpack_from(payload, at + uin_at)[0] % count == own
-    ] if end > first else []  # fmt: skip
-    return payload[begin:first] + b"".join([payload[at : at + size] for at in starts])
-
-
-def _keys_of_child(operation: bytes, doubling: Doubling) -> bytes:
-    try:
-        (given_up,) = decode(operation)
-    except MalformedData:
-        return operation
-    assert isinstance(given_up, GiveUp)
-    keys = tuple(key for key in given_up.keys if (uin := uin_of(key)) is None or doubling.moves(uin))
-    return encode([GiveUp(keys)]) if keys else b""

@@ -23,13 +23,12 @@ import grpc.aio
 from cluster.process.context import Context
 from cluster.replication.model import Position
 from cluster.replication.replica import Replica
+from cluster.store.doubling.copied import HOLD_S, rows_body
+from cluster.store.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
+from cluster.store.doubling.machine import CopiedMachine, Rows
 from cluster.store.doubling.phases import DOUBLING_KIND, Command, Doubling
-from cluster.wire.v1 import pi_replicas_pb2 as pb
-from cluster.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
-from pi.doubling.learning import Learning, Lesson, check_pupil, hold_of_sweeps, request_of
-from pi.doubling.phases import HOLD_S, rows_body
-from pi.keys import uin_of, unseal
-from pi.store.machine import Machine
+from cluster.wire.v1 import doubling_pb2 as pb
+from cluster.wire.v1 import doubling_pb2_grpc as pb_grpc
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import Unavailable
@@ -53,26 +52,27 @@ class Learner:
 
     Args:
         context: of the process.
+        role: its name.
         machine: the child's state.
         replica: its log.
     """
 
-    def __init__(self, context: Context[Any], machine: Machine, replica: Replica) -> None:
-        self._context, self._machine, self._replica = context, machine, replica
+    def __init__(self, context: Context[Any], role: str, machine: CopiedMachine[Any], replica: Replica) -> None:
+        self._context, self._role, self._machine, self._replica = context, role, machine, replica
 
     async def run(self) -> None:
         """Learn until this child is open. Raises Unavailable when the parent does not answer, or as `Replica.propose`."""
-        doubled = self._machine.state.doubled
+        doubled = self._machine.copying
         learning, parent = Learning(doubled), doubled.record.doubling.parent
         if doubled.whole:
-            await self._take(learning, pb.PiLearnReply())
+            await self._take(learning, pb.LearnReply())
             return
-        nodes = self._context.view.replicas("pi", parent, (NodeState.RUNNING, NodeState.DRAINING))
+        nodes = self._context.view.replicas(self._role, parent, (NodeState.RUNNING, NodeState.DRAINING))
         if not nodes:
-            raise Unavailable(f"no replica of pi partition {parent} is running; `pixiu status` shows which")
+            raise Unavailable(f"no replica of {self._role} partition {parent} is running; `pixiu status` shows which")
         address = nodes[next(_asked) % len(nodes)].address
-        async with peer_channel(address, "pi", _CHANNEL) as channel:
-            stub: Any = pb_grpc.PiDoublingStub(channel)
+        async with peer_channel(address, self._role, _CHANNEL) as channel:
+            stub: Any = pb_grpc.CopyingStub(channel)
             call = stub.Learn(request_of(doubled.record))
             try:
                 while not learning.over:
@@ -81,7 +81,7 @@ class Learner:
                 call.cancel()
 
     @staticmethod
-    async def _hear(call: Any, address: str) -> pb.PiLearnReply:
+    async def _hear(call: Any, address: str) -> pb.LearnReply:
         try:
             async with asyncio.timeout(SILENT_S):
                 reply = await call.read()
@@ -89,11 +89,11 @@ class Learner:
             raise Unavailable(f"{address} sent nothing for {SILENT_S:.0f} s") from silent
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{address}: {error.details()}") from error
-        if not isinstance(reply, pb.PiLearnReply):
+        if not isinstance(reply, pb.LearnReply):
             raise Unavailable(f"{address} ended the stream")
         return reply
 
-    async def _take(self, learning: Learning, reply: pb.PiLearnReply) -> None:
+    async def _take(self, learning: Learning, reply: pb.LearnReply) -> None:
         """Write a reply into the log."""
         writes = learning.take(reply)
         with contextlib.suppress(StopIteration):
@@ -102,36 +102,39 @@ class Learner:
                 commands = writes.send(await self._write(commands))
 
     async def _write(self, commands: list[Command]) -> bool:
-        while self._machine.behind:  # LMDB has to catch up
+        while self._machine.behind:  # the disk has to catch up
             await asyncio.sleep(BEHIND_POLL_S)
         answers = await self._replica.propose([(DOUBLING_KIND, command.encode()) for command in commands])
         return answers[0] == [[1]]
 
 
-class Teacher(pb_grpc.PiDoublingServicer):
-    """The gRPC service `pixiu.v1.PiDoubling` of a parent's leader.
+class Teacher(pb_grpc.CopyingServicer):
+    """The gRPC service `pixiu.v1.Copying` of a parent's leader.
 
     Args:
         context: of the process.
+        role: its name.
         partition: of this replica.
         machine: its state.
         replica: its log.
     """
 
-    def __init__(self, context: Context[Any], partition: int, machine: Machine, replica: Replica) -> None:
-        self._context, self._partition, self._machine, self._replica = context, partition, machine, replica
+    def __init__(
+        self, context: Context[Any], role: str, partition: int, machine: CopiedMachine[Any], replica: Replica
+    ) -> None:  # fmt: skip
+        self._context, self._role, self._partition = context, role, partition
+        self._machine, self._replica = machine, replica
         self._unpins: dict[str, asyncio.TimerHandle] = {}
+        pb_grpc.add_CopyingServicer_to_server(self, context.server)
 
-    async def Learn(
-        self, request: pb.PiLearnRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.PiLearnReply]:
+    async def Learn(self, request: pb.LearnRequest, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[pb.LearnReply]:
         """Send everything that moves, then the log."""
         doubling = Doubling(request.doubling, request.partitions, request.partition)
         name = f"child {request.partition}"
         try:
             self._check(doubling)
             await self._hold(doubling)
-            lesson = Lesson(doubling, self._replica.log, Position(request.epoch, request.counter))
+            lesson = Lesson(doubling, self._replica.log, Position(request.epoch, request.counter), self._machine.copying.of_child)
             if not lesson.goes_on(self._machine.applied):
                 async with aclosing(self._snapshot(doubling, name)) as replies:
                     async for reply in replies:
@@ -145,30 +148,32 @@ class Teacher(pb_grpc.PiDoublingServicer):
 
     def _check(self, doubling: Doubling) -> None:
         self._replica.check_leader()
-        layout = self._context.view.layout.roles.get("pi", RoleLayout(1, 1))
-        check_pupil(self._partition, self._machine.state.doubled.record, layout, doubling)
+        layout = self._context.view.layout.roles.get(self._role, RoleLayout(1, 1))
+        check_pupil(self._role, self._partition, self._machine.copying.record, layout, doubling)
 
     async def _hold(self, doubling: Doubling) -> None:
-        command = hold_of_sweeps(doubling, self._machine.state.inboxes.now_s)
+        command = hold_of_sweeps(doubling, self._machine.copying.now_s)
         await self._replica.propose([(DOUBLING_KIND, command.encode())])
 
     # --- the snapshot
 
-    async def _snapshot(self, doubling: Doubling, name: str) -> AsyncGenerator[pb.PiLearnReply, None]:
-        view, position = self._machine.view(), self._machine.state.applied
+    async def _snapshot(self, doubling: Doubling, name: str) -> AsyncGenerator[pb.LearnReply, None]:
+        view, position = self._machine.view(), self._machine.position
         self._pin(name, position.counter)
 
-        def moved(rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-            kept = [row for row in rows if (uin := uin_of(row[0])) is None or doubling.moves(uin)]
+        copying = self._machine.copying
+
+        def moved(rows: Rows) -> Rows:
+            kept = [row for row in rows if (user := copying.user_of(row[0])) is None or doubling.moves(user)]
             for key, value in kept:
-                unseal(key, value)  # broken values are not passed on
+                copying.body_of(key, value)  # broken values are not passed on
             return kept
 
-        def reply(rows: list[tuple[bytes, bytes]], *, last: bool = False) -> pb.PiLearnReply:
-            return pb.PiLearnReply(epoch=position.epoch, counter=position.counter, rows=rows_body(position, rows, last=last))
+        def reply(rows: Rows, *, last: bool = False) -> pb.LearnReply:
+            return pb.LearnReply(epoch=position.epoch, counter=position.counter, rows=rows_body(position, rows, last=last))
 
         try:
-            yield pb.PiLearnReply(snapshot=True, epoch=position.epoch, counter=position.counter)
+            yield pb.LearnReply(snapshot=True, epoch=position.epoch, counter=position.counter)
             while (rows := await self._machine.read_view(view, moved)) is not None:
                 for part in _parts(rows):
                     self._replica.check_leader()
@@ -179,7 +184,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
 
     # --- the log
 
-    async def _follow(self, lesson: Lesson, name: str) -> AsyncGenerator[pb.PiLearnReply, None]:
+    async def _follow(self, lesson: Lesson, name: str) -> AsyncGenerator[pb.LearnReply, None]:
         machine, held_at = self._machine, time.monotonic()
         while True:
             self._replica.check_leader()
@@ -219,9 +224,9 @@ class Teacher(pb_grpc.PiDoublingServicer):
             timer.cancel()
 
 
-def _parts(rows: list[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+def _parts(rows: Rows) -> Iterator[Rows]:
     """Split rows into parts that fit into a message."""
-    part: list[tuple[bytes, bytes]] = []
+    part: Rows = []
     size = 0
     for row in rows:
         if part and size + len(row[0]) + len(row[1]) > ROWS_BYTES:
