@@ -174,10 +174,11 @@ async def _registered(role: str, partition: int, target: str) -> list[ProcessSta
 
 
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
-    """Check one replica after the other, because they repair themselves from each other, then compare each with its leader."""
-    applied = max(replica.applied for replica in replicas)
+    """Check one replica after the other, because they repair themselves from each other, then compare each with its leader, unless
+    that is damaged itself."""
+    applied, leaders = max(replica.applied for replica in replicas), {replica.leader for replica in replicas}
     checked = [await _check(replica, target, applied) for replica in replicas]
-    if len(checked) > 1:
+    if len(checked) > 1 and all(each.well for each in checked if each.member in leaders):
         for each in checked:
             await _compare(each, target)
     return checked
