@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import grpc.aio
 
 from cluster.store.streams import StoreStreams, Window
-from pixiu.errors import InvalidArgument, MalformedData, PixiuError, StorageError, StoreDamaged, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Served
 from pixiu.wire.levels import Level
@@ -79,15 +79,11 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     async def store(self, handler: StoreHandler) -> None:
         """Serve one writer's stream."""
-        if self._shell.reading is None or self._shell.core is None:
-            await handler.refuse(Unavailable(NOT_OPEN))
-        try:
-            stream = self.streams.open(handler, self._take)
-        except PixiuError as refused:
-            await handler.refuse(refused)
+        self._open()
+        stream = self.streams.open(handler, self._take)
         await stream.run()
         if stream.problem:
-            await handler.refuse(MalformedData(stream.problem))
+            raise MalformedData(stream.problem)
 
     def _take(self, number: int, request: xiu_pb2.StoreRequest) -> str:
         """Give a batch to the core; return the problem of a batch as a whole."""

@@ -177,7 +177,7 @@ class LinkStreams:
         finally:
             self._spoke(stream)
         if stream.refused:
-            await handler.refuse(MalformedData("not a frame for this process"))
+            raise MalformedData("not a frame for this process")
 
     def _spoke(self, stream: IncomingStream) -> None:
         self._silent.pop(stream, None)

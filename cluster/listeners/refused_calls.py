@@ -1,6 +1,6 @@
 """Ends the calls that their handlers refuse, and frees them at once.
 
-    handler ── raises a PixiuError ──▶ its status, and as text "CODE: what is wrong"
+    handler ── raises a PixiuError ──▶ its status, as text "CODE: what is wrong", and the time after which to try again
             ── context.abort ────────▶ as it said
 
 gRPC keeps the error that `context.abort` raises in the call. The error's traceback holds the handler's frames, and these hold the
@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from pixiu.errors import PixiuError
+from pixiu.rpc.grpc_streams import PUSHBACK
 from pixiu.rpc.status import GRPC_STATUS
 
 
@@ -60,6 +61,8 @@ async def _end(context: Any, error: Exception) -> None:
     when the handler has returned."""
     try:
         if isinstance(error, PixiuError):
+            if error.retry_after_ms:
+                context.set_trailing_metadata(((PUSHBACK, str(error.retry_after_ms)),))
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
     except grpc.aio.AbortError as aborted:
         error = aborted

@@ -15,7 +15,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self
 
 from google.protobuf.message import DecodeError, Message
 
@@ -395,10 +395,6 @@ class FramedCall(Generic[Out, In]):
             raise
 
 
-class Refused(Exception):
-    """A handler has refused its stream, and nothing more is to be sent."""
-
-
 class FramedHandler(Generic[Out, In]):
     """A stream that another process opened to this one; it ends when its server function returns.
 
@@ -449,11 +445,6 @@ class FramedHandler(Generic[Out, In]):
 
     async def done_writing(self) -> None:
         """Do nothing: the handler's return ends the stream."""
-
-    async def refuse(self, error: PixiuError) -> NoReturn:
-        """End the stream with an error, including the time after which to try again."""
-        refuse(self._connection, error)
-        raise Refused
 
 
 def refuse(connection: Connection, error: PixiuError) -> None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, Refused, abort, refuse
+from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, abort, refuse
 from cluster.rpc.frames import MAGIC, NONCE_BYTES, FrameKind, Hello, read_hello
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, NotAllowed, NotAuthenticated, PixiuError, RemoteError
 from pixiu.rpc.duplex import StreamEnded
@@ -222,7 +222,7 @@ class FramedListener:
             connection.put(FrameKind.WELCOME)
             await method.serve(FramedHandler(connection, method.parse, peer, role, name, hello.about, hello.endpoint))
             connection.put(FrameKind.LAST)
-        except (Refused, StreamEnded):
+        except StreamEnded:
             pass
         except PixiuError as error:
             refuse(connection, error)

@@ -144,22 +144,19 @@ class MailDeliveryService:
     async def deliver(self, handler: Handler) -> None:
         """Serve one relay's stream."""
         if self._core() is None or self._stopped:
-            await handler.refuse(Unavailable("this gateway does not accept mail now; try again soon"))
+            raise Unavailable("this gateway does not accept mail now; try again soon")
         if len(self._streams) >= MAX_STREAMS:
-            await handler.refuse(Overloaded(f"more than {MAX_STREAMS} streams of mail"))
+            raise Overloaded(f"more than {MAX_STREAMS} streams of mail")
         stream = _Stream(next(self._numbers), handler, self)
         self._streams[stream.number] = stream
-        try:
-            await stream.run()
-        except InvalidArgument as garbage:
-            await handler.refuse(garbage)
+        await stream.run()
         if isinstance(stream.error, MalformedData):
             self.refused += 1
             if once_per(WARN_S, (MAIL_STREAM_REFUSED, stream.relay)):
                 self._log.warning(MAIL_STREAM_REFUSED, relay=f"{stream.relay:016x}", text=str(stream.error))
-            await handler.refuse(InvalidArgument(str(stream.error)))
-        elif stream.error is not None:
-            await handler.refuse(Unavailable(str(stream.error)))
+            raise InvalidArgument(str(stream.error))
+        if stream.error is not None:
+            raise Unavailable(str(stream.error))
 
     # --- what its streams call
 

@@ -17,7 +17,6 @@ from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
 from pi.streams.work import removals
-from pixiu.errors import PixiuError
 from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.levels import Level
@@ -124,9 +123,5 @@ class PiService(pi_pb2_grpc.PiServicer):
             self._hub.request(number, request)
             return ""
 
-        try:
-            self._hub.admit()
-            stream = self.streams.open(handler, take)
-        except PixiuError as refused:
-            await handler.refuse(refused)
-        await stream.run()
+        self._hub.admit()
+        await self.streams.open(handler, take).run()

@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
-
-from pixiu.errors import PixiuError
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 Out = TypeVar("Out")
 """Messages that this side writes."""
@@ -74,13 +72,10 @@ class Carrier(Protocol[_Out, _In]):
 
 
 class Served(Carrier[_Out, _In], Protocol[_Out, _In]):
-    """The serving side of a stream, which ends when its handler returns."""
+    """The serving side of a stream, which ends when its handler returns, or with the `PixiuError` that it raises."""
 
     peer: str
     """The caller's address, for logs."""
-
-    async def refuse(self, error: PixiuError) -> NoReturn:
-        """End the stream with an error that is reported to the caller."""
 
 
 async def ask(carrier: Carrier[Out, In], message: Out, timeout_s: float) -> In:

@@ -116,8 +116,7 @@ class TicketIssuer:
         gateway = EndpointID(handler.endpoint)
         run = self._run_of(gateway)
         if run is None:
-            await handler.refuse(Unavailable(NOT_REGISTERED))
-            return
+            raise Unavailable(NOT_REGISTERED)
         former = self._streams.get(gateway)
         if former is not None:
             former.cut("the gateway has opened another stream")
@@ -133,10 +132,7 @@ class TicketIssuer:
             handler, lambda request: self._take(stream, request), stream.give, reads_on=stream.reads_on, work=stream.work, over=over
         )
         stream.cut = duplex.end
-        try:
-            await duplex.run()
-        except PixiuError as error:
-            await handler.refuse(error)
+        await duplex.run()
 
     def look(self) -> None:
         """Look for tickets that have ended, and those whose key was removed; report the latter to their gateways. Called every

@@ -20,7 +20,7 @@ from cluster.process.context import Context
 from cluster.rpc.methods import NOTIFY
 from cluster.rpc.xiu_fetcher import Fetcher
 from cluster.wire.v1 import delivery_pb2
-from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.errors import InvalidArgument
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Served, StreamEnded
 from pixiu.wire.v1 import pi_pb2
@@ -156,8 +156,6 @@ class MailService(RoleShell):
                     await handler.write(delivery_pb2.NoticesTaken(number=each.number, elsewhere=each.elsewhere))
         except StreamEnded:
             pass  # the proxy repeats unanswered batches
-        except PixiuError as error:
-            await handler.refuse(error)
 
     def _notified(self, peer: int, batch: delivery_pb2.NoticeBatch) -> list[dv.ConfirmNotices]:
         """Process a batch; return the answers. Raises `InvalidArgument`."""

@@ -40,7 +40,7 @@ class Relay:
             while (batch := await handler.read()) is not None:
                 if self.refusals:
                     self.refusals -= 1
-                    await handler.refuse(Unavailable("gone"))
+                    raise Unavailable("gone")
                 self.batches.append(batch)
                 await handler.write(delivery_pb2.NoticesTaken(number=batch.number, elsewhere=self.elsewhere))
 

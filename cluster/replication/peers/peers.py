@@ -310,9 +310,9 @@ class Peers:
         """Serve a peer's stream."""
         member = self._member(dict(word.partition("=")[::2] for word in handler.about.split()))
         if self._closed:
-            await handler.refuse(Unavailable("this replica is draining"))
+            raise Unavailable("this replica is draining")
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
-            await handler.refuse(Overloaded(f"more than {MAX_STREAMS} streams"))
+            raise Overloaded(f"more than {MAX_STREAMS} streams")
         if (before := self._incoming.get(member)) is not None:
             before.stream.end("a newer stream took its place")
         outbox = new_outbox()

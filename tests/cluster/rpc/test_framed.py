@@ -88,7 +88,7 @@ async def test_a_serving_side_ends_the_stream_with_its_last_word() -> None:
 )
 async def test_a_refusal_is_told_in_words(error: Overloaded | InvalidArgument, refused: bool, after_ms: int) -> None:
     async def refuse(carrier: Carrier) -> None:
-        await carrier.refuse(error)
+        raise error
 
     async with serving(refuse) as (_, port):
         async with call_to(port) as carrier:
@@ -105,7 +105,7 @@ async def test_a_refusal_is_told_in_words(error: Overloaded | InvalidArgument, r
 async def test_who_is_refused_while_he_writes_is_told_why() -> None:
     async def refuse(carrier: Carrier) -> None:
         await carrier.read()
-        await carrier.refuse(InvalidArgument("no more of it"))
+        raise InvalidArgument("no more of it")
 
     async with serving(refuse) as (_, port), call_to(port) as carrier:
         end = await Duplex(carrier, lambda _message: None, lambda: b"x" * 100_000).run()
@@ -249,7 +249,7 @@ async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end()
     async def flood(carrier: Carrier) -> None:
         floods.append(Duplex(carrier, lambda _message: None, more))
         await floods[0].run()
-        await carrier.refuse(Overloaded("you do not read"))
+        raise Overloaded("you do not read")
 
     async with serving(flood) as (_, port), call_to(port) as carrier:
         await carrier.opened(30.0)

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from cluster.rpc.methods import EXCHANGE, STORE
 from pi.events import NO_DEVICE
@@ -72,10 +72,6 @@ class Stream:
     async def opened(self, _timeout_s: float) -> None: ...
 
     async def done_writing(self) -> None: ...
-
-    async def refuse(self, error: PixiuError) -> NoReturn:
-        """The store does not take the stream."""
-        raise error
 
     async def run(self, serve: Callable[[Stream], Awaitable[None]]) -> None:
         """Be served until the stream is over."""
