@@ -40,6 +40,8 @@ OUTAGES = Load(
 )  # fmt: skip
 """Logins while gateways are out of reach, and nobody who logs in after."""
 BIG = Load(big_messages=30, crashes=1)
+CONFIRMED = Load(messages=0, big_messages=0, user_messages=0, chat=0, signals=0, user_signals=0, scrambles=0, confirmed=800)
+"""Messages of QoS 1, in order."""
 
 FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "relay data by GatewayMsgID": (Variant(devices=faults.NewestByMessage), TALK, "a relay left out the gateway where a user is"),
@@ -59,6 +61,7 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "a broker serves before its snapshot": (Variant(serve_before_snapshot=True), LOAD, "has taken no snapshot"),
     "signals forgotten at a restart": (Variant(keep_signals=False), STOPPED, "a signal was delivered twice"),
     "VRoom copies deduped by SnowflakeID alone": (Variant(gateway=faults.DedupeBySnowflakeID), BIG, "did not deliver"),
+    "what is sent again is overtaken": (Variant(gateway=faults.OvertakingGateway), CONFIRMED, "came out of order"),
     "old layout ignored: records dropped": (Variant(broker=faults.DeafBroker), LOAD, "whose room has moved"),
     "old layout ignored: nobody told": (Variant(broker=faults.SilentBroker), LOAD, "did not answer a stale sender"),
     "old layout ignored: joins dropped": (Variant(router=faults.GreedyRouter), LOAD, "no replica of its partition has"),
@@ -68,6 +71,7 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
 
 FOUND_AT = {
     "relay data by GatewayMsgID": 5,
+    "what is sent again is overtaken": 3,
     "logins out of reach forgotten": 10,
     "logins judged at once by clocks": 10,
     "GatewayMsgIDs compared by gateway": 5,
@@ -101,7 +105,7 @@ def test_the_simulation_finds_a_fault_that_is_put_back(name: str, monkeypatch: p
     pytest.fail(f"no run of {SEEDS} found it")
 
 
-LOADS = {"restless": RESTLESS, "hasty": HASTY, "big": BIG, "crowd": CROWD, "outages": OUTAGES}
+LOADS = {"confirmed": CONFIRMED, "restless": RESTLESS, "hasty": HASTY, "big": BIG, "crowd": CROWD, "outages": OUTAGES}
 
 
 @pytest.mark.parametrize("name", portion(LOADS))

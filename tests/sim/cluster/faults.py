@@ -20,6 +20,7 @@ from cluster.membership.map.updates import Update
 from cluster.membership.member.state import ClusterView, Speaker
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.forwards import Group
+from gateway.confirming import Confirming
 from gateway.delivery.dedupe import Dedupe
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.partition import serves
@@ -59,6 +60,24 @@ class ByGateway(Watched):
                 self._newest[instance] = change.id
                 kept.append(change)
         return super().apply(kept, now)
+
+
+class LastInLine(Confirming):
+    """Fault: what is sent again leaves after what has come meanwhile."""
+
+    def _take_back(self, number: int) -> None:
+        for message in self._batches[number].messages:
+            self._waiting[message.key].append(message)
+        self._release(number)
+
+
+class OvertakingGateway(gateway.core.Core):
+    """A gateway with that fault."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.confirming = LastInLine(self._next_token, arguments["vrooms"], lambda: 0.0)
+        self._table = self._event_table()
 
 
 class WithoutTombstones(Watched):
