@@ -558,11 +558,6 @@ class LoginGuard:
     def _to_visit(self) -> int:
         return len(self._ending) + len(self._changed)
 
-    async def visited(self) -> None:
-        """Wait until all sessions that a change concerns were visited."""
-        await self._ending.done()
-        await self._changed.done()
-
     def _wrong(self, error: Exception) -> None:
         self.counts["files_wrong"] += 1
         text = str(error) if isinstance(error, ConfigurationError) else f"{self._path}: {type(error).__name__}: {error}"

@@ -68,11 +68,6 @@ class Visits(Generic[Item]):
             now = self._clock()
         return max(self._next_at - now, 0.0)
 
-    async def done(self) -> None:
-        """Wait until all were visited."""
-        while self._task is not None:
-            await asyncio.shield(self._task)
-
     async def close(self) -> None:
         """Stop visiting."""
         self._waiting.clear()

@@ -29,6 +29,7 @@ class CloseReason(Enum):
     PACKET_ID_IN_USE = "packet_id_in_use"
     UNRELEASED = "unreleased"
     PUBLISH_REFUSED = "publish_refused"
+    """The cluster cannot take a message of QoS 1: the client sends it again when it is back; MQTT 3.1.1 has no other refusal."""
     MAIL_UNACKNOWLEDGED = "mail_unacknowledged"
     """The client acknowledged no mail for too long."""
     UNANSWERED = "unanswered"
@@ -71,7 +72,7 @@ class Connected:
 
 class PublishMessages(NamedTuple):
     """Publish these in order, to the room that carries the topic, or to the user that `user/…` names. The shell answers each
-    message of QoS 1 by `publish_accepted` or `publish_refused`.
+    message of QoS 1 by `publish_accepted` or `close`.
 
     DUP is as the client set it: a shell that knows the packet identifier from an earlier connection of the client assigns the same
     SnowflakeID to the message.

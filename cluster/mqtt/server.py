@@ -151,7 +151,6 @@ class Event(Enum):
     MALFORMED = "malformed packet"
     SUBSCRIPTION_CONFIRMED = "subscription confirmed"
     PUBLISH_ACCEPTED = "publish accepted"
-    PUBLISH_REFUSED = "publish refused"
     MAIL = "mail"
     TIMEOUT = "timeout"
     CLOSE = "close"
@@ -381,13 +380,6 @@ class ServerSession:
     def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
         """Note that the cluster has taken these messages of QoS 1."""
         return self._run(Event.PUBLISH_ACCEPTED, packet_ids, now)
-
-    def publish_refused(self, text: str, now: float) -> list[Effect]:
-        """Close the connection, because the cluster cannot take a message of QoS 1 and trying again did not help.
-
-        The client then reconnects and sends it again; MQTT 3.1.1 has no other refusal.
-        """
-        return self._run(Event.PUBLISH_REFUSED, _Problem(CloseReason.PUBLISH_REFUSED, text), now)
 
     def timeout(self, now: float) -> list[Effect]:
         """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
@@ -637,7 +629,6 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTING, ServerSession._ignore),
-    (State.CONNECTING, Event.PUBLISH_REFUSED): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.MAIL): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
@@ -656,7 +647,6 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTED, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTED, ServerSession._confirm),
     (State.CONNECTED, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTED, ServerSession._acknowledge),
-    (State.CONNECTED, Event.PUBLISH_REFUSED): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.MAIL): Transition(State.CONNECTED, ServerSession._send_mail),
     (State.CONNECTED, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),

@@ -178,10 +178,6 @@ class Sampler:
         self._limit = limit - 1 - MAX_STAMPS * STAMP_SIZE
         self.marked = 0
 
-    def chooses(self, snowflake_id: int) -> bool:
-        """True if a message is to be traced."""
-        return xxhash.xxh3_64_intdigest(snowflake_id.to_bytes(8, "little")) < self._below
-
     def mark(self, data: bytes, start: int, end: int, count: int) -> tuple[bytes, int, int]:
         """Mark the chosen records of a batch as traced; returns data, start and end. A malformed batch is returned unchanged."""
         digest, below = xxhash.xxh3_64_intdigest, self._below

@@ -17,7 +17,7 @@ from cluster.trust.audit import Audit
 from gateway import events as ev
 from gateway.mqtt.connection import MQTTConnection
 from tests.gateway.world import Wire, World, of
-from tests.support.logins import Logins
+from tests.support.logins import Logins, all_visited
 from tests.support.waiting import until
 
 
@@ -94,7 +94,7 @@ async def test_rules_that_deny_the_inbox_end_a_client_that_takes_mail(logins: Lo
     logins.write_rules('[[rule]]\ndeny = ["inbox"]\n' + RULES)
     await guard.read_again()
     await guard.read_again()
-    await guard.visited()
+    await all_visited(guard)
     assert (reads.is_open, chats.is_open) == (False, True)
     assert world.closed_for == [CloseReason.NOT_ALLOWED.value]
     chats.connection_lost(None)

@@ -10,9 +10,11 @@ from typing import Any, Final
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from cluster.access.login_guard import LoginGuard
 from cluster.access.passwords import line_of
 from cluster.trust.identity import Credentials
 from cluster.trust.key_folder import add_key, use_key
+from tests.support.waiting import until
 
 RULES: Final = """
 [[rule]]
@@ -83,3 +85,8 @@ class Logins:
 def login(secret: str = "pass-phrase", user: str = "zoe", address: str = "10.0.0.9") -> Credentials:
     """Credentials that a client shows."""
     return Credentials(user, secret, "phone", address)
+
+
+async def all_visited(guard: LoginGuard) -> None:
+    """Wait until all sessions that a change concerns were visited."""
+    await until(lambda: not guard.samples()["access_sessions_to_visit"])

@@ -26,7 +26,7 @@ from cluster.core import log
 from cluster.trust.audit import Audit
 from cluster.trust.identity import Credentials, Identity
 from pixiu.errors import ConfigurationError, NotAuthenticated, Overloaded, Unavailable
-from tests.support.logins import RULES, Logins, login
+from tests.support.logins import RULES, Logins, all_visited, login
 from tests.support.waiting import until
 
 
@@ -34,7 +34,7 @@ async def take(guard: LoginGuard) -> None:
     """The files as they stand still, and all sessions by them."""
     await guard.read_again()
     await guard.read_again()
-    await guard.visited()
+    await all_visited(guard)
 
 
 async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Callable[[str], LoginGuard]) -> None:
@@ -54,7 +54,7 @@ async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Ca
     service = guard.open(Identity("billing", 0), "10.0.0.2", "", ended.append)
     for none in (Kick("nobody").text(), Kick("0").text(), "", "alice", "{}", '{"user": 7}', '{"user": "alice", "everybody": true}'):
         assert guard.kick(none) == 0
-    await guard.visited()
+    await all_visited(guard)
     assert len(ended) == 3
     assert guard.kick(Kick("billing").text()) == 1
     service.close()
@@ -441,7 +441,7 @@ async def test_half_of_a_file_is_not_taken_though_it_be_a_good_file(
             file.flush()
             if number >= half:
                 await guard.read_again()
-                await guard.visited()
+                await all_visited(guard)
                 assert not ended
                 assert session.allows(SUBSCRIBE, -session.identity.uin)
         file.write("\n")
@@ -484,7 +484,7 @@ async def test_a_line_of_somebody_else_concerns_nobody_and_a_change_of_rules_is_
     await guard.read_again()
     assert not visited
     assert not sessions[99].allows(PUBLISH, 42), "a denial holds at once, though nobody was visited yet"
-    await guard.visited()
+    await all_visited(guard)
     assert slices[-1] >= 96
     assert max(after - before for before, after in pairwise(slices)) <= 5
     for session in (*sessions, carol):
@@ -533,10 +533,10 @@ async def test_sessions_of_a_key_an_authenticator_or_all_are_ended(tmp_path: Pat
         await enter(who)
     assert guard.kick(Kick(by="jwt", signed_by="another").text()) == 0
     assert guard.kick(Kick(by="jwt", signed_by="1").text()) == 2
-    await guard.visited()
+    await all_visited(guard)
     assert sorted(ended) == ["alice", "bob"]
     assert guard.kick(Kick(everybody=True).text()) == 1
-    await guard.visited()
+    await all_visited(guard)
     assert sorted(ended) == ["alice", "bob", "carol"]
     assert not guard.sessions
     assert not guard._by_proof

@@ -378,7 +378,7 @@ def test_a_duplicate_from_an_earlier_connection_is_published_with_its_flag() -> 
 def test_a_refused_message_closes_without_a_puback() -> None:
     session = connected()
     send(session, Publish("a", b"", 1, packet_id=1))
-    effects = session.publish_refused("overloaded", 1.0)
+    effects = session.close(CloseReason.PUBLISH_REFUSED, "overloaded", 1.0)
     assert closed(effects) is CloseReason.PUBLISH_REFUSED
     assert sent(effects) == []
 
