@@ -13,16 +13,17 @@ Source: docs/promises.md, "Failure rules" 2 and 4; PiXiu §2.5.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from cluster.core.token_bucket import TokenBucket
 
+ConnectionT = TypeVar("ConnectionT")
 FULL_RETRY_S: Final = 1.0
 """Retry-after for a client that met a full gateway, seconds."""
 
 
-class Admission:
-    """The connections of a gateway, by number.
+class Admission(Generic[ConnectionT]):
+    """The connections of a gateway.
 
     Args:
         rate_per_s, burst: new connections; a rate of 0 is no limit.
@@ -39,11 +40,11 @@ class Admission:
         self._max_pending = max_pending
         self._address_percent = address_percent
         self._max_connections = max_connections
-        self._pending: dict[int, str] = {}
+        self._pending: dict[ConnectionT, str] = {}
         """Connection → its address."""
-        self._pending_of: dict[str, dict[int, None]] = {}
+        self._pending_of: dict[str, dict[ConnectionT, None]] = {}
         """Address → its pending connections, the oldest first."""
-        self._connected: dict[int, str] = {}
+        self._connected: dict[ConnectionT, str] = {}
         self._connected_of: dict[str, int] = {}
         self.evicted = 0
         self.refused = 0
@@ -63,10 +64,10 @@ class Admission:
         """Connections that have identified themselves."""
         return len(self._connected)
 
-    def arrived(self, number: int, address: str = "") -> int | None:
+    def arrived(self, connection: ConnectionT, address: str = "") -> ConnectionT | None:
         """Add an accepted connection. Returns the pending one to close in its place. `address`: empty if unknown."""
-        self._pending[number] = address
-        self._pending_of.setdefault(address, {})[number] = None
+        self._pending[connection] = address
+        self._pending_of.setdefault(address, {})[connection] = None
         if len(self._pending) <= self._max_pending:
             return None
         self.evicted += 1
@@ -75,10 +76,10 @@ class Admission:
         self._forget_pending(oldest)
         return oldest
 
-    def connect(self, number: int, now: float) -> float:
+    def connect(self, connection: ConnectionT, now: float) -> float:
         """Identify a pending connection. Returns 0 if it may stay, else the seconds after which it may retry."""
         wait_s = 0.0
-        address = self._pending.get(number, "")
+        address = self._pending.get(connection, "")
         if len(self._connected) >= self._max_connections or self._is_full(address):
             wait_s = FULL_RETRY_S
         elif self._bucket is not None:
@@ -86,15 +87,15 @@ class Admission:
         if wait_s:
             self.refused += 1
             return wait_s
-        self._forget_pending(number)
-        self._connected[number] = address
+        self._forget_pending(connection)
+        self._connected[connection] = address
         self._connected_of[address] = self._connected_of.get(address, 0) + 1
         return 0.0
 
-    def gone(self, number: int) -> None:
+    def gone(self, connection: ConnectionT) -> None:
         """Count a connection that ended."""
-        self._forget_pending(number)
-        address = self._connected.pop(number, None)
+        self._forget_pending(connection)
+        address = self._connected.pop(connection, None)
         if address is not None:
             self._connected_of[address] -= 1
             if not self._connected_of[address]:
@@ -104,10 +105,10 @@ class Admission:
         most = max(self._max_connections * self._address_percent // 100, 1)
         return bool(address) and self._address_percent < 100 and self._connected_of.get(address, 0) >= most
 
-    def _forget_pending(self, number: int) -> None:
-        address = self._pending.pop(number, None)
+    def _forget_pending(self, connection: ConnectionT) -> None:
+        address = self._pending.pop(connection, None)
         if address is not None:
             of = self._pending_of[address]
-            del of[number]
+            del of[connection]
             if not of:
                 del self._pending_of[address]

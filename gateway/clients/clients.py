@@ -31,7 +31,7 @@ from gateway.clients.admission import Admission
 from gateway.clients.backlog import Backlog, Grade
 from gateway.clients.join_share import JoinRate, JoinShare
 from gateway.clients.join_steps import JoinSteps
-from gateway.clients.memory_budget import SMALL_BYTES, MemoryBudget
+from gateway.clients.memory_budget import MemoryBudget
 from gateway.clients.paced_fanout import PacedFanout
 from gateway.clients.rates import PublishRates, Rates
 from gateway.clients.slow_consumers import SlowConsumers
@@ -240,7 +240,7 @@ class Clients:
         self.closed_by_reason: Counter[str] = Counter()
         """Reason → connections that ended for it."""
         self._roles, self._through_relays = roles, through_relays
-        self._admission = Admission(
+        self._admission: Admission[Pending] = Admission(
             rate_per_s=options.connect_rate_per_s,
             burst=options.connect_burst,
             max_pending=options.max_pending_connections,
@@ -253,12 +253,10 @@ class Clients:
         self.turn = turn if turn is not None else Turn(now, asyncio.get_running_loop().call_soon)
         self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
         self.newcomers = Newcomers(now)
-        self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
-        self._holders: dict[int, ClientSession] = {}
+        self.memory: MemoryBudget[ClientSession] = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
         self._flush: asyncio.Handle | None = None
         self._paced = PacedFanout(self._write, asyncio.get_running_loop().call_later, self._dropped)
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}
         self._connections: dict[int, ClientSession] = {}
         self._held: dict[int, ClientSession] = {}
         """Connections that are not read from, those included that are not identified yet."""
@@ -307,18 +305,16 @@ class Clients:
 
     def arrived(self, connection: Pending, address: str) -> int:
         """Number a new, pending connection; an older one may be evicted. `address`: of its machine, empty if unknown."""
-        number = next(self._numbers)
-        self._pending[number] = connection
-        oldest = self._admission.arrived(number, address)
+        oldest = self._admission.arrived(connection, address)
         if oldest is not None:
-            self._pending.pop(oldest).evict()
-        return number
+            oldest.evict()
+        return next(self._numbers)
 
     def admit(self, connection: Pending) -> None:
         """Admit a client that identified itself. Raises `Overloaded` or `Draining`."""
         if self._draining:
             raise Draining(MOVE)
-        wait_s = self._admission.connect(connection.id, self.now())
+        wait_s = self._admission.connect(connection, self.now())
         if wait_s:
             # Clients that are refused together must not come back together.
             retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
@@ -327,7 +323,6 @@ class Clients:
                 "max_connections)"
             )
             raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
-        self._pending.pop(connection.id, None)
 
     def opened(
         self, connection: ClientSession, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
@@ -341,8 +336,7 @@ class Clients:
 
     def closed(self, connection: Pending, reason: int) -> None:
         """Remove a connection that ended. `reason`: of control.proto."""
-        self._admission.gone(connection.id)
-        self._pending.pop(connection.id, None)
+        self._admission.gone(connection)
         self._held.pop(connection.id, None)
         if self._connections.pop(connection.id, None) is not None:
             self.step(ev.Closed(connection.id, reason))
@@ -374,18 +368,8 @@ class Clients:
 
     def hold_memory(self, connection: ClientSession, address: str, held: int) -> None:
         """Note the untaken bytes of a connection. If the total is too high, the connections that hold the most are ended."""
-        if held < SMALL_BYTES and connection.id not in self._holders:
-            return
-        self._holders[connection.id] = connection
-        for number in self.memory.hold(connection.id, address, held):
-            self._holders.pop(number).end(CloseReason.MEMORY, NO_MEMORY)
-        if held < SMALL_BYTES:
-            self._holders.pop(connection.id, None)
-
-    def forget_memory(self, connection: ClientSession) -> None:
-        """Forget a connection that ended."""
-        self._holders.pop(connection.id, None)
-        self.memory.forget(connection.id)
+        for largest in self.memory.hold(connection, address, held):
+            largest.end(CloseReason.MEMORY, NO_MEMORY)
 
     def note_held(self, connection: ClientSession, held: bool) -> None:
         """Note that a connection is not read from any more, or again."""

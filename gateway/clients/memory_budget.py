@@ -13,15 +13,16 @@ docs/decisions/0287-partial-packets-are-read-slowly.md.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+ConnectionT = TypeVar("ConnectionT")
 SMALL_BYTES: Final = 4096
 """A connection that holds less is not counted: most hold nothing, and one more does not matter."""
 CROWDED: Final = 0.75
 """Share of its bound from which an address, or the total, counts as crowded: connections will soon be disconnected."""
 
 
-class MemoryBudget:
+class MemoryBudget(Generic[ConnectionT]):
     """Bytes held by each connection, by address and in total.
 
     Args:
@@ -30,15 +31,15 @@ class MemoryBudget:
 
     def __init__(self, per_address: int, total: int) -> None:
         self._per_address, self._total = per_address, total
-        self._held: dict[int, int] = {}
-        self._address_of: dict[int, str] = {}
-        self._by_address: dict[str, dict[int, None]] = {}
+        self._held: dict[ConnectionT, int] = {}
+        self._address_of: dict[ConnectionT, str] = {}
+        self._by_address: dict[str, dict[ConnectionT, None]] = {}
         self._bytes_of: dict[str, int] = {}
         self.bytes = 0
         self.evicted = 0
         """Connections that had to be closed."""
 
-    def hold(self, connection: int, address: str, held: int) -> list[int]:
+    def hold(self, connection: ConnectionT, address: str, held: int) -> list[ConnectionT]:
         """Set the bytes that a connection holds. Returns the connections to close, which may include this one."""
         before = self._held.get(connection, 0)
         if held < SMALL_BYTES:
@@ -50,7 +51,7 @@ class MemoryBudget:
         self._by_address.setdefault(address, {})[connection] = None
         self._bytes_of[address] = self._bytes_of.get(address, 0) + held - before
         self.bytes += held - before
-        gone: list[int] = []
+        gone: list[ConnectionT] = []
         while self._bytes_of.get(address, 0) > self._per_address:
             gone.append(self._evict(max(self._by_address[address], key=self._held.__getitem__)))
         while self.bytes > self._total:
@@ -61,7 +62,7 @@ class MemoryBudget:
         """True if little capacity is left, at this address or in total."""
         return self._bytes_of.get(address, 0) > CROWDED * self._per_address or self.bytes > CROWDED * self._total
 
-    def forget(self, connection: int) -> None:
+    def forget(self, connection: ConnectionT) -> None:
         """Forget a connection that holds nothing any more, or is gone."""
         held = self._held.pop(connection, 0)
         if not held:
@@ -73,7 +74,7 @@ class MemoryBudget:
         if not self._by_address[address]:
             del self._by_address[address], self._bytes_of[address]
 
-    def _evict(self, connection: int) -> int:
+    def _evict(self, connection: ConnectionT) -> ConnectionT:
         self.forget(connection)
         self.evicted += 1
         return connection

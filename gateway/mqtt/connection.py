@@ -542,7 +542,7 @@ class MQTTConnection(ClientSession):
         self._session = None
         self.joins.has_now(0)
         self._write_answers()
-        self._clients.forget_memory(self)
+        self._clients.memory.forget(self)
         self._publishing.closed()
         self._clients.slow_consumers.discard(self)
         if self._timer is not None:

@@ -7,7 +7,7 @@ import random
 from gateway.clients.admission import Admission
 
 
-def admission(rate: float = 0, burst: float = 10, pending: int = 100, connections: int = 1000) -> Admission:
+def admission(rate: float = 0, burst: float = 10, pending: int = 100, connections: int = 1000) -> Admission[int]:
     return Admission(rate_per_s=rate, burst=burst, max_pending=pending, max_connections=connections, now=0.0)
 
 
@@ -33,7 +33,7 @@ def test_a_full_gateway_refuses_until_somebody_goes() -> None:
 
 def test_one_address_takes_a_share_of_the_places_and_never_all() -> None:
     """S10: one machine took all of max_connections, and nobody else came in."""
-    gate = Admission(rate_per_s=0, burst=1, max_pending=100, max_connections=8, now=0.0, address_percent=75)
+    gate: Admission[int] = Admission(rate_per_s=0, burst=1, max_pending=100, max_connections=8, now=0.0, address_percent=75)
     for number in range(8):
         gate.arrived(number, "10.0.0.1")
     assert [gate.connect(number, 0.0) > 0 for number in range(8)] == [False] * 6 + [True] * 2

@@ -35,10 +35,9 @@ def _guard(guard: LoginGuard) -> dict[str, int]:
 def _clients(clients: Clients) -> dict[str, int]:
     places = clients._admission
     return {
-        "pending": places.pending - len(clients._pending),
         "pending of addresses": places.pending - sum(map(len, places._pending_of.values())),
         "connected of addresses": places.connected - sum(places._connected_of.values()),
-        "holders": len(clients._holders.keys() - places._connected.keys() - places._pending.keys()),
+        "holders": len(clients.memory._held.keys() - places._connected.keys() - places._pending.keys()),
     }
 
 
