@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -29,6 +29,7 @@ from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.clients.admission import Admission
 from gateway.clients.backlog import Backlog, Grade
+from gateway.clients.client_ids import ClientIDs
 from gateway.clients.join_share import JoinRate, JoinShare
 from gateway.clients.join_steps import JoinSteps
 from gateway.clients.memory_budget import MemoryBudget
@@ -43,11 +44,6 @@ from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 
-REMEMBERED_S: Final = 60.0
-"""Time for which the IDs of a departed client's messages are kept, seconds, in case it sends these again with DUP. Longer than
-gateways drop repeats; after that an old ID is worth no more than a new one."""
-MAX_REMEMBERED_CLIENTS: Final = 10_000
-"""Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
 MOVES_WITHIN_S: Final = 10.0
 """Time that a client asked to move may take, seconds: the SDK waits for up to 1 s, joins elsewhere, and reads on for 1 s."""
 MAX_SHOWN: Final = 1000
@@ -262,8 +258,7 @@ class Clients:
         """Connections that are not read from, those included that are not identified yet."""
         self._written: dict[int, ClientSession] = {}
         """Connections with deliveries that leave at `flush`."""
-        self._by_client: dict[str, ClientSession] = {}
-        self._remembered: OrderedDict[str, tuple[float, dict[int, SnowflakeID]]] = OrderedDict()
+        self.client_ids = ClientIDs(now)
         self._draining = False
 
     def set_options(self, options: Options) -> None:
@@ -340,31 +335,6 @@ class Clients:
         self._held.pop(connection.id, None)
         if self._connections.pop(connection.id, None) is not None:
             self.step(ev.Closed(connection.id, reason))
-
-    def take_over(self, client_id: str, connection: ClientSession) -> dict[int, SnowflakeID]:
-        """Register the connection of a client ID and end an older one. Returns its unacknowledged messages: packet ID → ID."""
-        older = self._by_client.pop(client_id, None)
-        if older is not None:
-            older.end(CloseReason.TAKEN_OVER, "the same client connected again")
-        self._by_client[client_id] = connection
-        self._forget_old()
-        return self._remembered.pop(client_id, (0.0, {}))[1]
-
-    def _forget_old(self) -> None:
-        now = self.now()
-        while self._remembered and next(iter(self._remembered.values()))[0] <= now:
-            self._remembered.popitem(last=False)
-
-    def gone(self, client_id: str, connection: ClientSession, unacknowledged: dict[int, SnowflakeID]) -> None:
-        """Remove the connection of a client ID, and keep the IDs of its unacknowledged messages for a while."""
-        if self._by_client.get(client_id) is connection:
-            del self._by_client[client_id]
-        if unacknowledged:
-            self._forget_old()
-            self._remembered.pop(client_id, None)  # the order is that of the times
-            self._remembered[client_id] = self.now() + REMEMBERED_S, dict(unacknowledged)
-            while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
-                self._remembered.popitem(last=False)
 
     def hold_memory(self, connection: ClientSession, address: str, held: int) -> None:
         """Note the untaken bytes of a connection. If the total is too high, the connections that hold the most are ended."""

@@ -521,7 +521,7 @@ class MQTTConnection(ClientSession):
             self.access.rules_changed = self._rules_changed
             # Two users may have clients of the same name, and neither must end the other's.
             self.client_id = f"{self.uin} {effect.client_id}"
-        self._publishing.earlier = self._clients.take_over(self.client_id, self)
+        self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
@@ -552,7 +552,7 @@ class MQTTConnection(ClientSession):
         if self.access is not None:
             self.access.close()
         if self.client_id is not None:
-            self._clients.gone(self.client_id, self, self._publishing.unacknowledged)
+            self._clients.client_ids.gone(self.client_id, self, self._publishing.unacknowledged)
         self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
         if self._transport is not None:
             if effect.reason is CloseReason.SLOW_CONSUMER:

@@ -13,7 +13,8 @@ import pytest
 from cluster.mqtt.events import CloseReason
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
-from gateway.clients.clients import MAX_REMEMBERED_CLIENTS, REMEMBERED_S, ClientSession
+from gateway.clients.client_ids import MAX_REMEMBERED_CLIENTS, REMEMBERED_S
+from gateway.clients.clients import ClientSession
 from gateway.delivery.dedupe import WINDOW_S
 from gateway.mail.run import MailRun
 from gateway.options import Options
@@ -157,7 +158,7 @@ async def test_clients_are_moved_evenly_told_first_and_closed_later(monkeypatch:
 
 async def test_a_client_id_has_one_connection_and_its_unacknowledged_ids_are_remembered() -> None:
     world = World()
-    clients, first, second = world.clients, opened(world), opened(world)
+    clients, first, second = world.clients.client_ids, opened(world), opened(world)
     assert clients.take_over("phone", first) == {}
     clients.gone("phone", first, {1: SnowflakeID(10)})
     assert clients.take_over("phone", second) == {1: SnowflakeID(10)}
@@ -167,7 +168,7 @@ async def test_a_client_id_has_one_connection_and_its_unacknowledged_ids_are_rem
 
 async def test_what_is_remembered_is_bounded() -> None:
     world = World()
-    clients, connection = world.clients, opened(world)
+    clients, connection = world.clients.client_ids, opened(world)
     for number in range(MAX_REMEMBERED_CLIENTS + 1):
         clients.gone(str(number), connection, {1: SnowflakeID(number)})
     assert clients.take_over("0", connection) == {}
@@ -176,7 +177,7 @@ async def test_what_is_remembered_is_bounded() -> None:
 
 async def test_what_is_remembered_is_forgotten_when_repeats_are_not_known_any_more() -> None:
     world = World(now=0.0)
-    clients, connection = world.clients, opened(world)
+    clients, connection = world.clients.client_ids, opened(world)
     for number in range(1000):
         world.now = 0.1 * number
         clients.gone(str(number), connection, {1: SnowflakeID(number)})
