@@ -63,9 +63,7 @@ CLASS_ATTRIBUTES = 25
 WIDE_CLASSES: dict[str, int] = {
     "cluster/replication/replica.py:Replica": 37,
     "gateway/clients/clients.py:Clients": 33,
-    "gateway/options.py:Options": 37,  # each is an option with its docstring
     "pi/store/machine.py:Machine": 26,
-    "pixiu/discovery/node.py:Node": 30,  # a process's entry in the registry
 }
 """file:class → the attributes it may have: only downwards."""
 RECORD_NAMES = {"record", "records", "data", "head", "heads", "joined"}
@@ -374,12 +372,17 @@ def attributes(found: ast.ClassDef) -> set[str]:
     return fields | assigned
 
 
+def is_record(found: ast.ClassDef) -> bool:
+    """True for a frozen dataclass, such as options: its fields are those of a file or a message, and no method changes them."""
+    return any("frozen=True" in ast.unparse(decorator) for decorator in found.decorator_list)
+
+
 def test_classes_have_few_attributes() -> None:
     found = {
         f"{source}:{node.name}": len(attributes(node))
         for source in sources()
         for node in nodes(source)
-        if isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.ClassDef) and not is_record(node)
     }
     assert {name: number for name, number in found.items() if number > CLASS_ATTRIBUTES} == WIDE_CLASSES
 
