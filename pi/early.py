@@ -12,6 +12,7 @@ Source: docs/pi.md, "On disk, and failures".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -70,6 +71,14 @@ class Standstill:
         """Counter of the last entry that gave up values for it without success."""
         self.early: dict[int, Early] = {}
         """Counter of an entry → values given up before it."""
+        self._reported_at = -math.inf
+
+    def is_due(self, now: float, interval_s: float) -> bool:
+        """Whether to report it now: at most once in an interval."""
+        due = now >= self._reported_at + interval_s
+        if due:
+            self._reported_at = now
+        return due
 
     @property
     def text(self) -> str:

@@ -63,7 +63,6 @@ CLASS_ATTRIBUTES = 25
 WIDE_CLASSES: dict[str, int] = {
     "cluster/replication/replica.py:Replica": 37,
     "gateway/clients/clients.py:Clients": 33,
-    "pi/store/machine.py:Machine": 26,
 }
 """file:class → the attributes it may have: only downwards."""
 RECORD_NAMES = {"record", "records", "data", "head", "heads", "joined"}

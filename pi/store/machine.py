@@ -91,7 +91,6 @@ class Machine:
         written."""
         self.stop = Standstill()
         """The entry that cannot be applied, if any."""
-        self._said_at = 0.0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.views = Views()
@@ -245,9 +244,7 @@ class Machine:
 
     def _say(self) -> None:
         """Report the standstill at most every `DAMAGED_S`: another replica may be undamaged by now."""
-        now = time.monotonic()
-        if now >= self._said_at + DAMAGED_S:
-            self._said_at = now
+        if self.stop.is_due(time.monotonic(), DAMAGED_S):
             self._on_failed(StateDamaged(self.stop.text))
 
     def _apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
