@@ -74,7 +74,7 @@ class Standstill:
         self._reported_at = -math.inf
 
     def is_due(self, now: float, interval_s: float) -> bool:
-        """Whether to report it now: at most once in an interval."""
+        """Return True if it is to be reported now: at most once in an interval."""
         due = now >= self._reported_at + interval_s
         if due:
             self._reported_at = now
