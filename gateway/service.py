@@ -139,7 +139,7 @@ class Service(RoleShell):
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
         self._runner.send_by(self._context.links)
-        effects.on(ev.Deliver, clients.deliver)
+        effects.on(ev.Deliver, clients.deliveries.deliver)
         effects.on(ev.WriteMail, clients.write_mail)
         effects.on(ev.Answer, clients.answer)
         effects.on(ev.Passed, clients.passed)
@@ -287,7 +287,7 @@ class Service(RoleShell):
     # Effects of the core.
 
     def _flush(self) -> None:
-        self._clients.flush()
+        self._clients.deliveries.flush()
 
     def _send_membership(self, effect: ev.SendMembership) -> None:
         self._context.links.send_control(effect.peer, encode_messages(effect.messages), effect.token)

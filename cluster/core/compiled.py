@@ -67,11 +67,11 @@ MODULES: Final = {
     "broker": "core events fanout feeds multicast",
     "router": "core events",
     "gateway": (
-        "clients.access clients.admission clients.backlog clients.client_ids clients.clients clients.join_share clients.join_steps "
-        "clients.memory_budget clients.paced_fanout clients.publishing clients.rates clients.slow_consumers confirming core "
-        "delivery.dedupe delivery.mail delivery.signals delivery.traces events grpc.subscriber mail.lane mail.queue mail.run "
-        "membership.controls membership.devices membership.feedback membership.reporter membership.rooms mqtt.connection "
-        "mqtt.publishing mqtt.subscribing"
+        "clients.access clients.admission clients.backlog clients.client_ids clients.clients clients.deliveries "
+        "clients.join_share clients.join_steps clients.memory_budget clients.paced_fanout clients.publishing clients.rates "
+        "clients.slow_consumers confirming core delivery.dedupe delivery.mail delivery.signals delivery.traces events "
+        "grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices membership.feedback "
+        "membership.reporter membership.rooms mqtt.connection mqtt.publishing mqtt.subscribing"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "

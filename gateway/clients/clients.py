@@ -30,10 +30,10 @@ from gateway import events as ev
 from gateway.clients.admission import Admission
 from gateway.clients.backlog import Backlog, Grade
 from gateway.clients.client_ids import ClientIDs
+from gateway.clients.deliveries import Deliveries
 from gateway.clients.join_share import JoinRate, JoinShare
 from gateway.clients.join_steps import JoinSteps
 from gateway.clients.memory_budget import MemoryBudget
-from gateway.clients.paced_fanout import PacedFanout
 from gateway.clients.rates import PublishRates, Rates
 from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
@@ -250,14 +250,11 @@ class Clients:
         self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
         self.newcomers = Newcomers(now)
         self.memory: MemoryBudget[ClientSession] = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
-        self._flush: asyncio.Handle | None = None
-        self._paced = PacedFanout(self._write, asyncio.get_running_loop().call_later, self._dropped)
         self._numbers = itertools.count(1)
         self._connections: dict[int, ClientSession] = {}
+        self.deliveries = Deliveries(self._connections, self._dropped)
         self._held: dict[int, ClientSession] = {}
         """Connections that are not read from, those included that are not identified yet."""
-        self._written: dict[int, ClientSession] = {}
-        """Connections with deliveries that leave at `flush`."""
         self.client_ids = ClientIDs(now)
         self._draining = False
 
@@ -353,36 +350,7 @@ class Clients:
         if self.pacer is not None:
             self.pacer.hurry(self.now())
 
-    def flush_soon(self, connection: ClientSession) -> None:
-        """Have `connection.flush` called when this turn of the event loop ends."""
-        self._written[connection.id] = connection
-        if self._flush is None:
-            self._flush = asyncio.get_running_loop().call_soon(self._flush_now)
-
-    def _flush_now(self) -> None:
-        self._flush = None
-        self.flush()
-
     # --- effects of the core
-
-    def deliver(self, effect: ev.Deliver) -> None:
-        """Write messages to connections: at `flush`, or paced."""
-        if effect.paced:
-            self._paced.put(effect)
-            return
-        connections, written, data, count = self._connections, self._written, effect.data, effect.count
-        for number in effect.connections:
-            connection = connections.get(number)
-            if connection is not None:
-                connection.deliver(data, count)
-                written[number] = connection
-
-    def flush(self) -> None:
-        """Write what was delivered, once for each connection."""
-        if self._written:
-            written, self._written = self._written, {}
-            for connection in written.values():
-                connection.flush()
 
     def write_mail(self, effect: ev.WriteMail) -> None:
         """Write mail to a connection."""
@@ -489,12 +457,6 @@ class Clients:
             for reason in connection.gate.reasons:
                 found[reason.value] += 1
         return found
-
-    def _write(self, number: int, data: bytes, count: int) -> None:
-        connection = self._connections.get(number)
-        if connection is not None:
-            connection.deliver(data, count)
-            connection.flush()
 
     def _dropped(self, messages: int) -> None:
         self.counters.slow_consumer_dropped += messages

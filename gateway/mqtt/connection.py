@@ -336,7 +336,7 @@ class MQTTConnection(ClientSession):
         """Acknowledge a message of QoS 1, together with all others of this turn."""
         if self._published is None:
             self._published = []
-            self._clients.flush_soon(self)
+            self._clients.deliveries.flush_soon(self)
         self._published.append(packet_id)
 
     # Inside.
@@ -417,7 +417,7 @@ class MQTTConnection(ClientSession):
             self._arm()
         if self._answers:
             if soon and self._session is not None:
-                self._clients.flush_soon(self)
+                self._clients.deliveries.flush_soon(self)
             else:
                 self._write_answers()
 

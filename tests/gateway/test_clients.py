@@ -71,10 +71,10 @@ def opened(world: World, *, packets: bool = True) -> Connection:
 async def test_deliveries_of_a_turn_are_written_once_for_each_connection() -> None:
     world = World()
     first, second = opened(world), opened(world)
-    world.clients.deliver(ev.Deliver((first.id, second.id, 99), b"a", 1))
-    world.clients.deliver(ev.Deliver((first.id,), b"b", 1))
-    world.clients.flush()
-    world.clients.flush()
+    world.clients.deliveries.deliver(ev.Deliver((first.id, second.id, 99), b"a", 1))
+    world.clients.deliveries.deliver(ev.Deliver((first.id,), b"b", 1))
+    world.clients.deliveries.flush()
+    world.clients.deliveries.flush()
     assert (first.noted, second.noted) == ([b"a", b"b", "written"], [b"a", "written"])
 
 

@@ -93,7 +93,7 @@ async def test_a_message_above_the_limit_is_never_answered_with_a_yes(topic: str
     fits = Publish(topic, bytes(500), qos, packet_id=1 if qos else 0)
     large = Publish(topic, bytes(2_000), qos, packet_id=2 if qos else 0)
     connection.data_received(codec.encode(fits) + codec.encode(large))
-    world.clients.flush()
+    world.clients.deliveries.flush()
     assert not [packet for packet in wire.packets() if isinstance(packet, Puback | Pubrec) and packet.packet_id == 2]
     assert world.clients.counters.unroutable == 1
     assert world.closed_for == (["publish_refused"] if qos else [])

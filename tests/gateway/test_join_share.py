@@ -260,7 +260,7 @@ async def test_a_subscribe_of_many_filters_is_joined_in_steps_and_answered_once(
     for join in reversed(joins):
         assert not any(isinstance(packet, Suback) for packet in wire.packets())
         world.clients.answer(ev.Answer(join.connection, join.request, True, frozenset({refused} & set(join.channels))))
-    world.clients.flush()
+    world.clients.deliveries.flush()
     (suback,) = [packet for packet in wire.packets() if isinstance(packet, Suback)]
     assert (suback.packet_id, suback.codes.count(0x80), len(suback.codes)) == (1, 1, many)
 

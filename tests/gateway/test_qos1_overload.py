@@ -30,7 +30,7 @@ def publish(number: int, size: int = 10, topic: str = "room/42") -> bytes:
 
 def acknowledged(world: World, wire: Wire) -> list[int]:
     """Of this turn and those before."""
-    world.clients.flush()
+    world.clients.deliveries.flush()
     return [packet.packet_id for packet in wire.packets() if isinstance(packet, Puback)]
 
 
