@@ -272,6 +272,14 @@ def test_filters_above_the_maximum_of_a_connection_are_refused_and_known_ones_ar
     assert send(session, Subscribe(3, (("c", 0),))) == [SubscribeFilters(3, [("c", topic_room("c"))])]
 
 
+def test_the_bytes_of_all_filters_are_bounded_and_free_again_when_one_goes() -> None:
+    session = connected(SessionLimits(max_filter_bytes=4))
+    send(session, Subscribe(1, (("long", 0), ("b", 0))))
+    assert sent(session.subscription_confirmed(1, 1.0)) == [Suback(1, (0, SUBACK_FAILURE))]
+    send(session, Unsubscribe(2, ("long",)))
+    assert send(session, Subscribe(3, (("b", 0),))) == [SubscribeFilters(3, [("b", topic_room("b"))])]
+
+
 def test_filters_that_the_shell_has_no_space_for_are_refused_unseen_and_those_before_stay() -> None:
     asked = list[int]()
 
