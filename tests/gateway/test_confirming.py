@@ -14,7 +14,8 @@ from gateway.confirming import FIRST_REST_S, MAX_BATCH_BYTES, MAX_BATCH_RECORDS,
 from pixiu.errors import Overloaded, PixiuError
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.record import SNOWFLAKE_AT, Kind, encode, split
+from pixiu.wire.record import MAX_RECORD_BYTES, SNOWFLAKE_AT, Kind, encode, split
+from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
 A, B = ev.Replica(EndpointID(101), 0), ev.Replica(EndpointID(102), 0)
 ROOM, OTHER, BIG = 42, 44, 1001
@@ -232,3 +233,14 @@ def test_big_rooms_have_batches_of_their_own() -> None:
     bench = Bench(A)
     bench.offer(ROOM, BIG, OTHER)
     assert [ids for _, _, ids in bench.flush()] == [[1, 3], [2]]
+
+
+def test_the_largest_record_fits_into_a_control_message_of_a_link() -> None:
+    numbers = itertools.count((1 << 64) - 1)
+    core = Confirming(lambda: next(numbers), VRooms(), lambda: 0.0)
+    core.set_proxies((A,))
+    message = ev.Confirmable(lambda *_: None, 0, ROOM, bytes(MAX_RECORD_BYTES), SnowflakeID(1))
+    core.offered(ev.PublishConfirmed([message]), 1.0, [])
+    out: list[Any] = []
+    core.flush(1.0, out)
+    assert len(out[0].messages[0]) <= MAX_RECORD_BYTES + ADDRESSED_OVERHEAD, "as `cluster.settings.options` has it for links"

@@ -8,8 +8,11 @@ from typing import Any, cast
 
 from cluster.core.contract import SendControl, Settled
 from cluster.links.api import Outcome
+from cluster.links.datagrams.fragments import MAX_FRAGMENTS
+from cluster.links.options import MIN_MTU_BYTES
 from cluster.rpc.served import ServedStreams
 from cluster.wire.v1 import control_pb2
+from gateway.confirming import MAX_BATCH_RECORDS
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import KIND_AT, Flag, Kind, encode
@@ -85,6 +88,15 @@ def test_no_batch_waits_for_another_ones_outcome() -> None:
     publish(core, 7, room(BIG, 1), room(BIG, 2), room(BIG, 3))
     (sent,) = sends(publish(core, 8, room(4, 4)))
     assert answers(settle(core, [sent], 0.1)) == [(8, [])]
+
+
+def test_the_largest_outcome_fits_into_the_fragments_of_a_link() -> None:
+    """A gateway is no peer of a proxy: nothing goes to it by stream."""
+    core = Core(max_record_bytes=1000)
+    core.step(ev.BrokersChanged(1024, ()), 0.0)
+    (outcome,) = controls(publish(core, 7, *[room(800 + number, number) for number in range(MAX_BATCH_RECORDS)]))
+    assert len(answers([outcome])[0][1]) == MAX_BATCH_RECORDS, "each has a reason of its own"
+    assert len(outcome.messages[0]) < MAX_FRAGMENTS * (MIN_MTU_BYTES - 100)
 
 
 def test_an_outcome_that_was_lost_is_sent_again_a_few_times() -> None:
