@@ -21,6 +21,7 @@ from pixiu.wire.envelope import REDELIVERED, Delivery, split
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
 from tests.gateway.world import World, runs_of
+from tests.support.caller import Caller
 
 
 def item(seq: int, size: int = 10, flags: int = 0) -> Delivery:
@@ -65,29 +66,8 @@ def test_ranges_without_end_are_refused() -> None:
         acknowledged_ranges([said(0, 1, 1)] * (MAX_RANGES + 1))
 
 
-class Call:
-    """A call whose client reads when it is told to."""
-
-    serves = True
-
-    def __init__(self) -> None:
-        self.written: list[Any] = []
-        self.reads = asyncio.Semaphore(0)
-
-    async def opened(self, timeout_s: float) -> None: ...
-    async def done_writing(self) -> None: ...
-
-    async def read(self) -> wire_pb2.SubscribeRequest | None:
-        await asyncio.Event().wait()
-        return None
-
-    async def write(self, message: wire_pb2.SubscribeReply) -> None:
-        self.written.append(message)
-        await self.reads.acquire()
-
-
 async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read() -> None:
-    stream, call = _Stream(World().clients, ""), Call()
+    stream, call = _Stream(World().clients, ""), Caller(last=False)
     duplex: Duplex[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = Duplex(call, lambda _: None, stream.give, work=stream.work)
     running = asyncio.create_task(duplex.run())
     stream.deliver_mail(runs_of([item(1)]), True)
@@ -98,12 +78,12 @@ async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read(
     for _ in range(4):
         call.reads.release()
     async with asyncio.timeout(30):
-        while len(call.written) < 3:
+        while len(call.got) < 3:
             await asyncio.sleep(0)
-    found = [split(reply.mail, reply.mail_count) for reply in call.written]
+    found = [split(reply.mail, reply.mail_count) for reply in call.got]
     assert len(found[0]) == 1
     assert [one.seq for batch in found for one in batch] == list(range(1, 65))
-    assert max(len(reply.mail) for reply in call.written) <= MAX_BATCH_BYTES
+    assert max(len(reply.mail) for reply in call.got) <= MAX_BATCH_BYTES
     stream.deliver_mail(runs_of([item(seq) for seq in range(100, 101 + MAX_WAITING)]), False)
     assert stream.closing == OVERRUN
     duplex.end("")

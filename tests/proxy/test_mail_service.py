@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from cluster.core.turn import Turn
 from cluster.settings.options import ClusterOptions
-from pixiu.errors import PixiuError, Refusal
+from pixiu.errors import Refusal
 from pixiu.wire.levels import Triple
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import mail_pb2
@@ -16,6 +16,7 @@ from proxy import mail_events as ev
 from proxy.mail.service import MAX_UNTOLD, MailService, WriterStream
 from proxy.options import Options
 from proxy.publishers.message_ids import MessageIDs
+from tests.support.caller import Caller
 
 
 def confirmed(position: int, unconfirmed: int) -> ev.Answer:
@@ -23,42 +24,17 @@ def confirmed(position: int, unconfirmed: int) -> ev.Answer:
     return ev.Answer(1, [ev.Result(position, 1, 2, [position])], {ev.Store(True, 0): Triple(1, 3, 9)}, unconfirmed)
 
 
-class Caller:
-    """A writer that sends nothing, and reads one reply after the other as `reads` allows."""
-
-    serves = True
-    peer = ""
-
-    def __init__(self) -> None:
-        self.got: list[mail_pb2.MailReply] = []
-        self.reads = asyncio.Semaphore(0)
-
-    async def opened(self, timeout_s: float) -> None: ...
-    async def done_writing(self) -> None: ...
-
-    async def read(self) -> mail_pb2.MailRequest | None:
-        await asyncio.Event().wait()
-        return None
-
-    async def write(self, message: mail_pb2.MailReply) -> None:
-        self.got.append(message)
-        await self.reads.acquire()
-
-    async def refuse(self, error: PixiuError) -> NoReturn:
-        raise error
-
-
 async def ignored(*_: object) -> None: ...
 
 
 def writer(window_bytes: int = 1000, caller: Caller | None = None) -> WriterStream:
-    stream = WriterStream(caller or Caller(), window_bytes, ignored, lambda _: None)
+    stream = WriterStream(caller or Caller(last=False), window_bytes, ignored, lambda _: None)
     stream.number = 1
     return stream
 
 
 async def test_replies_that_wait_leave_together_and_the_last_word_ends_the_stream() -> None:
-    caller = Caller()
+    caller = Caller(last=False)
     stream = writer(caller=caller)
     stream.took(2, 100)
     stream.answered(confirmed(1, 50))
@@ -74,7 +50,7 @@ async def test_replies_that_wait_leave_together_and_the_last_word_ends_the_strea
 
 
 async def test_a_stream_that_ends_while_a_reply_is_sent_says_the_rest() -> None:
-    caller = Caller()
+    caller = Caller(last=False)
     stream = writer(caller=caller)
     stream.took(1, 100)
     running = asyncio.create_task(stream.served.run())

@@ -4,11 +4,12 @@ who never reads its answers is not read from."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -30,7 +31,7 @@ from cluster.settings.options import ClusterOptions
 from gateway import events as gateway_ev
 from gateway.grpc.subscriber import FEW_NAMES, MAX_UNREAD_REPLIES, SubscriberService
 from gateway.options import Options as GatewayOptions
-from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.errors import InvalidArgument
 from pixiu.rpc.duplex import Duplex
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
@@ -43,6 +44,7 @@ from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.worker_leases import Lender
 from proxy.records.publisher import MAX_UNREAD, PublisherService, PublisherStream
 from tests.gateway.world import World
+from tests.support.caller import Caller
 from tests.support.waiting import until
 
 STREAMS = MAX_STREAMS_OF_CLIENT
@@ -321,38 +323,14 @@ async def test_a_request_for_reflection_that_cannot_be_parsed_is_the_callers_fau
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-class Deaf:
-    """A stream whose caller writes without end and reads nothing."""
-
-    serves = True
-    peer = ""
-
-    def __init__(self, request: Callable[[int], Any]) -> None:
-        self._request, self.reads = request, 0
-
-    async def opened(self, timeout_s: float = 0.0) -> None: ...
-    async def done_writing(self) -> None: ...
-
-    async def refuse(self, error: PixiuError) -> NoReturn:
-        raise error
-
-    async def write(self, message: Any) -> None:
-        await asyncio.Event().wait()
-
-    async def read(self) -> Any:
-        self.reads += 1
-        await asyncio.sleep(0)
-        return self._request(self.reads)
-
-
 async def at_once(*_: object) -> None: ...
 
 
-async def stops_reading(stream: Duplex[Any, Any] | ServedStream[Any, Any], carrier: Deaf, most: int) -> None:
+async def stops_reading(stream: Duplex[Any, Any] | ServedStream[Any, Any], carrier: Caller, most: int) -> None:
     running = asyncio.create_task(stream.run())
     reads = -1
-    while reads != carrier.reads:
-        reads = carrier.reads
+    while reads != carrier.sent:
+        reads = carrier.sent
         for _ in range(100):
             await asyncio.sleep(0)
         assert reads <= most
@@ -369,13 +347,13 @@ async def test_a_publisher_that_never_reads_is_not_read_from(monkeypatch: pytest
         if (space := publisher.served.space()) is not None:
             await space
 
-    carrier = Deaf(lambda number: number)
+    carrier = Caller(itertools.count(1))
     await stops_reading(PublisherStream(carrier, 1 << 20, refuse, lambda _: None).served, carrier, 3000)
-    assert carrier.reads <= MAX_UNREAD + 10
+    assert carrier.sent <= MAX_UNREAD + 10
 
 
 async def test_equal_failures_side_by_side_and_further_words_take_no_space() -> None:
-    publisher = PublisherStream(Deaf(lambda number: number), 1 << 20, at_once, lambda _: None)
+    publisher = PublisherStream(Caller(itertools.count(1)), 1 << 20, at_once, lambda _: None)
     for position in range(1, 5001):
         publisher.took(position, 1)
         publisher.resolved(ev.Reply(1, position, [ev.Failure(position, position, "X", "why")]))
@@ -395,12 +373,12 @@ async def test_a_subscriber_that_never_reads_is_not_read_from(monkeypatch: pytes
     from gateway.grpc.subscriber import _Stream
 
     stream = _Stream(world.clients, "")
-    carrier = Deaf(lambda number: wire_pb2.SubscribeRequest(request=number))
+    carrier = Caller(wire_pb2.SubscribeRequest(request=number) for number in itertools.count(1))
     duplex = Duplex(
         carrier, lambda request: service._take(stream, request), stream.give, reads_on=stream.reads_on, work=stream.work
     )
     await stops_reading(duplex, carrier, 20_000)
-    assert carrier.reads <= MAX_UNREAD_REPLIES + 10
+    assert carrier.sent <= MAX_UNREAD_REPLIES + 10
     assert stream.closing is None
 
 

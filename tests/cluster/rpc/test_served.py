@@ -8,24 +8,7 @@ import pytest
 
 from cluster.rpc.served import ServedStream, ServedStreams
 from pixiu.errors import Draining, Overloaded
-
-
-class Caller:
-    """Sends what it is given, and reads nothing."""
-
-    serves = True
-
-    def __init__(self, *requests: int) -> None:
-        self._requests = list(requests)
-
-    async def opened(self, timeout_s: float) -> None: ...
-    async def done_writing(self) -> None: ...
-
-    async def read(self) -> int | None:
-        return self._requests.pop(0) if self._requests else None
-
-    async def write(self, message: int) -> None:
-        await asyncio.Event().wait()
+from tests.support.caller import Caller
 
 
 class Owed:
@@ -51,7 +34,7 @@ def stream(caller: Caller, left: list[bool], last_s: float | None = None) -> Ser
 
 async def test_a_stream_that_is_cut_ends_although_its_caller_does_not_read() -> None:
     left: list[bool] = []
-    cut = stream(Caller(1), left)
+    cut = stream(Caller([1]), left)
     running = asyncio.create_task(cut.run())
     await asyncio.sleep(0)
     cut.cut("logged out")
@@ -63,7 +46,7 @@ async def test_a_stream_that_is_cut_ends_although_its_caller_does_not_read() -> 
 async def test_a_caller_that_has_ended_is_answered_for_a_time() -> None:
     left: list[bool] = []
     async with asyncio.timeout(10):
-        await stream(Caller(1), left, last_s=0.01).run()
+        await stream(Caller([1]), left, last_s=0.01).run()
     assert left == [True]
 
 

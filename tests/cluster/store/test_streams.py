@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cluster.store.streams import StoreStreams, Window
+from tests.support.caller import Caller
 
 
 def served(window: Window, left: list[int]) -> StoreStreams[int, list[int], int]:
@@ -17,7 +18,7 @@ def served(window: Window, left: list[int]) -> StoreStreams[int, list[int], int]
     ("window", "got"), [(Window(2, 100), [[1], [2], [3], [4], [5]]), (Window(100, 20, joined=9), [[1, 2], [3, 4], [5]])]
 )
 async def test_who_does_not_read_replies_is_not_read_from(window: Window, got: list[list[int]]) -> None:
-    caller, left = Caller(5), list[int]()
+    caller, left = Caller(range(1, 6)), list[int]()
     taken: list[int] = []
     all_streams = served(window, left)
 
@@ -28,11 +29,11 @@ async def test_who_does_not_read_replies_is_not_read_from(window: Window, got: l
 
     stream = all_streams.open(caller, take)
     running = asyncio.create_task(stream.run())
-    for _ in range(10):
+    for _ in range(30):
         await asyncio.sleep(0)
     assert taken == [1, 2]  # the first reply is on its way, and is not read
     assert len(all_streams) == 1
-    caller.reads.set()
+    caller.read_all()
     async with asyncio.timeout(10):
         await running
     assert caller.got == got
@@ -41,8 +42,8 @@ async def test_who_does_not_read_replies_is_not_read_from(window: Window, got: l
 
 
 async def test_what_was_asked_is_answered_before_the_stream_is_over() -> None:
-    caller, asked = Caller(2), list[int]()
-    caller.reads.set()
+    caller, asked = Caller([1, 2]), list[int]()
+    caller.read_all()
     all_streams = served(Window(9, 9, joined=9), [])
 
     def take(_number: int, request: int) -> str:
@@ -51,7 +52,7 @@ async def test_what_was_asked_is_answered_before_the_stream_is_over() -> None:
 
     stream = all_streams.open(caller, take)
     running = asyncio.create_task(stream.run())
-    for _ in range(10):
+    for _ in range(30):
         await asyncio.sleep(0)
     assert (asked, running.done()) == ([1, 2], False)
     all_streams.answer(1, 7)
@@ -62,28 +63,7 @@ async def test_what_was_asked_is_answered_before_the_stream_is_over() -> None:
 
 
 async def test_a_request_that_is_wrong_ends_its_stream() -> None:
-    stream = served(Window(9, 9), []).open(Caller(2), lambda _number, request: f"{request} is wrong")
+    stream = served(Window(9, 9), []).open(Caller([1, 2]), lambda _number, request: f"{request} is wrong")
     async with asyncio.timeout(10):
         await stream.run()
     assert stream.problem == "1 is wrong"
-
-
-class Caller:
-    """Sends some requests, then its last word; reads replies when it is told to."""
-
-    serves = True
-
-    def __init__(self, requests: int) -> None:
-        self._requests = list(range(1, requests + 1))
-        self.reads = asyncio.Event()
-        self.got: list[list[int]] = []
-
-    async def opened(self, timeout_s: float) -> None: ...
-    async def done_writing(self) -> None: ...
-
-    async def read(self) -> int | None:
-        return self._requests.pop(0) if self._requests else None
-
-    async def write(self, message: list[int]) -> None:
-        await self.reads.wait()
-        self.got.append(message)
