@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from cluster.core.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
@@ -227,12 +227,11 @@ class Core:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
         if self._leaving:
             return 0.0
-        routes = self._proxy_routes.deadline
         return min(
             self.rooms.next_deadline(),
             self.users.next_deadline(),
             self.confirming.next_deadline(),
-            NEVER if routes is None else routes,
+            self._proxy_routes.deadline,
         )
 
     def samples(self) -> dict[str, object]:

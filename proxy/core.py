@@ -195,9 +195,8 @@ class Core:
 
     def next_deadline(self) -> float:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
-        brokers, relays = self._brokers.routes.deadline, self._relays.routes.deadline
-        first = self._big.deadline if brokers is None else brokers
-        return first if relays is None else min(first, relays)
+        brokers, relays = self._brokers.routes, self._relays.routes
+        return min(brokers.deadline if brokers.held else self._big.deadline, relays.deadline)
 
     @property
     def under_way(self) -> int:

@@ -58,9 +58,9 @@ class Routes(Generic[Target]):
         return bool(self._awaited)
 
     @property
-    def deadline(self) -> float | None:
-        """Time at which a waiting change takes effect in any case, monotonic seconds."""
-        return self._deadline if self._awaited else None
+    def deadline(self) -> float:
+        """Time at which a waiting change takes effect in any case, monotonic seconds; infinity if none waits."""
+        return self._deadline if self._awaited else math.inf
 
     def target(self, key: int) -> Target | None:
         """Find the target of a key's records now; `waiting` if they have to wait; None if nobody serves the key."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pixiu.placement.ordered_routes import Routes
 
 WAIT = "(waits)"
@@ -47,7 +49,7 @@ def test_the_wait_has_an_end_that_later_changes_do_not_move() -> None:
     assert routes.held
     routes.expire(1.2)
     assert (routes.held, routes.target(1)) == (False, "b")
-    assert routes.deadline is None
+    assert routes.deadline == math.inf
 
 
 def test_a_key_that_waits_goes_on_waiting_when_a_further_change_takes_it_back() -> None:
