@@ -63,9 +63,7 @@ class Service(StoreShell):
         super().__init__(context, self._machine, self._runner, lambda: not (self._machine.refuses or self._machine.beyond))
         self.repairer = Repairer(context, self._machine, self._replica, self.spawn)
         RepairService(context, self._replica, self.repairer)
-        self._doubling = CopyingLeader(
-            context, "pi", options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
-        )
+        self._doubling = CopyingLeader(context, self._machine, self._replica, self._end_turn, self._doubling_changed)
         self._draining = False
         self._opened_s = 0.0
         self._runner.effects.on(ev.Reply, self._reply)

@@ -15,7 +15,7 @@ from tests.support.waiting import WAIT_S
 
 PROJECT = Path(__file__).resolve().parents[2]
 FORKED_PIXIU = "tests.support.forked_pixiu"
-OURS = ("tests.support.replicated_role", "tests.support.deaf_role", "tests.support.imported_pixiu")
+OURS = ("tests.support.replicated_role", "tests.support.counter_role", "tests.support.deaf_role", "tests.support.imported_pixiu")
 
 
 @cache

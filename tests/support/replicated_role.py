@@ -7,10 +7,7 @@ Its calls, with raw bytes: `test.List/Append` (a payload; answers with its place
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import shutil
 import signal
 import sys
 import threading
@@ -34,8 +31,8 @@ from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from registry.membership import Membership
+from tests.support.file_machine import FileMachine
 
-FLUSH_EVERY = 100
 SERVICE = "test.List"
 
 
@@ -47,35 +44,20 @@ class Options(ReplicatedOptions):
     """Of the log."""
 
 
-class ListMachine:
-    """Payloads in the order of the log, each once; in memory, and in a file every so many entries."""
+class ListMachine(FileMachine):
+    """Payloads in the order of the log, each once."""
+
+    applied = 0
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / "state.json"
-        self.applied = 0
-        self.flushed = 0
+        super().__init__(folder)
         self.places: dict[str, int] = {}
 
-    def open(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        if self._file.exists():
-            self._read(self._file)
+    def _dumped(self) -> Any:
+        return {"applied": self.applied, "places": self.places}
 
-    def _read(self, file: Path) -> None:
-        found = json.loads(file.read_text())
-        self.applied = self.flushed = found["applied"]
-        self.places = found["places"]
-
-    def _write(self, file: Path) -> None:
-        fresh = file.with_suffix(".new")
-        with open(fresh, "w") as out:
-            json.dump({"applied": self.applied, "places": self.places}, out)
-            out.flush()
-            os.fsync(out.fileno())
-        fresh.rename(file)
-
-    def look_ahead(self, entries: Sequence[Entry]) -> None:
-        raise AssertionError
+    def _restore(self, found: Any) -> None:
+        self.applied, self.places = found["applied"], found["places"]
 
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
         assert entries[0].counter == self.applied + 1
@@ -86,30 +68,8 @@ class ListMachine:
             else:
                 answers.append(None)
         self.applied = entries[-1].counter
-        if self.applied >= self.flushed + FLUSH_EVERY:
-            with contextlib.suppress(OSError):  # a full disk: the log keeps it until there is space
-                self._write(self._file)
-                self.flushed = self.applied
+        self._flush()
         return answers
-
-    @property
-    def clock_us(self) -> int:
-        return 0
-
-    async def snapshot(self, folder: Path) -> int:
-        self._write(folder / "state.json")
-        return self.applied
-
-    async def check(self, folder: Path) -> None:
-        json.loads((folder / "state.json").read_text())
-
-    async def load(self, folder: Path) -> None:
-        fresh = self._file.with_suffix(".new")
-        shutil.copyfile(folder / "state.json", fresh)
-        with open(fresh, "rb") as file:
-            os.fsync(file.fileno())
-        fresh.rename(self._file)
-        self._read(self._file)
 
 
 class HangingDisk:

@@ -75,7 +75,7 @@ class Cuts(DoublingService, xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     def __init__(
         self, context: Context[Options], replica: Replica, shell: Shell, answered: Callable[[ParentAnswered], None]
     ) -> None:
-        super().__init__(context, "xiu", context.options.partition, replica)
+        super().__init__(context, replica)
         self._shell, self._answered = shell, answered
         self._channels: dict[str, grpc.aio.Channel] = {}
         """By address. Bounded by the number of the parent's replicas."""

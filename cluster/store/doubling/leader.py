@@ -42,9 +42,7 @@ class CopyingLeader(DoublingService):
     """Serves and runs the doubling of one replica's partition.
 
     Args:
-        context: of the process.
-        role: its name.
-        partition: of this replica.
+        context: of the process; the role's options have `partition`.
         machine: its state.
         replica: its log.
         end_turn: puts the callers' requests of this turn into the log.
@@ -54,19 +52,17 @@ class CopyingLeader(DoublingService):
     def __init__(
         self,
         context: Context[Any],
-        role: str,
-        partition: int,
         machine: CopiedMachine[Any],
         replica: Replica,
         end_turn: Callable[[], None],
         changed: Callable[[Record, int], None],
     ) -> None:
-        super().__init__(context, role, partition, replica)
+        super().__init__(context, replica)
         self._machine, self._turn_ends, self._changed = machine, end_turn, changed
         self._cut: Cut | None = None
         """The last SPLIT in this leader's log, until the state shows its outcome."""
         self._task: asyncio.Task[None] | None = None
-        self._teacher = Teacher(context, role, partition, machine, replica)
+        self._teacher = Teacher(context, machine, replica)
         machine.on_doubling = self._record_changed
 
     @property
@@ -137,7 +133,7 @@ class CopyingLeader(DoublingService):
         """The work pending in this phase."""
         match work_of(self.record, self._layout, self._machine.cut is not None, self._cut is not None):
             case Work.LEARN:
-                return Learner(self._context, self._role, self._machine, self._replica).run
+                return Learner(self._context, self._machine, self._replica).run
             case Work.DIGEST_HERE:
                 return self._digest_here
             case Work.DIGEST_CUT:

@@ -52,13 +52,12 @@ class Learner:
 
     Args:
         context: of the process.
-        role: its name.
         machine: the child's state.
         replica: its log.
     """
 
-    def __init__(self, context: Context[Any], role: str, machine: CopiedMachine[Any], replica: Replica) -> None:
-        self._context, self._role, self._machine, self._replica = context, role, machine, replica
+    def __init__(self, context: Context[Any], machine: CopiedMachine[Any], replica: Replica) -> None:
+        self._context, self._role, self._machine, self._replica = context, context.role, machine, replica
 
     async def run(self) -> None:
         """Learn until this child is open. Raises Unavailable when the parent does not answer, or as `Replica.propose`."""
@@ -112,18 +111,14 @@ class Teacher(pb_grpc.CopyingServicer):
     """The gRPC service `pixiu.v1.Copying` of a parent's leader.
 
     Args:
-        context: of the process.
-        role: its name.
-        partition: of this replica.
+        context: of the process; the role's options have `partition`.
         machine: its state.
         replica: its log.
     """
 
-    def __init__(
-        self, context: Context[Any], role: str, partition: int, machine: CopiedMachine[Any], replica: Replica
-    ) -> None:  # fmt: skip
-        self._context, self._role, self._partition = context, role, partition
-        self._machine, self._replica = machine, replica
+    def __init__(self, context: Context[Any], machine: CopiedMachine[Any], replica: Replica) -> None:
+        self._context, self._machine, self._replica = context, machine, replica
+        self._role, self._partition = context.role, context.options.partition
         self._unpins: dict[str, asyncio.TimerHandle] = {}
         pb_grpc.add_CopyingServicer_to_server(self, context.server)
 

@@ -28,9 +28,13 @@ class View(Protocol):
 class Sum(Protocol):
     """Interface to a digest of rows."""
 
-    rows: int
-    size: int
-    """Number of rows, and their bytes."""
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def size(self) -> int:
+        """Their bytes."""
 
     @property
     def total(self) -> int:

@@ -42,14 +42,13 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
     """The gRPC service `pixiu.v1.Doubling` of one replica. A role derives from it, and supplies `record` and what else it needs.
 
     Args:
-        context: of the process.
-        role: its name.
-        partition: of this replica.
+        context: of the process; the role's options have `partition`.
         replica: its log.
     """
 
-    def __init__(self, context: Context[Any], role: str, partition: int, replica: Replica) -> None:
-        self._context, self._role, self._partition, self._replica = context, role, partition, replica
+    def __init__(self, context: Context[Any], replica: Replica) -> None:
+        self._context, self._replica = context, replica
+        self._role, self._partition = context.role, context.options.partition
         self._lock = asyncio.Lock()
         doubling_pb2_grpc.add_DoublingServicer_to_server(self, context.server)
 
