@@ -1,4 +1,4 @@
-"""A Xiu's shell of doubling: requests of the operator's tool, questions of a child, and a parent's answers.
+"""A Xiu's shell of doubling: the body of OPEN, questions of a child, and a parent's answers.
 
     tool ──Advance──▶ leader ──▶ log            child's core ──AskParent──▶ parent's leader ──(forwarded)──▶ its parent's leader
 
