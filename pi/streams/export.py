@@ -22,7 +22,7 @@ from pi.store.machine import Machine
 from pi.store.store import StateStore
 from pixiu.errors import NotYet
 from pixiu.ids import MAX_ID
-from pixiu.wire.export_tables import ACKNOWLEDGEMENTS, DEVICES, HEADS, INBOXES, Columns
+from pixiu.wire.export_tables import ACKNOWLEDGEMENTS, DEVICES, HEADS, INBOXES, Columns, tables_of
 from pixiu.wire.v1 import export_pb2
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ class Export:
 
 class PiExport(ExportService):
     """Serves `pixiu.v1.Export` of a Pi."""
+
+    TABLES = tables_of("pi")
 
     def __init__(self, context: Context[Any], machine: Machine) -> None:
         super().__init__(context)

@@ -13,7 +13,7 @@ Source: docs/pipeline.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from pixiu.errors import InvalidArgument
@@ -85,11 +85,16 @@ TABLES: Final[dict[str, Columns]] = {
 ROLE_OF_TABLE: Final = {table: "xiu" if table == MESSAGES else "pi" for table in TABLES}
 
 
-def columns_of(table: str, names: Sequence[str]) -> Columns:
+def tables_of(role: str) -> dict[str, Columns]:
+    """Return the tables that a role exports."""
+    return {table: columns for table, columns in TABLES.items() if ROLE_OF_TABLE[table] == role}
+
+
+def columns_of(table: str, names: Sequence[str], tables: Mapping[str, Columns] = TABLES) -> Columns:
     """Select columns by name, in the order of the names; none: all. Raises `InvalidArgument`, which lists the known names."""
-    known = TABLES.get(table)
+    known = tables.get(table)
     if known is None:
-        raise InvalidArgument(f"there is no table {table!r}; one of {', '.join(TABLES)}")
+        raise InvalidArgument(f"there is no table {table!r}; one of {', '.join(tables)}")
     if not names:
         return known
     types = dict(known)

@@ -1,9 +1,8 @@
-"""A whole stored role over the mechanisms of Xiu and Pi: counts by key. It doubles, is compared, and is killed as they are.
+"""A whole stored role over the mechanisms of Xiu and Pi: counts by key. It doubles, is compared, exports and is killed as they are.
 
     entry of kind DATA    key u64 | number u64: the count of the key becomes `number`, if it is one less
 
 Its processes register as those of Pi. `test.Counter/Add` takes such an entry and answers with the count, or an error's code.
-`test.Counter/Dump` answers with every count here, whoever leads.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from zlib import crc32
 
 import grpc
 import grpc.aio
+import pyarrow as pa
 
 from cluster.core.contract import NEVER
 from cluster.core.role import Runner
@@ -34,6 +34,9 @@ from cluster.store.doubling.leader import CopyingLeader
 from cluster.store.doubling.machine import Rows
 from cluster.store.doubling.phases import DOUBLING_KIND, Doubling, counted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from cluster.store.export.arrow import schema_of
+from cluster.store.export.export import Part
+from cluster.store.export.service import ExportService
 from cluster.store.repair.digests import Digests
 from cluster.store.repair.repairer import StoreRepairer
 from cluster.store.repair.service import RepairService
@@ -42,6 +45,8 @@ from cluster.wire.v1 import repair_pb2
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import NotLeader, OutcomeUnknown, WrongPartition
+from pixiu.wire.export_tables import Columns
+from pixiu.wire.v1 import export_pb2
 from registry.membership import Membership
 from tests.support.file_machine import FileMachine
 
@@ -228,6 +233,28 @@ class Core:
 # --- the shell
 
 
+class Export(ExportService):
+    TABLES: ClassVar[dict[str, Columns]] = {"counts": (("key", "long"), ("count", "long"))}
+    opened = True
+
+    def __init__(self, context: Context[Any], machine: Counter) -> None:
+        super().__init__(context)
+        self._machine = machine
+
+    def bounds(self, request: export_pb2.BoundsRequest) -> export_pb2.BoundsReply:
+        return export_pb2.BoundsReply(applied=self._machine.applied)
+
+    async def parts(self, request: export_pb2.RowsOfRequest, columns: Columns, users: frozenset[int]) -> Callable[[], Part]:
+        view = self._machine.view()
+
+        def part() -> Part:
+            rows = [(KEY.unpack(key)[1], COUNT.unpack(value)[0]) for key, value in view.part() if key[:1] == Counting.SPACES]
+            batch = pa.RecordBatch.from_pylist([dict(zip(("key", "count"), row, strict=True)) for row in rows], schema_of(columns))
+            return Part(batch, last=not view.rows)
+
+        return part
+
+
 class Repairer(StoreRepairer):
     RANGES = "one"
 
@@ -263,10 +290,10 @@ class Service(StoreShell):
             context, self._machine, self._replica, lambda: None, lambda *changed: runner.step(Changed(*changed))
         )
         RepairService(context, self._replica, Repairer(context, self._machine, self._replica))
+        self._export = Export(context, self._machine)
         self._answers: list[asyncio.Future[bytes]] = []
         runner.effects.on(Answer, lambda answer: self._answers[answer.number].set_result(answer.said.encode()))
-        calls = {"Add": self._add, "Dump": self._dump}
-        handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(call) for name, call in calls.items()}
+        handlers: Any = {"Add": grpc.unary_unary_rpc_method_handler(self._add)}
         context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Counter", handlers),))
 
     async def _add(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
@@ -274,10 +301,6 @@ class Service(StoreShell):
         self._answers.append(answer)
         self._runner.step(Add(len(self._answers) - 1, data))
         return await answer
-
-    async def _dump(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        rows = self._machine.table.rows.items()
-        return json.dumps({KEY.unpack(key)[1]: COUNT.unpack(value)[0] for key, value in rows if key[:1] == b"c"}).encode()
 
     def _leader_changed(self, epoch: int) -> None:
         if epoch:
@@ -300,6 +323,7 @@ class Service(StoreShell):
         await self._replica.drain()
 
     async def stop(self) -> None:
+        self._export.exporter.close()
         await self._doubling.close()
         await self._replica.stop()
         self.stop_runners()

@@ -15,7 +15,7 @@ from cluster.store.export.export import PART_BYTES, PART_ROWS, Breath, Part
 from cluster.store.export.service import ExportService
 from pixiu.errors import Gone, NotYet, Unavailable
 from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS
-from pixiu.wire.export_tables import Columns
+from pixiu.wire.export_tables import Columns, tables_of
 from pixiu.wire.v1 import export_pb2
 from xiu.core import Core
 from xiu.export.holding import Holding
@@ -145,6 +145,8 @@ class Shell(Protocol):
 
 class XiuExport(ExportService):
     """Serves `pixiu.v1.Export` of a Xiu."""
+
+    TABLES = tables_of("xiu")
 
     def __init__(self, context: Context[Any], shell: Shell) -> None:
         super().__init__(context)

@@ -6,16 +6,16 @@ Source: docs/pipeline.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc.aio
 
 from cluster.process.context import Context
 from cluster.store.export.export import Exporter, Part
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.wire.export_tables import MAX_USERS, ROLE_OF_TABLE, Columns, columns_of
+from pixiu.wire.export_tables import MAX_USERS, Columns, columns_of
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 
 Call = grpc.aio.ServicerContext[Any, Any]
@@ -28,6 +28,8 @@ class ExportService(export_pb2_grpc.ExportServicer, ABC):
         context: of the process; the role's options have `partition` and `export_share`.
     """
 
+    TABLES: ClassVar[Mapping[str, Columns]]
+    """Name and columns of each table."""
     reading: AbstractAsyncContextManager[object] = nullcontext()
     """Held while a part is read."""
 
@@ -69,12 +71,9 @@ class ExportService(export_pb2_grpc.ExportServicer, ABC):
     async def Rows(self, request: export_pb2.RowsOfRequest, context: Call) -> AsyncIterator[export_pb2.RowsOfReply]:
         """Stream rows in the order of their positions."""
         self._check_open()
-        tables = [table for table, role in ROLE_OF_TABLE.items() if role == self._context.role]
-        if request.table not in tables:
-            raise InvalidArgument(f"a {self._context.role.capitalize()} has {', '.join(tables)}, not {request.table!r}")
         if len(request.users) > MAX_USERS:
             raise InvalidArgument(f"{len(request.users)} users; a request names at most {MAX_USERS}: ask several times")
-        columns = columns_of(request.table, request.columns)
+        columns = columns_of(request.table, request.columns, self.TABLES)
         part = await self.parts(request, columns, frozenset(request.users))
         async for reply in self.exporter.stream(columns, part, self.reading):
             yield reply
