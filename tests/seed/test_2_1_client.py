@@ -17,14 +17,14 @@ SENTENCES: Sentences = {
     ),
     "a proxy that does not answer in time is left": (
         "pixiu/client/publishing::a_hung_proxy_is_left_in_time",
-        "pixiu/client/publisher_core::a_silent_proxy_is_left_after_half_of_the_time",
+        "pixiu/client/sender_core::a_silent_proxy_is_left",
     ),
     "every message gets a Snowflake ID from its client": (
         "pixiu/ids::a_snowflake_holds_its_time_and_worker_and_leaves_the_top_bit",
         "pixiu/client/publishing::message_ids_use_the_lent_worker_number_which_is_given_back_at_the_end",
     ),
     "messages are spread over the proxies": (
-        "pixiu/client/publisher_core::the_proxy_of_a_key_is_key_modulo_proxies_and_streams_open_on_demand",
+        "pixiu/client/sender_core::the_proxy_of_a_key_is_key_modulo_proxies_and_streams_open_on_demand",
     ),
 }
 
