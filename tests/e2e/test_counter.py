@@ -113,8 +113,8 @@ async def test_a_counter_loses_and_repeats_nothing_when_it_doubles_and_its_leade
     await kill_leader(roles, 0)
     await doubling.cut()
     await counts.more(50)
-    ((parents, childs),) = await doubling.digests()
-    assert parents == childs
+    ((of_parent, of_child),) = await doubling.digests()
+    assert of_parent == of_child
     await kill_leader(roles, 1)
     await doubling.commit()
     await doubling.advance(0, pb.DOUBLING_CLEANING)
