@@ -6,7 +6,7 @@ import sys
 
 from broker.options import Options
 from broker.service import Service
-from cluster.process.process import run_role
+from cluster.process.host import run_role
 from registry.membership import Membership
 
 if __name__ == "__main__":

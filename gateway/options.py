@@ -121,6 +121,11 @@ class Options(ClientRoleOptions, PacedOptions):
         """Seconds after the beginning of a drain by which clients have left."""
         return DRAIN_SHARE * self.drain_timeout_s
 
+    def listen_ports(self) -> list[tuple[str, str, int]]:
+        """(key, host, port) of each TCP port that must be free."""
+        mqtt = [("mqtt_port", self.mqtt_host, self.mqtt_port), ("mqtt_plain_port", self.mqtt_host, self.mqtt_plain_port)]
+        return [*super().listen_ports(), *(each for each in mqtt if each[2])]
+
     def listeners(self) -> tuple[ClientListener, ...]:
         """Listeners on which clients connect."""
         tls = bool(self.tls_certificate) and not self.mqtt_plain_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cluster.process.process import run_role
+from cluster.process.host import run_role
 from proxy.options import Options
 from proxy.service import Service
 from registry.membership import Membership

@@ -24,6 +24,7 @@ from pixiu.errors import InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.placement.partition import rendezvous_order
 from pixiu.rpc.channels import Channels, reason_of
 from pixiu.rpc.status import GRPC_STATUS
+from pixiu.rpc.tls import Tls
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_QUERY: Final = 1000
@@ -48,11 +49,12 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         view: gives the newest view of the cluster.
         turn: in which queries are checked.
         guard: authenticates callers; None: nobody has to log in.
+        tls: this process's certificates; None: it has none.
     """
 
-    def __init__(self, view: Callable[[], View], turn: Turn, guard: LoginGuard | None = None) -> None:
+    def __init__(self, view: Callable[[], View], turn: Turn, guard: LoginGuard | None = None, tls: Tls | None = None) -> None:
         self._view, self._turn, self._guard = view, turn, guard
-        self._channels = Channels("relay")
+        self._channels = Channels("relay", own=tls)
         self._slots = asyncio.Semaphore(MAX_QUERIES)
         self._of_login: Counter[str] = Counter()
         """User name → queries in progress."""

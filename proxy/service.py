@@ -109,7 +109,7 @@ class Service(RoleShell):
         self._publishers: ServedStreams[PublisherStream] = ServedStreams(MAX_PUBLISHERS, "this proxy has %d publishers")
         self._members: tuple[View, wire_pb2.ClusterReply] | None = None
         self._weights = Weights()
-        self._presence = PresenceService(lambda: context.view, context.turn, self._guard)
+        self._presence = PresenceService(lambda: context.view, context.turn, self._guard, context.tls)
         self.senders: SenderTickets | None = None
         self._issuer: TicketIssuer | None = None
         self._ticket_keys = ProofKeys(cluster.ticket_ring, tickets.PURPOSE, keep=True)

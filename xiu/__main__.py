@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cluster.process.process import run_role
+from cluster.process.host import run_role
 from registry.membership import Membership
 from xiu.options import Options
 from xiu.service import Service

@@ -3,6 +3,10 @@
 Event names are constants. Every line has the role, partition and replica. Values are cut and control characters escaped, so that
 nothing from the network can forge or break a line. Nothing is logged per message.
 
+Several roles may run in one process. A role's identity is a context variable, which its tasks, callbacks and timers inherit. A
+logger also remembers the identity in whose context it was made, so that its lines name the right role from any thread, and from a
+call that another role makes.
+
 Source: docs/operations.md.
 """
 
@@ -13,8 +17,10 @@ import json
 import logging
 import sys
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, MutableMapping
+from contextvars import ContextVar
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -72,12 +78,43 @@ MAX_TRACEBACK: Final = 16_384
 MAX_KEYS: Final = 1024
 """Maximum keys that `OncePer` remembers; the one allowed longest ago is forgotten first."""
 
-_identity: dict[str, Any] = {}
+_BOUND: Final = "_identity"
+"""Key under which a logger holds the identity in whose context it was made."""
 
 
-def bind_identity(**values: Any) -> None:
-    """Set the identity in every further line of this process: role, partition, replica."""
-    _identity.update(values)
+class Identity:
+    """The identity of a role that runs in this process, in all of its lines: role, partition, replica.
+
+    log_level: the least important lines of this role that are logged.
+    """
+
+    def __init__(self, log_level: str = "debug", **values: Any) -> None:
+        self.values = values
+        self.level = level_of(log_level)
+        _identities.add(self)
+
+    def bind(self, **values: Any) -> None:
+        """Set values in every further line."""
+        self.values.update(values)
+
+    def set_level(self, log_level: str) -> None:
+        """Change the log level of this role. Loggers that were bound with values before keep theirs."""
+        self.level = level_of(log_level)
+        _let_through(min(each.level for each in _identities))
+
+
+_identities: weakref.WeakSet[Identity] = weakref.WeakSet()
+_current: ContextVar[Identity | None] = ContextVar("pixiu_identity", default=None)
+
+
+def act_as(identity: Identity) -> None:
+    """Write every further line of this context, and of those that inherit it, under this identity."""
+    _current.set(identity)
+
+
+def current_identity() -> Identity | None:
+    """Return the identity of this context."""
+    return _current.get()
 
 
 def escape(text: str, *, keep_newlines: bool = False) -> str:
@@ -109,8 +146,8 @@ _once = OncePer()
 
 
 def once_per(seconds: float, key: Hashable) -> bool:
-    """Return True at most once per `seconds` and key in this process."""
-    return _once.allow(seconds, key, time.monotonic())
+    """Return True at most once per `seconds` and key of this context's role."""
+    return _once.allow(seconds, (_current.get(), key), time.monotonic())
 
 
 def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
@@ -118,10 +155,10 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
 
     log_format: console or json. log_level: debug, info, warning or error. stream: standard error by default.
     """
-    level = logging.getLevelNamesMapping()[log_level.upper()]
     output = stream if stream is not None else sys.stderr
     structlog.configure(
         processors=[
+            _find_identity,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -129,26 +166,30 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
             _escape_values,
             _render_json if log_format == "json" else _render_console,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=False,
     )
-    root = logging.getLogger()
-    root.handlers[:] = [_LibraryHandler()]
-    # Libraries log every step of a reconnection at INFO; we log the result.
-    root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
+    logging.getLogger().handlers[:] = [_LibraryHandler()]
+    _let_through(level_of(log_level))
 
 
-def set_level(log_level: str) -> None:
-    """Change the log level: debug, info, warning or error. Loggers that were bound before keep theirs."""
-    level = logging.getLevelNamesMapping()[log_level.upper()]
+def level_of(log_level: str) -> int:
+    """Return the number of a log level, as in `logging`."""
+    return logging.getLevelNamesMapping()[log_level.upper()]
+
+
+def _let_through(level: int) -> None:
+    """Log no line below this level, of whichever role."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    # Libraries log every step of a reconnection at INFO; we log the result.
     logging.getLogger().setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
 
 
 def get_logger() -> FilteringBoundLogger:
-    """Return a logger of this process. Call `configure` first."""
-    return cast(FilteringBoundLogger, structlog.get_logger())
+    """Return a logger of this context's role. Call `configure` first."""
+    identity = _current.get()
+    bound = {_BOUND: identity} if identity is not None else {}
+    return cast(FilteringBoundLogger, structlog.get_logger(**bound))
 
 
 class _LibraryHandler(logging.Handler):
@@ -184,9 +225,21 @@ def _callers_fault(record: logging.LogRecord) -> str | None:
     return next((text for (logger, kind), text in CALLERS_FAULTS.items() if record.name.startswith(logger) and kind in names), None)
 
 
+def _find_identity(_logger: Any, method: str, event: EventDict) -> EventDict:
+    """Leave out a line that is below its role's level."""
+    identity = event.get(_BOUND) or _current.get()
+    if identity is not None:
+        event[_BOUND] = identity
+        if level_of(method) < identity.level:
+            raise structlog.DropEvent
+    return event
+
+
 def _add_identity(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    for key, value in _identity.items():
-        event.setdefault(key, value)
+    identity = event.pop(_BOUND, None)
+    if identity is not None:
+        for key, value in identity.values.items():
+            event.setdefault(key, value)
     return event
 
 

@@ -48,11 +48,11 @@ def framed_listener(
     )  # fmt: skip
 
 
-def framed_calls(role: str, endpoint: int, cluster: ClusterOptions) -> Framed:
+def framed_calls(role: str, endpoint: int, cluster: ClusterOptions, tls: Tls | None) -> Framed:
     """Return the opener of framed streams for a process of this role."""
 
     def key(receiver: str) -> bytes | None:
         keys = stream_keys(cluster.key_ring(), role, receiver)
         return keys[0] if keys is not None else None
 
-    return Framed(role, endpoint, key, message_bytes(cluster))
+    return Framed(role, endpoint, key, message_bytes(cluster), tls)

@@ -27,6 +27,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID
+from pixiu.rpc.tls import Tls
 
 
 class Membership(Protocol):
@@ -121,6 +122,8 @@ class Context(Generic[OptionsT_co]):
     """The clients' gRPC server, of a role that has `ClientListenerOptions`."""
     streams: FramedListener = field(default_factory=FramedListener)
     """Listener of the streams that other processes open."""
+    tls: Tls | None = None
+    """The role's certificates at the cluster's listeners, its own and others'; None: it has none."""
     client_tls: ListenerTls | None = None
     """TLS of the clients' listeners; None: they do not use TLS."""
     client_called: Callable[[str], None] = lambda _peer: None

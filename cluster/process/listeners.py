@@ -17,7 +17,6 @@ from cluster.listeners.streams import framed_listener
 from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions
 from cluster.trust.audit import Audit
 from cluster.trust.key_ring import KeyRing
-from pixiu.rpc import tls
 
 
 class Listeners:
@@ -39,7 +38,6 @@ class Listeners:
         failed: Callable[[str, Exception], None],
     ) -> None:
         self.tls = cluster.tls(role)
-        tls.use(self.tls)
         self.handshakes = {listener: Handshakes(listener, audit) for listener in ("cluster", "clients")}
         self.client_tls = options.listener_tls()
         parsing = ParseInTurn(turn)

@@ -17,7 +17,7 @@ class LiveOptions:
 
     def __init__(self, role: str, cluster: ClusterOptions, options: RoleOptions, audit: Audit) -> None:
         self._role, self._cluster, self._options, self._audit = role, cluster, options, audit
-        self._log = log.get_logger()
+        self._log, self._identity = log.get_logger(), log.current_identity()
         self.settings = Settings()
         self.effective = Effective(cluster, options, {}, {})
 
@@ -38,7 +38,8 @@ class LiveOptions:
             self._log.error(log.SETTINGS_REFUSED, version=settings.version, settings=dict(now.refused))
         if now.options == before.options and now.cluster == before.cluster:
             return
-        log.set_level(now.options.log_level)
+        if self._identity is not None:
+            self._identity.set_level(now.options.log_level)
         if isinstance(service, Reconfigurable):
             service.on_settings(now.cluster, now.options)
         self._log.info(log.SETTINGS_TAKEN, version=settings.version, settings=changed(before.taken, now.taken))

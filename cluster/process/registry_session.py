@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Final
 
 from cluster.core import log
 from cluster.settings.options import ClusterOptions, RoleOptions
 from cluster.trust.audit import Audit
-from pixiu.discovery import login as logins
-from pixiu.discovery.target import RegistryAddress, parse_address
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, RemoteError
+from pixiu.rpc.tls import Tls
 
 QUIET_S: Final = 3.0
 """Time after which a start that waits for the registry, or for members of the cluster, logs it; for members repeatedly."""
@@ -26,15 +27,15 @@ LOGIN_S: Final = 1.0
 class RegistrySession:
     """The session of one process, and the address of its registry."""
 
-    def __init__(self, role: str, cluster: ClusterOptions, options: RoleOptions, audit: Audit) -> None:
+    def __init__(self, role: str, cluster: ClusterOptions, options: RoleOptions, tls: Tls | None, audit: Audit) -> None:
         self._name, self._audit = options.registry, audit
         self._timeout_s = options.session_timeout_ms / 1000
         self._log = log.get_logger()
         self.address = parse_address(options.registry)
-        logins.use(cluster.login(role), role)
-        self.zookeeper = ZooKeeper(
-            self.address,
-            session_timeout_s=self._timeout_s,
+        self._new_session = partial(
+            ZooKeeper, self.address, session_timeout_s=self._timeout_s, login=cluster.login(role), role=role, tls=tls
+        )
+        self.zookeeper = self._new_session(
             connect_timeout_s=options.connect_timeout_s,
             further_roots=(cluster.router_root,) if cluster.router_root else (),
         )
@@ -70,7 +71,7 @@ class RegistrySession:
         if session is None or not session[0]:
             return
         try:
-            asyncio.run(_end_session(self.address, session, self._timeout_s))
+            asyncio.run(self._end(session))
         except Exception as error:  # the watchdog must survive; without a ZooKeeper the session ends by itself
             self._log.error(log.STALL_NOT_ENDED, error=str(error) or repr(error))
 
@@ -78,9 +79,8 @@ class RegistrySession:
         """End the session in a thread, because the loop's own session must not be waited for."""
         threading.Thread(target=self.end, name="end-session", daemon=True).start()
 
-
-async def _end_session(address: RegistryAddress, session: tuple[int, bytes], timeout_s: float) -> None:
-    """End a session by taking it over. Raises RegistryUnavailable."""
-    zookeeper = ZooKeeper(address, session_timeout_s=timeout_s, connect_timeout_s=timeout_s, session=session)
-    await zookeeper.connect()
-    await zookeeper.close()
+    async def _end(self, session: tuple[int, bytes]) -> None:
+        """End a session by taking it over. Raises RegistryUnavailable."""
+        zookeeper = self._new_session(connect_timeout_s=self._timeout_s, session=session)
+        await zookeeper.connect()
+        await zookeeper.close()

@@ -30,7 +30,7 @@ class Views:
     def __init__(self, role: str, zookeeper: ZooKeeper, root: str, poll_interval_s: float, audit: Audit) -> None:
         self.discovery = Discovery(zookeeper, root, self._new, poll_interval_s, roles=SEES.get(role, ROLES))
         self._audit = audit
-        self._log = log.get_logger()
+        self._log, self._once = log.get_logger(), log.OncePer()
         self._service: Service | None = None
         self._layout_audited = -1
         self._refresh = LayoutRefresh()
@@ -74,7 +74,7 @@ class Views:
 
     def look_again(self) -> None:
         """Read the registry soon, because there may be a process that is not in the view."""
-        if self._service is not None and log.once_per(STRANGER_S, "stranger"):
+        if self._service is not None and self._once.allow(STRANGER_S, "stranger", time.monotonic()):
             self.discovery.poll_within(STRANGER_POLL_S)
 
     def samples(self) -> dict[str, object]:

@@ -32,11 +32,11 @@ from cluster.rpc.frames import (
     refusal_payload,
 )
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, PixiuError
-from pixiu.rpc import tls
 from pixiu.rpc.channels import REFUSED
 from pixiu.rpc.duplex import In, Out, StreamEnded
 from pixiu.rpc.grpc_streams import GARBAGE
 from pixiu.rpc.status import GRPC_STATUS
+from pixiu.rpc.tls import Tls, host_name
 
 OPEN_S: Final = 3.0
 """Time limit for a connection, its TLS handshake and its hello, seconds."""
@@ -272,6 +272,7 @@ class FramedCall(Generic[Out, In]):
         key: returns the key of the hello's tag; None: there is none. Raises ConfigurationError.
         parse: makes a message of bytes.
         max_bytes: largest received message.
+        tls: this process's certificates; None: connections are not encrypted.
     """
 
     serves = False
@@ -285,9 +286,10 @@ class FramedCall(Generic[Out, In]):
         key: Callable[[], bytes | None],
         parse: Callable[[bytes], Any],
         max_bytes: int,
+        tls: Tls | None = None,
     ) -> None:
         self._host, self._port, self._role = host, port, role
-        self._hello, self._key, self._parse, self._max_bytes = hello, key, parse, max_bytes
+        self._hello, self._key, self._parse, self._max_bytes, self._tls = hello, key, parse, max_bytes, tls
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
 
@@ -360,13 +362,13 @@ class FramedCall(Generic[Out, In]):
     async def _connect(self) -> Connection:
         if not self._port:
             raise StreamEnded(f"the {self._role} at {self._host} has no stream_port in the registry")
-        own = tls.own()
+        own = self._tls
         try:
             async with asyncio.timeout(OPEN_S):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(self._max_bytes), self._host, self._port,
                     ssl=own.client_context() if own is not None else None,
-                    server_hostname=tls.host_name(self._role) if own is not None else None,
+                    server_hostname=host_name(self._role) if own is not None else None,
                 )  # fmt: skip
                 await self._introduce(connection)
         except TimeoutError:
@@ -479,12 +481,17 @@ class Framed:
         role, endpoint: of this process.
         key: returns the key by which this process proves its role to another role; None: there is none. Raises ConfigurationError.
         max_bytes: largest received message.
+        tls: this process's certificates; None: connections are not encrypted.
     """
 
-    def __init__(self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int) -> None:
-        self._role, self._endpoint, self._key, self._max_bytes = role, endpoint, key, max_bytes
+    def __init__(
+        self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int, tls: Tls | None = None
+    ) -> None:
+        self._role, self._endpoint, self._key, self._max_bytes, self._tls = role, endpoint, key, max_bytes, tls
 
     def call(self, node: Reachable, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
         """Make a stream of a method (`cluster.rpc.methods`) to a process. about: see `Hello`."""
         hello = Hello(method, self._role, self._endpoint, about)
-        return FramedCall(node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes)
+        return FramedCall(
+            node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes, self._tls
+        )

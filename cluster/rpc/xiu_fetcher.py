@@ -16,7 +16,6 @@ from pixiu.discovery.view import View
 from pixiu.errors import MalformedData, NotYet, Overloaded, Unavailable
 from pixiu.ids import msg_partition
 from pixiu.rpc.channels import STREAM_ERRORS, Channels
-from pixiu.rpc.tls import generation
 from pixiu.wire.record import split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 
@@ -48,7 +47,7 @@ class Fetcher:
         """Locks that allow one search for a leader at a time."""
         self._held: dict[str, grpc.aio.Channel] = {}
         """Channels by address. Bounded by the replicas of Xiu."""
-        self._generation = generation()
+        self._generation = channels.generation
         """Generation of the certificates with which the channels connect."""
         self._turn = itertools.count()
 
@@ -118,7 +117,7 @@ class Fetcher:
         return [(code, b"" if code else next(records)) for code in reply.codes]
 
     async def _stub(self, address: str) -> Any:
-        newest = generation()
+        newest = self._channels.generation
         if newest != self._generation:  # otherwise a channel with the previous certificates would never connect again
             self._generation, former, self._held = newest, self._held, {}
             for held in former.values():

@@ -17,14 +17,14 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
 from cluster.settings.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
 from cluster.trust.key_ring import FILE, KeyRing, read_key_ring
 from cluster.trust.listener_tls import ListenerTls
 from pixiu.discovery.login import Login
-from pixiu.discovery.paths import ROLES, check_root
+from pixiu.discovery.paths import NO_PARTITION, ROLES, check_root
 from pixiu.discovery.target import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import PROBE_ROOM
@@ -193,8 +193,8 @@ class ClusterOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleOptions(Options):
-    """Options of every role's process; each role's own options are a subclass.
+class SharedOptions(Options):
+    """Options that the roles of one process may share.
 
     Source: docs/registry.md, docs/operations.md.
     """
@@ -205,18 +205,9 @@ class RoleOptions(Options):
     """Address to listen on, a name or a number. Others must reach the process there, or at advertised_host."""
     advertised_host: str = ""
     """Address announced to other processes. Empty: host."""
-    port: int = bounded(0, 0, 65_535)
-    """Port of the cluster: gRPC calls (TCP) and datagrams of links (UDP). 0: any that is free for both."""
     advertised_udp_host: str = ""
     """Address announced for the datagrams of links, where it differs from the one for gRPC: behind an address translator or in a
     container. Empty: advertised_host."""
-    advertised_udp_port: int = bounded(0, 0, 65_535)
-    """Port announced for the datagrams of links. 0: port."""
-    http_port: int = bounded(0, 0, 65_535)
-    """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
-    stream_port: int = bounded(0, 0, 65_535)
-    """Port of framed streams, by which processes send each other what is no datagram and no single call. 0: port + 3, or any
-    where that one is taken."""
     cluster_insecure: bool = False
     """Whether callers from other machines may use the cluster's port without proving a role, where there is no tls_dir."""
     reflection: bool = False
@@ -235,13 +226,28 @@ class RoleOptions(Options):
     """Bytes that may wait for one peer; real-time messages above it are dropped, oldest first."""
     data_dir: str = ""
     """Folder of the process's data. Empty: the role's default, or none for a role that stores nothing."""
-    audit_dir: str = ""
-    """Folder of the process's audit log. Empty: `audit` in data_dir; without data_dir too, audit lines go to the process's log
-    only."""
     log_format: str = choice("console", "console", "json")
     """Form of log lines: for people or for programs."""
     log_level: str = choice("info", "debug", "info", "warning", "error")
     """The least important lines that are logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleOptions(SharedOptions):
+    """Options of every role; each role's own options are a subclass."""
+
+    port: int = bounded(0, 0, 65_535)
+    """Port of the cluster: gRPC calls (TCP) and datagrams of links (UDP). 0: any that is free for both."""
+    advertised_udp_port: int = bounded(0, 0, 65_535)
+    """Port announced for the datagrams of links. 0: port."""
+    http_port: int = bounded(0, 0, 65_535)
+    """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
+    stream_port: int = bounded(0, 0, 65_535)
+    """Port of framed streams, by which processes send each other what is no datagram and no single call. 0: port + 3, or any
+    where that one is taken."""
+    audit_dir: str = ""
+    """Folder of the process's audit log. Empty: `audit` in data_dir; without data_dir too, audit lines go to the process's log
+    only."""
 
     @property
     def audit_folder(self) -> Path | None:
@@ -254,6 +260,12 @@ class RoleOptions(Options):
     def address_host(self) -> str:
         """The host that the registry announces to others."""
         return self.advertised_host or self.host
+
+    def listen_ports(self) -> list[tuple[str, str, int]]:
+        """Return (key, host, port) of each TCP port that must be free."""
+        http_port = self.http_port or (self.port + 1 if self.port else 0)
+        found = [("port", self.host, self.port), ("http_port", self.host, http_port), ("stream_port", self.host, self.stream_port)]
+        return [each for each in found if each[2]]
 
     def insecure_listeners(self) -> list[str]:
         """Return the reminders for an operator: a line for each listener that is not guarded."""
@@ -326,6 +338,11 @@ class ClientListenerOptions(RoleOptions):
         """The host that the registry announces to clients."""
         return self.advertised_client_host or self.client_host or self.address_host
 
+    def listen_ports(self) -> list[tuple[str, str, int]]:
+        """Return (key, host, port) of each TCP port that must be free."""
+        port = self.client_port or (self.port + 2 if self.port else 0)
+        return super().listen_ports() + ([("client_port", self.client_listen_host, port)] if port else [])
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (key, allowed values) for every wrong option."""
         wrong = dict(super().problems())
@@ -355,6 +372,11 @@ class PartitionedOptions(RoleOptions):
 
     partition: int = bounded(0, 0, 127)
     """Partition that this process serves."""
+
+
+def partition_of(options: RoleOptions) -> int:
+    """Return the partition of a process; `NO_PARTITION` for a role without partitions."""
+    return options.partition if isinstance(options, PartitionedOptions) else NO_PARTITION
 
 
 def link_options(cluster: ClusterOptions, options: RoleOptions) -> LinkOptions:
@@ -403,10 +425,15 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
-class _Sources:
-    """Collects one table's values and their origins."""
+class Sources(Generic[Table]):
+    """Collects one table's values and their origins.
 
-    def __init__(self, table: str, options_type: type[Options]) -> None:
+    Args:
+        table: its name, for errors.
+    """
+
+    def __init__(self, table: str, options_type: type[Table]) -> None:
+        self._type = options_type
         self.table = table
         self.specs: Mapping[str, Spec] = specs(options_type)
         self.values: dict[str, Any] = {}
@@ -414,6 +441,7 @@ class _Sources:
         self.wrong: list[str] = []
 
     def put(self, key: str, raw: Any, origin: str, *, text: bool) -> None:
+        """Set a value, of TOML or a text; it replaces an earlier one."""
         spec = self.specs.get(key)
         if spec is None:
             self.wrong.append(f"{origin}: [{self.table}]: {unknown('option', key, self.specs)}")
@@ -426,10 +454,11 @@ class _Sources:
         self.values[key] = value
         self.origins[key] = origin
 
-    def build(self, options_type: type[Table]) -> Table | None:
+    def build(self) -> Table | None:
+        """Make the options, and check them. None if something is `wrong`; more may be wrong afterwards."""
         if self.wrong:
             return None
-        options = options_type(**self.values)
+        options = self._type(**self.values)
         for key, allowed in options.problems():
             origin = self.origins.get(key, "default")
             self.wrong.append(f"{origin}: [{self.table}] {key} = {show(getattr(options, key))}: must be {allowed}")
@@ -461,10 +490,10 @@ def load_options(
 
     Source: docs/operations.md.
     """
-    cluster, own = _Sources("cluster", ClusterOptions), _Sources(role, options_type)
-    tables = {"cluster": cluster, role: own}
+    cluster, own = Sources("cluster", ClusterOptions), Sources(role, options_type)
+    tables: dict[str, Sources[Any]] = {"cluster": cluster, role: own}
     wrong: list[str] = []
-    for name, content in _read(path).items():
+    for name, content in read_tables(path).items():
         if name not in tables and name not in ROLES:
             wrong.append(f"{path}: {unknown('table', name, {*ROLES, *tables})}")
         elif not isinstance(content, dict):
@@ -486,23 +515,23 @@ def load_options(
             tables[table_name if dot else role].put(key if dot else name, text, f"--set {name}", text=True)
     if names_registry and "registry" not in own.origins:
         wrong.append(f"registry is not given: name the cluster to join, such as --set registry={DEFAULT_REGISTRY}")
-    cluster_options, role_options = cluster.build(ClusterOptions), own.build(options_type)
+    cluster_options, role_options = cluster.build(), own.build()
     wrong += cluster.wrong + own.wrong
-    if not wrong and role in ROLES_OF_ROUTER_ROOT and cluster_options is not None and cluster_options.router_root:
-        root = cluster_options.router_root
-        wrong.append(
-            f"[cluster] router_root = {show(root)}: a {role} belongs to the cluster that has the routers: start it at {root}"
-        )
-    if (
-        not wrong and cluster_options is not None and role_options is not None
-        and not (cluster_options.tls_dir or role_options.cluster_insecure or is_loopback(role_options.host))
-    ):  # fmt: skip
-        wrong.append(f"[{role}] host = {show(role_options.host)}: must be {CLUSTER_CLOSED}")
+    if not wrong and cluster_options is not None and role_options is not None:
+        wrong += against_cluster(role, role, cluster_options, role_options)
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
     cluster_options.tls(role)
     cluster_options.key_ring()  # an unusable file is found here, before any socket opens
     return cluster_options, role_options
+
+
+def against_cluster(role: str, table: str, cluster: ClusterOptions, options: RoleOptions) -> Iterator[str]:
+    """Yield an error for each option of a role that a cluster's options do not allow. table: the name of its table."""
+    if root := cluster.router_root if role in ROLES_OF_ROUTER_ROOT else "":
+        yield f"[cluster] router_root = {show(root)}: a {role} belongs to the cluster that has the routers: start it at {root}"
+    elif not (cluster.tls_dir or options.cluster_insecure or is_loopback(options.host)):
+        yield f"[{table}] host = {show(options.host)}: must be {CLUSTER_CLOSED}"
 
 
 def example_toml(role: str, options_type: type[RoleOptions]) -> str:
@@ -523,7 +552,8 @@ def read_bounded(path: Path | str, max_bytes: int, what: str = "") -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)  # Windows editors write it
 
 
-def _read(path: Path | str | None) -> dict[str, Any]:
+def read_tables(path: Path | str | None) -> dict[str, Any]:
+    """Read a TOML file; None: there is none. Raises ConfigurationError."""
     if path is None:
         return {}
     data = read_bounded(path, MAX_FILE_BYTES, "the configuration file")

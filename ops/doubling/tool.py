@@ -35,7 +35,7 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, NotLeader, RemoteError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import peer_channel
+from pixiu.rpc.tls import own, peer_channel
 from pixiu.version import __version__
 from registry.layout import abort_doubling, begin_doubling, commit_doubling, read_layout
 from tools.cli.http import fetch
@@ -99,7 +99,7 @@ class GrpcLeaders:
         there = [node.address for node in view.replicas(self._role, partition, (NodeState.RUNNING, NodeState.INIT))]
         said = NO_REPLICA
         for address in sorted(there, key=lambda one: one != self._leads.get(partition)):
-            async with peer_channel(address, self._role, PEER_CHANNEL) as channel:
+            async with peer_channel(address, self._role, own(), PEER_CHANNEL) as channel:
                 try:
                     status = await call(DoublingStub(channel))
                 except grpc.aio.AioRpcError as error:

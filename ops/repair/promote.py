@@ -17,7 +17,7 @@ from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
 from ops.polling import polled
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import peer_channel
+from pixiu.rpc.tls import own, peer_channel
 from tools.cli.output import DEFAULT_TARGET, Target, Yes, console, guarded, operator, print_text
 from tools.cli.replicas import LEADING, ReplicaStatus
 from tools.cli.status import read_status
@@ -96,7 +96,7 @@ def _warning(chosen: ReplicaStatus, others: list[ReplicaStatus]) -> str:
 
 async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
     request = pb.OperatorRequest(operator=operator(), reason=reason, member=int(chosen.member, 16))
-    async with peer_channel(chosen.node.address, chosen.node.role, PEER_CHANNEL) as channel:
+    async with peer_channel(chosen.node.address, chosen.node.role, own(), PEER_CHANNEL) as channel:
         stub: Any = ReplicationStub(channel)
         try:
             await stub.Promote(request, timeout=CALL_S)

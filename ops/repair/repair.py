@@ -25,7 +25,7 @@ from ops.polling import polled
 from pixiu.discovery.node import Node
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import peer_channel
+from pixiu.rpc.tls import own, peer_channel
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json, print_text
 from tools.cli.replicas import LEADING, ReplicaStatus
 from tools.cli.status import ProcessStatus, read_status
@@ -185,7 +185,7 @@ async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Che
 
 
 async def _verify(node: Node, *, mend: bool) -> repair_pb2.VerifyReply:
-    async with peer_channel(node.address, node.role, PEER_CHANNEL) as channel:
+    async with peer_channel(node.address, node.role, own(), PEER_CHANNEL) as channel:
         stub: Any = RepairStub(channel)
         reply: repair_pb2.VerifyReply = await stub.Verify(repair_pb2.VerifyRequest(repair=mend), timeout=CHECK_S)
         return reply
@@ -225,7 +225,7 @@ async def set_back(role: str, partition: int, reason: str, target: str) -> str:
     """Set a partition's clock; returns the outcome in words."""
     leader = await _leader(role, partition, target)
     request = replication_pb2.OperatorRequest(operator=operator(), reason=reason, member=int(leader.member, 16))
-    async with peer_channel(leader.node.address, leader.node.role, PEER_CHANNEL) as channel:
+    async with peer_channel(leader.node.address, leader.node.role, own(), PEER_CHANNEL) as channel:
         stub: Any = ReplicationStub(channel)
         try:
             await stub.SetClock(request, timeout=ANSWER_S)
@@ -247,7 +247,7 @@ async def _until_applied(partition: int, target: str) -> None:
 async def give_up(partition: int, reason: str, target: str) -> str:
     """Make the leader of a partition of Pi give up lost values; returns a description of them."""
     address = (await _leader("pi", partition, target)).node.address
-    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
+    async with peer_channel(address, "pi", own(), PEER_CHANNEL) as channel:
         stub: Any = RepairStub(channel)
         try:
             reply = await stub.GiveUp(repair_pb2.GiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
@@ -266,7 +266,7 @@ async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
 
 
 async def _ask_compare(node: Node, *, mend: bool) -> repair_pb2.CompareReply:
-    async with peer_channel(node.address, node.role, PEER_CHANNEL) as channel:
+    async with peer_channel(node.address, node.role, own(), PEER_CHANNEL) as channel:
         stub: Any = RepairStub(channel)
         reply: repair_pb2.CompareReply = await stub.Compare(repair_pb2.CompareRequest(repair=mend), timeout=CHECK_S)
         return reply

@@ -87,7 +87,7 @@ class Repairer(StoreRepairer):
     async def whole_one(self) -> Node | None:
         """Another replica in sync that reports its whole state as undamaged."""
         for node in self.others():
-            async with peer_channel(node.address, "pi", PEER_CHANNEL) as channel:
+            async with peer_channel(node.address, "pi", self._context.tls, PEER_CHANNEL) as channel:
                 stub: Any = RepairStub(channel)
                 try:
                     reply = await stub.Verify(pb.VerifyRequest(repair=False), timeout=CHECK_S)

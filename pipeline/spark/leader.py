@@ -15,7 +15,7 @@ import grpc
 from pipeline.spark.replicas import AGAIN, ASK_S, FIRST_PAUSE_S, MAX_PAUSE_S, Replicas, error_of
 from pixiu.errors import NotLeader, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.tls import blocking_peer_channel
+from pixiu.rpc.tls import blocking_peer_channel, own
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 
 CALL_S: Final = 60.0
@@ -115,7 +115,7 @@ class Leader:
         """Connect to the leader. Raises Unavailable if there is none."""
         self._replicas.find()
         for address in self._replicas.addresses.get(self._partition, ()):
-            channel = blocking_peer_channel(address, "xiu", [("grpc.enable_http_proxy", 0)])
+            channel = blocking_peer_channel(address, "xiu", own(), [("grpc.enable_http_proxy", 0)])
             stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             try:
                 found = stub.Position(xiu_pb2.PositionRequest(), timeout=ASK_S)

@@ -42,7 +42,7 @@ from pixiu.errors import (
     error_of_code,
 )
 from pixiu.rpc.channels import CHANNEL_OPTIONS
-from pixiu.rpc.tls import blocking_peer_channel
+from pixiu.rpc.tls import blocking_peer_channel, own
 from pixiu.wire.export_tables import Columns
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 
@@ -138,7 +138,7 @@ class Replicas:
         if channel is None:
             options = [(key, value) for key, value in CHANNEL_OPTIONS if "message_length" not in key]
             limits = [("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
-            channel = self._channels[address] = blocking_peer_channel(address, self._role, [*options, *limits])
+            channel = self._channels[address] = blocking_peer_channel(address, self._role, own(), [*options, *limits])
         return export_pb2_grpc.ExportStub(channel)
 
     # --- finding replicas

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,6 +131,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._tls, self._failed = tls, failed
         self._unanswered: Any = None
         """The newest connection, until the server's first answer can be read."""
+
+    def spawn(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Start a thread in the context of its starter: its lines, and what it hands to the loop, belong to the same role."""
+        return super().spawn(contextvars.copy_context().run, function, *arguments, **options)
 
     def create_connection(self, *arguments: Any, **options: Any) -> Any:
         """Connect, within the time limit."""

@@ -57,31 +57,33 @@ class Login:
 
 
 class _Own:
-    """The login of this process: set once at its start; commands find it by the environment."""
+    """The login of a command. A role of a cluster passes its own: several may run in one process."""
 
     def __init__(self) -> None:
         self.login: Login | None = None
-        self.role = ""
 
 
 _own = _Own()
 
 
-def use(login: Login | None, role: str = "") -> None:
-    """Use this login from now on; None: the file that the environment names, as this role."""
-    _own.login, _own.role = login, role
+def use(login: Login | None) -> None:
+    """Use this login as this program's own from now on; None: the file that the environment names."""
+    _own.login = login
 
 
-def own(hosts: str) -> Login | None:
-    """The login of this process at a ZooKeeper (`host:port[,host:port]`); None: it has none."""
+def own(hosts: str, role: str = "") -> Login | None:
+    """The login, at a ZooKeeper (`host:port[,host:port]`), of a program that was given none; None: there is none.
+
+    role: see `Login`.
+    """
     if _own.login is not None:
         return _own.login
     named = os.environ.get(CREDENTIALS_FILE, "")
     if named:
-        return Login(Path(named), _own.role)
+        return Login(Path(named), role)
     try:
         left = left_at(hosts)
-        return Login(left, _own.role) if left.exists() and left.stat().st_uid == os.getuid() else None
+        return Login(left, role) if left.exists() and left.stat().st_uid == os.getuid() else None
     except OSError:
         return None
 

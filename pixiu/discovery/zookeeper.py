@@ -20,7 +20,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pixiu.discovery import kazoo_client, paths
 from pixiu.discovery import login as logins
@@ -45,6 +45,9 @@ from pixiu.discovery.operations import (
 from pixiu.discovery.target import RegistryAddress
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryDenied, RegistryUnavailable
 
+if TYPE_CHECKING:  # it loads gRPC
+    from pixiu.rpc.tls import Tls
+
 MAX_IN_FLIGHT: Final = 256
 """Limit of operations under way; more wait for their turn."""
 REFUSED_TIMES: Final = 5
@@ -66,7 +69,9 @@ class ZooKeeper:
         connect_timeout_s: time limit of `connect`, seconds. Once connected, it reconnects for ever.
         operation_timeout_s: time limit of one operation, seconds.
         session: (id, password) of a session to take over, as `session` returns it.
-        login: the login to use; None: this process's own (`pixiu.discovery.login`).
+        login: the login to use; None: the one that this program finds by itself (`pixiu.discovery.login`).
+        role: of the process, to take only its line of the login that is found; empty: all lines.
+        tls: certificates for a ZooKeeper with TLS; None: this program's own (`pixiu.rpc.tls`).
         further_roots: roots of other clusters in which this session writes.
 
     Source: docs/registry.md.
@@ -81,13 +86,16 @@ class ZooKeeper:
         operation_timeout_s: float = 10.0,
         session: tuple[int, bytes] | None = None,
         login: Login | None = None,
+        role: str = "",
+        tls: Tls | None = None,
         further_roots: Sequence[str] = (),
     ) -> None:
         if isinstance(address, str):
             address = RegistryAddress(address)
-        self._address, self._hosts = address, address.hosts
+        self._address = address
         self._roots = (address.root, *further_roots)
-        self._login = login
+        self._login = (lambda: login) if login is not None else partial(logins.own, address.hosts, role)
+        self._tls = tls
         self._passwords: dict[str, tuple[str, ...]] = {}
         self._tls_problem = ""
         self._session_timeout_s = session_timeout_s
@@ -115,7 +123,7 @@ class ZooKeeper:
     @property
     def hosts(self) -> str:
         """The servers, as given."""
-        return self._hosts
+        return self._address.hosts
 
     @property
     def connected(self) -> bool:
@@ -125,7 +133,7 @@ class ZooKeeper:
     @property
     def login(self) -> Login | None:
         """The file of credentials in use; None: none."""
-        return self._login or logins.own(self._hosts)
+        return self._login()
 
     @property
     def logged_in_as(self) -> tuple[str, ...]:
@@ -174,7 +182,7 @@ class ZooKeeper:
         except TimeoutError:
             await self.close()
             raise RegistryUnavailable(
-                f"no ZooKeeper answered at {self._hosts} within {self._connect_timeout_s:g} s; "
+                f"no ZooKeeper answered at {self.hosts} within {self._connect_timeout_s:g} s; "
                 + (
                     self._tls_problem
                     or "check that it runs there and that the address is right (`pixiu up` and `pixiu zookeeper` start one for one "
@@ -309,7 +317,7 @@ class ZooKeeper:
                     await self._quiet.wait()
                 await self._ask("/", lambda client: client.add_auth_async(scheme, said))
             except TimeoutError:
-                text = f"ZooKeeper at {self._hosts} did not answer earlier requests within {self._operation_timeout_s:g} s"
+                text = f"ZooKeeper at {self.hosts} did not answer earlier requests within {self._operation_timeout_s:g} s"
                 raise RegistryUnavailable(f"no login: {text}") from None
             finally:
                 self._may_ask.set()
@@ -366,14 +374,14 @@ class ZooKeeper:
         if at == -1:
             raise RegistryConflict(f"a transaction on {operations[0].path} was rolled back; read and try again")
         if at is not None:
-            raise kazoo_client.translate(results[at], operations[at].path, self._hosts, self._passwords)
+            raise kazoo_client.translate(results[at], operations[at].path, self.hosts, self._passwords)
         return results
 
     def _open(self) -> None:
         """Start kazoo. Its threads do the rest."""
         assert self._loop is not None
         self._client = kazoo_client.new_client(
-            self._hosts,
+            self.hosts,
             self._session_timeout_s,
             tls=self._tls_context if self._address.tls else None,
             tls_failed=self._no_tls,
@@ -398,7 +406,7 @@ class ZooKeeper:
         """Make the TLS context for each connection, so that changed files are used; in kazoo's thread."""
         from pixiu.rpc.tls import TLS_DIR, own  # gRPC, which most readers of the registry load anyway
 
-        tls = own()
+        tls = self._tls or own()
         if tls is None:
             raise ConfigurationError(f"{self._address}: TLS needs certificates: set [cluster] tls_dir, or for commands {TLS_DIR}")
         return tls.client_context()
@@ -482,7 +490,7 @@ class ZooKeeper:
                     "registry_went_back servers=%s zxid=%x: they accept connections and close them; if ZooKeeper was restored "
                     "from an "
                     "older backup, see docs/operations.md",
-                    self._hosts, self._client.last_zxid,
+                    self.hosts, self._client.last_zxid,
                 )  # fmt: skip
             self._client.last_zxid = 0
 
@@ -509,7 +517,7 @@ class ZooKeeper:
 
     async def _ask(self, path: str, start: Callable[[Any], Any]) -> Any:
         if self._closed or not self._connected or self._loop is None:
-            raise RegistryUnavailable(f"{path}: there is no connection to ZooKeeper at {self._hosts} now; try again later")
+            raise RegistryUnavailable(f"{path}: there is no connection to ZooKeeper at {self.hosts} now; try again later")
         future: asyncio.Future[Any] = self._loop.create_future()
         try:
             operation = start(self._client)
@@ -520,11 +528,11 @@ class ZooKeeper:
                 return await future
         except TimeoutError:
             raise RegistryUnavailable(
-                f"{path}: ZooKeeper at {self._hosts} did not answer within {self._operation_timeout_s:g} s; "
+                f"{path}: ZooKeeper at {self.hosts} did not answer within {self._operation_timeout_s:g} s; "
                 "whether the operation happened is unknown"
             ) from None
         except kazoo_client.KazooError as error:
-            raise kazoo_client.translate(error, path, self._hosts, self._passwords) from error
+            raise kazoo_client.translate(error, path, self.hosts, self._passwords) from error
 
     def _answered(self, future: asyncio.Future[Any], exception: BaseException | None, value: Any) -> None:
         self._asked -= 1

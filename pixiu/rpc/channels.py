@@ -15,7 +15,7 @@ import grpc.aio
 from pixiu.errors import NotConnected, PixiuError
 from pixiu.rpc.client_tls import ClientTls
 from pixiu.rpc.duplex import StreamEnded
-from pixiu.rpc.tls import generation, peer_channel
+from pixiu.rpc.tls import Tls, generation, peer_channel
 
 MAX_LOANS: Final = 16
 """Limit of proofs kept. Policy: the oldest one is dropped."""
@@ -144,24 +144,36 @@ class Channels:
         role: the processes' role, for channels to their cluster listeners; empty: the listeners for clients.
         authorization: returns the value of that name for the metadata of each call; None or an empty value: none is sent.
         tls: TLS of the listeners for clients; None: they do not use TLS.
+        own: the caller's certificates at cluster listeners; None: it has none.
 
     Raises `NotConnected` in a child of a process that used gRPC.
     """
 
-    def __init__(self, role: str = "", authorization: Callable[[], str] | None = None, tls: ClientTls | None = None) -> None:
-        self._role, self._authorization, self._tls = role, authorization, tls
+    def __init__(
+        self,
+        role: str = "",
+        authorization: Callable[[], str] | None = None,
+        tls: ClientTls | None = None,
+        own: Tls | None = None,
+    ) -> None:
+        self._role, self._authorization, self._tls, self._own = role, authorization, tls, own
         if hold_grpc() != os.getpid():
             raise NotConnected(AFTER_FORK)
         self.loans = Loans()
         """Proofs that message IDs are the caller's own."""
         self._newest: dict[str, grpc.aio.Channel] = {}
         self._open: dict[grpc.aio.Channel, _Shared] = {}
-        """Also full ones, and those with earlier certificates of this process."""
+        """Also full ones, and those with earlier certificates of the caller."""
+
+    @property
+    def generation(self) -> int:
+        """Generation of the caller's certificates, see `pixiu.rpc.tls.generation`."""
+        return generation(self._own)
 
     def acquire(self, address: str, role: str | None = None) -> grpc.aio.Channel:
         """Get a channel to an address; each call is paired with one of `release`. `role`: overrides the role of the channels."""
         wanted = self._role if role is None else role
-        channel, newest = self._newest.get(address), generation() if wanted else self._tls.newest() if self._tls else 0
+        channel, newest = self._newest.get(address), self.generation if wanted else self._tls.newest() if self._tls else 0
         shared = None if channel is None else self._open[channel]
         if channel is None or shared is None or shared.generation != newest or (not wanted and shared.users >= MAX_USERS):
             channel = self._newest[address] = self._channel(address, wanted)
@@ -171,7 +183,7 @@ class Channels:
 
     def _channel(self, address: str, role: str) -> grpc.aio.Channel:
         if role:
-            return peer_channel(address, role, CHANNEL_OPTIONS)
+            return peer_channel(address, role, self._own, CHANNEL_OPTIONS)
         if self._tls is not None:
             return grpc.aio.secure_channel(address, self._tls.channel_credentials(), options=CHANNEL_OPTIONS)
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -13,7 +13,7 @@ All peculiarities of grpc.aio are handled here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Self
 
@@ -25,7 +25,6 @@ from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.duplex import In, Out, StreamEnded
 from pixiu.rpc.status import GRPC_STATUS
-from pixiu.rpc.tls import peer_channel
 
 ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
 PUSHBACK: Final = "grpc-retry-pushback-ms"
@@ -73,7 +72,7 @@ class _NotOpened:
 
 
 class GrpcCall(Generic[Out, In]):
-    """A call that this process makes; `async with` ends it. Make it by `over` or `to`.
+    """A call that this process makes; `async with` ends it. `over` makes one.
 
     Args:
         call: a bidirectional call of grpc.aio.
@@ -95,12 +94,6 @@ class GrpcCall(Generic[Out, In]):
         except StreamEnded as why:
             call = _NotOpened(why)
         return cls(call, lambda: channels.release(channel))
-
-    @classmethod
-    def to(cls, address: str, role: str, options: Sequence[tuple[str, int]], method: Method) -> Self:
-        """Call a process of this role over a channel of its own, which connects now regardless of other channels' back-off."""
-        channel = peer_channel(address, role, options)
-        return cls(method(channel), channel.close)
 
     async def __aenter__(self) -> Self:
         return self

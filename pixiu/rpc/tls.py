@@ -205,7 +205,7 @@ class Tls:
 
 
 class _Own:
-    """The certificates of this process: set once at its start; commands find them by the environment."""
+    """The certificates of a command or an application. A role of a cluster passes its own: several may run in one process."""
 
     def __init__(self) -> None:
         self.tls: Tls | None = None
@@ -216,22 +216,21 @@ _own = _Own()
 
 
 def use(tls: Tls | None) -> None:
-    """Use these certificates for channels to the cluster's listeners from now on; None: none."""
+    """Use these certificates as this program's own from now on; None: none."""
     _own.tls, _own.asked = tls, True
 
 
 def own() -> Tls | None:
-    """The certificates of this process; None: it has none. Raises `ConfigurationError` when the environment names a wrong
-    folder."""
+    """The certificates of a command or an application, by default those that the environment names; None: it has none. Raises
+    `ConfigurationError` when the environment names a wrong folder."""
     if not _own.asked:
         folder = os.environ.get(TLS_DIR, "")
         use(Tls(Path(folder), os.environ.get(TLS_NAME, "") or OPERATOR) if folder else None)
     return _own.tls
 
 
-def generation() -> int:
-    """Generation of this process's certificates: when it grows, long-lived channels are made again."""
-    tls = own()
+def generation(tls: Tls | None) -> int:
+    """Generation of certificates, 0 without any: when it grows, long-lived channels are made again."""
     if tls is None:
         return 0
     tls.refresh()
@@ -242,17 +241,18 @@ def _options(role: str, options: Options) -> list[tuple[str, int | str]]:
     return [*options, ("grpc.ssl_target_name_override", host_name(role))]
 
 
-def peer_channel(address: str, role: str, options: Options = ()) -> grpc.aio.Channel:
-    """Open a channel to the cluster listener of a process, which must prove its role if this process has certificates."""
-    tls = own()
+def peer_channel(address: str, role: str, tls: Tls | None, options: Options = ()) -> grpc.aio.Channel:
+    """Open a channel to the cluster listener of a process, which must prove its role if the caller has certificates.
+
+    tls: the caller's certificates: a role's, or a command's `own()`. None: it has none.
+    """
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=_options(role, options))
 
 
-def blocking_peer_channel(address: str, role: str, options: Options = ()) -> grpc.Channel:
+def blocking_peer_channel(address: str, role: str, tls: Tls | None, options: Options = ()) -> grpc.Channel:
     """`peer_channel` for code without an event loop."""
-    tls = own()
     if tls is None:
         return grpc.insecure_channel(address, options=list(options))
     return grpc.secure_channel(address, tls.channel_credentials(), options=_options(role, options))

@@ -62,7 +62,7 @@ class MailService(RoleShell):
         self.devices = MailDevices(devices, core.gateway_at, context.endpoint_id)
         limits = Limits(opening=options.mail_opening, fetching=options.mail_fetching)
         self.core = MailCore(self.devices, Deliveries(self.devices.owns, limits))
-        self._channels = Channels()
+        self._channels = Channels(own=context.tls)
         self._pi = PiLinks(lambda: context.view, context.crash, context.framed)
         self._fetcher = Fetcher(lambda: context.view, self._channels)
         max_bytes = options.mail_waiting_mb << 20

@@ -187,6 +187,7 @@ class World:
             crash=self.crashes.append,
             server=self.server,
             framed=framed_of("relay", RELAY),
+            tls=None,
             streams=self.listener,
         )
         self.devices = TrackedDevices(self._changed)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from cluster.core.contract import NEVER
 from cluster.core.role import Runner
 from cluster.process.context import Context
-from cluster.process.process import run_role
+from cluster.process.host import run_role
 from cluster.replication.core.events import Accepted
 from cluster.replication.model import Entry, EntryKind, Position
 from cluster.replication.role_options import ReplicatedOptions

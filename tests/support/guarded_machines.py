@@ -281,7 +281,7 @@ def health(node: Node) -> dict[str, Any]:
 
 async def answers(node: Node) -> bool:
     """Whether a process lets the operator in by a new connection, and proves its role."""
-    async with tls.peer_channel(node.address, node.role) as channel:
+    async with tls.peer_channel(node.address, node.role, tls.own()) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
         except grpc.aio.AioRpcError:

@@ -21,7 +21,7 @@ import grpc.aio
 
 from cluster.links.api import Outcome, PeerState
 from cluster.process.context import Context
-from cluster.process.process import run_role
+from cluster.process.host import run_role
 from cluster.replication.model import Entry, EntryKind, Position
 from cluster.replication.replica import Replica
 from cluster.replication.role_options import ReplicatedOptions

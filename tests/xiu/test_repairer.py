@@ -50,7 +50,7 @@ class Xiu:
         self.own = make_node("xiu", port=7000, member=OWN, state=NodeState.RUNNING)
         self.other = make_node("xiu", port=7001, member=OTHER, state=NodeState.RUNNING)
         options = SimpleNamespace(partition=0)
-        self.context = SimpleNamespace(role="xiu", options=options, view=View(Layout(), (self.own,)), log=Log())
+        self.context = SimpleNamespace(role="xiu", options=options, view=View(Layout(), (self.own,)), log=Log(), tls=None)
         self.replica = SimpleNamespace(others_in_sync={OTHER})
         self.repairer = Repairer(
             cast("Context[Any]", self.context), machine, cast("Replica", self.replica), lambda _: True, lambda: None

@@ -23,7 +23,7 @@ from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import peer_channel
+from pixiu.rpc.tls import own, peer_channel
 from tools.cli.http import fetch, samples
 from tools.load.verdict import Death, Hop
 
@@ -222,7 +222,7 @@ class ClusterWatch:
 
     async def _watch(self, node: Node) -> None:
         """Hold a stream open until it breaks; then find out if that was a death."""
-        async with peer_channel(node.address, node.role, CHANNEL_OPTIONS) as channel:
+        async with peer_channel(node.address, node.role, own(), CHANNEL_OPTIONS) as channel:
             method: Any = channel.unary_stream(HEALTH_WATCH)
             call = method(b"")
             status = b""

@@ -79,7 +79,7 @@ class Cuts(DoublingService, xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         self._shell, self._answered = shell, answered
         self._channels: dict[str, grpc.aio.Channel] = {}
         """By address. Bounded by the number of the parent's replicas."""
-        self._generation = generation()
+        self._generation = generation(context.tls)
         self._leader = ""
         """Address of the replica that answered last."""
         self._doubling = NO_RECORD
@@ -204,15 +204,16 @@ class Cuts(DoublingService, xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         raise Unavailable(f"partition {parent} of Xiu cannot be asked: {reason}")
 
     async def _call(self, address: str, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
-        if generation() != self._generation:  # with the former certificates a channel would never reconnect
-            self._generation, former, self._channels = generation(), self._channels, {}
+        newest = generation(self._context.tls)
+        if newest != self._generation:  # with the former certificates a channel would never reconnect
+            self._generation, former, self._channels = newest, self._channels, {}
             for channel in former.values():
                 await channel.close(CALL_S)
         if address not in self._channels:
             there = {node.address for node in self._context.view.of_role("xiu")}
             for gone in [held for held in self._channels if held not in there]:
                 await self._channels.pop(gone).close()
-            self._channels[address] = peer_channel(address, "xiu", CHANNEL_OPTIONS)
+            self._channels[address] = peer_channel(address, "xiu", self._context.tls, CHANNEL_OPTIONS)
         stub: Any = xiu_partitions_pb2_grpc.XiuPartitionsStub(self._channels[address])
         reply: xiu_partitions_pb2.AskReply = await stub.Ask(request, timeout=CALL_S)
         return reply

@@ -113,7 +113,7 @@ class Repairer(StoreRepairer):
             return found
         self._calls += 1
         try:
-            async with peer_channel(peer.address, "xiu", PEER_CHANNEL) as channel:
+            async with peer_channel(peer.address, "xiu", self._context.tls, PEER_CHANNEL) as channel:
                 stub: Any = XiuStub(channel)
                 reply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=missing, local=True), timeout=CALL_S)
                 there = dict(zip(missing, _records(reply), strict=False))
@@ -132,7 +132,7 @@ class Repairer(StoreRepairer):
             raise StoreDamaged(f"the records from sequence {begin:012x} on are damaged, and no other replica is in sync")
         self._calls += 1
         try:
-            async with peer_channel(peer.address, "xiu", PEER_CHANNEL) as channel:
+            async with peer_channel(peer.address, "xiu", self._context.tls, PEER_CHANNEL) as channel:
                 stub: Any = XiuStub(channel)
                 request = xiu_pb2.ScanRequest(begin=begin, end=end if end < MAX_MSG_SEQUENCE else 0, limit=limit, local=True)
                 async for part in stub.Scan(request):
@@ -197,7 +197,7 @@ class Repairer(StoreRepairer):
                 if peer.address != asked:
                     asked = peer.address
                     self._context.log.warning(REPAIR_BEGINS, peer=asked)
-                with blocking_peer_channel(peer.address, "xiu", PEER_CHANNEL) as channel:
+                with blocking_peer_channel(peer.address, "xiu", self._context.tls, PEER_CHANNEL) as channel:
                     return await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
             except Unavailable:
                 if self._closing or time.monotonic() > limit:

@@ -49,7 +49,7 @@ class MemberService(RoleShell):
         super().__init__(context.crash)
         self._context = context
         self._member = core
-        self._snapshots = SnapshotReader(context.endpoint_id, core.ROLE, self._snapshot_chunk, self._snapshot_finished)
+        self._snapshots = SnapshotReader(context.endpoint_id, core.ROLE, self._snapshot_chunk, self._snapshot_finished, context.tls)
         self._ready = asyncio.Event()
         self._digest_keys = DigestKeys(context.cluster)
         self.every(KEYS_S, self.look_at_digest_keys)

@@ -17,7 +17,7 @@ from cluster.wire.v1 import membership_pb2, membership_pb2_grpc
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import peer_channel
+from pixiu.rpc.tls import Tls, peer_channel
 
 CHUNK_TIMEOUT_S: Final = 10.0
 """Time after which a router that sends no chunk has failed, seconds."""
@@ -33,6 +33,7 @@ class SnapshotReader:
         role: "broker" or "router".
         on_chunk: called in the event loop for each part.
         on_finished: called once at the end with None, or with the reason of the failure.
+        tls: this process's certificates; None: it has none.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class SnapshotReader:
         role: str,
         on_chunk: Callable[[EndpointID, Chunk], None],
         on_finished: Callable[[EndpointID, str | None], None],
+        tls: Tls | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._role = role
         self._on_chunk = on_chunk
         self._on_finished = on_finished
+        self._tls = tls
         self._tasks: dict[EndpointID, asyncio.Task[None]] = {}
 
     def take(self, source: EndpointID, view: View, partition: int, partitions: int) -> None:
@@ -77,7 +80,7 @@ class SnapshotReader:
     async def _read(self, source: EndpointID, address: str, role: str, request: membership_pb2.SnapshotRequest) -> str | None:
         """Read a snapshot. Returns None if it is complete, otherwise the reason why it is not."""
         try:
-            async with peer_channel(address, role, PEER_CHANNEL) as channel:
+            async with peer_channel(address, role, self._tls, PEER_CHANNEL) as channel:
                 call = membership_pb2_grpc.MembershipStub(channel).Snapshot(request)
                 while True:
                     async with asyncio.timeout(CHUNK_TIMEOUT_S):

@@ -222,7 +222,7 @@ class Peers:
     async def ask_held(self, to: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
         """Ask a peer how much it has of an interrupted snapshot. Raises Unavailable."""
         address = self._address(to)
-        async with peer_channel(address, self._context.role, CHANNEL_OPTIONS) as channel:
+        async with peer_channel(address, self._context.role, self._context.tls, CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/ResumeSnapshot")
             try:
                 data = await call(begin.SerializeToString(), metadata=self.metadata(to), timeout=HELD_TIMEOUT_S)
@@ -245,7 +245,7 @@ class Peers:
                 yield part
             limit.reschedule(loop.time() + limit_s + (loop.time() - begun))
 
-        async with peer_channel(address, self._context.role, CHANNEL_OPTIONS) as channel:
+        async with peer_channel(address, self._context.role, self._context.tls, CHANNEL_OPTIONS) as channel:
             call: Any = channel.stream_unary(f"/{SERVICE}/Snapshot")
             try:
                 async with asyncio.timeout(limit_s) as limit:

@@ -70,7 +70,7 @@ class Learner:
         if not nodes:
             raise Unavailable(f"no replica of {self._role} partition {parent} is running; `pixiu status` shows which")
         address = nodes[next(_asked) % len(nodes)].address
-        async with peer_channel(address, self._role, _CHANNEL) as channel:
+        async with peer_channel(address, self._role, self._context.tls, _CHANNEL) as channel:
             stub: Any = pb_grpc.CopyingStub(channel)
             call = stub.Learn(request_of(doubled.record))
             try:

@@ -25,7 +25,7 @@ from cluster.wire.v1 import repair_pb2 as pb
 from cluster.wire.v1 import repair_pb2_grpc as pb_grpc
 from pixiu.errors import MalformedData, Overloaded, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import peer_channel
+from pixiu.rpc.tls import Tls, peer_channel
 
 READ_S: Final = 3600.0
 """Time limit for reading all of a state, seconds."""
@@ -50,7 +50,7 @@ class RepairService(pb_grpc.RepairServicer):
     """
 
     def __init__(self, context: Context[Any], replica: Replica, repairer: StoreRepairer) -> None:
-        self._role, self._replica, self._repairer = context.role, replica, repairer
+        self._role, self._tls, self._replica, self._repairer = context.role, context.tls, replica, repairer
         self._verifying = asyncio.Lock()
         pb_grpc.add_RepairServicer_to_server(self, context.server)
 
@@ -71,7 +71,7 @@ class RepairService(pb_grpc.RepairServicer):
         mark = self._repairer.mark()
         own = asyncio.create_task(self._repairer.digests(mark, leads=False))
         try:
-            theirs = await _ask(address, self._role, mark)
+            theirs = await _ask(address, self._role, self._tls, mark)
             mine = await own
         finally:
             own.cancel()
@@ -113,9 +113,9 @@ class RepairService(pb_grpc.RepairServicer):
         return ""
 
 
-async def _ask(address: str, role: str, mark: int) -> Digests:
+async def _ask(address: str, role: str, tls: Tls | None, mark: int) -> Digests:
     options = [*PEER_CHANNEL, ("grpc.max_receive_message_length", MAX_DIGESTS_BYTES)]
-    async with peer_channel(address, role, options) as channel:
+    async with peer_channel(address, role, tls, options) as channel:
         stub: Any = pb_grpc.RepairStub(channel)
         try:
             reply = await stub.Digest(pb.StateDigestRequest(mark=mark), timeout=READ_S)

@@ -97,7 +97,7 @@ class Stores:
             raise InvalidArgument(f"--target {target}: inboxes are found through the registry; give zk://HOST:PORT/ROOT")
         self._address = parse_address(target)
         self._leader_s = leader_s
-        self._channels = Channels()
+        self._channels = Channels(own=own())
         self._split = SplitPartitions()
 
     async def __aenter__(self) -> Self:

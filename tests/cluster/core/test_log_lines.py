@@ -24,7 +24,7 @@ def restored() -> Iterator[None]:
     yield
     logging.getLogger().handlers[:] = handlers
     logging.getLogger().setLevel(level)
-    log._identity.clear()
+    log._current.set(None)
     structlog.reset_defaults()
 
 
@@ -35,8 +35,9 @@ def lines(stream: io.StringIO) -> list[str]:
 def test_json_lines_carry_identity_level_time_and_values() -> None:
     stream = io.StringIO()
     log.configure("json", "info", stream)
-    log.bind_identity(role="router", partition=1)
-    log.bind_identity(replica=7)
+    identity = log.Identity(role="router", partition=1)
+    identity.bind(replica=7)
+    log.act_as(identity)
     log.get_logger().info(log.RUNNING, port=5, ratio=0.5, ok=True, nothing=None)
     found = json.loads(stream.getvalue())
     assert found.pop("timestamp").endswith("Z")

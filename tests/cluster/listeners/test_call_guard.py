@@ -7,8 +7,8 @@ import os
 import pkgutil
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from cluster.rpc import methods
 from cluster.trust.audit import Audit, verify
 from cluster.trust.pki import ZOOKEEPER, issue, make_authority, renew
 from pixiu.errors import ConfigurationError
-from pixiu.rpc import tls
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.tls import Tls, peer_channel
 from pixiu.wire import v1
@@ -89,15 +88,6 @@ class Everything(grpc.GenericRpcHandler):
         return grpc.unary_stream_rpc_method_handler(answers) if from_server else grpc.unary_unary_rpc_method_handler(answer)
 
 
-@contextmanager
-def being(certificates: Tls | None) -> Iterator[None]:
-    tls.use(certificates)
-    try:
-        yield
-    finally:
-        tls.use(None)
-
-
 @asynccontextmanager
 async def listener(folder: Path, role: str, audit: Audit) -> AsyncIterator[tuple[str, CallGuard]]:
     own = Tls(folder, role)
@@ -123,8 +113,8 @@ async def call(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def tried(address: str, role: str, method: str) -> grpc.StatusCode:
-    async with peer_channel(address, role) as channel:
+async def tried(address: str, role: str, tls: Tls | None, method: str) -> grpc.StatusCode:
+    async with peer_channel(address, role, tls) as channel:
         return await call(channel, method)
 
 
@@ -162,12 +152,11 @@ async def test_every_method_with_every_identity(folders: Path, tmp_path: Path) -
     found: dict[tuple[str, str], bool] = {}
     async with listener(folders / "tls", "xiu", audit) as (address, guard):
         for caller in CALLERS:
-            with being(Tls(folders / "tls", caller)):
-                async with peer_channel(address, "xiu") as channel:
-                    for method in (*METHODS, UNKNOWN):
-                        code = await call(channel, method)
-                        assert code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED), (caller, method, code)
-                        found[method, caller] = code is grpc.StatusCode.OK
+            async with peer_channel(address, "xiu", Tls(folders / "tls", caller)) as channel:
+                for method in (*METHODS, UNKNOWN):
+                    code = await call(channel, method)
+                    assert code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED), (caller, method, code)
+                    found[method, caller] = code is grpc.StatusCode.OK
         refused = guard.refused
     audit.close()
     assert found == {(method, caller): may_call(method, caller, "xiu") for method in (*METHODS, UNKNOWN) for caller in CALLERS}
@@ -184,13 +173,10 @@ async def test_another_authority_no_certificate_and_another_role_at_the_address_
     audit = Audit(None)
     method = "/grpc.health.v1.Health/Check"
     async with listener(folders / "tls", "xiu", audit) as (address, _):
-        with being(Tls(folders / "other", "operator")):
-            assert await tried(address, "xiu", method) is grpc.StatusCode.UNAVAILABLE
-        with being(None):
-            assert await tried(address, "xiu", method) is grpc.StatusCode.UNAVAILABLE
-        with being(Tls(folders / "tls", "operator")):
-            assert await tried(address, "pi", method) is grpc.StatusCode.UNAVAILABLE
-            assert await tried(address, "xiu", method) is grpc.StatusCode.OK
+        assert await tried(address, "xiu", Tls(folders / "other", "operator"), method) is grpc.StatusCode.UNAVAILABLE
+        assert await tried(address, "xiu", None, method) is grpc.StatusCode.UNAVAILABLE
+        assert await tried(address, "pi", Tls(folders / "tls", "operator"), method) is grpc.StatusCode.UNAVAILABLE
+        assert await tried(address, "xiu", Tls(folders / "tls", "operator"), method) is grpc.StatusCode.OK
 
 
 async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
@@ -202,23 +188,22 @@ async def test_a_revoked_certificate_is_refused_and_a_new_one_is_taken(
         issue(folders / "ca", role, tmp_path)
     channels = []
     async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
-        with being(Tls(tmp_path, "operator")):
-            shared = Channels("xiu")
-            channels.append(shared.acquire(address))
-            assert await call(channels[0], method) is grpc.StatusCode.OK
-            serial = x509.load_pem_x509_certificate((tmp_path / "operator.pem").read_bytes()).serial_number
-            (tmp_path / "revoked").write_text(f"{serial:x}\n")
-            assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED
-            (tmp_path / "revoked").write_text("no number\n")
-            assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED, "what was revoked stays revoked"
-            assert len(renew(folders / "ca", tmp_path)) == 2
-            channels.append(shared.acquire(address))
-            assert channels[0] is not channels[1]
-            assert await call(channels[1], method) is grpc.StatusCode.OK
-            for channel in channels:
-                await shared.release(channel)
-            assert shared.acquire(address) not in channels, "they are closed"
-            await shared.close()
+        shared = Channels("xiu", own=Tls(tmp_path, "operator"))
+        channels.append(shared.acquire(address))
+        assert await call(channels[0], method) is grpc.StatusCode.OK
+        serial = x509.load_pem_x509_certificate((tmp_path / "operator.pem").read_bytes()).serial_number
+        (tmp_path / "revoked").write_text(f"{serial:x}\n")
+        assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED
+        (tmp_path / "revoked").write_text("no number\n")
+        assert await call(channels[0], method) is grpc.StatusCode.PERMISSION_DENIED, "what was revoked stays revoked"
+        assert len(renew(folders / "ca", tmp_path)) == 2
+        channels.append(shared.acquire(address))
+        assert channels[0] is not channels[1]
+        assert await call(channels[1], method) is grpc.StatusCode.OK
+        for channel in channels:
+            await shared.release(channel)
+        assert shared.acquire(address) not in channels, "they are closed"
+        await shared.close()
 
 
 def test_a_wrong_word_among_the_revoked_hides_none_of_the_others(folders: Path, tmp_path: Path) -> None:
@@ -278,14 +263,14 @@ async def test_certificates_are_exchanged_while_the_listener_is_open_even_those_
         issue(folders / "ca", role, tmp_path)
     method = "/pixiu.v1.Repair/Compare"
     async with listener(tmp_path, "xiu", Audit(None)) as (address, _):
-        with being(Tls(tmp_path, "operator")):
-            assert await tried(address, "xiu", method) is grpc.StatusCode.OK
-            for role in ("xiu", "operator"):
-                issue(folders / "ca2", role, tmp_path)
-            assert (tmp_path / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 2
-            assert await tried(address, "xiu", method) is grpc.StatusCode.OK
-            (tmp_path / "operator.pem").write_text("half a file")
-            assert await tried(address, "xiu", method) is grpc.StatusCode.OK, "those before it stay in use"
+        own = Tls(tmp_path, "operator")
+        assert await tried(address, "xiu", own, method) is grpc.StatusCode.OK
+        for role in ("xiu", "operator"):
+            issue(folders / "ca2", role, tmp_path)
+        assert (tmp_path / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 2
+        assert await tried(address, "xiu", own, method) is grpc.StatusCode.OK
+        (tmp_path / "operator.pem").write_text("half a file")
+        assert await tried(address, "xiu", own, method) is grpc.StatusCode.OK, "those before it stay in use"
 
 
 def test_half_a_file_and_another_ones_key_are_not_taken(folders: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from cluster.listeners.call_guard import CallGuard
 from cluster.listeners.handshakes import HANDSHAKES_FAILED, Handshakes
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
-from pixiu.rpc import tls
 from pixiu.rpc.tls import Tls, peer_channel
 from tests.support.waiting import until
 
@@ -44,11 +43,9 @@ async def listener(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterat
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_secure_port("127.0.0.1:0", own.server_credentials(found.begins))
     await server.start()
-    tls.use(Tls(folder / "own", "operator"))
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        tls.use(None)
         for each in (server, *others):
             await each.stop(0)
 
@@ -77,11 +74,11 @@ async def knock(address: str, certificate: Path | None) -> None:
 async def test_handshakes_that_come_to_nothing_are_counted_and_audited(folder: Path) -> None:
     lines: list[tuple[str, dict[str, Any]]] = []
     audit = Audit(None, tell=lambda kind, fields: lines.append((kind, dict(fields))))
-    found = Handshakes("cluster", audit, settle_s=0.0)
-    async with listener(folder, found, audit) as address, peer_channel(address, "xiu") as stays:
+    found, tls = Handshakes("cluster", audit, settle_s=0.0), Tls(folder / "own", "operator")
+    async with listener(folder, found, audit) as address, peer_channel(address, "xiu", tls) as stays:
         await call(stays)
         for _ in range(3):
-            async with peer_channel(address, "xiu") as goes:
+            async with peer_channel(address, "xiu", tls) as goes:
                 await call(goes)
         await found.look()
         assert (found.begun, found.failed, lines) == (4, 0, [])
@@ -101,7 +98,7 @@ async def test_handshakes_that_come_to_nothing_are_counted_and_audited(folder: P
         await until(counted, lambda: f"4 handshakes that failed: {found.failed} of {found.begun}")
         # Who stays and calls again is no newcomer, and who comes anew is none that failed.
         await call(stays)
-        async with peer_channel(address, "xiu") as anew:
+        async with peer_channel(address, "xiu", tls) as anew:
             await call(anew)
             await found.look()
         await found.look()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.process.context import Context
-from cluster.process.process import run_role
+from cluster.process.host import run_role
 from cluster.settings.fields import bounded, choice
 from cluster.settings.options import PartitionedOptions
 from pixiu.discovery.node import Node

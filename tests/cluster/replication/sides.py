@@ -92,7 +92,9 @@ class Side:
     def context(self) -> Any:
         """Of its process."""
         options = SimpleNamespace(partition=3)
-        return SimpleNamespace(role="xiu", options=options, server=self.server, streams=self.listener, framed=framed_of("xiu"))
+        return SimpleNamespace(
+            role="xiu", options=options, server=self.server, streams=self.listener, framed=framed_of("xiu"), tls=None
+        )
 
     async def start(self) -> None:
         """Serve calls and streams."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
 from pixiu.discovery.node import Node, NodeState
 from pixiu.ids import EndpointID
-from pixiu.rpc import tls
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.tls import Tls
 from tests.cluster.rpc.framed_world import HOST, call_to
@@ -44,15 +43,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def being(certificates: Tls | None) -> Iterator[None]:
-    tls.use(certificates)
-    try:
-        yield
-    finally:
-        tls.use(None)
-
-
 @asynccontextmanager
 async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[CallGuard, Node]]:
     """The listener of a Xiu with the certificates in a folder."""
@@ -69,9 +59,9 @@ async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[Call
         await listener.close()
 
 
-async def said(node: Node, cluster: ClusterOptions, role: str = "proxy", method: str = STORE) -> str:
+async def said(node: Node, cluster: ClusterOptions, tls: Tls | None, role: str = "proxy", method: str = STORE) -> str:
     """What a caller gets for "hello"; with "refused" before it where trying again changes nothing."""
-    calls = framed_calls(role, 3, cluster)
+    calls = framed_calls(role, 3, cluster, tls)
     async with calls.call(node, method, bytes) as call:
         try:
             return (await ask(call, b"hello", 60.0)).decode()
@@ -85,32 +75,30 @@ async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, t
     folder = tmp_path / "tls"
     shutil.copytree(folders / "tls", folder)
     async with xiu(folder, cluster) as (guard, node):
-        with being(Tls(folders / "tls", "proxy")):
-            assert await said(node, cluster) == "hello"
-            assert "refused" in await said(node, cluster, method="/x/y")
-            assert "does not prove that it is a pi" in await said(Node.from_json(node.to_json().replace(b"xiu", b"pi")), cluster)
-        with being(Tls(folders / "tls", "broker")):  # whatever it calls itself
-            assert "refused: NOT_ALLOWED: broker may not call" in await said(node, cluster)
-        with being(Tls(folders / "other", "proxy")):
-            assert "does not prove that it is a xiu" in await said(node, cluster)
+        assert await said(node, cluster, Tls(folders / "tls", "proxy")) == "hello"
+        assert "refused" in await said(node, cluster, Tls(folders / "tls", "proxy"), method="/x/y")
+        assert "does not prove that it is a pi" in await said(
+            Node.from_json(node.to_json().replace(b"xiu", b"pi")), cluster, Tls(folders / "tls", "proxy")
+        )
+        # whatever it calls itself
+        assert "refused: NOT_ALLOWED: broker may not call" in await said(node, cluster, Tls(folders / "tls", "broker"))
+        assert "does not prove that it is a xiu" in await said(node, cluster, Tls(folders / "other", "proxy"))
         shutil.copy(folders / "tls/ca.pem", tmp_path / "ca.pem")
         shutil.copytree(folders / "other", tmp_path / "mixed")
         shutil.copy(folders / "tls/ca.pem", tmp_path / "mixed/ca.pem")  # trusts the listener, and is not trusted
-        with being(Tls(tmp_path / "mixed", "proxy")):
-            assert "hello" not in await said(node, cluster)
+        assert "hello" not in await said(node, cluster, Tls(tmp_path / "mixed", "proxy"))
         async with call_to(node.stream_port) as plain:
             with pytest.raises(StreamEnded):
                 await plain.opened(0.2)
         assert guard.refused == 2
         serial = next(caller.serial for caller in guard._callers.values() if caller.role == "proxy")
         (folder / "revoked").write_text(f"{serial:x}\n")
-        with being(Tls(folders / "tls", "proxy")):
-            await until(lambda: _revoked(node, cluster), "that the revoked certificate is refused")
+        await until(lambda: _revoked(node, cluster, Tls(folders / "tls", "proxy")), "that the revoked certificate is refused")
 
 
-async def _revoked(node: Node, cluster: ClusterOptions) -> bool:
+async def _revoked(node: Node, cluster: ClusterOptions, tls: Tls) -> bool:
     await asyncio.sleep(0.1)
-    return "nobody may not call" in await said(node, cluster)
+    return "nobody may not call" in await said(node, cluster, tls)
 
 
 async def test_new_certificates_are_shown_to_new_connections(folders: Path, tmp_path: Path) -> None:
@@ -121,11 +109,11 @@ async def test_new_certificates_are_shown_to_new_connections(folders: Path, tmp_
         for which in ("tls", "other"):
             for name in ("ca.pem", "xiu.pem"):
                 shutil.copy(folders / which / name, folder / name)
-            with being(Tls(folders / which, "proxy")):
-                assert await said(node, cluster) == "hello"
+            assert await said(node, cluster, Tls(folders / which, "proxy")) == "hello"
         (folder / "xiu.pem").write_text("half a file")
-        with being(Tls(folders / "other", "proxy")):
-            assert await said(node, cluster) == "hello", "what cannot be used leaves what was there before in use"
+        assert await said(node, cluster, Tls(folders / "other", "proxy")) == "hello", (
+            "what cannot be used leaves what was there before in use"
+        )
 
 
 async def test_a_ring_proves_roles_of_the_cluster(folders: Path, tmp_path: Path) -> None:
@@ -135,14 +123,13 @@ async def test_a_ring_proves_roles_of_the_cluster(folders: Path, tmp_path: Path)
     (tmp_path / "both/2.key").write_bytes(b"2" * 32)
     one = ClusterOptions(key_dir=str(tmp_path / "one"))
     both = ClusterOptions(key_dir=str(tmp_path / "both"))
-    with being(Tls(folders / "tls", "proxy")):
-        for listener, caller, taken in (
-            (both, one, True),
-            (one, both, False),
-            (one, one, True),
-        ):
-            async with xiu(folders / "tls", listener) as (_, node):
-                assert (await said(node, caller) == "hello") is taken
+    for listener, caller, taken in (
+        (both, one, True),
+        (one, both, False),
+        (one, one, True),
+    ):
+        async with xiu(folders / "tls", listener) as (_, node):
+            assert (await said(node, caller, Tls(folders / "tls", "proxy")) == "hello") is taken
     keys = one.key_ring()
     assert stream_keys(keys, "proxy", "xiu") != stream_keys(keys, "relay", "xiu")
     assert stream_keys(None, "proxy", "xiu") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.listeners.clients import ClientRoleOptions
-from cluster.process.process import is_open_to_all
+from cluster.process.host import is_open_to_all
 from cluster.settings.options import ClusterOptions
 
 

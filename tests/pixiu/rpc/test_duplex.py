@@ -39,7 +39,9 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 
 def call_to(address: str) -> Call:
-    return GrpcCall.to(address, "pi", PEER_CHANNEL, lambda channel: channel.stream_stream(METHOD)())
+    channel = grpc.aio.insecure_channel(address, options=PEER_CHANNEL)
+    opened: Any = channel.stream_stream(METHOD)
+    return GrpcCall(opened(), channel.close)
 
 
 def taking(outbox: Outbox[bytes]) -> Callable[[bytes], None]:

@@ -1,13 +1,11 @@
-"""Runs one role as a process: from the command line to the exit code.
+"""One run of a role in a process, from its first port to the end.
 
-    options ─ log ─ ports ─ ZooKeeper ─ service made ─ first view ─ prepare ─ gRPC, links, HTTP answer ─ registered Init ─ start
-       ─ Running ─ (SIGTERM, SIGINT or `pixiu drain`) ─ Draining ─ drain ─ unregistered ─ stop ─ exit
-                └ a second signal: exit at once
+    ports ─ ZooKeeper ─ service made ─ first view ─ prepare ─ gRPC, links, HTTP answer ─ registered Init ─ start
+       ─ Running ─ (the process ends) ─ Draining ─ drain ─ unregistered ─ stop
 
-Exit codes: 0 in order, 1 a crash (a traceback in the log only when it is a bug), 2 wrong options or a missing environment (a taken
-port, no ZooKeeper), 128 + the signal's number at a second signal.
+What a process has once, for all of its roles, belongs to the `Host`.
 
-Source: docs/architecture.md, docs/registry.md, docs/promises.md, "Failure rules" 6.
+Source: docs/architecture.md, docs/registry.md.
 """
 
 from __future__ import annotations
@@ -16,17 +14,14 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
-import stat
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from cluster.core import log
 from cluster.core.compiled import BUILD
-from cluster.core.pacing import new_loop, pacer_of
+from cluster.core.pacing import pacer_of
 from cluster.core.turn import Turn
 from cluster.links.api import PeerState
 from cluster.links.endpoint import Endpoint
@@ -36,7 +31,6 @@ from cluster.listeners.streams import framed_calls
 from cluster.metrics.host import host_samples
 from cluster.metrics.metrics import LINK_WAIT, Metrics, link_samples
 from cluster.metrics.received_batches import ReceivedBatches
-from cluster.process.collector import Collector
 from cluster.process.context import Context, Membership, MembershipFactory, Preparing, Service
 from cluster.process.interests import SEES
 from cluster.process.listeners import Listeners
@@ -44,33 +38,22 @@ from cluster.process.live_options import LiveOptions
 from cluster.process.process_links import ProcessLinks
 from cluster.process.registry_session import QUIET_S, RegistrySession
 from cluster.process.views import Views
-from cluster.process.watchdog import Watchdog
-from cluster.settings import command
 from cluster.settings.options import (
     ClientListenerOptions,
     ClusterOptions,
-    PacedOptions,
-    PartitionedOptions,
     RoleOptions,
-    example_toml,
-    is_loopback,
     link_options,
-    load_options,
+    partition_of,
 )
 from cluster.trust.audit import Audit
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
 from pixiu.discovery.lacks import NO_LAYOUT, waits_for
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import NO_PARTITION, ROLES
-from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
+from pixiu.discovery.paths import ROLES
+from pixiu.errors import ConfigurationError, PixiuError
 from pixiu.ids import EndpointID, hex_id
 from pixiu.version import __version__
 
-EXIT_OK: Final = 0
-EXIT_CRASH: Final = 1
-EXIT_ENVIRONMENT: Final = 2
-PRIVATE_UMASK: Final = 0o077
-"""Only the owner may read the files of a process with a data folder."""
 CLOSE_TIMEOUT_S: Final = 10.0
 """Time limit for ending one part; after it the next one is ended."""
 CONFLICT_MARGIN_S: Final = 2.0
@@ -83,61 +66,89 @@ MAX_OPERATOR: Final = 200
 OptionsT = TypeVar("OptionsT", bound=RoleOptions)
 
 
-class Process(Generic[OptionsT]):
-    """One run of a role."""
+class Owner(Protocol):
+    """The process that a role runs in: `cluster.process.host.Host`."""
 
-    def __init__(self, role: str, cluster: ClusterOptions, options: OptionsT) -> None:
-        self._role, self._cluster, self._options = role, cluster, options
+    turn: Turn
+    """Time budget of the process's clients."""
+
+    @property
+    def ending(self) -> bool:
+        """True once the process ends."""
+
+    def end(self) -> None:
+        """End the process: every role of it."""
+
+    def registered(self) -> None:
+        """Note that a role has a place in the registry, which a hanging loop must give up."""
+
+    def samples(self) -> dict[str, object]:
+        """Return metrics of the process."""
+
+
+class RoleRun(Generic[OptionsT]):
+    """One run of a role. It is made, and `run`, in the context of the role's log identity (`log.act_as`).
+
+    Args:
+        identity: see `log.Identity`.
+        owner: the process.
+    """
+
+    def __init__(self, role: str, cluster: ClusterOptions, options: OptionsT, identity: log.Identity, owner: Owner) -> None:
+        self._role, self._cluster, self._options, self._identity, self._owner = role, cluster, options, identity, owner
         self._endpoint_id = EndpointID(secrets.randbits(63) or 1)
         self._log = log.get_logger()
-        self._metrics = Metrics(role, _partition(options))
-        self._audit = Audit(options.audit_folder, {"role": role, "partition": _partition(options)}, self._audited)
-        self._turn = Turn(time.monotonic, asyncio.get_running_loop().call_soon)
-        self._listeners = Listeners(role, cluster, options, self._audit, self._turn, lambda: self._links.ring, self._stream_failed)
-        self._framed = framed_calls(role, self._endpoint_id, cluster)
+        self._metrics = Metrics(role, partition_of(options))
+        self._audit = Audit(options.audit_folder, {"role": role, "partition": partition_of(options)}, self._audited)
+        self._listeners = Listeners(role, cluster, options, self._audit, owner.turn, lambda: self._links.ring, self._stream_failed)
+        self._framed = framed_calls(role, self._endpoint_id, cluster, self._listeners.tls)
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
-        self._registry = RegistrySession(role, cluster, options, self._audit)
+        self._registry = RegistrySession(role, cluster, options, self._listeners.tls, self._audit)
         self._views = Views(role, self._registry.zookeeper, self._registry.address.root, options.poll_interval_s, self._audit)
         self._links = ProcessLinks(role, cluster, self._views, self._audit, received.note)
-        self._watchdog = Watchdog(options.session_timeout_ms / 2000, self._stalled, self._turns_again, self._metrics.note_loop_lag)
         self._closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
-        self._stopping = asyncio.Event()
+        self._leaving = asyncio.Event()
         self._error: BaseException | None = None
         self._state = "Starting"
-        self._collector = Collector()
         self._loop_errors = 0
         self._live = LiveOptions(role, cluster, options, self._audit)
         self._service: Service | None = None
         self._membership: Membership | None = None
 
-    async def run(self, service_factory: Callable[[Context[OptionsT]], Service], membership: MembershipFactory) -> int:
-        """Start, serve until a signal or a crash, end. Returns the exit code; raises what the start or a crash raised."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._loop_error)
-        self._collector.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+    @property
+    def running(self) -> bool:
+        """True while it serves: it has started, and has not crashed."""
+        return self._state == NodeState.RUNNING.value and self._error is None
+
+    @property
+    def registry(self) -> RegistrySession:
+        """Its session with the registry."""
+        return self._registry
+
+    def leave(self) -> None:
+        """End this run: a start is broken off, a role that serves drains, one that has crashed hands nothing over."""
+        self._leaving.set()
+
+    async def run(self, service_factory: Callable[[Context[OptionsT]], Service], membership: MembershipFactory) -> None:
+        """Start, serve until `leave`, end. Raises what the start or a crash raised."""
         starting = asyncio.create_task(self._start(service_factory, membership))
-        stopping = asyncio.create_task(self._stopping.wait())
+        leaving = asyncio.create_task(self._leaving.wait())
         try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                await stopping
+                await leaving
                 await self._drain()
             else:
                 starting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await starting
         finally:
-            stopping.cancel()
+            leaving.cancel()
             await self._close()
-            self._collector.stop()
         if self._error is not None:
             raise self._error
-        self._log.info(log.STOPPED)
-        return EXIT_OK
 
     async def _start(self, service_factory: Callable[[Context[OptionsT]], Service], membership: MembershipFactory) -> None:
         self._closers.append(("audit", self._close_audit))
@@ -175,13 +186,12 @@ class Process(Generic[OptionsT]):
         pacer = pacer_of(asyncio.get_running_loop())
         if pacer is not None:
             endpoint.pace(pacer.be_patient, pacer.hurry)
-            self._metrics.collect_from(lambda: {"loop_rests_total": pacer.rests})
         await endpoint.start()
         self._closers.append(("membership", self._unregister))
         self._state = NodeState.INIT.value
         node = await self._membership.register(node)
         self._registered(node)
-        self._watchdog.start()
+        self._owner.registered()
         self._views.give_to(service)
         says = asyncio.create_task(self._say_what_it_waits_for())
         try:
@@ -220,7 +230,7 @@ class Process(Generic[OptionsT]):
         """Check the partition's number. Without a layout any is allowed, because the number of partitions is unknown."""
         if not self._views.discovery.view.layout.version:
             self._log.warning(log.WAITING, part="layout", missing=NO_LAYOUT)
-        partition, layout = _partition(self._options), self._views.discovery.view.layout.roles.get(self._role)
+        partition, layout = partition_of(self._options), self._views.discovery.view.layout.roles.get(self._role)
         if layout is not None and partition >= layout.next:
             raise ConfigurationError(
                 f"partition = {partition}: the layout at {self._options.registry} has {layout.n} of {self._role}, from 0 on"
@@ -258,7 +268,7 @@ class Process(Generic[OptionsT]):
         self._metrics.collect_from(lambda: link_samples(*endpoint.stats_by_peer(), self._links.name_of))
         self._metrics.collect_from(self._own_samples)
         self._metrics.collect_from(self._http.stats)
-        self._metrics.collect_from(self._collector.samples)
+        self._metrics.collect_from(self._owner.samples)
         self._metrics.collect_in_thread(lambda: host_samples(self._options.data_dir))
         return port, http_port
 
@@ -288,13 +298,14 @@ class Process(Generic[OptionsT]):
             client_called=self._listeners.handshakes["clients"].called,
             hot_users=self._received.users,
             pages=self._http.pages,
-            turn=self._turn,
+            turn=self._owner.turn,
+            tls=self._listeners.tls,
         )
 
     def _node(self, port: int, http_port: int) -> Node:
         return Node(
             role=self._role,
-            partition=_partition(self._options),
+            partition=partition_of(self._options),
             replica=-1,
             state=NodeState.INIT,
             host=self._options.address_host,
@@ -349,7 +360,7 @@ class Process(Generic[OptionsT]):
 
     def _registered(self, node: Node) -> None:
         """Handle a registration of the node: at the start, or again with another replica ID after a lost session."""
-        log.bind_identity(replica=node.replica)
+        self._identity.bind(replica=node.replica)
         self._log.info(
             log.REGISTERED,
             state=node.state.value,
@@ -379,7 +390,6 @@ class Process(Generic[OptionsT]):
     async def _close(self) -> None:
         """End every part that was started, the last one first; one that fails or hangs does not keep the others."""
         self._views.stop()
-        self._watchdog.stop()
         while self._closers:
             part, closer = self._closers.pop()
             try:
@@ -413,36 +423,26 @@ class Process(Generic[OptionsT]):
     def _crash(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
-        self._stopping.set()
-
-    def _signalled(self, number: signal.Signals) -> None:
-        if self._stopping.is_set():
-            self._log.warning(log.STOPPED_AT_ONCE, signal=number.name)
-            os._exit(128 + number)
-        self._stopping.set()
+        self._owner.end()
 
     def _drain_asked(self, request: bytes) -> None:
         """Handle a request to drain, the name of the operator who asks, which acts as SIGTERM; empty: there is none."""
-        if request and not self._stopping.is_set():
+        if request and not self._owner.ending:
             by = request.decode(errors="replace")[:MAX_OPERATOR]
             self._log.info(log.DRAIN_ASKED, by=by)
             self._audit.write("drain", operator=by)
-            self._stopping.set()
+            self._owner.end()
 
-    def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log and count the failure of a callback or of a task that nobody awaits."""
+    def note_loop_lag(self, seconds: float) -> None:
+        """Count the delay of a turn of the loop."""
+        self._metrics.note_loop_lag(seconds)
+
+    def loop_error(self, context: Mapping[str, Any]) -> None:
+        """Log and count the failure of a callback or of a task that nobody awaits; as asyncio describes it."""
         self._loop_errors += 1
         if log.once_per(10, (log.LOOP_ERROR, context.get("message"))):
             error = context.get("exception")
             self._log.error(log.LOOP_ERROR, text=context.get("message"), error=repr(error), exc_info=error)
-
-    def _stalled(self, seconds: float, stack: str) -> None:
-        """Give up the place in the registry, which kazoo's thread would hold for ever. Runs in the watchdog's thread."""
-        self._log.error(log.LOOP_STALLED, seconds=round(seconds, 3), stack=stack)
-        self._registry.end()
-
-    def _turns_again(self) -> None:
-        self._log.warning(log.LOOP_BACK, stalls=self._watchdog.stalls)
 
     def _own_samples(self) -> dict[str, object]:
         return {
@@ -451,7 +451,6 @@ class Process(Generic[OptionsT]):
             **self._links.counts,
             **self._links.handler.counts,
             **self._listeners.samples(),
-            "watchdog_stalls_total": self._watchdog.stalls,
             "registry_connected": int(self._registry.zookeeper.connected),
             "running": int(self._state == NodeState.RUNNING.value),
             "audit_failures_total": self._audit.failures,
@@ -467,7 +466,7 @@ class Process(Generic[OptionsT]):
         node = self._membership.node if self._membership is not None else None
         said: dict[str, Any] = {
             "role": self._role,
-            "partition": _partition(self._options),
+            "partition": partition_of(self._options),
             "replica": node.replica if node is not None else -1,
             "endpoint": hex_id(self._endpoint_id),
             "state": self._state,
@@ -500,86 +499,3 @@ class Process(Generic[OptionsT]):
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def is_open_to_all(path: Path) -> bool:
-    """Return True if every user of this machine may read a file. A missing file is reported by its reader."""
-    try:
-        return bool(os.stat(path).st_mode & stat.S_IROTH)
-    except OSError:
-        return False
-
-
-def is_private(folder: Path) -> bool:
-    """Return True if a data folder belongs to its owner alone, or does not exist."""
-    try:
-        return not os.stat(folder).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    except OSError:
-        return True
-
-
-def _partition(options: RoleOptions) -> int:
-    return options.partition if isinstance(options, PartitionedOptions) else NO_PARTITION
-
-
-def run_role(
-    role: str,
-    options_type: type[OptionsT],
-    service_factory: Callable[[Context[OptionsT]], Service],
-    argv: Sequence[str],
-    *,
-    membership: MembershipFactory,
-) -> int:
-    """Run a role until it is asked to end. Returns the exit code.
-
-    argv: the arguments without the program's name. membership: `registry.membership.Membership`.
-
-    Source: docs/operations.md.
-    """
-    try:
-        wanted = command.parse(role, options_type, argv)
-        if wanted.show_example:
-            print(example_toml(role, options_type))
-            return EXIT_OK
-        cluster, options = load_options(role, options_type, wanted.config, os.environ, wanted.overrides, names_registry=True)
-    except ConfigurationError as error:
-        print(f"{role}: wrong options:\n{error}", file=sys.stderr)
-        return EXIT_ENVIRONMENT
-    log.configure(options.log_format, options.log_level)
-    log.bind_identity(role=role, partition=_partition(options))
-    logger = log.get_logger()
-    logger.info(log.STARTING, version=__version__, pid=os.getpid(), registry=options.registry, config=wanted.config)
-    for path in (*cluster.files_with_keys(role), *options.files_with_keys()):
-        if is_open_to_all(path):
-            logger.warning(log.FILE_OPEN_TO_ALL, path=str(path))
-    if options.data_dir:
-        os.umask(PRIVATE_UMASK)
-        if not is_private(Path(options.data_dir)):
-            logger.warning(log.FILE_OPEN_TO_ALL, path=options.data_dir)
-    for listener in options.insecure_listeners():
-        logger.warning(log.LISTENER_OPEN_TO_ALL, listener=listener)
-    for text in options.doubtful_settings():
-        logger.warning(log.SETTING_DOUBTFUL, text=text)
-
-    if options.cluster_insecure and not cluster.tls_dir and not is_loopback(options.host):
-        logger.warning(
-            log.LISTENER_OPEN_TO_ALL,
-            listener=f"cluster_insecure = true: everybody who reaches {options.host} can act as any process",
-        )
-
-    async def main() -> int:
-        return await Process(role, cluster, options).run(service_factory, membership)
-
-    pace_s = options.pace_ms / 1000 if isinstance(options, PacedOptions) else 0.0
-    try:
-        with asyncio.Runner(loop_factory=lambda: new_loop(pace_s)) as runner:
-            return runner.run(main())
-    except (ConfigurationError, RegistryUnavailable) as error:
-        logger.error(log.START_FAILED, error=str(error))
-        return EXIT_ENVIRONMENT
-    except PixiuError as error:
-        logger.error(log.CRASHED, error=str(error), code=error.code)
-        return EXIT_CRASH
-    except Exception as error:
-        logger.error(log.CRASHED, error=repr(error), exc_info=True)
-        return EXIT_CRASH
