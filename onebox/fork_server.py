@@ -38,7 +38,7 @@ from onebox.children import DieWithParent
 
 MAX_MESSAGE: Final = 256 << 10
 ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
-PRELOADED: Final = ("cluster.process.host", "registry.membership", *(f"{role}.service" for role in ROLES))
+PRELOADED: Final = ("cluster.process.host", "registry.membership", "node.options", *(f"{role}.service" for role in ROLES))
 LOOK_S: Final = 1.0
 """Starts within this time use the same code: they belong to one cluster that starts."""
 LOST: Final = -signal.SIGKILL

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
-PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "ops", "onebox", "tools", "pipeline", "comparison")
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "node", "ops", "onebox", "tools", "pipeline", "comparison")
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -162,14 +162,15 @@ def test_roles_never_import_each_other(role: str) -> None:
 
 def test_imports_go_downwards_only() -> None:
     """The SDK below the servers' kernel, the kernel below what writes to the registry, that below roles and operators' commands."""
-    outside = {"ops", "onebox", "tools", "pipeline"}
+    outside = {"node", "ops", "onebox", "tools", "pipeline"}
     above = {
         "pixiu": {"cluster", "registry", *ROLES, *outside},
         "cluster": {"registry", *ROLES, *outside},
         "registry": {*ROLES, *outside},
         "tools": {"registry", *ROLES, *outside - {"tools"}},
-        "onebox": {"ops", *ROLES},
-        "ops": set(ROLES),
+        "onebox": {"ops", "node", *ROLES},
+        "ops": {"node", *ROLES},
+        "node": {*ROLES, *outside - {"node"}},
         **dict.fromkeys(ROLES, outside),
     }
     wrong = {source for source in sources() if tops(source) & above.get(source.split("/")[0], set())}
@@ -178,9 +179,19 @@ def test_imports_go_downwards_only() -> None:
 
 def test_no_server_has_a_client_inside() -> None:
     """A gateway publishes by links, whatever the QoS: it imports nothing of the SDK's client, nor does any other server."""
-    servers = ("cluster", "registry", *ROLES)
+    servers = ("cluster", "registry", "node", *ROLES)
     clients = {source for source in sources() if any(name.startswith("pixiu.client") for name in imports(source))}
     assert not {source for source in clients if source.split("/")[0] in servers}
+
+
+def test_no_server_has_anything_of_its_process_alone() -> None:
+    """Several roles run in one process: each passes on its own certificates and login. Only programs and the SDK have one."""
+    alone = {f"{module}.{name}" for module in ("tls", "login", "logins") for name in ("own", "use")}
+    for source in sources():
+        if source.split("/")[0] in {"cluster", "registry", "node", *ROLES}:
+            assert not {".".join(name.split(".")[-2:]) for name in imports(source)} & alone, source
+            used = {ast.unparse(node) for node in nodes(source) if isinstance(node, ast.Attribute)}
+            assert not used & alone, source
 
 
 def test_the_pipeline_is_a_client() -> None:

@@ -1,13 +1,13 @@
-"""The command line of every role: python -m ROLE --config FILE --set KEY=VALUE …"""
+"""The command line of every role and of a node: python -m ROLE --config FILE --set KEY=VALUE …"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.settings.fields import field_docs, specs, toml_value, unknown
-from cluster.settings.options import ClusterOptions, RoleOptions
+from cluster.settings.options import ClusterOptions, Options, RoleOptions
 from pixiu.errors import ConfigurationError
 from pixiu.version import __version__
 
@@ -24,20 +24,44 @@ class Command:
     show_example: bool
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of options that a program takes.
+
+    Args:
+        keys: those of its options that the help shows; by default all.
+    """
+
+    name: str
+    options: type[Options]
+    keys: Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", self.keys or list(specs(self.options)))
+
+
 def parse(role: str, options_type: type[RoleOptions], argv: Sequence[str]) -> Command:
-    """Parse a role's arguments (without the program's name).
+    """Parse a role's arguments. See `parse_arguments`."""
+    about = f"Run one {role} of a Pixiu cluster until SIGTERM or Ctrl-C, which drain it; a second one ends it at once."
+    return parse_arguments(role, about, [Table(role, options_type), Table("cluster", ClusterOptions)], argv)
+
+
+def parse_arguments(module: str, about: str, tables: Sequence[Table], argv: Sequence[str]) -> Command:
+    """Parse the arguments of `python -m MODULE` (without the program's name).
+
+    tables: the first one's keys need no table in --set.
 
     Exits by SystemExit as argparse does: 0 after --help and --version, 2 on unknown arguments.
     Raises ConfigurationError on a --set without «=» or given twice for one key.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m {role}",
-        description=f"Run one {role} of a Pixiu cluster until SIGTERM or Ctrl-C, which drain it; a second one ends it at once.",
-        epilog=_options_help(role, options_type),
+        prog=f"python -m {module}",
+        description=about,
+        epilog=_options_help(tables),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help=f"TOML file with [cluster] and [{role}]")
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file with [cluster] and [{module}]")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -55,7 +79,8 @@ def parse(role: str, options_type: type[RoleOptions], argv: Sequence[str]) -> Co
     for text in found.overrides:
         key, equals, value = text.partition("=")
         if not equals:
-            known = [*specs(options_type), *(f"cluster.{name}" for name in specs(ClusterOptions))]
+            first, *further = tables
+            known = [*first.keys, *(f"{table.name}.{name}" for table in further for name in table.keys)]
             raise ConfigurationError(
                 f"--set {key}: must be KEY=VALUE; {unknown('option', key, known)}"
                 if key not in known
@@ -67,13 +92,13 @@ def parse(role: str, options_type: type[RoleOptions], argv: Sequence[str]) -> Co
     return Command(found.config, overrides, found.example)
 
 
-def _options_help(role: str, options_type: type[RoleOptions]) -> str:
-    lines = [f"options (in the file's tables, as --set, or as PIXIU_{role.upper()}_KEY and PIXIU_CLUSTER_KEY):"]
-    tables: tuple[tuple[str, type], ...] = ((role, options_type), ("cluster", ClusterOptions))
-    for table, of_table in tables:
-        lines.append(f"\n[{table}]")
-        docs = field_docs(of_table)
-        for key, spec in specs(of_table).items():
-            lines.append(f"  {key} = {toml_value(spec.default)}")
-            lines.append(f"      {docs.get(key, '')} ({spec.describe()})")
+def _options_help(tables: Sequence[Table]) -> str:
+    variables = " and ".join(f"PIXIU_{table.name.upper()}_KEY" for table in tables[:2])
+    lines = [f"options (in the file's tables, as --set, or as {variables}):"]
+    for table in tables:
+        lines.append(f"\n[{table.name}]")
+        docs, of_table = field_docs(table.options), specs(table.options)
+        for key in table.keys:
+            lines.append(f"  {key} = {toml_value(of_table[key].default)}")
+            lines.append(f"      {docs.get(key, '')} ({of_table[key].describe()})")
     return "\n".join(lines)

@@ -207,11 +207,12 @@ def toml_value(value: Any) -> str:
     return json.dumps(str(value))
 
 
-def render_table(table: str, options_type: type) -> str:
-    """Render one TOML table with every option at its default, below its help text and its allowed values."""
+def render_table(table: str, options_type: type, keys: Iterable[str] | None = None) -> str:
+    """Render one TOML table with every option, or these, at its default, below its help text and its allowed values."""
     docs = field_docs(options_type)
     lines = [f"[{table}]"]
-    for key, spec in specs(options_type).items():
+    found = specs(options_type)
+    for key, spec in found.items() if keys is None else ((key, found[key]) for key in keys):
         if spec.default is dataclasses.MISSING:
             raise ConfigurationError(f"[{table}] {key} has no default: every option needs one")
         text = f"{docs.get(key, '')} ({spec.describe()})".strip()

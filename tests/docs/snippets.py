@@ -28,6 +28,7 @@ from cluster.access.settings import parse
 from cluster.settings.options import load_options
 from cluster.trust.key_folder import add_key, use_key
 from cluster.trust.pki import issue, make_authority
+from node.options import load as load_node
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import ConfigurationError
 from tools.cli.main import application
@@ -115,10 +116,12 @@ def problems_of_toml(text: str, folder: Path) -> list[str]:
         text = text.replace(tls_dir, str(folder / "tls"))
     (folder / "snippet.toml").write_text(text)
     found = []
-    for role in [name for name in tables if name in ROLES] or ["broker"]:
-        options = importlib.import_module(f"{role}.options").Options
+    for role in ["node"] if "node" in tables else [name for name in tables if name in ROLES] or ["broker"]:
         try:
-            load_options(role, options, folder / "snippet.toml", {}, {})
+            if role == "node":
+                load_node(folder / "snippet.toml", {}, {})
+            else:
+                load_options(role, importlib.import_module(f"{role}.options").Options, folder / "snippet.toml", {}, {})
         except ConfigurationError as error:
             found.append(str(error))
     return found
