@@ -168,10 +168,9 @@ def load(path: Path | str | None, environ: Mapping[str, str], overrides: Mapping
     layers.put_all({table: content for table, content in file.items() if isinstance(content, dict)}, text=False)
     layers.put_all(_of_environment(environ, layers.known()), text=True)
     layers.put_all(said, text=True)
-    node = layers.node.build()
-    if node is not None:
-        for name, sources in layers.entries.items():
-            _settle(name, sources, node, layers.node)
+    layers.node.build()
+    for name, sources in layers.entries.items():
+        _settle(name, sources, layers.node)
     if not layers.entries or any("registry" not in sources.origins for sources in layers.entries.values()):
         layers.wrong.append(f"registry is not given: name the cluster to join, such as --set registry={DEFAULT_REGISTRY}")
     cluster = layers.cluster.build()
@@ -239,20 +238,21 @@ def _of_environment(environ: Mapping[str, str], known: set[str]) -> dict[str, di
     return found
 
 
-def _settle(name: str, sources: Sources[Any], node: Options, of_node: Sources[Options]) -> None:
+def _settle(name: str, sources: Sources[Any], node: Sources[Options]) -> None:
     """Set what the node decides for a role: its partition, its default folder, the form of log lines."""
     partition = name.partition("-")[2]
     if partition:
         if sources.values.get("partition", int(partition)) != int(partition):
             sources.wrong.append(f"{sources.origins['partition']}: [{name}] partition: must be left out: {name} in roles says it")
         sources.values["partition"] = int(partition)
-    if node.data_dir and "data_dir" not in sources.values:
-        sources.put("data_dir", str(Path(node.data_dir) / name), of_node.origins["data_dir"], text=False)
-    if sources.values.get("log_format", node.log_format) != node.log_format:
+    if node.values.get("data_dir") and "data_dir" not in sources.values:
+        sources.put("data_dir", str(Path(node.values["data_dir"]) / name), node.origins["data_dir"], text=False)
+    log_format = node.values.get("log_format", Options.log_format)
+    if sources.values.get("log_format", log_format) != log_format:
         sources.wrong.append(
             f"{sources.origins['log_format']}: [{name}] log_format: must be left out: a process has one, in [node]"
         )
-    sources.values["log_format"] = node.log_format
+    sources.values["log_format"] = log_format
 
 
 def _conflicts(entries: Sequence[Entry]) -> Iterator[str]:

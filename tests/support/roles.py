@@ -39,6 +39,8 @@ class Roles:
         """What starts a process: of this tree, unless a test says otherwise."""
         self._processes: dict[str, Forked] = {}
         self._places: dict[str, tuple[str, str, int]] = {}
+        self._nodes: dict[str, str] = {}
+        """Name of a role of a node → the first one of that node, which names its log."""
         self._refused: set[str] = set()
         self._roots: set[str] = {DEFAULT_ROOT}
 
@@ -69,6 +71,23 @@ class Roles:
         module, arguments = ("tests.support.deaf_role", [role, *arguments]) if deaf else (role, arguments)
         self._processes[name] = self.fork(module, arguments, self.folder / f"{name}.log")
         self._places[name] = (root, role, partition)
+
+    def start_node(self, *names: str, **settings: object) -> None:
+        """Start a node of these roles, by their names in `node.roles`; each then has that name here.
+
+        settings: as for --set, `ROLE__KEY` for one role's.
+        """
+        wanted = SETTINGS | {"roles": ",".join(names), "registry": self.target(), "data_dir": str(self.folder)}
+        for name in names:
+            role, _, number = name.partition("-")
+            self._places[name] = (DEFAULT_ROOT, role, int(number or -1))
+            wanted |= {"xiu.table_dir": str(self.folder), "xiu.table_mb": "8"} if role == "xiu" else {}
+            wanted |= {"gateway.signal_table_dir": str(self.folder)} if role == "gateway" else {}
+        wanted |= {key.replace("__", "."): str(value) for key, value in settings.items()}
+        arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
+        process = self.fork("node", arguments, self.folder / f"{names[0]}.log")
+        self._processes |= dict.fromkeys(names, process)
+        self._nodes |= dict.fromkeys(names, names[0])
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """To one process."""
@@ -104,7 +123,7 @@ class Roles:
 
     def log(self, name: str) -> str:
         """What a process logged."""
-        return (self.folder / f"{name}.log").read_text()
+        return (self.folder / f"{self._nodes.get(name, name)}.log").read_text()
 
     async def node(self, name: str) -> Node | None:
         """The node of a process, once it is Running."""
@@ -130,7 +149,7 @@ class Roles:
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
         for role in ("proxy", "gateway", "relay", "broker", "router", "pi", "xiu"):
-            own = [process for name, process in self._processes.items() if self._places[name][1] == role]
+            own = dict.fromkeys(process for name, process in self._processes.items() if self._places[name][1] == role)
             for process in own:
                 process.send_signal(signal.SIGTERM)
             for process in own:

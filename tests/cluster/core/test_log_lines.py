@@ -174,3 +174,54 @@ def test_what_a_caller_sent_that_nobody_can_read_is_one_line_without_its_words()
     assert [line["event"] for line in found] == ["call_unreadable"] * 4 + ["library"]
     assert "secret" not in out.getvalue()
     assert "Traceback" not in out.getvalue()
+
+
+async def test_each_role_of_a_loop_has_its_identity_in_its_tasks_timers_and_threads() -> None:
+    stream = io.StringIO()
+    log.configure("json", "debug", stream)
+    loop, made = asyncio.get_running_loop(), {}
+
+    async def live(role: str) -> None:
+        log.act_as(log.Identity(role=role))
+        made[role] = log.get_logger()
+        log.get_logger().info("task")
+        done = asyncio.Event()
+
+        def timer() -> None:
+            log.get_logger().info("timer")
+            done.set()
+
+        loop.call_later(0.002, timer)
+        await done.wait()
+        await asyncio.to_thread(lambda: logging.getLogger("kazoo.client").warning("in a thread"))
+
+    await asyncio.gather(live("gateway"), live("xiu"))
+    found = [json.loads(line) for line in lines(stream)]
+    assert sorted((line["event"], line["role"]) for line in found) == [
+        (event, role) for event in ("library", "task", "timer") for role in ("gateway", "xiu")
+    ]
+    log.act_as(log.Identity(role="gateway"))
+    made["xiu"].info("a call that the gateway makes")
+    assert json.loads(lines(stream)[-1])["role"] == "xiu", "a logger remembers whose it is"
+    log.get_logger().info("not in any role's logger")
+    assert json.loads(lines(stream)[-1])["role"] == "gateway"
+
+
+def test_each_role_of_a_process_has_its_log_level_and_its_limits() -> None:
+    stream = io.StringIO()
+    log.configure("json", "debug", stream)
+    quiet, loud = log.Identity("warning", role="quiet"), log.Identity("debug", role="loud")
+    for identity in (quiet, loud):
+        log.act_as(identity)
+        log.get_logger().debug("debug")
+        log.get_logger().warning("warning")
+        assert [log.once_per(3600, "a limit of each role") for _ in range(2)] == [True, False]
+    assert [(line["role"], line["event"]) for line in map(json.loads, lines(stream))] == [
+        ("quiet", "warning"), ("loud", "debug"), ("loud", "warning"),
+    ]  # fmt: skip
+    loud.set_level("error")
+    log.get_logger().warning("no longer")
+    quiet.set_level("debug")
+    log.act_as(quiet)
+    log.get_logger().debug("now")
+    assert [json.loads(line)["event"] for line in lines(stream)[3:]] == ["now"]

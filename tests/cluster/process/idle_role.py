@@ -29,8 +29,8 @@ class Options(PartitionedOptions):
     """Seconds that starting takes."""
     hang_s: float = bounded(0.0, 0.0, 600.0)
     """Seconds for which the loop hangs at SIGUSR1."""
-    fail: str = choice("no", "no", "bug", "error", "crash", "view")
-    """What goes wrong."""
+    fail: str = choice("no", "no", "bug", "error", "crash", "asked", "view")
+    """What goes wrong; `asked`: it crashes at SIGUSR2."""
 
 
 def say(text: str) -> None:
@@ -64,6 +64,8 @@ class Idle:
                 raise Unavailable("nobody gave a snapshot")
             case "crash":
                 asyncio.get_running_loop().call_later(0.01, self._context.crash, RuntimeError("a bug in a task"))
+            case "asked":
+                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._context.crash, RuntimeError("a bug in a task"))
 
     async def drain(self) -> None:
         say("drain")

@@ -12,6 +12,7 @@ import pytest
 
 from cluster.listeners.call_guard import CallGuard
 from cluster.listeners.streams import framed_calls, framed_listener, stream_keys
+from cluster.rpc.framed import Framed
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
 from cluster.trust.pki import issue, make_authority
@@ -99,6 +100,23 @@ async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, t
 async def _revoked(node: Node, cluster: ClusterOptions, tls: Tls) -> bool:
     await asyncio.sleep(0.1)
     return "nobody may not call" in await said(node, cluster, tls)
+
+
+async def test_two_roles_of_one_loop_show_each_its_own_certificate(folders: Path) -> None:
+    cluster, method = ClusterOptions(), "/pixiu.v1.Xiu/Store"
+    async with xiu(folders / "tls", cluster) as (_, node):
+        proxy, broker = (framed_calls(role, 3, cluster, Tls(folders / "tls", role)) for role in ("proxy", "broker"))
+
+        async def called(calls: Framed) -> str:
+            async with calls.call(node, method, bytes) as call:
+                try:
+                    return (await ask(call, b"hello", 60.0)).decode()
+                except StreamEnded as ended:
+                    return str(ended)
+
+        found = await asyncio.gather(*(called(calls) for calls in (proxy, broker, proxy, broker)))
+        assert found[0] == found[2] == "hello"
+        assert found[1] == found[3] == f"NOT_ALLOWED: broker may not call {method} of xiu"
 
 
 async def test_new_certificates_are_shown_to_new_connections(folders: Path, tmp_path: Path) -> None:
