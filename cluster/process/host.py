@@ -33,6 +33,7 @@ from cluster.core.pacing import new_loop, pacer_of
 from cluster.core.turn import Turn
 from cluster.process.collector import Collector
 from cluster.process.context import Context, MembershipFactory, Service
+from cluster.process.registry_session import SharedSession
 from cluster.process.role_run import RoleRun
 from cluster.process.watchdog import Watchdog
 from cluster.settings import command
@@ -95,12 +96,13 @@ class Host:
         self._ending = asyncio.Event()
         self._watched = False
         self._exit_code = EXIT_OK
+        self._sessions = _sessions(roles)
         self._runs = {role: role.context.run(self._run_of, role) for role in roles}
         limit_s = min(role.options.session_timeout_ms for role in roles) / 2000
         self._watchdog = Watchdog(limit_s, self._stalled, self._turns_again, self._note_lag)
 
     def _run_of(self, role: Role[Any]) -> RoleRun[Any]:
-        return RoleRun(role.name, role.cluster, role.options, role.identity, self)
+        return RoleRun(role.name, role.cluster, role.options, role.identity, self._sessions[role], self)
 
     async def run(self) -> int:
         """Run all roles until a signal, a drain or a crash. Returns the exit code: that of the first role that failed."""
@@ -195,7 +197,7 @@ class Host:
     def _stalled(self, seconds: float, stack: str) -> None:
         """Give up every role's place in the registry, which kazoo's threads would hold for ever. Runs in the watchdog's thread."""
         self._log.error(log.LOOP_STALLED, seconds=round(seconds, 3), stack=stack)
-        ends = [threading.Thread(target=run.registry.end, daemon=True) for run in self._runs.values()]
+        ends = [threading.Thread(target=session.end, daemon=True) for session in {*self._sessions.values()}]
         for end in ends:
             end.start()
         for end in ends:
@@ -203,6 +205,21 @@ class Host:
 
     def _turns_again(self) -> None:
         self._log.warning(log.LOOP_BACK, stalls=self._watchdog.stalls)
+
+
+def _sessions(roles: Sequence[Role[Any]]) -> dict[Role[Any], SharedSession]:
+    """Make the sessions with the registry: one for those roles for which it would be the same."""
+    alike: dict[tuple[object, ...], list[Role[Any]]] = {}
+    for role in roles:
+        options = role.options
+        same = (options.registry, options.session_timeout_ms, options.connect_timeout_s, role.cluster)
+        alike.setdefault(same, []).append(role)
+    found: dict[Role[Any], SharedSession] = {}
+    for group in alike.values():
+        names, first = list(dict.fromkeys(role.name for role in group)), group[0]
+        session = SharedSession(names, first.cluster, first.options, first.cluster.tls(first.name))
+        found |= dict.fromkeys(group, session)
+    return found
 
 
 def run_roles(roles: Sequence[Role[Any]], config: str | None, membership: MembershipFactory) -> int:

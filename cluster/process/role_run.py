@@ -36,7 +36,7 @@ from cluster.process.interests import SEES
 from cluster.process.listeners import Listeners
 from cluster.process.live_options import LiveOptions
 from cluster.process.process_links import ProcessLinks
-from cluster.process.registry_session import QUIET_S, RegistrySession
+from cluster.process.registry_session import QUIET_S, RegistrySession, SharedSession
 from cluster.process.views import Views
 from cluster.settings.options import (
     ClientListenerOptions,
@@ -91,10 +91,19 @@ class RoleRun(Generic[OptionsT]):
 
     Args:
         identity: see `log.Identity`.
+        session: with the registry.
         owner: the process.
     """
 
-    def __init__(self, role: str, cluster: ClusterOptions, options: OptionsT, identity: log.Identity, owner: Owner) -> None:
+    def __init__(
+        self,
+        role: str,
+        cluster: ClusterOptions,
+        options: OptionsT,
+        identity: log.Identity,
+        session: SharedSession,
+        owner: Owner,
+    ) -> None:
         self._role, self._cluster, self._options, self._identity, self._owner = role, cluster, options, identity, owner
         self._endpoint_id = EndpointID(secrets.randbits(63) or 1)
         self._log = log.get_logger()
@@ -104,7 +113,7 @@ class RoleRun(Generic[OptionsT]):
         self._framed = framed_calls(role, self._endpoint_id, cluster, self._listeners.tls)
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
-        self._registry = RegistrySession(role, cluster, options, self._listeners.tls, self._audit)
+        self._registry = RegistrySession(role, options.registry, session, self._audit)
         self._views = Views(role, self._registry.zookeeper, self._registry.address.root, options.poll_interval_s, self._audit)
         self._links = ProcessLinks(role, cluster, self._views, self._audit, received.note)
         self._closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
@@ -120,11 +129,6 @@ class RoleRun(Generic[OptionsT]):
     def running(self) -> bool:
         """True while it serves: it has started, and has not crashed."""
         return self._state == NodeState.RUNNING.value and self._error is None
-
-    @property
-    def registry(self) -> RegistrySession:
-        """Its session with the registry."""
-        return self._registry
 
     def leave(self) -> None:
         """End this run: a start is broken off, a role that serves drains, one that has crashed hands nothing over."""
@@ -155,10 +159,8 @@ class RoleRun(Generic[OptionsT]):
         self._audit.write("start", version=__version__, pid=os.getpid(), wire_hash=self._cluster.wire_hash())
         port, http_port = await self._bind()
         await self._registry.connect()
-        self._closers.append(("zookeeper", self._registry.zookeeper.close))
+        self._closers.append(("zookeeper", self._registry.close))
         self._closers.append(("streams", self._listeners.streams.close))
-        follows = asyncio.create_task(self._registry.follow_login())
-        self._closers.append(("registry credentials", lambda: _cancelled(follows)))
         self._membership = membership(
             self._registry.zookeeper,
             self._registry.address.root,
@@ -325,7 +327,7 @@ class RoleRun(Generic[OptionsT]):
             tls=self._listeners.tls is not None,
             protocol_min=MIN_PROTOCOL,
             protocol_max=MAX_PROTOCOL,
-            login=" ".join(self._registry.zookeeper.logged_in_as),
+            login=self._registry.login,
             stream_port=self._listeners.stream_port,
         )
 

@@ -162,9 +162,9 @@ class ClusterOptions(Options):
         """Return the certificates of a process of this role; None without a tls_dir. Raises ConfigurationError."""
         return Tls(Path(self.tls_dir), role) if self.tls_dir else None
 
-    def login(self, role: str) -> Login | None:
-        """Return the login of a process of this role in the registry; None without a file."""
-        return Login(Path(self.registry_credentials_file), role) if self.registry_credentials_file else None
+    def login(self, *roles: str) -> Login | None:
+        """Return the login of a process of these roles in the registry; None without a file."""
+        return Login(Path(self.registry_credentials_file), *roles) if self.registry_credentials_file else None
 
     def key_ring(self) -> KeyRing | None:
         """Return the keys of datagrams; None without a key_dir. Raises ConfigurationError."""

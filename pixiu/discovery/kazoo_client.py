@@ -11,7 +11,7 @@ import contextvars
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -61,15 +61,18 @@ _kazoo_log.setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class LoopWatch:
-    """A watch as kazoo keeps it: equal for equal callbacks, so that a watch set repeatedly is kept once."""
+    """A watch as kazoo keeps it: equal for equal callbacks, so that a watch set repeatedly is kept once. It is called in the
+    context in which it was set."""
 
     loop: asyncio.AbstractEventLoop
     callback: operations.Watch
+    context: contextvars.Context = field(default_factory=contextvars.copy_context, compare=False)
 
     def __call__(self, event: Any) -> None:
         # NONE events report a change of the session, which session listeners handle.
         if event.type in operations.WatchKind.__members__:
-            to_loop(self.loop, self.callback, operations.WatchEvent(operations.WatchKind(str(event.type)), str(event.path)))
+            said = operations.WatchEvent(operations.WatchKind(str(event.type)), str(event.path))
+            to_loop(self.loop, self.context.copy().run, self.callback, said)
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ class Login:
 
     Args:
         path: the file.
-        role: the process's role, to take only its lines; empty: all lines.
+        roles: the roles of the process, to take only their lines; none: all lines.
     """
 
-    def __init__(self, path: Path, role: str = "") -> None:
-        self.path, self.role = path, role
+    def __init__(self, path: Path, *roles: str) -> None:
+        self.path, self.roles = path, roles
 
     def read(self) -> dict[str, tuple[str, ...]]:
         """Read login → passwords. Raises `ConfigurationError` that names the file and the problem."""
@@ -47,13 +47,12 @@ class Login:
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigurationError(f"registry credentials {self.path}: others may read or change it: chmod 600 {self.path}")
         found = parse_credentials(text, f"registry credentials {self.path}")
-        if not self.role:
-            return found
-        if self.role not in found:
-            raise ConfigurationError(
-                f"registry credentials {self.path}: has no line for {self.role}: copy it from the operator's file"
-            )
-        return {self.role: found[self.role]}
+        for role in self.roles:
+            if role not in found:
+                raise ConfigurationError(
+                    f"registry credentials {self.path}: has no line for {role}: copy it from the operator's file"
+                )
+        return {role: found[role] for role in self.roles or found}
 
 
 class _Own:
@@ -71,19 +70,19 @@ def use(login: Login | None) -> None:
     _own.login = login
 
 
-def own(hosts: str, role: str = "") -> Login | None:
+def own(hosts: str, *roles: str) -> Login | None:
     """The login, at a ZooKeeper (`host:port[,host:port]`), of a program that was given none; None: there is none.
 
-    role: see `Login`.
+    roles: see `Login`.
     """
     if _own.login is not None:
         return _own.login
     named = os.environ.get(CREDENTIALS_FILE, "")
     if named:
-        return Login(Path(named), role)
+        return Login(Path(named), *roles)
     try:
         left = left_at(hosts)
-        return Login(left, role) if left.exists() and left.stat().st_uid == os.getuid() else None
+        return Login(left, *roles) if left.exists() and left.stat().st_uid == os.getuid() else None
     except OSError:
         return None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import ssl
 import threading
@@ -70,7 +71,7 @@ class ZooKeeper:
         operation_timeout_s: time limit of one operation, seconds.
         session: (id, password) of a session to take over, as `session` returns it.
         login: the login to use; None: the one that this program finds by itself (`pixiu.discovery.login`).
-        role: of the process, to take only its line of the login that is found; empty: all lines.
+        roles: of the process, to take only their lines of the login that is found; none: all lines.
         tls: certificates for a ZooKeeper with TLS; None: this program's own (`pixiu.rpc.tls`).
         further_roots: roots of other clusters in which this session writes.
 
@@ -86,7 +87,7 @@ class ZooKeeper:
         operation_timeout_s: float = 10.0,
         session: tuple[int, bytes] | None = None,
         login: Login | None = None,
-        role: str = "",
+        roles: Sequence[str] = (),
         tls: Tls | None = None,
         further_roots: Sequence[str] = (),
     ) -> None:
@@ -94,7 +95,7 @@ class ZooKeeper:
             address = RegistryAddress(address)
         self._address = address
         self._roots = (address.root, *further_roots)
-        self._login = (lambda: login) if login is not None else partial(logins.own, address.hosts, role)
+        self._login = (lambda: login) if login is not None else partial(logins.own, address.hosts, *roles)
         self._tls = tls
         self._passwords: dict[str, tuple[str, ...]] = {}
         self._tls_problem = ""
@@ -110,14 +111,15 @@ class ZooKeeper:
         self._session_id = 0
         self._refused, self._away_since = 0, 0.0
         """Number of connections that servers took since the session was lost, and the time of the loss, monotonic seconds."""
-        self._listeners: list[SessionListener] = []
+        self._listeners: dict[SessionListener, contextvars.Context] = {}
+        """Each is called in the context in which it was added: several roles of a process may share a session."""
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._asked = 0
         """Number of operations that kazoo has not answered."""
         self._quiet, self._may_ask, self._one_login = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._quiet.set()
         self._may_ask.set()
-        self._below: dict[str, list[Watch]] = {}
+        self._below: dict[str, dict[Watch, contextvars.Context]] = {}
         self._closed = False
 
     @property
@@ -157,12 +159,11 @@ class ZooKeeper:
 
     def add_listener(self, listener: SessionListener) -> None:
         """Call `listener` in the event loop at every change of the session from now on."""
-        self._listeners.append(listener)
+        self._listeners[listener] = contextvars.copy_context()
 
     def remove_listener(self, listener: SessionListener) -> None:
         """Stop calling a listener."""
-        with contextlib.suppress(ValueError):
-            self._listeners.remove(listener)
+        self._listeners.pop(listener, None)
 
     async def connect(self) -> None:
         """Open the session.
@@ -349,16 +350,13 @@ class ZooKeeper:
 
         Raises `RegistryUnavailable`, `RegistryConflict` from a ZooKeeper older than 3.6.
         """
-        watches = self._below.setdefault(path, [])
-        if watch not in watches:
-            watches.append(watch)
+        self._below.setdefault(path, {}).setdefault(watch, contextvars.copy_context())
         await self._run(path, partial(kazoo_client.start_watch_below, path))
 
     def stop_watching_below(self, watch: Watch) -> None:
         """Stop reporting to `watch`; the server's watches end with the connection."""
         for watches in self._below.values():
-            if watch in watches:
-                watches.remove(watch)
+            watches.pop(watch, None)
 
     async def transaction(self, operations: Sequence[Operation]) -> list[object]:
         """Do all operations or none. Returns a list with the path of each `Create` and something else for the others.
@@ -450,8 +448,8 @@ class ZooKeeper:
     def _heard_below(self, event: WatchEvent) -> None:
         path = event.path
         while path:
-            for watch in list(self._below.get(path, ())):
-                watch(event)
+            for watch, context in list(self._below.get(path, {}).items()):
+                context.copy().run(watch, event)
             path = path.rpartition("/")[0]
 
     def _on_state(self, client: Any, state: SessionState, session_id: int) -> None:
@@ -474,8 +472,8 @@ class ZooKeeper:
             self._connected = False
             assert self._loop is not None
             self._loop.call_later(kazoo_client.RECONNECT_MAX_DELAY_S, self._revive, client)
-        for listener in list(self._listeners):
-            listener(event)
+        for listener, context in list(self._listeners.items()):
+            context.copy().run(listener, event)
 
     def _on_reached(self) -> None:
         """Count a connection that a server took without restoring the session. A server restored from a backup, with data older

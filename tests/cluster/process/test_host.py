@@ -9,9 +9,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,18 @@ from cluster.process.host import DRAIN_ORDER, EXIT_CRASH, EXIT_ENVIRONMENT, EXIT
 from cluster.process.role_run import Owner
 from cluster.settings.options import ClusterOptions, PartitionedOptions
 from pixiu.errors import ConfigurationError, Unavailable
+from pixiu.rpc.tls import Tls
+
+
+class Session:
+    """The session of a role with the registry."""
+
+    def __init__(self, roles: Sequence[str], cluster: ClusterOptions, options: Any, tls: Tls | None) -> None:
+        self.roles = list(roles)
+        self.ended: list[str] = []
+
+    def end(self) -> None:
+        self.ended.append(threading.current_thread().name)
 
 
 class Run:
@@ -29,14 +40,15 @@ class Run:
 
     all: dict[str, Run]
 
-    def __init__(self, role: str, cluster: ClusterOptions, options: Any, identity: log.Identity, owner: Owner) -> None:
+    def __init__(
+        self, role: str, cluster: ClusterOptions, options: Any, identity: log.Identity, session: Session, owner: Owner
+    ) -> None:
         self.name = f"{role}-{options.partition}"
         self.owner, self.identity = owner, identity
         self.running = False
         self.may_start, self.leaving, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.error: Exception | None = None
-        self.ended_sessions: list[str] = []
-        self.registry = SimpleNamespace(end=lambda: self.ended_sessions.append(threading.current_thread().name))
+        self.session = session
         self.loop_errors: list[object] = []
         Run.all[self.name] = self
 
@@ -116,6 +128,7 @@ class Node:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Run.all = {}
     monkeypatch.setattr("cluster.process.host.RoleRun", Run)
+    monkeypatch.setattr("cluster.process.host.SharedSession", Session)
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     yield
     logging.getLogger().handlers[:] = handlers
@@ -209,8 +222,8 @@ async def test_a_stall_is_reported_once_and_ends_the_session_of_every_role() -> 
         await asyncio.to_thread(found.host._stalled, 7.0, "the stack")
         [line] = found.lines("loop_stalled")
         assert (line["role"], line["seconds"], line["stack"]) == ("node", 7.0, "the stack")
-        assert [len(run.ended_sessions) for run in Run.all.values()] == [1, 1, 1]
-        assert len({name for run in Run.all.values() for name in run.ended_sessions}) == 3, "none waits for another's"
+        [session] = {run.session for run in Run.all.values()}
+        assert (session.roles, len(session.ended)) == (["gateway", "broker", "xiu"], 1)
         found.host.end()
         await found.ended()
 
