@@ -87,9 +87,9 @@ class Host:
 
     def __init__(self, roles: Sequence[Role[Any]], membership: MembershipFactory) -> None:
         self._loop = asyncio.get_running_loop()
-        log.act_as(roles[0].identity if len(roles) == 1 else log.Identity(role="node"))
+        log.act_as(roles[0].identity if len(roles) == 1 else log.Identity(_least_level(roles), role="node"))
         self._log = log.get_logger()
-        self._membership = membership
+        self._roles, self._membership = roles, membership
         self.turn = Turn(time.monotonic, self._loop.call_soon)
         self._collector = Collector()
         self._pacer = pacer_of(self._loop)
@@ -97,12 +97,9 @@ class Host:
         self._watched = False
         self._exit_code = EXIT_OK
         self._sessions = _sessions(roles)
-        self._runs = {role: role.context.run(self._run_of, role) for role in roles}
+        self._runs: dict[Role[Any], RoleRun[Any]] = {}
         limit_s = min(role.options.session_timeout_ms for role in roles) / 2000
         self._watchdog = Watchdog(limit_s, self._stalled, self._turns_again, self._note_lag)
-
-    def _run_of(self, role: Role[Any]) -> RoleRun[Any]:
-        return RoleRun(role.name, role.cluster, role.options, role.identity, self._sessions[role], self)
 
     async def run(self) -> int:
         """Run all roles until a signal, a drain or a crash. Returns the exit code: that of the first role that failed."""
@@ -110,13 +107,14 @@ class Host:
         self._collector.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
-        lives = {role: self._loop.create_task(self._live(role), context=role.context) for role in self._runs}
+        lives = {role: self._loop.create_task(self._live(role), context=role.context) for role in self._roles}
         ending = asyncio.create_task(self._ending.wait())
         await asyncio.wait({ending, *lives.values()}, return_when=asyncio.FIRST_COMPLETED)
         self._ending.set()
         for leaving in self._in_order():
             for role in leaving:
-                self._runs[role].leave()
+                if role in self._runs:
+                    self._runs[role].leave()
             await asyncio.gather(*(lives[role] for role in leaving))
         await ending
         self._watchdog.stop()
@@ -125,15 +123,17 @@ class Host:
 
     def _in_order(self) -> Iterable[list[Role[Any]]]:
         """Yield the roles that leave together: first those that do not serve, because they crashed or never started."""
-        yield [role for role, run in self._runs.items() if not run.running]
-        for name in (*DRAIN_ORDER, *({role.name for role in self._runs} - {*DRAIN_ORDER})):
-            yield [role for role in self._runs if role.name == name]
+        yield [role for role in self._roles if role not in self._runs or not self._runs[role].running]
+        for name in (*DRAIN_ORDER, *({role.name for role in self._roles} - {*DRAIN_ORDER})):
+            yield [role for role in self._roles if role.name == name]
 
     async def _live(self, role: Role[Any]) -> None:
         """Run a role, in its context, and log how it ended."""
         logger = log.get_logger()
         try:
-            await self._runs[role].run(role.service, self._membership)
+            run = RoleRun(role.name, role.cluster, role.options, role.identity, self._sessions[role], self)
+            self._runs[role] = run
+            await run.run(role.service, self._membership)
         except (ConfigurationError, RegistryUnavailable) as error:
             self._failed(EXIT_ENVIRONMENT)
             logger.error(log.START_FAILED, error=str(error))
@@ -187,8 +187,8 @@ class Host:
         # From Python 3.12 on asyncio calls this in the context of what has failed.
         where = getattr(context.get("handle"), "_context", None) or contextvars.copy_context()
         identity = where.run(log.current_identity)
-        role = next((role for role in self._runs if role.identity is identity), next(iter(self._runs)))
-        role.context.copy().run(self._runs[role].loop_error, context)
+        for role in sorted(self._runs, key=lambda role: role.identity is not identity)[:1]:
+            role.context.copy().run(self._runs[role].loop_error, context)
 
     def _note_lag(self, seconds: float) -> None:
         for run in self._runs.values():
@@ -227,7 +227,7 @@ def run_roles(roles: Sequence[Role[Any]], config: str | None, membership: Member
 
     config: the file of their options, for the log. membership: `registry.membership.Membership`.
     """
-    log.configure(roles[0].options.log_format, min((role.options.log_level for role in roles), key=log.level_of))
+    log.configure(roles[0].options.log_format, _least_level(roles))
     for role in roles:
         role.context.run(_announce, role, config)
     if any(role.options.data_dir for role in roles):
@@ -265,6 +265,12 @@ def run_role(
         print(f"{name}: wrong options:\n{error}", file=sys.stderr)
         return EXIT_ENVIRONMENT
     return run_roles([Role(name, cluster, options, service_factory)], wanted.config, membership)
+
+
+def _least_level(roles: Sequence[Role[Any]]) -> str:
+    """Return the log level of the role that logs most."""
+    levels: list[str] = [role.options.log_level for role in roles]
+    return min(levels, key=log.level_of)
 
 
 def _announce(role: Role[Any], config: str | None) -> None:

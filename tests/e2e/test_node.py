@@ -6,6 +6,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -13,6 +14,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 import pixiu
+from cluster.trust.pki import issue, make_authority
 from ops.drain_command import drain_process
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import DEFAULT_ROOT
@@ -79,6 +81,14 @@ async def nodes(roles: Roles, **settings: object) -> AsyncIterator[Node]:
     yield gateway
 
 
+def certified(folder: Path) -> Path:
+    """Certificates: each role shows its own, and may call what the others may not."""
+    make_authority(folder / "ca")
+    for name in (*FRONT, *STORES):
+        issue(folder / "ca", name.partition("-")[0], folder / "tls")
+    return folder / "tls"
+
+
 async def sent(px: pixiu.Client, payload: bytes) -> None:
     """Send it to the room and, as mail, to the user; both are accepted."""
     await px.room(ROOM).send(b"room " + payload, timeout_s=WAIT_S)
@@ -89,8 +99,10 @@ def both(payload: bytes) -> list[tuple[str, bytes]]:
     return [(f"room/{ROOM}", b"room " + payload), (f"user/{USER}", b"mail " + payload)]
 
 
-async def test_messages_and_mail_pass_and_the_registry_shows_every_role(roles: Roles) -> None:
-    async with nodes(roles) as gateway:
+@pytest.mark.parametrize("certificates", [False, True])
+async def test_messages_and_mail_pass_and_the_registry_shows_every_role(roles: Roles, certificates: bool) -> None:
+    settings = {"cluster.tls_dir": str(certified(roles.folder))} if certificates else {}
+    async with nodes(roles, **settings) as gateway:
         found = await roles.running(*FRONT, *STORES)
         assert len({node.pid for node in found}) == 2
         assert len({node.endpoint for node in found}) == len({node.port for node in found}) == len(found)
@@ -110,8 +122,8 @@ async def test_messages_and_mail_pass_and_the_registry_shows_every_role(roles: R
             await roles.end(name)
         ends = [line for line in roles.log("gateway").splitlines() if '"stopped"' in line]
         assert len(ends) == len(FRONT)
-        roles.start_node(*FRONT)
-        roles.start_node(*STORES)
+        roles.start_node(*FRONT, **settings)
+        roles.start_node(*STORES, **settings)
         (gateway, *_) = await roles.running(*FRONT, *STORES)
         await phone.connect(gateway)
         async with pixiu.connect(roles.target(), client="backend") as px:

@@ -44,6 +44,8 @@ class Run:
         self, role: str, cluster: ClusterOptions, options: Any, identity: log.Identity, session: Session, owner: Owner
     ) -> None:
         self.name = f"{role}-{options.partition}"
+        if options.audit_dir:
+            raise ConfigurationError("audit_dir is not writable")
         self.owner, self.identity = owner, identity
         self.running = False
         self.may_start, self.leaving, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -87,16 +89,20 @@ class Run:
         log.get_logger().error(log.LOOP_ERROR)
 
 
+def options_of(role: str, partition: int, audit_dir: str) -> PartitionedOptions:
+    return PartitionedOptions(partition=partition, audit_dir=audit_dir if role == "xiu" else "")
+
+
 class Node:
     """A host, and what happened in it."""
 
-    def __init__(self, names: tuple[str, ...], events: list[str]) -> None:
+    def __init__(self, names: tuple[str, ...], events: list[str], audit_dir: str) -> None:
         self.events = events
         self.names = names
         self.out = io.StringIO()
         log.configure("json", "info", self.out)
         roles = [
-            Role(name, ClusterOptions(), PartitionedOptions(partition=int(number)), lambda _context: Any)  # type: ignore[arg-type, return-value]
+            Role(name, ClusterOptions(), options_of(name, int(number), audit_dir), lambda _context: Any)  # type: ignore[arg-type, return-value]
             for name, number in (each.split("-") for each in names)
         ]
         self.host = Host(roles, events.append)  # type: ignore[arg-type]
@@ -137,8 +143,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def node(*names: str) -> Any:
-    found = Node(names, [])
+async def node(*names: str, audit_dir: str = "") -> Any:
+    """audit_dir: of a Xiu, which cannot be made with one."""
+    found = Node(names, [], audit_dir)
     try:
         yield found
     finally:
@@ -201,6 +208,13 @@ async def test_a_failed_start_of_one_ends_all_with_its_exit_code() -> None:
         assert await found.ended() == EXIT_ENVIRONMENT, "the first error counts"
         [failed], [crashed] = found.lines("start_failed"), found.lines("crashed")
         assert (failed["role"], failed["error"], crashed["role"]) == ("proxy", "port 7 is taken", "xiu")
+
+
+async def test_a_role_that_cannot_be_made_ends_all_as_one_that_cannot_start() -> None:
+    async with node("gateway-0", "xiu-0", audit_dir="/sys") as found:
+        assert await found.ended() == EXIT_ENVIRONMENT
+        assert [(line["role"], line["error"]) for line in found.lines("start_failed")] == [("xiu", "audit_dir is not writable")]
+        assert [line["role"] for line in found.lines("stopped")] == ["gateway"]
 
 
 async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
