@@ -42,8 +42,8 @@ MODULES: Final = {
     "cluster.mqtt": "codec decoder events inbound mail packets server subscriptions",
     "cluster.links": (
         "api datagrams.acknowledgement datagrams.fragments datagrams.head datagrams.heartbeat datagrams.sequence endpoint link "
-        "peer.liveness peer.outbox peer.peer_link peer.receiver peer.schedule peer.sender peer.switch peer.window refusals stats "
-        "stream"
+        "local local_core peer.liveness peer.outbox peer.peer_link peer.receiver peer.schedule peer.sender peer.switch peer.window "
+        "refusals stats stream"
     ),
     "cluster.trust": "key_ring",
     "cluster.membership": (

@@ -1,7 +1,7 @@
 """The shell of a process's links: one UDP socket in the event loop, streams, one timer.
 
     readable: receive up to 64 datagrams ─► handlers run ─► callbacks for the end of the input ─► data leaves
-              ─► acknowledgements leave
+              ─► acknowledgements leave ─► roles of the same process have their turns, until nothing waits for any of them
 
 All of this happens in one iteration of the event loop: a further iteration costs a system call and as much again as the work for
 one message.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
 import ipaddress
 import os
@@ -25,7 +26,9 @@ from pathlib import Path
 from typing import Final
 
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
-from cluster.links.link import MIN_DELAY_S, LinkCore
+from cluster.links.link import MIN_DELAY_S
+from cluster.links.local import LocalSwitch
+from cluster.links.local_core import LocalCore
 from cluster.links.options import LinkOptions
 from cluster.links.peer.sender import Address
 from cluster.links.refusals import no_warning
@@ -70,21 +73,24 @@ class Endpoint(Links):
         ring: KeyRing | None = None,
         role: str = "",
         framed: Framed | None = None,
+        switch: LocalSwitch | None = None,
     ) -> None:
         """Create the links of a process.
 
         `on_warning(event, **fields)` logs. `knows`: returns True if a sender that is not a peer belongs to the cluster. `ring`:
         keys of datagrams, for a process of the role `role`; None: datagrams are not authenticated. `udp_address_of`: returns the
         address of a peer for datagrams; None: its host and port. `framed`: opens streams to peers; None: only they open some.
+        `switch`: of a process with several roles: links between them are calls.
 
         Raises `ConfigurationError` and `InvalidArgument`.
         """
         options.validate()
         self._options = options
-        self._core = LinkCore(
+        self._core = LocalCore(
             endpoint,
             options,
             handler,
+            switch or LocalSwitch(),
             layout_version=layout_version,
             on_warning=on_warning,
             knows=knows,
@@ -150,8 +156,8 @@ class Endpoint(Links):
             self._hurry = hurry
 
     def role_of(self, id_: EndpointID) -> str:
-        """The role that a sender's tags have proved, or a peer's role; empty if neither is known."""
-        proven = self._core.codec.proven_roles.get(id_)
+        """The role of a process: of one that is in this process, that its tags have proved, or a peer's; empty if none is known."""
+        proven = self._core.role_of(id_) or self._core.codec.proven_roles.get(id_)
         if proven:
             return proven
         peer = self._peers.get(id_)
@@ -170,6 +176,8 @@ class Endpoint(Links):
         if self._socket is None:
             raise NotConnected("call bind() before start()")
         self._loop = asyncio.get_running_loop()
+        # A copy, which nothing else enters: what other roles of the process hand over is handled, and logged, as this one's.
+        self._core.port.switch.attach(self._core.port, self, contextvars.copy_context().run)
         self._loop.add_reader(self._socket.fileno(), self._readable)
         self.set_peers(list(self._peers.values()))
         self._poll()
@@ -189,8 +197,11 @@ class Endpoint(Links):
             self._core.flush(now, every=True)
             self._core.acknowledge(now, every=True)
             self._transmit()
+            self._core.port.switch.work(now)
             self._core.close()
             self._core.dispatch(now)
+            self._core.close_port(now)
+            work(self._core.port.switch, self._loop)
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
         if self._timer is not None:
@@ -245,7 +256,7 @@ class Endpoint(Links):
     ) -> None:
         """Queue a parcel of records, as `Links.send_records`."""
         now = self._now()
-        if urgent and self._hurry is not None:
+        if urgent and self._hurry is not None and not self._core.role_of(peer):
             self._hurry(now)
         self._core.send_records(peer, records, lane, token, now, urgent, more)
         if not self._flush_scheduled:
@@ -254,7 +265,7 @@ class Endpoint(Links):
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
         """Queue control messages, as `Links.send_control`."""
         now = self._now()
-        if self._hurry is not None:
+        if self._hurry is not None and not self._core.role_of(peer):
             self._hurry(now)
         self._core.send_control(peer, messages, token, now)
         if not self._flush_scheduled:
@@ -442,6 +453,23 @@ class Endpoint(Links):
             if timer is not None:
                 timer.cancel()
             self._timer = loop.call_at(deadline, self._poll) if deadline < float("inf") else None
+        work(self._core.port.switch, loop)
+
+    def take_local(self, serve: Callable[[], None]) -> None:
+        """Handle what other roles of this process sent, as `_readable` handles datagrams; `LocalSwitch` calls this."""
+        loop = self._loop
+        if loop is None:
+            return
+        self._in_turn = self._in_input = True
+        try:
+            serve()
+        finally:
+            self._in_input = False
+            try:
+                self._act_at_end(loop)
+            finally:
+                self._in_turn = False
+                self._flush()
 
     def _transmit(self) -> None:
         outputs = self._core.outputs
@@ -598,6 +626,23 @@ class Endpoint(Links):
         """Handle the end of a stream that a peer opened."""
         if stream.source is not None and self._incoming.get(stream.source) is stream:
             del self._incoming[stream.source]
+
+
+def work(switch: LocalSwitch, loop: asyncio.AbstractEventLoop) -> None:
+    """Give the roles of a process their turns; what is beyond the bound waits for the next iteration of the loop."""
+    if not switch.waits:
+        return
+    try:
+        switch.work(loop.time())
+    finally:
+        if switch.waits and not switch.continues:
+            switch.continues = True
+            loop.call_soon(_continue, switch, loop)
+
+
+def _continue(switch: LocalSwitch, loop: asyncio.AbstractEventLoop) -> None:
+    switch.continues = False
+    work(switch, loop)
 
 
 def _literal(host: str, port: int) -> Address | None:

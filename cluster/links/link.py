@@ -221,20 +221,10 @@ class LinkCore:
                 self._heartbeat(link, now)
 
     def send_records(
-        self,
-        id_: EndpointID,
-        records: list[bytes],
-        lane: int,
-        token: int,
-        now: float,
-        urgent: bool = False,
-        more: bool = False,
+        self, id_: EndpointID, records: list[bytes], lane: int, token: int, now: float, urgent: bool = False, more: bool = False
     ) -> None:
         """Queue a parcel of whole records. It leaves with the next `flush`; with `more` it may wait, see `Links.send_records`."""
-        if not more:
-            self._held_until = -INFINITY
-        elif self._held_until == -INFINITY:
-            self._held_until = now + HOLD_S
+        self.hold(more, now)
         link = self._links.get(id_)
         if link is None or link.liveness.state is PeerState.DEAD:
             self._refuse_parcel(link, id_, len(records), token)
@@ -242,6 +232,13 @@ class LinkCore:
         link.sender.queue_records(records, lane, token, now, urgent)
         self._busy[id_] = link
         self._settled(link)
+
+    def hold(self, more: bool, now: float) -> None:
+        """Note that a parcel is queued: records wait for more, or do so no longer."""
+        if not more:
+            self._held_until = -INFINITY
+        elif self._held_until == -INFINITY:
+            self._held_until = now + HOLD_S
 
     def send_control(self, id_: EndpointID, messages: list[bytes], token: int, now: float) -> None:
         """Queue serialized control messages. They leave before records."""

@@ -23,6 +23,12 @@ class Counts:
     bytes_sent: int = 0
     """Bytes of datagrams and frames with items, heads included."""
     bytes_received: int = 0
+    local_batches_sent: int = 0
+    """Batches handed over to a role of the same process; their items count as all others."""
+    local_batches_received: int = 0
+    local_bytes_sent: int = 0
+    """Bytes of items in these batches."""
+    local_bytes_received: int = 0
     acknowledgements_sent: int = 0
     acknowledgements_received: int = 0
     heartbeats_sent: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import secrets
 import socket
@@ -16,6 +17,7 @@ from cluster.links import stream
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.endpoint import Endpoint
+from cluster.links.local import MAX_BATCHES, LocalSwitch
 from cluster.links.options import LinkOptions
 from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import LINK
@@ -35,11 +37,13 @@ WAIT_S = 30.0
 class Process:
     """An endpoint with a listener of streams, as a role's process has it."""
 
-    def __init__(self, options: LinkOptions | None = None, ring: KeyRing | None = RING) -> None:
+    def __init__(self, options: LinkOptions | None = None, ring: KeyRing | None = RING, switch: LocalSwitch | None = None) -> None:
         self.id = EndpointID(secrets.randbits(62) | 1)
         self.handler = Recorder()
         self.framed = framed_of("router", self.id)
-        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, ring=ring, role="router", framed=self.framed)
+        self.endpoint = Endpoint(
+            self.id, options or LinkOptions(), self.handler, ring=ring, role="router", framed=self.framed, switch=switch
+        )
         self.listener = FramedListener()
         self.port = self.stream_port = 0
 
@@ -75,9 +79,19 @@ async def processes() -> AsyncIterator[list[Process]]:
         await process.stop()
 
 
-async def two(processes: list[Process], options: LinkOptions | None = None, ring: KeyRing | None = RING) -> tuple[Process, Process]:
+@pytest.fixture(params=["two processes", "one process"])
+def switch(request: pytest.FixtureRequest) -> LocalSwitch | None:
+    return LocalSwitch() if request.param == "one process" else None
+
+
+async def two(
+    processes: list[Process],
+    options: LinkOptions | None = None,
+    ring: KeyRing | None = RING,
+    switch: LocalSwitch | None = None,
+) -> tuple[Process, Process]:
     for _ in range(2):
-        processes.append(await Process(options, ring).start())
+        processes.append(await Process(options, ring, switch).start())
     alice, bob = processes
     alice.endpoint.set_peers([bob.peer])
     bob.endpoint.set_peers([alice.peer])
@@ -323,12 +337,69 @@ async def test_a_flood_is_held_back_by_the_window_and_not_dropped_by_the_kernel(
     assert len(bob.handler.records) == 60_000
 
 
-async def test_closing_settles_what_is_left(processes: list[Process]) -> None:
-    alice, bob = await two(processes)
+async def test_closing_settles_what_is_left(processes: list[Process], switch: LocalSwitch | None) -> None:
+    alice, bob = await two(processes, switch=switch)
     alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
     await alice.endpoint.close()
-    assert alice.handler.settled == [(1, False)]
+    assert alice.handler.settled == [(1, switch is not None)], "a role of the same process has taken it"
     await until(lambda: bob.handler.records)
+
+
+async def test_a_role_that_closes_is_dead_for_the_others_of_its_process(processes: list[Process]) -> None:
+    alice, bob = await two(processes, switch=LocalSwitch())
+    processes.remove(bob)
+    bob.endpoint.send_records(alice.id, [make_record(number) for number in range(2 * 58 * MAX_BATCHES)], token=1)
+    alice.endpoint.send_records(bob.id, [make_record(2)], token=2)
+    await bob.stop()
+    assert bob.handler.settled == [(1, False)], "it sends as much as one turn takes"
+    assert alice.handler.keys()[:3] == [0, 1, 2]
+    await until(lambda: (bob.id, PeerState.DEAD) in alice.handler.states)
+    alice.endpoint.send_control(bob.id, [b"late"], token=3)
+    await until(lambda: (3, False) in alice.handler.settled)
+
+
+async def test_roles_of_one_process_talk_in_their_own_contexts_without_datagrams_or_rests(processes: list[Process]) -> None:
+    role: contextvars.ContextVar[str] = contextvars.ContextVar("role")
+    seen: list[str] = []
+    hurried: list[float] = []
+    switch = LocalSwitch()
+    for name in ("gateway", "proxy"):
+        process = Process(switch=switch)
+        processes.append(process)
+
+        async def start(name: str = name, process: Process = process) -> None:
+            role.set(name)
+            await process.start()
+
+        await asyncio.create_task(start())
+        process.endpoint.pace(lambda _: None, hurried.append)
+    alice, bob = processes
+    alice.endpoint.set_peers([bob.peer])
+    taken = bob.handler.on_records
+
+    def on_records(*arguments: Any) -> Outcome:
+        seen.append(role.get())
+        asyncio.get_running_loop().call_soon(lambda: seen.append(role.get()))
+        return taken(*arguments)
+
+    bob.handler.on_records = on_records  # type: ignore[method-assign, assignment]
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1, urgent=True)
+    alice.endpoint.send_control(bob.id, [b"control"])
+    await until(lambda: len(seen) == 2 and alice.handler.settled == [(1, True)])
+    assert (seen, hurried) == (["proxy", "proxy"], [])
+    assert alice.endpoint.role_of(bob.id) == "router"
+    await alice.endpoint.introduced()
+    assert alice.endpoint.stats().total.heartbeats_sent == 1
+    assert alice.endpoint._core.outputs.datagrams == []
+
+
+async def test_more_than_a_turn_takes_goes_on_by_itself(processes: list[Process]) -> None:
+    alice, bob = await two(processes, switch=LocalSwitch())
+    number = 5 * 58 * MAX_BATCHES
+    alice.endpoint.in_turn(lambda: alice.endpoint.send_records(bob.id, [make_record(each) for each in range(number)], token=1))
+    assert len(bob.handler.batches) == MAX_BATCHES
+    await until(lambda: alice.handler.settled == [(1, True)])
+    assert bob.handler.keys() == list(range(number))
 
 
 async def test_a_port_that_is_taken_is_a_clear_error() -> None:
@@ -341,32 +412,37 @@ async def test_a_port_that_is_taken_is_a_clear_error() -> None:
     await first.close()
 
 
-async def test_an_attachment_is_bounded(processes: list[Process]) -> None:
-    alice, bob = await two(processes)
+async def test_an_attachment_is_bounded(processes: list[Process], switch: LocalSwitch | None) -> None:
+    alice, bob = await two(processes, switch=switch)
     with pytest.raises(InvalidArgument, match="512"):
         alice.endpoint.set_attachment(bob.id, bytes(513))
     alice.endpoint.set_attachment(bob.id, b"partition 3 of 8")
     await until(lambda: (alice.id, False, b"partition 3 of 8") in bob.handler.heartbeats)
 
 
-async def test_what_is_sent_in_a_turn_leaves_with_it(processes: list[Process]) -> None:
-    alice, bob = await two(processes)
-    before = alice.endpoint.stats().total.datagrams_sent
+async def test_what_is_sent_in_a_turn_leaves_with_it(processes: list[Process], switch: LocalSwitch | None) -> None:
+    alice, bob = await two(processes, switch=switch)
+
+    def sent() -> int:
+        total = alice.endpoint.stats().total
+        return total.datagrams_sent + total.local_batches_sent
+
+    before = sent()
 
     def act() -> None:
         alice.endpoint.send_records(bob.id, [make_record(1)])
         alice.endpoint.send_records(bob.id, [make_record(2)])
-        assert alice.endpoint.stats().total.datagrams_sent == before
+        assert sent() == before
 
     alice.endpoint.in_turn(act)
-    assert alice.endpoint.stats().total.datagrams_sent == before + 1, "together, and without a turn of the event loop"
+    assert sent() == before + 1, "together, and without a turn of the event loop"
     await until(lambda: bob.handler.keys() == [1, 2])
 
 
 async def test_what_a_handler_wants_done_at_the_end_of_the_input_is_done_before_the_acknowledgement(
-    processes: list[Process],
+    processes: list[Process], switch: LocalSwitch | None
 ) -> None:
-    alice, bob = await two(processes)
+    alice, bob = await two(processes, switch=switch)
     seen: list[int] = []
 
     def answer() -> None:
@@ -392,8 +468,10 @@ class Escape(BaseException):
     """What no guard for exceptions catches."""
 
 
-async def test_an_act_that_raises_at_the_end_of_input_does_not_end_the_others(processes: list[Process]) -> None:
-    alice, bob = await two(processes)
+async def test_an_act_that_raises_at_the_end_of_input_does_not_end_the_others(
+    processes: list[Process], switch: LocalSwitch | None
+) -> None:
+    alice, bob = await two(processes, switch=switch)
     raised: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context.get("exception")))
     done: list[int] = []
@@ -408,14 +486,14 @@ async def test_an_act_that_raises_at_the_end_of_input_does_not_end_the_others(pr
             assert bob.endpoint.at_end_of_input(lambda: done.append(count))
             return Outcome.TAKEN
 
-    bob.endpoint._core._handler = Acting()
+    bob.endpoint._core._handler = bob.endpoint._core.port.handler = Acting()
     alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
     await until(lambda: alice.handler.settled == [(1, True)])
     assert (done, raised) == ([1], [bug])
 
 
-async def test_the_input_ends_when_something_escapes_from_it(processes: list[Process]) -> None:
-    alice, bob = await two(processes)
+async def test_the_input_ends_when_something_escapes_from_it(processes: list[Process], switch: LocalSwitch | None) -> None:
+    alice, bob = await two(processes, switch=switch)
     in_input: list[bool] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: in_input.append(bob.endpoint.at_end_of_input(lambda: None)))
 
@@ -423,7 +501,7 @@ async def test_the_input_ends_when_something_escapes_from_it(processes: list[Pro
         def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
             raise Escape
 
-    bob.endpoint._core._handler = Escaping()
+    bob.endpoint._core._handler = bob.endpoint._core.port.handler = Escaping()
     alice.endpoint.send_records(bob.id, [make_record(1)])
     await until(lambda: bool(in_input))
     assert in_input == [False]

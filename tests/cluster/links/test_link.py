@@ -16,7 +16,7 @@ from cluster.links.options import LinkOptions
 from cluster.links.peer.window import INITIAL_BYTES
 from cluster.metrics.metrics import Metrics, link_samples
 from pixiu.ids import EndpointID
-from tests.cluster.links.world import Node, World, make_record
+from tests.cluster.links.world import Node, World, flood, make_record
 from tests.support.alerts import firing
 
 
@@ -73,45 +73,6 @@ def test_many_that_somebody_waits_for_cost_one_acknowledgement_a_turn(world: Wor
     world.settle()
     assert bob.core.stats().total.acknowledgements_sent == before + 1
     assert alice.handler.settled == [(token, True) for token in range(1, 21)]
-
-
-def test_a_parcel_arrives_whole_and_settles_as_handled(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    records = [make_record(number) for number in range(200)]
-    alice.send(bob, records, token=7)
-    world.settle()
-    assert bob.handler.records == records
-    assert alice.handler.settled == [(7, True)]
-    assert bob.core.stats().total.records_received == 200
-    assert alice.core.stats().total.records_sent == 200
-
-
-def test_an_empty_parcel_settles_as_handled(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    alice.send(bob, [], token=1)
-    world.settle()
-    assert alice.handler.settled == [(1, True)]
-
-
-def test_nothing_leaves_before_the_end_of_the_turn_and_then_it_is_joined(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    for number in range(30):
-        alice.send(bob, [make_record(number)])
-    assert alice.take() == []
-    assert len(alice.turn()) == 1
-    world.settle()
-    assert bob.handler.batches == [30]
-
-
-def test_control_leaves_before_records_and_lane_0_before_lane_1(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    alice.send(bob, [make_record(1), make_record(2)], lane=1)
-    alice.send(bob, [make_record(3)], lane=0)
-    alice.control(bob, [b"control"])
-    world.settle()
-    assert bob.handler.arrived[0] == "control"
-    assert bob.handler.control == [b"control"]
-    assert bob.handler.keys() == [3, 1, 2]
 
 
 def test_datagrams_keep_to_their_size(world: World) -> None:
@@ -296,36 +257,6 @@ def test_input_is_warned_of_once_a_minute_for_each_address(world: World, pair: t
     assert bob.core.stats().refused == {"key": 102}
 
 
-def test_a_malformed_batch_is_dropped_whole_and_its_sender_learns_it(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    bob.handler.accept = False
-    alice.send(bob, [make_record(1)], token=1)
-    world.settle()
-    bob.handler.accept = True
-    alice.send(bob, [make_record(2)], token=2)
-    world.advance(0.05)
-    assert alice.handler.settled == [(1, False), (2, True)]
-    assert bob.core.stats().refused == {"malformed_records": 1}
-    assert bob.handler.keys() == [2]
-
-
-def test_a_handler_that_raises_does_not_stop_the_link(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    bob.handler.error = RuntimeError("a bug")
-    alice.send(bob, [make_record(1)], token=1)
-    world.settle()
-    bob.handler.error = None
-    alice.send(bob, [make_record(2)], token=2)
-    world.advance(0.05)
-    assert alice.handler.settled == [(1, False), (2, True)]
-    assert bob.core.stats().refused == {"handler_raised": 1}
-
-
-def flood(alice: Node, bob: Node, parcels: int) -> None:
-    for token in range(1, parcels + 1):
-        alice.send(bob, [make_record(token, 1000)], token=token)
-
-
 def test_what_does_not_fit_into_the_window_waits_for_the_acknowledgement(world: World, pair: tuple[Node, Node]) -> None:
     alice, bob = pair
     flood(alice, bob, 200)
@@ -338,21 +269,6 @@ def test_what_does_not_fit_into_the_window_waits_for_the_acknowledgement(world: 
     assert alice.core.stats().peers[bob.id].window_bytes > INITIAL_BYTES
 
 
-def test_what_is_followed_by_more_waits_for_it_twenty_milliseconds_at_most(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    alice.send(bob, [make_record(1)], token=1, more=True)
-    world.advance(0.01, step=0.001)
-    alice.send(bob, [make_record(2)], token=2, urgent=True, more=True)
-    alice.control(bob, [b"something else"])
-    world.advance(0.008, step=0.001)
-    assert (bob.handler.records, bob.handler.control) == ([], [b"something else"]), "control messages wait for no record"
-    world.advance(0.004, step=0.001)
-    assert bob.handler.keys() == [1, 2]
-    world.settle()
-    assert alice.handler.settled == [(1, True), (2, True)]
-    assert alice.core.stats().total.datagrams_sent == 2, "one of records"
-
-
 def test_a_small_window_is_filled_although_more_follows(world: World) -> None:
     alice, bob = world.node(1), world.node(2, LinkOptions(receive_buffer_bytes=65_536))
     alice.know(bob)
@@ -363,39 +279,6 @@ def test_a_small_window_is_filled_although_more_follows(world: World) -> None:
         world.settle()
     waiting = 200 - len(bob.handler.keys())
     assert waiting * 1024 < 32 << 10, "no more than the window takes wait; the clock stands still"
-
-
-@pytest.mark.parametrize("to", ["the same", "another"])
-def test_what_is_followed_by_nothing_takes_what_waits_with_it(world: World, pair: tuple[Node, Node], to: str) -> None:
-    alice, bob = pair
-    other = world.node(3)
-    alice.know(bob, other)
-    alice.send(bob, [make_record(1)], more=True)
-    alice.turn()
-    alice.send(bob if to == "the same" else other, [make_record(2)])
-    world.settle()
-    assert [*bob.handler.keys(), *other.handler.keys()] == [1, 2], "the clock stands still"
-    alice.send(bob, [make_record(3)], more=True)
-    alice.turn()
-    assert bob.handler.keys()[-1] != 3, "the next may wait again"
-
-
-def test_enough_of_what_is_followed_by_more_leaves_at_once(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    other = world.node(3)
-    alice.know(bob, other)
-    flood(alice, bob, 200)
-    world.advance(0.1)  # the window grows
-    alice.send(other, [make_record(1)], more=True)
-    for number in range(1001, 1019):
-        alice.send(bob, [make_record(number, 4096)], more=True)
-        world.settle()
-    assert bob.handler.keys()[200:] == list(range(1001, 1017)), "64 KiB with what it costs to queue them"
-    assert other.handler.keys() == []
-    alice.core.flush(world.now, every=True)
-    alice.take()
-    world.deliver()
-    assert other.handler.keys() == [1], "a process that ends keeps nothing back"
 
 
 def test_dropped_records_are_an_alert(world: World, pair: tuple[Node, Node]) -> None:
@@ -479,51 +362,6 @@ def test_after_3_s_of_silence_all_settles_and_the_peer_is_dead(world: World, pai
     assert bob.handler.keys() == [5]
 
 
-def test_a_removed_peer_settles_everything(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    flood(alice, bob, 100)
-    alice.turn()
-    alice.know()
-    alice.turn()
-    assert sorted(alice.handler.settled) == [(token, False) for token in range(1, 101)]
-    assert alice.core.state(bob.id) is PeerState.UNKNOWN
-
-
-def test_a_peer_that_comes_back_after_removal_goes_on_in_its_sequence(world: World, pair: tuple[Node, Node]) -> None:
-    alice, bob = pair
-    alice.send(bob, [make_record(1)], token=1)
-    world.settle()
-    alice.know()
-    alice.know(bob)
-    alice.send(bob, [make_record(2)], token=2)
-    world.advance(0.1)
-    assert alice.handler.settled == [(1, True), (2, True)]
-    assert bob.handler.keys() == [1, 2]
-
-
-def test_an_unknown_peer_settles_at_once(world: World, pair: tuple[Node, Node]) -> None:
-    alice, _ = pair
-    alice.core.send_records(EndpointID(12345), [make_record(1)], 1, 3, world.now)
-    alice.turn()
-    assert alice.handler.settled == [(3, False)]
-    assert alice.core.stats().dropped == {"unknown_peer": 1}
-
-
-def test_a_sender_that_is_not_in_the_view_is_heard_and_can_be_answered(world: World) -> None:
-    alice, bob = world.node(1), world.node(2)
-    alice.know(bob)
-    alice.send(bob, [make_record(1)], token=1)
-    world.settle()
-    assert alice.handler.settled == [(1, True)]
-    assert bob.core.state(alice.id) is PeerState.UNKNOWN
-    bob.send(alice, [make_record(2)], token=2)
-    bob.control(alice, [b"answer"], token=3)
-    world.settle()
-    assert alice.handler.keys() == [2]
-    assert sorted(bob.handler.settled) == [(2, True), (3, True)]
-    assert bob.handler.states == []
-
-
 def test_senders_that_are_not_in_the_view_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "MAX_SENDERS", 32)
     bob = world.node(2)
@@ -542,26 +380,6 @@ def test_senders_that_are_not_in_the_view_are_bounded(world: World, monkeypatch:
     assert EndpointID(199) in peers
     assert EndpointID(100) not in peers
     assert bob.core.stats().total.records_received == 100
-
-
-def test_a_full_queue_drops_and_settles(world: World) -> None:
-    alice, bob = world.node(1, LinkOptions(max_queue_bytes=2 << 20)), world.node(2)
-    alice.know(bob)
-    for token in range(1, 31):
-        alice.send(bob, [make_record(token, 1000)] * 100, token=token)
-    alice.turn()
-    assert (1, False) in alice.handler.settled
-    assert not any(token == 30 for token, _ in alice.handler.settled)
-    assert alice.core.stats().dropped["queue_full"] == alice.core.stats().total.queue_drops > 0
-
-
-def test_a_record_above_the_limit_is_refused(world: World) -> None:
-    alice, bob = world.node(1, LinkOptions(max_record_bytes=50_000)), world.node(2)
-    alice.know(bob)
-    alice.send(bob, [make_record(1), make_record(2, 50_001)], token=1)
-    alice.turn()
-    assert alice.handler.settled == [(1, False)]
-    assert alice.core.stats().dropped == {"too_large": 2}
 
 
 def test_windows_share_half_the_real_buffer_between_the_active_senders(world: World) -> None:

@@ -62,18 +62,6 @@ def test_heartbeats_make_peers_alive_and_measure_the_round_trip(world: World) ->
     assert bob.core.state(alice.id) is PeerState.UNKNOWN, "it was never set there"
 
 
-def test_a_changed_attachment_leaves_at_once(world: World) -> None:
-    alice, bob = world.node(1), world.node(2)
-    alice.know(bob)
-    alice.poll()
-    world.settle()
-    before = len(bob.handler.heartbeats)
-    alice.core.set_attachment(bob.id, b"new", world.now)
-    alice.core.set_attachment(bob.id, b"new", world.now)
-    world.settle()
-    assert bob.handler.heartbeats[before:] == [(alice.id, False, b"new")]
-
-
 def test_a_silent_peer_becomes_suspect_then_dead_and_comes_back(world: World) -> None:
     alice, bob = world.node(1), world.node(2)
     alice.know(bob)

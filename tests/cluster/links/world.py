@@ -1,11 +1,15 @@
-"""Two or more pure link cores and a network that is a list: a lost datagram is one that nobody delivers."""
+"""Two or more pure link cores and a network that is a list: a lost datagram is one that nobody delivers.
+
+Or they are roles of one process, and a switch joins them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.link import LinkCore
+from cluster.links.local import LocalSwitch
+from cluster.links.local_core import LocalCore
 from cluster.links.options import LinkOptions
 from cluster.links.peer.sender import Address
 from cluster.trust.key_ring import KeyRing
@@ -74,7 +78,14 @@ class Node:
         self.address: Address = ("127.0.0.1", 7000 + number % 1000)
         self.handler = Recorder()
         self.warnings: list[dict[str, object]] = []
-        self.core = LinkCore(self.id, options, self.handler, on_warning=self._warn, ring=ring_of(key), role="router")
+        self.core = LocalCore(
+            self.id, options, self.handler, world.switch or LocalSwitch(), on_warning=self._warn, ring=ring_of(key), role="router",
+            layout_version=lambda: number,
+        )  # fmt: skip
+        self.at_end: list[Callable[[], None]] = []
+        self.serving = False
+        if world.switch is not None:
+            world.switch.attach(self.core.port, self)
         self.sent: list[tuple[bytes, Address]] = []
 
     def _warn(self, event: str, **fields: object) -> None:
@@ -109,12 +120,30 @@ class Node:
         self.core.flush(now)
         self.core.acknowledge(now)
         self.core.dispatch(now)
+        if self.world.switch is not None:
+            self.world.switch.work(now)
         return self.take()
+
+    def take_local(self, serve: Callable[[], None]) -> None:
+        """See `LocalHost`."""
+        assert not self.serving, "nobody is entered twice"
+        self.serving = True
+        serve()
+        at_end, self.at_end = self.at_end, []
+        for act in at_end:
+            act()
+        self.serving = False
+        self.turn()
 
     def poll(self) -> list[bytes]:
         """Do what is due and end the turn."""
         self.core.poll(self.world.now)
         return self.turn()
+
+    def batches_sent(self) -> int:
+        """How many datagrams with items have left, or batches for a role of the same process."""
+        total = self.core.stats().total
+        return total.datagrams_sent + total.local_batches_sent
 
     def take(self) -> list[bytes]:
         left, self.core.outputs.datagrams = self.core.outputs.datagrams, []
@@ -123,10 +152,11 @@ class Node:
 
 
 class World:
-    """Nodes, a clock, and the delivery of what they send."""
+    """Nodes, a clock, and the delivery of what they send. `local`: the nodes are roles of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, local: bool = False) -> None:
         self.now = 1000.0
+        self.switch = LocalSwitch() if local else None
         self.nodes: list[Node] = []
 
     def node(self, number: int, options: LinkOptions | None = None, key: bytes | None = b"0123456789abcdef") -> Node:
@@ -151,7 +181,7 @@ class World:
         for _ in range(1000):
             for node in self.nodes:
                 node.turn()
-            if not self.deliver():
+            if not self.deliver() and (self.switch is None or not self.switch.waits):
                 return
         raise AssertionError("the nodes never come to rest")
 
@@ -167,3 +197,9 @@ class World:
 def make_record(number: int, size: int = 140, room: int = 42) -> bytes:
     """A room record of `size` bytes whose SnowflakeID is `number`."""
     return encode(Kind.ROOM, room, bytes(size - 40), number)
+
+
+def flood(alice: Node, bob: Node, parcels: int) -> None:
+    """Queue that many parcels of a record of 1,000 bytes each."""
+    for token in range(1, parcels + 1):
+        alice.send(bob, [make_record(token, 1000)], token=token)
