@@ -323,7 +323,7 @@ class LocalPort:
                 self.switch.look(other)
 
     def _hand_over(self, link: LocalLink, kind: int, box: Outbox, now: float, done: list[Delivery]) -> None:
-        self.waited(now - box.oldest())
+        link.sender.waited(now - box.oldest())
         items, size, settlements, _, _ = box.take(self.options.loopback_mtu_bytes)
         count, sent, got, sender = len(items), link.sent, link.got, link.sender.id
         sent.local_batches_sent += 1

@@ -127,6 +127,7 @@ def test_a_turn_hands_over_so_many_batches_and_each_sender_has_its_share(world: 
     one, two, three = roles(world, 3)
     flood(one, three, 8 * MAX_BATCHES)
     flood(two, three, 80)
+    one.core.flush(world.now)
     two.core.flush(world.now)
     one.turn()
     assert len(three.handler.batches) == MAX_BATCHES
@@ -165,6 +166,29 @@ def test_what_the_bound_keeps_back_for_too_long_is_dropped_oldest_first(world: W
     assert lost == sorted(lost)
     assert one.core.stats().dropped == {"push_back": len(lost)}
     assert len(other.handler.records) == 8 * 200 + 1 - len(lost)
+
+
+def test_control_messages_wait_longer(world: World) -> None:
+    one, other = roles(world, 2)
+    one.control(other, [bytes(8000)] * 4 * MAX_BATCHES, token=1)
+    one.turn()
+    for later, dropped in ((0.3, 0), (4.8, MAX_BATCHES)):
+        world.now += later
+        one.turn()
+        assert one.core.stats().total.queue_drops == dropped
+    world.settle()
+    assert (len(other.handler.control), one.handler.settled) == (3 * MAX_BATCHES, [(1, False)])
+
+
+def test_how_long_a_batch_has_waited_is_told_when_it_is_handed_over(world: World) -> None:
+    one, other = roles(world, 2)
+    waited: list[float] = []
+    one.core.outputs.waited = waited.append
+    flood(one, other, 8 * MAX_BATCHES + 8)
+    one.turn()
+    world.now += 0.1
+    one.turn()
+    assert waited == [0.0] * MAX_BATCHES + [pytest.approx(0.1)]
 
 
 def test_records_that_were_late_already_are_handed_over_if_the_bound_allows_it(world: World) -> None:
@@ -269,9 +293,9 @@ def test_heartbeats_come_at_their_interval_and_when_an_attachment_changes(world:
     world.advance(3.2, step=0.05)
     assert other.handler.heartbeats[before:].count((one.id, False, b"")) == 3
     before = len(other.handler.heartbeats)
-    one.core.set_attachment(other.id, b"new", world.now)
-    one.core.set_attachment(other.id, b"new", world.now)
-    world.settle()
+    for _ in range(2):
+        one.core.set_attachment(other.id, b"new", world.now)
+        world.settle()
     assert other.handler.heartbeats[before:] == [(one.id, False, b"new")]
     assert one.core.next_deadline() <= world.now + 1.0
     with pytest.raises(InvalidArgument, match="512"):
