@@ -36,6 +36,11 @@ class Peer:
     stream_port: int = 0
     """Port of framed streams; 0: none is known, so nothing too large for datagrams can be sent to it."""
 
+    @property
+    def endpoint(self) -> EndpointID:
+        """The same as `id`: a peer can be reached by framed streams."""
+        return self.id
+
 
 class Outcome(Enum):
     """Outcome of a batch or of control messages that a link handed over."""

@@ -32,8 +32,8 @@ def framed_listener(
 ) -> FramedListener:  # fmt: skip
     """Make the listener of a process of this role. Raises ConfigurationError."""
 
-    def admits(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
-        if guard is not None:
+    def admits(hello: Hello, certificate: bytes | None, peer: str) -> tuple[str, str]:
+        if guard is not None and certificate is not None:
             caller = guard.admit(hello.method, certificate, peer)
             return caller.role, caller.name
         if not may_call(hello.method, hello.role, role):

@@ -465,6 +465,9 @@ class Reachable(Protocol):
     """A process that serves framed streams: a node of the registry, or a link's peer."""
 
     @property
+    def endpoint(self) -> int: ...
+
+    @property
     def role(self) -> str: ...
 
     @property
@@ -472,6 +475,15 @@ class Reachable(Protocol):
 
     @property
     def stream_port(self) -> int: ...
+
+
+class InProcess(Protocol):
+    """Opens streams to the roles of this process (`cluster.rpc.local_streams.LocalStreams`)."""
+
+    def call(
+        self, endpoint: int, role: str, hello: Hello, parse: Callable[[bytes], In], max_bytes: int
+    ) -> FramedCall[Any, In] | None:
+        """Make a stream; None if the role is in another process."""
 
 
 class Framed:
@@ -482,7 +494,11 @@ class Framed:
         key: returns the key by which this process proves its role to another role; None: there is none. Raises ConfigurationError.
         max_bytes: largest received message.
         tls: this process's certificates; None: connections are not encrypted.
+
+    `local`, once set, opens those to other roles of this process.
     """
+
+    local: InProcess | None = None
 
     def __init__(
         self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int, tls: Tls | None = None
@@ -492,6 +508,10 @@ class Framed:
     def call(self, node: Reachable, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
         """Make a stream of a method (`cluster.rpc.methods`) to a process. about: see `Hello`."""
         hello = Hello(method, self._role, self._endpoint, about)
+        if self.local is not None:
+            local = self.local.call(node.endpoint, node.role, hello, parse, self._max_bytes)
+            if local is not None:
+                return local
         return FramedCall(
             node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes, self._tls
         )

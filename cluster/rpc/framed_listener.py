@@ -10,16 +10,18 @@ Source: docs/links.md, "Framed streams", docs/security.md.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import os
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple, Protocol
 
 from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, abort, refuse
 from cluster.rpc.frames import MAGIC, NONCE_BYTES, FrameKind, Hello, read_hello
+from cluster.rpc.local_streams import End, LocalStreams
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, NotAllowed, NotAuthenticated, PixiuError, RemoteError
 from pixiu.rpc.duplex import StreamEnded
 
@@ -39,8 +41,9 @@ Serve = Callable[[Any], Awaitable[None]]
 class Admits(Protocol):
     """Identifies and admits callers."""
 
-    def __call__(self, hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
-        """Return the caller's role and name. certificate: DER, verified; empty: none. Raises `NotAllowed`."""
+    def __call__(self, hello: Hello, certificate: bytes | None, peer: str) -> tuple[str, str]:
+        """Return the caller's role and name. certificate: DER, verified; empty: none; None: the caller is of this process, and its
+        role is what the hello says. Raises `NotAllowed`."""
 
 
 class _Method(NamedTuple):
@@ -48,7 +51,7 @@ class _Method(NamedTuple):
     serve: Serve
 
 
-def anybody(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
+def anybody(hello: Hello, certificate: bytes | None, peer: str) -> tuple[str, str]:
     """Accept every caller with the role that it claims."""
     return hello.role, ""
 
@@ -78,6 +81,7 @@ class FramedListener:
         self._server: asyncio.Server | None = None
         self._strangers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._local: tuple[LocalStreams, int, contextvars.Context] | None = None
         self.open = 0
         """Number of streams that are served now."""
         self.served = self.refused = self.failures = 0
@@ -123,8 +127,29 @@ class FramedListener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await self._server.start_serving()
 
+    def serve_locally(self, streams: LocalStreams, endpoint: int) -> None:
+        """Also serve the other roles of this process. `endpoint`: of the role that serves, in whose context this is called."""
+        self._local = streams, endpoint, contextvars.copy_context()
+        streams.listeners[endpoint] = self
+
+    def arrive(self, transport: asyncio.Transport) -> None:
+        """Serve a connection of a role of this process: it needs neither TLS nor a key, and is not counted among strangers."""
+        assert self._local is not None
+        if len(self._tasks) >= MAX_STREAMS + MAX_STRANGERS:
+            self.failures += 1
+            transport.abort()
+            return
+        self._start(self._connection(transport, None, "this process"), self._local[2])
+
+    def _start(self, serving: Coroutine[Any, Any, None], context: contextvars.Context | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(serving, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def close(self) -> None:
         """Accept no more connections, and end the open ones."""
+        if self._local is not None:
+            self._local[0].listeners.pop(self._local[1], None)
         if self._server is not None:
             self._server.close()
         if self._tasks:
@@ -153,20 +178,20 @@ class FramedListener:
             transport.abort()
             return
         self._strangers[address] += 1
-        task = asyncio.get_running_loop().create_task(self._connection(transport, address, _name(peer)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start(self._connection(transport, address, _name(peer)))
 
-    async def _connection(self, transport: asyncio.Transport, address: str, peer: str) -> None:
+    async def _connection(self, transport: asyncio.Transport, address: str | None, peer: str) -> None:
+        """Serve a connection. address: of a caller in another process."""
         connection = Connection()
         try:
             try:
                 async with asyncio.timeout(OPEN_S):
                     hello, role, name = await self._meet(transport, connection, peer)
             finally:
-                self._strangers[address] -= 1
-                if not self._strangers[address]:
-                    del self._strangers[address]
+                if address is not None:
+                    self._strangers[address] -= 1
+                    if not self._strangers[address]:
+                        del self._strangers[address]
         except PixiuError as error:
             self.refused += 1
             refuse(connection, error)
@@ -181,7 +206,8 @@ class FramedListener:
 
     async def _meet(self, transport: asyncio.Transport, connection: Connection, peer: str) -> tuple[Hello, str, str]:
         """Take a connection up to its hello. Raises if it must not be served."""
-        context, certificate = self._context(), b""
+        local = isinstance(transport, End)
+        context, certificate = None if local else self._context(), None if local else b""
         if context is None:
             transport.set_protocol(connection)
             connection.connection_made(transport)
@@ -200,7 +226,7 @@ class FramedListener:
         if kind != FrameKind.HELLO:
             raise InvalidArgument("a stream begins with a hello")
         try:
-            hello, proven = read_hello(payload, self._keys, nonce)
+            hello, proven = read_hello(payload, self._keys if not local else _no_keys, nonce)
         except MalformedData as error:
             raise InvalidArgument(str(error)) from None
         if not proven:
@@ -246,6 +272,10 @@ class _Arrival(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         self._arrived(transport)
+
+
+def _no_keys(_role: str) -> None:
+    """Keys of a role of this process."""
 
 
 def _name(peer: object) -> str:

@@ -12,13 +12,24 @@ import pytest
 from cluster.rpc import framed_listener
 from cluster.rpc.framed import LOST, Connection, FramedHandler
 from cluster.rpc.frames import HEAD, MAX_HELLO_BYTES, FrameKind, frame
+from cluster.rpc.local_streams import LocalStreams
 from pixiu.errors import InvalidArgument, NotAllowed, Overloaded
 from pixiu.rpc.duplex import CLOSED_BY_PEER, Duplex, End, Outbox, StreamEnded, ask
 from pixiu.wire.v1 import pi_pb2
+from tests.cluster.rpc import framed_world
 from tests.cluster.rpc.framed_world import HOST, MAX_BYTES, METHOD, Call, call_to, serving
 from tests.support.waiting import until
 
 Carrier = FramedHandler[bytes, bytes]
+
+
+@pytest.fixture(params=["between processes", "inside a process"])
+def carrier_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed_world, "INSIDE", LocalStreams() if request.param == "inside a process" else None)
+
+
+both = pytest.mark.usefixtures("carrier_of")
+"""A test of what both carriers do."""
 
 
 def taking(outbox: Outbox[bytes]) -> Callable[[bytes], None]:
@@ -39,6 +50,7 @@ def client(carrier: Call, got: list[bytes], *messages: bytes) -> Duplex[bytes, b
     return Duplex(carrier, got.append, lambda: waiting.pop(0) if waiting else None)
 
 
+@both
 async def test_messages_go_both_ways_in_order() -> None:
     got: list[bytes] = []
     sent = [b"%d" % number * (number % 7 * 1000) for number in range(200)] + [bytes(MAX_BYTES)]
@@ -51,6 +63,7 @@ async def test_messages_go_both_ways_in_order() -> None:
     assert got == sent
 
 
+@both
 async def test_after_the_last_word_the_rest_of_the_answers_is_read() -> None:
     room = asyncio.Event()
 
@@ -70,6 +83,7 @@ async def test_after_the_last_word_the_rest_of_the_answers_is_read() -> None:
     assert got == [b"one", b"two"]
 
 
+@both
 async def test_a_serving_side_ends_the_stream_with_its_last_word() -> None:
     async def once(carrier: Carrier) -> None:
         words = [b"farewell"]
@@ -83,6 +97,7 @@ async def test_a_serving_side_ends_the_stream_with_its_last_word() -> None:
     assert got == [b"farewell"]
 
 
+@both
 @pytest.mark.parametrize(
     ("error", "refused", "after_ms"), [(InvalidArgument("not with us"), True, 0), (Overloaded("too many", 700), False, 700)]
 )
@@ -102,6 +117,7 @@ async def test_a_refusal_is_told_in_words(error: Overloaded | InvalidArgument, r
             assert (await Duplex(carrier, lambda _message: None, lambda: b"x" * 10_000).run()).text
 
 
+@both
 async def test_who_is_refused_while_he_writes_is_told_why() -> None:
     async def refuse(carrier: Carrier) -> None:
         await carrier.read()
@@ -130,6 +146,7 @@ async def test_what_listens_there_speaks_something_else() -> None:
             await carrier.opened(30.0)
 
 
+@both
 async def test_a_call_that_is_cancelled_beside_ends_the_stream_in_words() -> None:
     async with serving(echo) as (listener, port), call_to(port) as carrier:
         running = asyncio.create_task(client(carrier, []).run())
@@ -139,6 +156,7 @@ async def test_a_call_that_is_cancelled_beside_ends_the_stream_in_words() -> Non
         await until(lambda: listener.open == 0, "that the listener notices")
 
 
+@both
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     over: list[bool] = []
     async with serving(echo) as (listener, port), call_to(port) as carrier:
@@ -161,6 +179,7 @@ async def test_waiting_for_a_connection_can_be_cancelled() -> None:
                 await waiting
 
 
+@both
 async def test_an_answer_that_does_not_come_in_time() -> None:
     async def silent(_carrier: Carrier) -> None:
         await asyncio.sleep(3600)
@@ -170,6 +189,7 @@ async def test_an_answer_that_does_not_come_in_time() -> None:
             await ask(carrier, b"hello", 0.1)
 
 
+@both
 async def test_what_serves_a_stream_is_cancelled_when_the_caller_is_gone() -> None:
     ended = asyncio.Event()
 
@@ -185,6 +205,7 @@ async def test_what_serves_a_stream_is_cancelled_when_the_caller_is_gone() -> No
         await ended.wait()
 
 
+@both
 async def test_what_taking_a_message_raises_is_raised() -> None:
     def take(message: bytes) -> None:
         raise ValueError(message)
@@ -195,6 +216,7 @@ async def test_what_taking_a_message_raises_is_raised() -> None:
             await Duplex(carrier, take, lambda: words.pop() if words else None).run()
 
 
+@both
 async def test_a_bug_of_what_serves_it_ends_the_stream_in_words_and_is_told() -> None:
     failed: list[str] = []
 
@@ -206,6 +228,7 @@ async def test_a_bug_of_what_serves_it_ends_the_stream_in_words_and_is_told() ->
     assert failed == [METHOD]
 
 
+@both
 @pytest.mark.slow
 async def test_who_does_not_read_holds_the_other_side_back() -> None:
     """Both ways: what is written and not read is bounded by what the connection and the two buffers hold."""
@@ -237,6 +260,7 @@ async def test_who_does_not_read_holds_the_other_side_back() -> None:
         await running
 
 
+@both
 @pytest.mark.slow
 async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end() -> None:
     floods: list[Duplex[bytes, bytes]] = []
@@ -262,6 +286,7 @@ async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end()
         assert "you do not read" in end.text
 
 
+@both
 @pytest.mark.slow
 async def test_a_caller_that_never_reads_does_not_hold_a_stream() -> None:
     async def flood(carrier: Carrier) -> None:
@@ -275,6 +300,7 @@ async def test_a_caller_that_never_reads_does_not_hold_a_stream() -> None:
         await until(lambda: not listener._tasks, "that the connection is closed")
 
 
+@both
 @pytest.mark.slow
 async def test_a_listener_that_closes_ends_the_streams() -> None:
     async with serving(echo) as (_, port):
@@ -287,6 +313,7 @@ async def test_a_listener_that_closes_ends_the_streams() -> None:
     await carrier.close()
 
 
+@both
 async def test_garbage_and_messages_too_long_end_a_stream_and_not_the_listener() -> None:
     async def parsing(carrier: Carrier) -> None:
         await echo(FramedHandler(carrier._connection, pi_pb2.PiRequest.FromString, carrier.peer, carrier.role, carrier.name))
@@ -306,6 +333,7 @@ async def test_garbage_and_messages_too_long_end_a_stream_and_not_the_listener()
 # --- who is let in
 
 
+@both
 async def test_a_method_that_is_not_served_and_a_role_that_may_not_are_refused() -> None:
     def admits(hello: object, certificate: bytes, peer: str) -> tuple[str, str]:
         if "role='broker'" in repr(hello):
@@ -377,6 +405,7 @@ async def test_strangers_are_bounded_in_time_number_and_bytes(monkeypatch: pytes
             await carrier.opened(30.0)
 
 
+@both
 async def test_a_peer_that_dies_in_the_middle_of_a_frame_ends_the_stream() -> None:
     ended: list[BaseException] = []
 
