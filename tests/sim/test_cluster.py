@@ -32,6 +32,7 @@ LEAST = {
     "accepted chat": 50, "chat": 50, "chat sent": 20, "replaced": 0.1, "overtaken": 0.1, "offline": 1, "user signals": 10,
     "signals given": 40, "signals to a big room": 1,
     "listed": 3, "held": 0.5, "released": 0.5, "room sent": 20, "ended": 4, "ended as another device": 2,
+    "nodes killed": 0.2, "nodes paused": 0.2, "handed over": 100,
 }  # fmt: skip
 """What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
 

@@ -66,6 +66,8 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "old layout ignored: nobody told": (Variant(broker=faults.SilentBroker), LOAD, "did not answer a stale sender"),
     "old layout ignored: joins dropped": (Variant(router=faults.GreedyRouter), LOAD, "no replica of its partition has"),
     "brokers of a peer not waited for": (Variant(router=faults.TrustfulRouter), LOAD, "does not know a confirmed change"),
+    "what a role hands to another is lost": (Variant(switch=faults.ForgetfulSwitch), LOAD, "accepted that nobody has handled"),
+    "roles of a node do not hear each other": (Variant(switch=faults.SilentSwitch), LOAD, "has too much"),
     "old layout ignored: messages go round": (Variant(router=faults.EndlessRouter), LOAD, "more datagrams than a run can have"),
 }
 
@@ -77,10 +79,12 @@ FOUND_AT = {
     "GatewayMsgIDs compared by gateway": 5,
     "lists of a room's users kept": 12,
     "feedback removes what is newer": 5,
-    "signals forgotten at a restart": 16,
+    "signals forgotten at a restart": 39,
     "old layout ignored: records dropped": 5,
     "old layout ignored: nobody told": 5,
     "old layout ignored: joins dropped": 12,
+    "what a role hands to another is lost": 1,
+    "roles of a node do not hear each other": 1,
 }
 """A seed that found a fault which not all find; it is played first, the others follow."""
 

@@ -13,6 +13,8 @@ import relay.core
 import router.core
 from cluster.core.contract import RecordsReceived, SendControl, Tick
 from cluster.core.parcels import Target
+from cluster.links.local import LocalPort, LocalSwitch
+from cluster.links.peer.outbox import close
 from cluster.membership.events import Effect, MessagesReceived, Replica
 from cluster.membership.map.devices import Connection
 from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied, Key, Purged
@@ -40,8 +42,36 @@ class Variant:
     devices: type[WatchedDevices] = WatchedDevices
     digests: bool = True
     serve_before_snapshot: bool = False
+    switch: type[LocalSwitch] = LocalSwitch
+    """What joins the roles of a node."""
     keep_signals: bool = True
     """Whether a gateway's table of signals outlives it."""
+
+
+class ForgetfulSwitch(LocalSwitch):
+    """Fault: now and then what waits for a role of the same process is gone, and reported as handled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = 0
+
+    def _turn(self, port: LocalPort, now: float, most: int) -> int:
+        self._turns += 1
+        if self._turns % 20 == 0:
+            for link in port.incoming.values():
+                _, _, settlements, _, _ = link.boxes[0].take(1 << 20)
+                for settlement in settlements:
+                    close(settlement, True, link.settled)
+                link.sender.report(link)
+        return super()._turn(port, now, most)
+
+
+class SilentSwitch(LocalSwitch):
+    """Fault: roles of one process get no heartbeats from each other."""
+
+    def _turn(self, port: LocalPort, now: float, most: int) -> int:
+        port.beats.clear()
+        return super()._turn(port, now, most)
 
 
 class ByGateway(Watched):

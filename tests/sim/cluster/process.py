@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.datagrams.head import HEAD
-from cluster.links.link import LinkCore
+from cluster.links.local_core import LocalCore
 from pixiu.ids import EndpointID
+from tests.sim.cluster import nodes
 from tests.sim.cluster.registry import Node, View
 from tests.sim.cluster.wire import ITEMS, Stream
 
@@ -27,7 +28,7 @@ class Place:
     role: str
     partition: int
     number: int
-    host: str
+    node: nodes.Node
     runs: int = 0
     kept: Any = None
     """What survives a crash: a Router DB, a gateway's table of signals."""
@@ -42,6 +43,11 @@ class Place:
     def is_up(self) -> bool:
         """Whether a process is here, and goes on."""
         return self.process is not None and self.process.alive and not self.process.paused
+
+    @property
+    def host(self) -> str:
+        """Its address without a port."""
+        return self.node.host
 
     @property
     def name(self) -> str:
@@ -64,11 +70,18 @@ class Process:
         self.endpoint: EndpointID = self.world.new_endpoint()
         self.place.runs += 1
         # Half of the time at the port of the run before.
-        port = 7000 + (self.place.runs if self.world.rng.random() < 0.5 else 0)
+        port = 7000 + 100 * self.place.node.places.index(self.place) + (self.place.runs if self.world.rng.random() < 0.5 else 0)
         self.address = (self.place.host, port)
-        self.links = LinkCore(
-            self.endpoint, self.world.link_options, self, layout_version=lambda: self.view.version, on_warning=self._warn
+        self.links = LocalCore(
+            self.endpoint,
+            self.world.link_options,
+            self,
+            self.place.node.switch,
+            layout_version=lambda: self.view.version,
+            on_warning=self._warn,
         )
+        self.place.node.switch.attach(self.links.port, self)
+        self._entered = False
         self._waiting: list[tuple[Callable[[], None], bytes]] = []
         self._wake_at = INFINITY
         self._slept_through = False
@@ -77,6 +90,11 @@ class Process:
         self.untaken: Counter[EndpointID] = Counter()
         """Their items. A repeat of one is no loss any more where it is taken, and is counted here again where it is not."""
         self.start_core()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is Running, and goes on."""
+        return self.alive and not self.paused and self.state == "Running"
 
     # --- what a role has
 
@@ -204,7 +222,22 @@ class Process:
         if self.paused:
             self._waiting.append((action, datagram))
             return
-        action()
+        self._enter(action)
+        self.turn()
+
+    def _enter(self, action: Callable[[], None]) -> None:
+        before, self._entered = self._entered, True
+        try:
+            action()
+        finally:
+            self._entered = before
+
+    def take_local(self, serve: Callable[[], None]) -> None:
+        """See `LocalHost`."""
+        assert self.alive, "nothing is handed to a process that is gone"
+        assert not self.paused, "nor to one that is stopped"
+        assert not self._entered, "no role is entered while it works"
+        self._enter(serve)
         self.turn()
 
     def turn(self) -> None:
@@ -222,6 +255,8 @@ class Process:
         if self.world.raised:
             raise self.world.raised[0]
         self._arm()
+        if self.alive:
+            self.place.node.work(lambda: self.world.now, self.world.wire.after)
 
     def _transmit(self) -> None:
         outputs, world = self.links.outputs, self.world
@@ -260,7 +295,7 @@ class Process:
         now, due = self.world.now, self.deadline()
         self.links.poll(now)
         if due <= now:
-            self.tick()
+            self._enter(self.tick)
         self.turn()
 
     # --- life
@@ -290,15 +325,22 @@ class Process:
 
     def resume(self) -> None:
         """SIGCONT: first what waited in the sockets, then the timers."""
-        self.paused = False
         waiting, self._waiting = self._waiting, []
         for action, _ in waiting:
-            action()
+            self._enter(action)
         if self._slept_through:
             self._slept_through = False
             self._wake(self._wake_at)
         else:
             self.turn()
+
+    def leave(self) -> None:
+        """The links close: what is queued leaves, and for the other roles of the process this one is dead."""
+        now = self.world.now
+        self.links.flush(now, every=True)
+        self.links.acknowledge(now, every=True)
+        self._transmit()
+        self.links.close_port(now)
 
     def crash(self) -> None:
         """SIGKILL."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster.membership.map.devices import LoginPolicy
 from tests.sim.cluster.faults import Variant
+from tests.sim.cluster.nodes import LAYOUTS
 from tests.sim.cluster.process import Place
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World
 from tests.support.builds import stands_in_for_compiled
@@ -53,6 +54,7 @@ def shape_of(seed: int) -> Shape:
         lossless=seed % 9 == 0,
         through_relays=seed % 7 in (2, 5),
         policy=POLICIES[seed % 11 // 4],
+        nodes=LAYOUTS[seed % 5],
     )
 
 

@@ -389,7 +389,13 @@ class Watch:
     def differences(self) -> list[str]:
         """What is not as it must be five heartbeats after the last fault."""
         clients = self._world.clients
-        found = [*self.maps(), *self._unconfirmed(), *self._gaps(), *clients.logins.differences(list(clients.connections.values()))]
+        found = [
+            *self.maps(),
+            *self._unconfirmed(),
+            *self._gaps(),
+            *self._handed_over(),
+            *clients.logins.differences(list(clients.connections.values())),
+        ]
         for process in self._world.processes():
             if process.state != "Running":
                 found.append(f"{process.place.name} does not run")
@@ -447,6 +453,21 @@ class Watch:
                         text = f"counts {tracker.lost} lost items of type {type_} from {other.place.name}, it was {lost}"
                         found.append(f"{process.place.name} {text}")
         return found
+
+    def _handed_over(self) -> Iterator[str]:
+        """Roles of one process get all that others of it send, and every parcel has its outcome."""
+        for process in self._world.processes():
+            for place in process.place.node.places:
+                other = place.process
+                if other is None or other is process or not other.alive:
+                    continue
+                sent, got = other.links.port.counts_of(process.endpoint), process.links.port.counts_of(other.endpoint)
+                self.checked["handed over"] += got.records_received + got.control_received
+                missing = sent.records_sent - got.records_received, sent.control_sent - got.control_received, sent.queue_drops
+                if missing != (0, process.untaken[other.endpoint], 0):
+                    yield f"{process.place.name} lacks {missing} of what {other.place.name} of its process sent"
+            if process.place.node.switch.waits or process.links.port.queued:
+                yield f"something waits for a turn of {process.place.name}"
 
 
 def offline_of(messages: Iterable[bytes]) -> list[int]:

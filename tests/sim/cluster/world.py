@@ -24,6 +24,8 @@ from pixiu.placement.partition import serves
 from tests.sim.cluster.clients import BIG_ROOM, ROOMS, Clients
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.faults import Variant
+from tests.sim.cluster.nodes import Node as Machine
+from tests.sim.cluster.nodes import node_of
 from tests.sim.cluster.process import Place, Process
 from tests.sim.cluster.registry import Node, Registry, View
 from tests.sim.cluster.stores import BrokerProcess, RelayProcess, RouterProcess, Snapshots
@@ -64,6 +66,8 @@ class Shape:
     through_relays: bool = False
     """Whether rooms' messages go through relays."""
     policy: LoginPolicy = LoginPolicy.ALL
+    nodes: str = ""
+    """Which roles share a process, see `tests.sim.cluster.nodes`."""
 
 
 class World:
@@ -94,6 +98,7 @@ class World:
         self.by_endpoint: dict[EndpointID, Process] = {}
         self._by_word: dict[int, EndpointID] = {}
         self.places: list[Place] = []
+        self._nodes: dict[int, Machine] = {}
         self.registry = Registry(self.rng, self.wire.after, self._tell, self.gateways + 2)
         self.snapshots = Snapshots(self)
         self.clients = Clients(self)
@@ -125,9 +130,16 @@ class World:
     def add(self, role: str, partition: int, number: int) -> None:
         """New places, and what runs there."""
         for index in range(number):
-            place = Place(role, partition, index, f"10.0.{len(self.places)}.1")
+            shared = node_of(self.shape.nodes, role, partition, index)
+            node = self._nodes.get(shared) if shared is not None else None
+            if node is None:
+                node = Machine(f"10.0.{len(self.places)}.1", self.variant.switch)
+                if shared is not None:
+                    self._nodes[shared] = node
+            place = Place(role, partition, index, node)
+            node.places.append(place)
             self.places.append(place)
-            self.start(place)
+            self.start(place, node.runs)
 
     def places_of(self, role: str) -> list[Place]:
         """All of a role."""
@@ -145,11 +157,13 @@ class World:
         """All of a role that live and are Running."""
         return [process for process in self.alive(role) if process.state == "Running"]
 
-    def start(self, place: Place) -> None:
-        """A new run; a gateway waits until an instance is free."""
+    def start(self, place: Place, run: int) -> None:
+        """A new run, unless its node has been killed again; a gateway waits until an instance is free."""
+        if place.node.runs != run:
+            return
         held = {node.instance for node in self.registry.view.nodes}
         if place.role == "gateway" and held.issuperset(self.registry.generations):
-            self.wire.after(1.0, lambda: self.start(place))
+            self.wire.after(1.0, lambda: self.start(place, run))
             return
         process = self.roles[place.role](self, place)
         place.process = self.by_endpoint[process.endpoint] = process
@@ -171,34 +185,57 @@ class World:
     # --- faults
 
     def crash(self, place: Place) -> None:
-        """Kill what runs there; its node goes with its session; something runs there again after a while."""
-        process = place.process
-        if process is None or not process.alive:
+        """Kill what runs there, with all roles of its node; the registry hears it when the session ends; something runs there again
+        after a while."""
+        if place.process is None or not place.process.alive:
             return
         self.counts["crashes"] += 1
+        self.counts["nodes killed"] += len(place.node.places) > 1
+        place.node.killed()
+        for each in place.node.places:
+            self.end(each)
+            if each.process is not None:
+                self.wire.after(SESSION_S, lambda gone=each.process.endpoint: self.registry.remove(gone))
+        self.start_again(place, self.rng.choice([0.1, self.rng.uniform(0.5, 6.0)]))
+
+    def end(self, place: Place) -> None:
+        """The process there is gone, and so are its clients' connections."""
+        process = place.process
         place.troubled_until = float("inf")
+        if process is None or not process.alive:
+            return
         process.crash()
         if isinstance(process, GatewayProcess):
             self.clients.gateway_gone(process)
         if isinstance(process, ProxyProcess):
             self.clients.proxy_gone(process)
-        self.wire.after(SESSION_S, lambda: self.registry.remove(process.endpoint))
-        self.wire.after(self.rng.choice([0.1, self.rng.uniform(0.5, 6.0)]), lambda: self.start(place))
+
+    def start_again(self, place: Place, delay: float) -> None:
+        """Something runs there again, with all roles of its node."""
+        run = place.node.runs
+        for each in place.node.places:
+            self.wire.after(delay, lambda each=each: self.start(each, run))
 
     def pause(self, place: Place) -> None:
-        """Stop it for some seconds, shorter than its session."""
+        """Stop it for some seconds, shorter than its session, with all roles of its node."""
         process = place.process
         if process is None or not process.alive or process.paused:
             return
         self.counts["pauses"] += 1
+        self.counts["nodes paused"] += len(place.node.places) > 1
         length = self.rng.choice([0.3, self.rng.uniform(1.0, 4.5)])
         self.pauses.append((self.now, self.now + length))
         self.trouble(place, self.now + length)
-        process.pause()
+        stopped = [each.process for each in place.node.places if each.process is not None and each.process.alive]
+        for each in stopped:
+            each.pause()
 
         def resume() -> None:
-            if process.alive:
-                process.resume()
+            going = [each for each in stopped if each.alive]
+            for each in going:
+                each.paused = False
+            for each in going:
+                each.resume()
 
         self.wire.after(length, resume)
 
@@ -220,7 +257,8 @@ class World:
 
     def trouble(self, place: Place, end: float) -> None:
         """Until a while after a time nobody is asked why a message went astray there."""
-        place.troubled_until = max(place.troubled_until, end + self.recovery_s)
+        for each in place.node.places:
+            each.troubled_until = max(each.troubled_until, end + self.recovery_s)
 
     def double(self, role: str) -> None:
         """The new partitions start and load; when all of them run, the number changes."""

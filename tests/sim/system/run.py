@@ -22,6 +22,8 @@ END_S: Final = 60.0
 """Mail is right before that: all is confirmed, delivered and acknowledged."""
 LOOK_S: Final = 0.37
 """Between two looks at what is not right yet; no fraction of a second, in which Pi's leaders write their clock."""
+NODES: Final = {0: "uneven", 9: "front", 11: "whole"}
+"""Seed, modulo 16 → which roles share a process, Xiu and Pi among them."""
 NO_FAULT: Final = SystemVariant()
 
 
@@ -60,6 +62,7 @@ def shape_of(seed: int) -> SystemShape:
         writers=1 + seed % 3,
         stores=((), ("pi",), ("xiu",))[seed % 3],
         harsh=seed % 10 in (4, 5, 6),
+        nodes=NODES.get(seed % 16, ""),
     )
 
 

@@ -38,6 +38,8 @@ START_US: Final = 1_750_000_000_000_000
 REPLICAS: Final = 2
 """Of each partition of Xiu and Pi."""
 USERS: Final = (1, 2, 3, 4)
+DRAIN_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
+"""As `cluster.process.host` has it."""
 DOUBLED_S: Final = 3 * POLL_S + 1.0
 BURST: Final = 0.01
 """Probability of one when somebody sends."""
@@ -181,34 +183,55 @@ class SystemWorld(World):
 
     def crash(self, place: Place) -> None:
         """See `World`."""
-        self.mail.told.fault(place)
+        for each in place.node.places:
+            self.mail.told.fault(each)
         self.counts[f"{place.role} crashed"] += place.process is not None and place.process.alive
         super().crash(place)
 
     def drain_some(self) -> None:
-        """SIGTERM: a process leaves what it does to others, and ends; something runs there again."""
+        """SIGTERM: a process leaves what it does to others, role by role, and ends; something runs there again."""
         roles = [role for role, kind in self.roles.items() if issubclass(kind, Served)]
         place = self.rng.choice(self.places_of(self.rng.choice(roles)))
-        process = place.process
-        if not isinstance(process, Served) or not process.alive or process.paused or process.state != "Running":
+        processes = [each.process for each in place.node.places]
+        if any(process is None or not process.is_serving for process in processes):
             return
         self.counts["drained"] += 1
         self.counts[f"{place.role} drained"] += 1
-        place.troubled_until = float("inf")
-        process.set_state("Draining")
+        self.counts["nodes drained"] += len(place.node.places) > 1
+        run = place.node.runs
+        leaving = sorted(place.node.places, key=lambda each: DRAIN_ORDER.index(each.role))
 
-        def end() -> None:
-            if not process.alive:
+        def go_on() -> None:
+            if place.node.runs != run:
                 return
-            process.crash()
-            if isinstance(process, SystemGateway):
-                self.clients.gateway_gone(process)
-            if isinstance(process, SystemProxy):
-                self.clients.proxy_gone(process)
-            self.registry.remove(process.endpoint)
-            self.wire.after(self.rng.uniform(0.1, 1.0), lambda: self.start(place))
+            if not leaving:
+                place.node.killed()
+                self.start_again(place, self.rng.uniform(0.1, 1.0))
+                return
+            each = leaving[0].process
+            if each is None or not each.alive:
+                leave()
+                return
+            leaving[0].troubled_until = float("inf")
+            each.set_state("Draining")
+            if isinstance(each, Served):
+                each.do(lambda: each.drain(leave))
+            else:
+                each.do(leave)
 
-        process.do(lambda: process.drain(end))
+        def leave() -> None:
+            if place.node.runs != run:
+                return
+            gone = leaving.pop(0)
+            if gone.process is not None and gone.process.alive:
+                if len(place.node.places) > 1:
+                    gone.process.leave()
+                self.end(gone)
+                self.registry.remove(gone.process.endpoint)
+                place.node.work(lambda: self.now, self.wire.after)
+            go_on()
+
+        go_on()
 
     def cut_some(self) -> None:
         """Between two hosts nothing passes for a while, or nothing one way."""
