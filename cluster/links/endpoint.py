@@ -238,12 +238,12 @@ class Endpoint(Links):
             self._close_stream(id_)
         if any(address is None for _, address in located.values()) and (self._resolver is None or self._resolver.done()):
             self._resolver = loop.create_task(self._resolve())
-        self._schedule_flush()
+        self._schedule_end()
 
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
         """Set a peer's attachment, as `Links.set_attachment`. Raises `InvalidArgument` above 512 bytes."""
         self._core.set_attachment(peer, attachment, self._now())
-        self._schedule_flush()
+        self._schedule_end()
 
     def send_records(
         self,
@@ -396,9 +396,12 @@ class Endpoint(Links):
         if self._core.has_events:
             self._core.dispatch(loop.time())
         # After all callbacks that handlers scheduled: data that they flush leaves before the acknowledgements.
-        if not self._end_scheduled:
+        self._schedule_end()
+
+    def _schedule_end(self) -> None:
+        if self._loop is not None and not self._end_scheduled:
             self._end_scheduled = True
-            loop.call_soon(self._end_of_turn)
+            self._loop.call_soon(self._end_of_turn)
 
     def _schedule_flush(self) -> None:
         if self._loop is not None and not self._flush_scheduled and not self._in_turn:
@@ -409,6 +412,9 @@ class Endpoint(Links):
         self._flush_scheduled = False
         loop = self._loop
         if loop is None:
+            return
+        if self._core.flush_locally():
+            work(self._core.port.switch, loop)
             return
         if not self._backlog:
             # While the socket takes nothing, new data waits in the bounded queues of the links.
@@ -553,7 +559,7 @@ class Endpoint(Links):
         self._addresses[where] = address
         if self._loop is not None:
             self._core.locate(id_, address, self._loop.time())
-            self._schedule_flush()
+            self._schedule_end()
 
     # ---- streams --------------------------------------------------------------------------------------------------------
 
@@ -604,7 +610,7 @@ class Endpoint(Links):
     def _on_stream_state(self, id_: EndpointID, up: bool) -> None:
         if self._loop is not None:
             self._core.stream_connected(id_, up, self._loop.time())
-            self._schedule_flush()
+            self._schedule_end()
 
     def stream_frame(self, data: bytes, stream: IncomingStream) -> bool:
         """Handle a frame on a stream that a peer opened. Returns False if it was refused and no frame has been good there yet."""

@@ -13,6 +13,7 @@ from cluster.links.api import LinkHandler, Peer, PeerState
 from cluster.links.link import HELD_BYTES, LinkCore
 from cluster.links.local import PERFECT, LocalPort, LocalSwitch
 from cluster.links.options import LinkOptions
+from cluster.links.peer.outbox import INFINITY
 from cluster.links.peer.sender import KIND_CONTROL, KIND_RECORDS, Address
 from cluster.links.refusals import no_warning
 from cluster.links.stats import LinkStats, PeerStats
@@ -93,6 +94,15 @@ class LocalCore(LinkCore):
         """Send queued data, as `LinkCore.flush`; what is for this process leaves with the next `LocalSwitch.work`."""
         self.port.flush(0 if every or now >= self._held_until else HELD_BYTES)
         super().flush(now, every)
+
+    def flush_locally(self) -> bool:
+        """Flush what is for this process if nothing else can be due, as in most turns of a role whose peers are here. Returns False
+        if something may be: call `flush`."""
+        outputs = self.outputs
+        if self._busy or self._held_until != -INFINITY or self.has_events or outputs.datagrams or outputs.resets:
+            return False
+        self.port.flush(0)
+        return True
 
     def poll(self, now: float) -> None:
         """Perform everything due, as `LinkCore.poll`."""

@@ -480,10 +480,11 @@ class Reachable(Protocol):
 class InProcess(Protocol):
     """Opens streams to the roles of this process (`cluster.rpc.local_streams.LocalStreams`)."""
 
-    def call(
-        self, endpoint: int, role: str, hello: Hello, parse: Callable[[bytes], In], max_bytes: int
-    ) -> FramedCall[Any, In] | None:
-        """Make a stream; None if the role is in another process."""
+    def __contains__(self, endpoint: object) -> bool:
+        """Return True if this is the endpoint of a role of this process."""
+
+    def call(self, node: Reachable, hello: Hello, parse: Callable[[bytes], In], max_bytes: int) -> FramedCall[Any, In]:
+        """Make a stream to a role of this process."""
 
 
 class Framed:
@@ -494,24 +495,21 @@ class Framed:
         key: returns the key by which this process proves its role to another role; None: there is none. Raises ConfigurationError.
         max_bytes: largest received message.
         tls: this process's certificates; None: connections are not encrypted.
-
-    `local`, once set, opens those to other roles of this process.
     """
-
-    local: InProcess | None = None
 
     def __init__(
         self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int, tls: Tls | None = None
     ) -> None:
         self._role, self._endpoint, self._key, self._max_bytes, self._tls = role, endpoint, key, max_bytes, tls
 
+    local: InProcess | None = None
+    """Opens streams to other roles of this process; None: there are none."""
+
     def call(self, node: Reachable, method: str, parse: Callable[[bytes], In], about: str = "") -> FramedCall[Any, In]:
         """Make a stream of a method (`cluster.rpc.methods`) to a process. about: see `Hello`."""
+        if self.local is not None and node.endpoint in self.local:
+            return self.local.call(node, Hello(method, self._role, self._endpoint, about), parse, self._max_bytes)
         hello = Hello(method, self._role, self._endpoint, about)
-        if self.local is not None:
-            local = self.local.call(node.endpoint, node.role, hello, parse, self._max_bytes)
-            if local is not None:
-                return local
         return FramedCall(
             node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes, self._tls
         )

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cluster.rpc.framed import OPEN_S, WRITE_HIGH, Connection, FramedCall
+from cluster.rpc.framed import OPEN_S, WRITE_HIGH, Connection, FramedCall, Reachable
 from cluster.rpc.frames import Hello
 from pixiu.rpc.duplex import In, StreamEnded
 
@@ -136,11 +136,13 @@ class LocalStreams:
     def __init__(self) -> None:
         self.listeners: dict[int, Serves] = {}
 
-    def call(
-        self, endpoint: int, role: str, hello: Hello, parse: Callable[[bytes], In], max_bytes: int
-    ) -> FramedCall[Any, In] | None:
-        """Make a stream to a role of this process; None if it is in another one."""
-        return LocalCall(self, endpoint, role, hello, parse, max_bytes) if endpoint in self.listeners else None
+    def __contains__(self, endpoint: object) -> bool:
+        """Return True if this is the endpoint of a role of this process."""
+        return endpoint in self.listeners
+
+    def call(self, node: Reachable, hello: Hello, parse: Callable[[bytes], In], max_bytes: int) -> FramedCall[Any, In]:
+        """Make a stream to a role of this process."""
+        return LocalCall(self, node.endpoint, node.role, hello, parse, max_bytes)
 
 
 class LocalCall(FramedCall[Any, In]):
