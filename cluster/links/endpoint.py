@@ -636,12 +636,12 @@ class Endpoint(Links):
 
 def work(switch: LocalSwitch, loop: asyncio.AbstractEventLoop) -> None:
     """Give the roles of a process their turns; what is beyond the bound waits for the next iteration of the loop."""
-    if not switch.waits:
+    if not switch.waits():
         return
     try:
         switch.work(loop.time())
     finally:
-        if switch.waits and not switch.continues:
+        if switch.waits() and not switch.continues:
             switch.continues = True
             loop.call_soon(_continue, switch, loop)
 

@@ -450,9 +450,8 @@ class LocalSwitch:
         if port.host is not None and port.has_input:
             self._ready[port.id] = port
 
-    @property
     def waits(self) -> bool:
-        """True if `work` has something to do."""
+        """Return True if `work` has something to do."""
         return bool(self._ready) and not self._working
 
     def work(self, now: float) -> None:

@@ -120,7 +120,7 @@ def test_nobody_is_entered_while_they_work_however_often_it_goes_to_and_fro(worl
     one.turn()
     assert len(one.handler.records) + len(other.handler.records) == before + MAX_BATCHES
     assert world.switch is not None
-    assert world.switch.waits, "the next iteration of the loop goes on"
+    assert world.switch.waits(), "the next iteration of the loop goes on"
 
 
 def test_a_turn_hands_over_so_many_batches_and_each_sender_has_its_share(world: World) -> None:

@@ -181,7 +181,7 @@ class World:
         for _ in range(1000):
             for node in self.nodes:
                 node.turn()
-            if not self.deliver() and (self.switch is None or not self.switch.waits):
+            if not self.deliver() and (self.switch is None or not self.switch.waits()):
                 return
         raise AssertionError("the nodes never come to rest")
 

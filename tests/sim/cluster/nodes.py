@@ -51,7 +51,7 @@ class Node:
                 self.work(now, after)
 
         switch.work(now())
-        if switch.waits and not switch.continues:
+        if switch.waits() and not switch.continues:
             switch.continues = True
             after(0.0, go_on)
 

@@ -466,7 +466,7 @@ class Watch:
                 missing = sent.records_sent - got.records_received, sent.control_sent - got.control_received, sent.queue_drops
                 if missing != (0, process.untaken[other.endpoint], 0):
                     yield f"{process.place.name} lacks {missing} of what {other.place.name} of its process sent"
-            if process.place.node.switch.waits or process.links.port.queued:
+            if process.place.node.switch.waits() or process.links.port.queued:
                 yield f"something waits for a turn of {process.place.name}"
 
 
