@@ -96,10 +96,9 @@ class LocalCore(LinkCore):
         super().flush(now, every)
 
     def flush_locally(self) -> bool:
-        """Flush what is for this process if nothing else can be due, as in most turns of a role whose peers are here. Returns False
-        if something may be: call `flush`."""
-        outputs = self.outputs
-        if self._busy or self._held_until != -INFINITY or self.has_events or outputs.datagrams or outputs.resets:
+        """Flush what is for this process if nothing else was queued, as in most turns of a role whose peers are here. Returns False
+        if something may have been: call `flush`."""
+        if self._busy or self._held_until != -INFINITY or self.has_events:
             return False
         self.port.flush(0)
         return True

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from cluster.core import log
 from cluster.links.endpoint import Endpoint
+from cluster.links.local import LocalSwitch
 from cluster.links.options import LinkOptions
 from cluster.listeners.handler import Handler
 from cluster.listeners.link_table import may_say
@@ -50,8 +51,8 @@ class ProcessLinks:
         self.ring: KeyRing | None = None
         self.counts = {"links_strangers_total": 0, "links_role_refused_total": 0}
 
-    def new_endpoint(self, id_: EndpointID, options: LinkOptions, framed: Framed) -> Endpoint:
-        """Make the endpoint; it is not bound yet."""
+    def new_endpoint(self, id_: EndpointID, options: LinkOptions, framed: Framed, switch: LocalSwitch | None = None) -> Endpoint:
+        """Make the endpoint; it is not bound yet. `switch`: of the roles of this process."""
         return Endpoint(
             id_,
             options,
@@ -63,6 +64,7 @@ class ProcessLinks:
             ring=self.ring,
             role=self._role,
             framed=framed,
+            switch=switch,
         )
 
     def _layout_version(self) -> int:

@@ -393,6 +393,31 @@ async def test_roles_of_one_process_talk_in_their_own_contexts_without_datagrams
     assert alice.endpoint._core.outputs.datagrams == []
 
 
+async def test_a_turn_with_local_and_other_output_loses_neither(processes: list[Process]) -> None:
+    switch = LocalSwitch()
+    alice, bob = await two(processes, switch=switch)
+    carol = await Process().start()
+    processes.append(carol)
+    alice.endpoint.set_peers([bob.peer, carol.peer])
+    carol.endpoint.set_peers([alice.peer])
+    await until(lambda: alice.endpoint.state(carol.id) is PeerState.ALIVE)
+    for act in (
+        lambda: alice.endpoint.send_records(carol.id, [make_record(2)], token=2),
+        lambda: alice.endpoint.send_records(EndpointID(12345), [make_record(3)], token=3),
+        lambda: alice.endpoint.set_attachment(carol.id, b"new"),
+        lambda: alice.endpoint.send_records(bob.id, [make_record(4)], token=4, more=True),
+    ):
+
+        def both(act: Callable[[], None] = act) -> None:
+            alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+            act()
+
+        alice.endpoint.in_turn(both)
+    await until(lambda: {(2, True), (3, False), (4, True)} <= {*alice.handler.settled})
+    await until(lambda: (alice.id, False, b"new") in carol.handler.heartbeats)
+    assert alice.handler.settled.count((1, True)) == 4
+
+
 async def test_more_than_a_turn_takes_goes_on_by_itself(processes: list[Process]) -> None:
     alice, bob = await two(processes, switch=LocalSwitch())
     number = 5 * 58 * MAX_BATCHES

@@ -117,9 +117,10 @@ class Node:
     def turn(self) -> list[bytes]:
         """End a turn of the loop. Returns the datagrams that left."""
         now = self.world.now
-        self.core.flush(now)
-        self.core.acknowledge(now)
-        self.core.dispatch(now)
+        if self.world.switch is None or not self.core.flush_locally():
+            self.core.flush(now)
+            self.core.acknowledge(now)
+            self.core.dispatch(now)
         if self.world.switch is not None:
             self.world.switch.work(now)
         return self.take()
