@@ -31,11 +31,13 @@ from typing import Any, Final, Generic, TypeVar
 from cluster.core import log
 from cluster.core.pacing import new_loop, pacer_of
 from cluster.core.turn import Turn
+from cluster.links.local import LocalSwitch
 from cluster.process.collector import Collector
 from cluster.process.context import Context, MembershipFactory, Service
 from cluster.process.registry_session import SharedSession
 from cluster.process.role_run import RoleRun
 from cluster.process.watchdog import Watchdog
+from cluster.rpc.local_streams import LocalStreams
 from cluster.settings import command
 from cluster.settings.options import (
     ClusterOptions,
@@ -91,6 +93,7 @@ class Host:
         self._log = log.get_logger()
         self._roles, self._membership = roles, membership
         self.turn = Turn(time.monotonic, self._loop.call_soon)
+        self.switch, self.local_streams = LocalSwitch(), LocalStreams()
         self._collector = Collector()
         self._pacer = pacer_of(self._loop)
         self._ending = asyncio.Event()

@@ -25,6 +25,7 @@ from cluster.core.pacing import pacer_of
 from cluster.core.turn import Turn
 from cluster.links.api import PeerState
 from cluster.links.endpoint import Endpoint
+from cluster.links.local import LocalSwitch
 from cluster.listeners.http import HttpServer
 from cluster.listeners.server import bind_both, bind_clients
 from cluster.listeners.streams import framed_calls
@@ -38,6 +39,7 @@ from cluster.process.live_options import LiveOptions
 from cluster.process.process_links import ProcessLinks
 from cluster.process.registry_session import QUIET_S, RegistrySession, SharedSession
 from cluster.process.views import Views
+from cluster.rpc.local_streams import LocalStreams
 from cluster.settings.options import (
     ClientListenerOptions,
     ClusterOptions,
@@ -71,6 +73,10 @@ class Owner(Protocol):
 
     turn: Turn
     """Time budget of the process's clients."""
+    switch: LocalSwitch
+    """Links between the roles of the process."""
+    local_streams: LocalStreams
+    """Framed streams between the roles of the process."""
 
     @property
     def ending(self) -> bool:
@@ -111,6 +117,7 @@ class RoleRun(Generic[OptionsT]):
         self._audit = Audit(options.audit_folder, {"role": role, "partition": partition_of(options)}, self._audited)
         self._listeners = Listeners(role, cluster, options, self._audit, owner.turn, lambda: self._links.ring, self._stream_failed)
         self._framed = framed_calls(role, self._endpoint_id, cluster, self._listeners.tls)
+        self._framed.local = owner.local_streams
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
         self._registry = RegistrySession(role, options.registry, session, self._audit)
@@ -185,6 +192,7 @@ class RoleRun(Generic[OptionsT]):
         for server in self._listeners.servers:
             await server.start()
         await self._listeners.streams.start()
+        self._listeners.streams.serve_locally(self._owner.local_streams, self._endpoint_id)
         pacer = pacer_of(asyncio.get_running_loop())
         if pacer is not None:
             endpoint.pace(pacer.be_patient, pacer.hurry)
@@ -245,7 +253,7 @@ class RoleRun(Generic[OptionsT]):
         links.validate()
 
         def new_endpoint() -> Endpoint:
-            return self._links.new_endpoint(self._endpoint_id, links, self._framed)
+            return self._links.new_endpoint(self._endpoint_id, links, self._framed, self._owner.switch)
 
         endpoint, port = await bind_both(options, self._listeners.server, new_endpoint)
         self._links.endpoint = endpoint
