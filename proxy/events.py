@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Sampler
 from proxy.publishers.rates import Rates
+
+
+class Place(Enum):
+    """Process of a replica, as a proxy sees it."""
+
+    HERE = "the proxy's own"
+    APART = "one without a proxy"
+    BESIDE = "another proxy's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,7 @@ class Replica:
     """False while its heartbeats are in doubt: chosen only if its partition has no other."""
     weight: float = 1.0
     """Its share of the rooms, relative to the others of its partition."""
+    place: Place = Place.APART
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,11 +325,15 @@ class Service(RoleShell):
     def _replicas(self, role: str) -> tuple[ev.Replica, ...]:
         view, links = self._context.view, self._context.links
         replicas: list[ev.Replica] = []
+        places = {node.process: ev.Place.BESIDE for node in view.of_role("proxy")}
+        if (own := self._context.membership.node) is not None:
+            places[own.process] = ev.Place.HERE
         for node in view.of_role(role):
             state = links.state(node.endpoint)
             if node.state is not NodeState.INIT and state is not PeerState.DEAD:
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
-                replicas.append(ev.Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint)))
+                place = places.get(node.process, ev.Place.APART)
+                replicas.append(ev.Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint), place))
         return tuple(replicas)
 
     def _owners(self, relays: int) -> dict[int, tuple[EndpointID, ...]]:

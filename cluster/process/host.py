@@ -94,6 +94,7 @@ class Host:
         self._roles, self._membership = roles, membership
         self.turn = Turn(time.monotonic, self._loop.call_soon)
         self.switch, self.local_streams = LocalSwitch(), LocalStreams()
+        self.started_ms = time.time_ns() // 1_000_000
         self._collector = Collector()
         self._pacer = pacer_of(self._loop)
         self._ending = asyncio.Event()

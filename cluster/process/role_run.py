@@ -77,6 +77,8 @@ class Owner(Protocol):
     """Links between the roles of the process."""
     local_streams: LocalStreams
     """Framed streams between the roles of the process."""
+    started_ms: int
+    """Start of the process, Unix milliseconds."""
 
     @property
     def ending(self) -> bool:
@@ -325,7 +327,7 @@ class RoleRun(Generic[OptionsT]):
             incarnation=0,
             version=__version__,
             wire_hash=self._cluster.wire_hash(),
-            started_ms=time.time_ns() // 1_000_000,
+            started_ms=self._owner.started_ms,
             pid=os.getpid(),
             udp_host=self._options.advertised_udp_host,
             udp_port=self._options.advertised_udp_port,

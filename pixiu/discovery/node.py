@@ -148,6 +148,12 @@ class Node:
     """Port of framed streams, at `host`; 0: none."""
 
     @property
+    def process(self) -> tuple[str, int, int]:
+        """Identity of the process: the roles of one node have the same. Containers of one host may have the same pid, so its start
+        tells them apart; a process of an unknown pid has one role."""
+        return self.host, self.pid, self.started_ms if self.pid else self.endpoint
+
+    @property
     def udp_address(self) -> tuple[str, int]:
         """Host and port for the datagrams of links."""
         return self.udp_host or self.host, self.udp_port or self.port

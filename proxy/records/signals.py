@@ -4,8 +4,9 @@
               ── copy 1 ──▶ proxy B ──▶ 2nd                                    ──▶ gateways
               ── copy 2 ──▶ proxy C ──▶ 3rd                                    ──▶ gateways
 
-The loss of one process or one datagram then takes one copy. Signals have no order, so they do not wait for a change of routes, and
-the change does not wait for them.
+The loss of one process or one datagram then takes one copy. Where a proxy and a replica share a process (a node), a copy stays in
+the node of its proxy: two copies that crossed between two nodes would be lost with either. Signals have no order, so they do not
+wait for a change of routes, and the change does not wait for them.
 
 Source: PiXiu §4; docs/architecture.md, "A signal to a room". Departs from PiXiu §4 step 2 (a random broker) because other
 partitions do not know the room, and random picks coincide.
@@ -25,12 +26,19 @@ senders repeat for 0.8 s."""
 
 
 def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> int:
-    """Endpoint that gets a signal's copy: the copy-th in the rendezvous order of its SnowflakeID, usable ones first.
+    """Endpoint that gets a signal's copy: the usable replica in the proxy's own process, or else the copy-th in the rendezvous
+    order of its SnowflakeID, usable ones first. Replicas beside other proxies, which these send to, are left out while there are
+    others.
 
     With fewer replicas than copies some get several. Raises ZeroDivisionError if there are no replicas.
     """
-    usable = [replica.endpoint for replica in replicas if replica.usable]
-    doubted = [replica.endpoint for replica in replicas if not replica.usable]
+    for replica in replicas:
+        if replica.place is ev.Place.HERE and replica.usable:
+            return replica.endpoint
+    apart = [replica for replica in replicas if replica.place is ev.Place.APART]
+    among = apart if any(replica.usable for replica in apart) else replicas
+    usable = [replica.endpoint for replica in among if replica.usable]
+    doubted = [replica.endpoint for replica in among if not replica.usable]
     order = rendezvous_order(signal, usable) + rendezvous_order(signal, doubted)
     return order[copy % len(order)]
 

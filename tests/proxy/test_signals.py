@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,20 @@ def test_usable_replicas_come_before_doubted_ones() -> None:
     for number in range(1, 50):
         order = [replica_of_copy(replicas, number, copy) for copy in range(4)]
         assert order == [*rendezvous_order(number, [B, C, D]), A]
+
+
+def test_a_copy_stays_in_the_node_of_its_proxy_while_the_replica_there_is_usable() -> None:
+    replicas = (ev.Replica(A, 0), ev.Replica(B, 0, place=ev.Place.HERE), ev.Replica(C, 0, place=ev.Place.BESIDE))
+    assert {replica_of_copy(replicas, number, copy) for number in range(1, 50) for copy in range(3)} == {B}
+    doubted = (replicas[0], replace(replicas[1], usable=False), replicas[2])
+    assert {replica_of_copy(doubted, number, copy) for number in range(1, 50) for copy in range(3)} == {A}
+
+
+def test_a_proxy_without_a_replica_leaves_those_of_other_proxies_to_them() -> None:
+    beside = (ev.Replica(A, 0, place=ev.Place.BESIDE), ev.Replica(B, 0, place=ev.Place.BESIDE))
+    for number in range(1, 50):
+        assert replica_of_copy((*beside, ev.Replica(C, 0)), number, 1) == C
+        assert replica_of_copy((*beside, ev.Replica(C, 0, usable=False)), number, 1) == rendezvous_order(number, [A, B])[1]
 
 
 def test_signals_of_gateways_are_copy_0() -> None:

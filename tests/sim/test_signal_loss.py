@@ -6,6 +6,7 @@
 
 Without receipts the loss is that of three independent ways of two hops, (1-(1-p)²)³; with receipts it is the fourth power of
 that, because three repeats follow. No copy, repeat or restart of the gateway delivers a signal twice.
+Where a proxy and a broker share a node, the loss of one node takes no signal.
 
 A failure prints its seed; the same seed gives the same run. Source: docs/promises.md, docs/architecture.md, "A signal to a room".
 """
@@ -52,22 +53,32 @@ def make_broker(endpoint: EndpointID) -> broker.core.Core:
     return core
 
 
-def make_proxy() -> proxy.core.Core:
+def make_proxy(brokers: tuple[pe.Replica, ...]) -> proxy.core.Core:
     core = proxy.core.Core(max_record_bytes=1 << 20)
-    core.step(pe.BrokersChanged(1, tuple(pe.Replica(endpoint, 0) for endpoint in BROKERS)), 0.0)
+    core.step(pe.BrokersChanged(1, brokers), 0.0)
     core.step(pe.PublisherOpened(1), 0.0)
     return core
+
+
+def seen_from(node: int, nodes: int) -> tuple[pe.Replica, ...]:
+    """The brokers as the proxy of a node sees them; the others' proxies and brokers are apart."""
+    places = [pe.Place.BESIDE] * nodes + [pe.Place.APART] * (len(BROKERS) - nodes)
+    if node < nodes:
+        places[node] = pe.Place.HERE
+    return tuple(pe.Replica(endpoint, 0, place=place) for endpoint, place in zip(BROKERS, places, strict=True))
 
 
 class World:
     """One sender, the three roles, and a network without delay."""
 
-    def __init__(self, seed: int, loss: float, *, receipts: bool = False, restarts: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, loss: float, *, receipts: bool = False, restarts: float = 0.0, nodes: int = 0, proxies: int = 3
+    ) -> None:
         self.chance = random.Random(seed)
         self.loss, self.receipts, self.restarts = loss, receipts, restarts
         self.now = 0.0
         self.sender = SignalCore()
-        self.proxies = {endpoint: make_proxy() for endpoint in PROXIES}
+        self.proxies = {endpoint: make_proxy(seen_from(number, nodes)) for number, endpoint in enumerate(PROXIES[:proxies])}
         self.brokers = {endpoint: make_broker(endpoint) for endpoint in BROKERS}
         self.table = MemoryTable()
         self.gateway = self.make_gateway()
@@ -75,10 +86,11 @@ class World:
         self.resolved: dict[int, bool] = {}
         self.signals: dict[tuple[EndpointID, int], Signal] = {}
         self.positions = {endpoint: count(1) for endpoint in PROXIES}
+        self.dead: set[EndpointID] = set()
 
     def make_gateway(self) -> gateway.core.Core:
         core = gateway.core.Core(instance=1, generation=1, signals=self.table)
-        core.step(ge.ProxiesChanged(tuple(ge.Replica(endpoint, 0) for endpoint in PROXIES)), 0.0)
+        core.step(ge.ProxiesChanged(tuple(ge.Replica(endpoint, 0) for endpoint in self.proxies)), 0.0)
         core.step(ge.Opened(1, UIN, False), 0.0)
         core.step(ge.Join(1, 1, [(ROOM, None)]), 0.0)
         core.step(END_OF_TURN, 0.0)
@@ -103,7 +115,11 @@ class World:
         for effect in effects:
             if isinstance(effect, SendCopies):
                 record = effect.signal.record
-                for copy, endpoint in enumerate(PROXIES):
+                for copy in range(len(PROXIES)):
+                    endpoint = PROXIES[copy % len(self.proxies)]
+                    if endpoint in self.dead:
+                        self.do(self.sender.copy_done(effect.signal, Failure("UNAVAILABLE", "the proxy is dead")))
+                        continue
                     position = next(self.positions[endpoint])
                     self.signals[endpoint, position] = effect.signal
                     self.at_proxy(endpoint, pe.BatchPublished(1, record, 1, position, copy, self.receipts))
@@ -115,7 +131,7 @@ class World:
         for effect in self.proxies[endpoint].step(event, self.now):
             match effect:
                 case SendRecords(peer, records, _, token):
-                    arrived = not self.lost()
+                    arrived = peer not in self.dead and not self.lost()
                     if arrived:
                         self.at_broker(peer, records)
                     self.at_proxy(endpoint, Settled([(token, arrived)]))
@@ -183,6 +199,17 @@ def test_with_receipts_repeats_bring_it_or_the_sender_knows(seed: int) -> None:
     # (1-(1-p)²)³ to the fourth is 0.0003: more than 5 of 1000 has a chance below one in a million.
     assert signals - len(world.delivered) <= 5, f"seed {seed}"
     assert world.sender.counters.repeated > 100
+
+
+@pytest.mark.parametrize(("nodes", "proxies"), [(3, 3), (2, 2), (2, 3), (1, 2), (0, 3)])
+def test_the_loss_of_one_node_takes_no_signal(nodes: int, proxies: int) -> None:
+    """Nodes of a proxy and a broker; every other one is a process of its own, which may be lost as well."""
+    alone = [{one} for one in (*PROXIES[nodes:proxies], *BROKERS[nodes:])]
+    for lost in [*({PROXIES[node], BROKERS[node]} for node in range(nodes)), *alone]:
+        world = World(3, 0.0, nodes=nodes, proxies=proxies)
+        world.dead = lost
+        world.run(300)
+        assert len(world.delivered) == 300, f"without {lost}"
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

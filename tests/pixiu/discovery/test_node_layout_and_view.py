@@ -40,6 +40,14 @@ def test_clients_go_to_their_own_listener() -> None:
     assert replace(node, client_port=0).client_address == ""
 
 
+def test_roles_of_one_process_are_told_from_those_of_another_machine_or_pid() -> None:
+    gateway, broker = make_node("gateway", host="10.0.0.5", pid=47), make_node("broker", host="10.0.0.5", pid=47)
+    assert gateway.process == broker.process
+    others = [replace(broker, pid=48), replace(broker, host="10.0.0.6"), replace(broker, started_ms=broker.started_ms + 1)]
+    assert len({node.process for node in (gateway, *others)}) == 4
+    assert replace(gateway, pid=0).process != replace(broker, pid=0, endpoint=EndpointID(9)).process
+
+
 def test_ids_are_hex_and_unknown_keys_are_ignored() -> None:
     node = make_node(endpoint=EndpointID(255))
     fields = json.loads(node.to_json())
