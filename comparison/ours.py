@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.core.compiled import SWITCH, build_of_new_process
+from onebox.grouping import Grouping
 from onebox.up import LocalCluster, UpOptions
 
 
@@ -49,6 +50,7 @@ async def cluster(
     of Xiu and Pi, or none."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
+            grouping=Grouping.SEPARATE,
             proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=relays,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
             xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
@@ -56,7 +58,7 @@ async def cluster(
         local = LocalCluster(options)
         try:
             await local.start()
-            nodes = [child.node for child in local.children.values() if child.node is not None]
+            nodes = local.nodes()
             roles = sorted({node.role for node in nodes})
             yield Running(
                 local.target,

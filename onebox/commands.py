@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from onebox.children import DieWithParent, child_environment
+from onebox.grouping import FLAGS, NUMBERS, PLAIN, Grouping, grouping_of
 from onebox.screen import Rates, render
 from onebox.secure import PRIVATE_UMASK, make_secure, with_login
 from onebox.up import TLS, LocalCluster, UpOptions
@@ -35,20 +36,30 @@ REPLAY_STOP_S: Final = 10.0
 STDIN: Final = 0
 
 
+def _number(name: str, text: str) -> Any:
+    """Return the option for a number, with its defaults in the help."""
+    plain = NUMBERS[PLAIN][name]
+    others = [f"--{FLAGS[grouping]}: {numbers[name]}" for grouping, numbers in NUMBERS.items() if numbers[name] != plain]
+    return typer.Option(help=f"{text} [default: {'; '.join((str(plain), *others))}]")
+
+
 @guarded
 def up(
-    proxies: Annotated[int, typer.Option(help="Proxies.")] = DEFAULTS.proxies,
-    gateways: Annotated[int, typer.Option(help="Gateways.")] = DEFAULTS.gateways,
-    brokers: Annotated[int, typer.Option(help="Broker partitions, a power of two.")] = DEFAULTS.brokers,
-    broker_replicas: Annotated[int, typer.Option(help="Replicas of each broker partition.")] = DEFAULTS.broker_replicas,
-    routers: Annotated[int, typer.Option(help="Router partitions, a power of two.")] = DEFAULTS.routers,
-    router_replicas: Annotated[int, typer.Option(help="Replicas of each router partition.")] = DEFAULTS.router_replicas,
-    relays: Annotated[int, typer.Option(help="Relay partitions, a power of two; 0: no messages to users.")] = DEFAULTS.relays,
-    relay_replicas: Annotated[int, typer.Option(help="Replicas of each relay partition.")] = DEFAULTS.relay_replicas,
-    xius: Annotated[int, typer.Option(help="Xiu partitions, a power of two; 0: no messages are stored.")] = DEFAULTS.xius,
-    xiu_replicas: Annotated[int, typer.Option(help="Replicas of each Xiu partition.")] = DEFAULTS.xiu_replicas,
-    pis: Annotated[int, typer.Option(help="Pi partitions (users' inboxes), a power of two; 0: none.")] = DEFAULTS.pis,
-    pi_replicas: Annotated[int, typer.Option(help="Replicas of each Pi partition.")] = DEFAULTS.pi_replicas,
+    nodes: Annotated[bool, typer.Option("--nodes", help="Run two nodes with a replica of each role, and the stores.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Run one node of everything, without replicas.")] = False,
+    separate: Annotated[bool, typer.Option("--separate", help="Run every role as its own process.")] = False,
+    proxies: Annotated[int | None, _number("proxies", "Proxies.")] = None,
+    gateways: Annotated[int | None, _number("gateways", "Gateways.")] = None,
+    brokers: Annotated[int | None, _number("brokers", "Broker partitions, a power of two.")] = None,
+    broker_replicas: Annotated[int | None, _number("broker_replicas", "Replicas of each broker partition.")] = None,
+    routers: Annotated[int | None, _number("routers", "Router partitions, a power of two.")] = None,
+    router_replicas: Annotated[int | None, _number("router_replicas", "Replicas of each router partition.")] = None,
+    relays: Annotated[int | None, _number("relays", "Relay partitions, a power of two; 0: no messages to users.")] = None,
+    relay_replicas: Annotated[int | None, _number("relay_replicas", "Replicas of each relay partition.")] = None,
+    xius: Annotated[int | None, _number("xius", "Xiu partitions, a power of two; 0: no messages are stored.")] = None,
+    xiu_replicas: Annotated[int | None, _number("xiu_replicas", "Replicas of each Xiu partition.")] = None,
+    pis: Annotated[int | None, _number("pis", "Pi partitions (users' inboxes), a power of two; 0: none.")] = None,
+    pi_replicas: Annotated[int | None, _number("pi_replicas", "Replicas of each Pi partition.")] = None,
     mqtt_port: Annotated[int, typer.Option(help="MQTT port of the first gateway, the others follow; 0: any.")] = DEFAULTS.mqtt_port,
     zookeeper_port: Annotated[int, typer.Option(help="Port of the embedded ZooKeeper; 0: any.")] = DEFAULTS.zookeeper_port,
     registry: Annotated[str, typer.Option(help="Use this ZooKeeper, zk://HOST:PORT/ROOT, instead of an embedded one.")] = "",
@@ -74,24 +85,19 @@ def up(
     speed: Annotated[float | None, typer.Option(help="With --replay: factor by which log time passes faster.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a whole cluster on this machine until Ctrl-C, every role its own process.
+    """Run a whole cluster on this machine until Ctrl-C, every role its own process unless --nodes or --small groups them.
 
     With --replay the exit code is the replay's; the cluster stays until --for is over (and the replay is done), or Ctrl-C.
     """
     os.umask(PRIVATE_UMASK)  # before anything is written: only the owner may read mail, logs and keys
-    options = UpOptions(
-        proxies=proxies,
-        gateways=gateways,
-        brokers=brokers,
-        broker_replicas=broker_replicas,
-        routers=routers,
-        router_replicas=router_replicas,
-        relays=relays,
-        relay_replicas=relay_replicas,
-        xius=xius,
-        xiu_replicas=xiu_replicas,
-        pis=pis,
-        pi_replicas=pi_replicas,
+    numbers = {
+        "proxies": proxies, "gateways": gateways, "brokers": brokers, "broker_replicas": broker_replicas, "routers": routers,
+        "router_replicas": router_replicas, "relays": relays, "relay_replicas": relay_replicas, "xius": xius,
+        "xiu_replicas": xiu_replicas, "pis": pis, "pi_replicas": pi_replicas,
+    }  # fmt: skip
+    options = UpOptions.of(
+        grouping_of({Grouping.NODES: nodes, Grouping.SMALL: small, Grouping.SEPARATE: separate}),
+        numbers,
         mqtt_port=mqtt_port,
         zookeeper_port=zookeeper_port,
         registry=registry,
@@ -279,7 +285,7 @@ class _Up:
         elif name == "replicas":
             self._console.print(f"{fields['role']}: {fields['replicas']} replicas are wanted now", highlight=False)
         elif name == "replicas_refused":
-            text = f"{fields['replicas']} replicas of {fields['role']}: one machine runs at most {fields['limit']} processes"
+            text = f"{fields['replicas']} replicas of {fields['role']}: one machine runs at most {fields['limit']} of all roles"
             error_console().print(f"[red]{text}[/]", highlight=False)
         elif name == "small_tables":
             text = (

@@ -1,4 +1,5 @@
-"""The live table of `pixiu up`: each process's state, restarts and records a second; below it the rates of the whole cluster."""
+"""The live table of `pixiu up`: each process's state and restarts, and each of its roles' records a second; below it the rates of
+the whole cluster."""
 
 from __future__ import annotations
 
@@ -47,8 +48,7 @@ class Rates:
 
     async def read(self, cluster: LocalCluster) -> None:
         """Ask every process; one that does not answer keeps its last rates."""
-        nodes = [child.node for child in cluster.children.values() if child.node is not None]
-        await asyncio.gather(*(self._read(node) for node in nodes))
+        await asyncio.gather(*(self._read(node) for node in cluster.nodes()))
 
     async def _read(self, node: Node) -> None:
         try:
@@ -83,23 +83,27 @@ class Rates:
 def render(cluster: LocalCluster, rates: Rates, until: float | None) -> RenderableType:
     """Render the table; `until`: monotonic seconds at which the cluster ends, None: at Ctrl-C."""
     table = Table(box=None, pad_edge=False)
-    for name in ("process", "state", "pid", "address", "restarts", "records in/s", "out/s", "lost"):
+    for name in ("process", "state", "pid", "restarts", "address", "records in/s", "out/s", "lost"):
         table.add_column(name, justify="left" if name in ("process", "state", "address") else "right")
     for name, record in cluster.core.processes.items():
         child = cluster.children[name]
-        node = child.node
-        rate = rates.rates.get(node.endpoint, {}) if node is not None else {}
-        mqtt = f", MQTT {node.mqtt_port}" if node is not None and node.mqtt_port else ""
-        table.add_row(
-            name,
-            f"[{COLORS.get(record.state, 'dim')}]{record.state.value}[/]",
-            str(child.process.pid) if child.process is not None else "",
-            node.address + mqtt if node is not None else "",
-            str(record.restarts),
-            f"{rate.get('in', 0):,.0f}",
-            f"{rate.get('out', 0):,.0f}",
-            f"{rate.get('lost', 0):,.0f}",
-        )
+        state = f"[{COLORS.get(record.state, 'dim')}]{record.state.value}[/]"
+        process = (state, str(child.process.pid) if child.process is not None else "", str(record.restarts))
+        if len(record.spec.entries) > 1:
+            table.add_row(name, *process)
+            name, process = "", ("", "", "")
+        for entry in record.spec.entries:
+            node = child.nodes.get(entry)
+            rate = rates.rates.get(node.endpoint, {}) if node is not None else {}
+            mqtt = f", MQTT {node.mqtt_port}" if node is not None and node.mqtt_port else ""
+            table.add_row(
+                name or f"  {entry.name}",
+                *process,
+                node.address + mqtt if node is not None else "",
+                f"{rate.get('in', 0):,.0f}",
+                f"{rate.get('out', 0):,.0f}",
+                f"{rate.get('lost', 0):,.0f}",
+            )
     end = "Ctrl-C ends it" if until is None else f"ends in {max(until - time.monotonic(), 0):.0f} s"
     note = ""
     if cluster.zookeeper is not None:

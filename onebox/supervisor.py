@@ -12,10 +12,11 @@ Source: docs/operations.md; docs/promises.md, "Failure rules" 2 and 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from onebox.grouping import STOP_ORDER, Entry, ProcessSpec, alone
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.deadline_timer import NEVER
 
@@ -32,10 +33,7 @@ FIRST_TRIES: Final = 3
 CONFIGURATION_EXIT: Final = 2
 """Exit code of a role whose options or port are at fault: a retry cannot help."""
 GRACE_S: Final = 15.0
-"""Seconds between SIGTERM and SIGKILL at the end."""
-START_ORDER: Final = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
-STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
-"""Clients are notified first; processes that hold state go last."""
+"""Seconds between SIGTERM and SIGKILL, for each kind of role in the process: they drain one after the other."""
 
 
 class ProcessState(Enum):
@@ -73,22 +71,6 @@ TRANSITIONS: Final[dict[tuple[ProcessState, ProcessEvent], ProcessState]] = {
     (_S.STOPPING, _E.EXITED): _S.STOPPED,
 }
 """All transitions; any other pair of state and event changes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """One wanted process."""
-
-    role: str
-    partition: int
-    """-1 for a role without partitions."""
-    number: int
-    """Number within its role and partition, from 0."""
-
-    @property
-    def name(self) -> str:
-        """Name in tables and of the log file."""
-        return f"{self.role}-{self.number}" if self.partition < 0 else f"{self.role}-{self.partition}-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,47 +118,16 @@ class ProcessRecord:
     ever_running: bool = False
     last_code: int | None = None
     rest_until: float = 0.0
-    retired: bool = False
-    """No longer wanted: forgotten when it has ended."""
+    wanted: tuple[Entry, ...] = ()
+    """Those of its roles that are wanted; none: it is forgotten when it has ended."""
+
+    def __post_init__(self) -> None:
+        self.wanted = self.spec.entries
 
     @property
     def restarts(self) -> int:
         """Number of restarts."""
         return max(self.starts - 1, 0)
-
-
-def wanted_processes(
-    *,
-    proxies: int,
-    gateways: int,
-    brokers: int,
-    broker_replicas: int,
-    routers: int,
-    router_replicas: int,
-    relays: int = 0,
-    relay_replicas: int = 0,
-    xius: int = 0,
-    xiu_replicas: int = 0,
-    pis: int = 0,
-    pi_replicas: int = 0,
-) -> list[ProcessSpec]:
-    """Return every process of a cluster, in starting order."""
-    partitions = {
-        "router": (routers, router_replicas),
-        "relay": (relays, relay_replicas),
-        "broker": (brokers, broker_replicas),
-        "xiu": (xius, xiu_replicas),
-        "pi": (pis, pi_replicas),
-    }
-    whole = {"proxy": proxies, "gateway": gateways}
-    found: list[ProcessSpec] = []
-    for role in START_ORDER:
-        if role in whole:
-            found.extend(ProcessSpec(role, -1, number) for number in range(whole[role]))
-        else:
-            count, replicas = partitions[role]
-            found.extend(ProcessSpec(role, partition, number) for number in range(replicas) for partition in range(count))
-    return found
 
 
 class SupervisorCore:
@@ -205,6 +156,13 @@ class SupervisorCore:
         """True if every process has ended."""
         return all(record.state is ProcessState.STOPPED for record in self.processes.values())
 
+    def entries(self) -> list[Entry]:
+        """Return the wanted roles of all processes."""
+        return [entry for record in self.processes.values() for entry in record.wanted]
+
+    def _grace(self, record: ProcessRecord) -> float:
+        return self._grace_s * record.spec.kinds
+
     def _move(self, record: ProcessRecord, event: ProcessEvent, now: float) -> bool:
         state = TRANSITIONS.get((record.state, event))
         if state is None:
@@ -229,39 +187,51 @@ class SupervisorCore:
                 record.starts += 1
                 slots -= 1
                 effects.append(Start(record.spec.name))
-        return effects + self._kill_late(now)
+        return effects + self._kill_late(now) + self._restart_changed(now)
 
     def set_replicas(self, role: str, replicas: int, now: float, partitions: int = 0) -> list[Effect]:
-        """Set the wanted number of processes in each partition of a role: new ones start, the last ones end. `partitions`: the
-        new number of partitions; 0: as many as before.
+        """Set the wanted number of replicas of each partition of a role: new ones start as processes of their own, the last ones
+        end. `partitions`: the new number of partitions; 0: as many as before.
+
+        A node that runs others as well is ended and started again without those that are no longer wanted, one node at a time.
 
         Source: docs/operations.md, "Draining and adding processes".
         """
         if self._stopping:
             return []
+        there = {entry: record for record in self.processes.values() for entry in record.spec.entries if entry.role == role}
+        numbers = range(partitions) if partitions else sorted({entry.partition for entry in there})
+        wanted = [Entry(role, partition, number) for partition in numbers for number in range(replicas)]
         effects: list[Effect] = []
-        there = {record.spec.partition for record in self.processes.values() if record.spec.role == role}
-        wanted = set(range(partitions)) if partitions else there
-        for partition in sorted(wanted):
-            for number in range(replicas):
-                spec = ProcessSpec(role, partition, number)
-                self.processes.setdefault(spec.name, ProcessRecord(spec)).retired = False
-        for record in [record for record in self.processes.values() if record.spec.role == role]:
-            if (record.spec.number < replicas and record.spec.partition in wanted) or record.retired:
-                continue
-            record.retired = True
-            self._move(record, ProcessEvent.STOP, now)
-            if record.state is ProcessState.STOPPING:
-                effects.append(Terminate(record.spec.name))
-            else:
-                del self.processes[record.spec.name]
+        for record in {record.spec.name: record for record in there.values()}.values():
+            record.wanted = tuple(
+                entry for entry in record.spec.entries if (entry in wanted if entry.role == role else entry in record.wanted)
+            )
+            if record.wanted and record.state in (ProcessState.WAITING, ProcessState.BACKOFF):
+                record.spec = replace(record.spec, entries=record.wanted)
+            elif not record.wanted and self._move(record, ProcessEvent.STOP, now):
+                if record.state is ProcessState.STOPPING:
+                    effects.append(Terminate(record.spec.name))
+                else:
+                    del self.processes[record.spec.name]
+        for entry in wanted:
+            if entry not in there:
+                self.processes[entry.name] = ProcessRecord(alone(entry))
         return effects + self.tick(now)
 
+    def _restart_changed(self, now: float) -> list[Effect]:
+        """End a node of which not all roles are wanted any more, to start it again, while everything else is Running."""
+        changed = [record for record in self.processes.values() if record.wanted != record.spec.entries and record.wanted]
+        if not changed or not self.all_running:
+            return []
+        self._move(changed[0], ProcessEvent.STOP, now)
+        return [Terminate(changed[0].spec.name)]
+
     def _kill_late(self, now: float) -> list[Effect]:
-        """Kill processes that are no longer wanted and do not end by themselves."""
+        """Kill processes that are to end and do not end by themselves."""
         late: list[Effect] = []
         for record in self.processes.values():
-            if record.retired and record.state is ProcessState.STOPPING and now - record.since >= self._grace_s:
+            if record.state is ProcessState.STOPPING and now - record.since >= self._grace(record):
                 record.since = now
                 late.append(Kill(record.spec.name))
         return late
@@ -281,10 +251,10 @@ class SupervisorCore:
         record.last_code = code
         if not self._move(record, ProcessEvent.EXITED, now) or self._stopping:
             return self.tick(now)
-        if record.state is ProcessState.STOPPED:  # it was no longer wanted
+        if record.state is ProcessState.STOPPED:  # it, or some of its roles, were no longer wanted
             del self.processes[name]
-            if not record.retired:  # and is wanted again
-                self.processes[name] = ProcessRecord(record.spec)
+            if record.wanted:
+                self.processes[name] = ProcessRecord(replace(record.spec, entries=record.wanted))
             return self.tick(now)
         record.failures = 1 if steady else record.failures + 1
         if not (record.ever_running or self._complete) and (code == CONFIGURATION_EXIT or record.failures >= FIRST_TRIES):
@@ -313,7 +283,7 @@ class SupervisorCore:
     def _of_group(self) -> list[ProcessRecord]:
         if not 0 <= self._group < len(STOP_ORDER):
             return []
-        return [record for record in self.processes.values() if record.spec.role == STOP_ORDER[self._group]]
+        return [record for record in self.processes.values() if record.spec.stops_with == self._group]
 
     def _stop_next(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -325,7 +295,7 @@ class SupervisorCore:
                     effects.extend(Kill(record.spec.name) for record in left)
                 return effects
             self._group += 1
-            self._kill_at = now + self._grace_s
+            self._kill_at = now + max(map(self._grace, self._of_group()), default=self._grace_s)
             for record in self._of_group():
                 self._move(record, ProcessEvent.STOP, now)
                 if record.state is ProcessState.STOPPING:
@@ -337,7 +307,7 @@ class SupervisorCore:
         if self._stopping:
             return self._kill_at if not self.all_stopped else NEVER
         times = [record.rest_until for record in self.processes.values() if record.state is ProcessState.BACKOFF]
-        times += [record.since + self._grace_s for record in self.processes.values() if record.state is ProcessState.STOPPING]
+        times += [record.since + self._grace(record) for record in self.processes.values() if record.state is ProcessState.STOPPING]
         if any(record.state is ProcessState.WAITING for record in self.processes.values()):
             times += [record.since + SLOW_START_S for record in self.processes.values() if record.state is ProcessState.STARTING]
         return min(times, default=NEVER)

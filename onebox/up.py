@@ -1,4 +1,4 @@
-"""`pixiu up`: a whole cluster on one machine, every role its own process. The shell around `onebox.supervisor`.
+"""`pixiu up`: a whole cluster on one machine. The shell around `onebox.supervisor`.
 
     ZooKeeper ─▶ layout ─▶ xius, pis ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways   (and back in reverse order)
 
@@ -15,17 +15,18 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from cluster.trust.key_folder import add_key, use_key
 from cluster.trust.pki import CALLERS, ZOOKEEPER, issue, make_authority, renew
 from onebox.children import ROTATE_S, child_environment, open_log, rotate_log, tail
 from onebox.embedded_child import EmbeddedChild
 from onebox.fork_server import Forked, Forks
+from onebox.grouping import CLIENT_ROLES, NODE, NUMBERS, PLAIN, Entry, Grouping, ProcessSpec, roles_together, wanted_processes
 from onebox.secure import LISTENERS
 from onebox.settings_check import check_settings, overrides_for
 from onebox.shared_tables import table_mb
@@ -34,12 +35,10 @@ from onebox.supervisor import (
     Effect,
     Fail,
     Kill,
-    ProcessSpec,
     ProcessState,
     Start,
     SupervisorCore,
     Terminate,
-    wanted_processes,
 )
 from pixiu.discovery import login as logins
 from pixiu.discovery.login import Login
@@ -52,7 +51,7 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
 from pixiu.rpc import tls
 from registry.guarding import guard, guard_first, read_credentials
-from registry.layout import ensure_layout, set_replicas
+from registry.layout import ensure_layout, read_layout, set_replicas
 from registry.mailbox import Mark
 
 READY_TIMEOUT_S: Final = 180.0
@@ -61,14 +60,13 @@ STOP_LIMIT_S: Final = 120.0
 """Seconds after which the end is forced."""
 FORGET_PORTS_AFTER: Final = 2
 """After this number of failed restarts on a port somebody else has it: take any other."""
-MAX_PROCESSES: Final = 256
+MAX_ROLES: Final = 256
+"""Limit of one machine's proxies, gateways and replicas, whatever their processes."""
 PKI: Final = "pki"
 TLS: Final = "tls"
 KEYS: Final = "keys"
 TICKET_KEYS: Final = "ticket_keys"
 """Folders of the authority, of certificates and of keys of datagrams, below the data folder."""
-CLIENT_ROLES: Final = ("gateway", "proxy")
-"""Roles that have listeners for clients."""
 RENEW_DAYS: Final = 30.0
 """A start renews certificates that expire within this number of days."""
 
@@ -77,17 +75,18 @@ RENEW_DAYS: Final = 30.0
 class UpOptions:
     """Options of `pixiu up`. `validate()` names the option at fault."""
 
+    grouping: Grouping = PLAIN
     proxies: int = 2
     gateways: int = 2
-    brokers: int = 2
+    brokers: int = NUMBERS[PLAIN]["brokers"]
     """Broker partitions."""
     broker_replicas: int = 2
     """Replicas of each."""
-    routers: int = 2
+    routers: int = NUMBERS[PLAIN]["routers"]
     """Router partitions."""
     router_replicas: int = 2
     """Replicas of each."""
-    relays: int = 2
+    relays: int = NUMBERS[PLAIN]["relays"]
     """Relay partitions; 0: a cluster without messages to users."""
     relay_replicas: int = 2
     """Replicas of each."""
@@ -114,20 +113,37 @@ class UpOptions:
     """Certificates for everybody, made below the data folder, and required at every listener of the cluster."""
     grow: bool = True
     """Run the partitions that doublings add, those of a doubling under way included."""
+    defaulted: frozenset[str] = frozenset()
+    """Numbers that nobody gave."""
+
+    @classmethod
+    def of(cls, grouping: Grouping, numbers: Mapping[str, int | None], **others: Any) -> UpOptions:
+        """Return options; numbers that are None or left out are those of the grouping."""
+        given = {name: number for name, number in numbers.items() if number is not None}
+        left = frozenset(NUMBERS[grouping]) - frozenset(given)
+        return cls(grouping=grouping, defaulted=left, **{**NUMBERS[grouping], **given, **others})
+
+    def of_cluster(self, layout: Layout) -> UpOptions:
+        """Return the options for a cluster that exists: it keeps its numbers of partitions where none was given."""
+        kept: dict[str, Any] = {f"{role}s": layout.roles[role].n for role in PARTITIONED_ROLES if role in layout.roles}
+        return replace(self, **{name: number for name, number in kept.items() if name in self.defaulted})
 
     def validate(self) -> None:
         """Check the options. Raises `ConfigurationError`."""
         replicas = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas")
         for name in ("proxies", "gateways", *replicas):
-            if not 1 <= getattr(self, name) <= MAX_PROCESSES:
-                raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_PROCESSES}")
+            if not 1 <= getattr(self, name) <= MAX_ROLES:
+                raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_ROLES}")
         for name, least in (("brokers", 1), ("routers", 1), ("relays", 0), ("xius", 0), ("pis", 0)):
             count = getattr(self, name)
             if not least <= count <= 128 or count & (count - 1):
                 none = "" if least else ", or 0"
                 raise ConfigurationError(f"--{name} {count}: the number of partitions must be a power of two up to 128{none}")
-        if len(self.specs()) > MAX_PROCESSES:
-            raise ConfigurationError(f"these are {len(self.specs())} processes; one machine runs at most {MAX_PROCESSES}")
+        entries = [entry for spec in self.specs() for entry in spec.entries]
+        if len(entries) > MAX_ROLES:
+            raise ConfigurationError(
+                f"these are {len(entries)} proxies, gateways and replicas; one machine runs at most {MAX_ROLES}"
+            )
         for name, last in (("mqtt_port", self.gateways), ("zookeeper_port", 1)):
             port = getattr(self, name)
             if port and not 1 <= port <= 65_536 - last:
@@ -141,26 +157,17 @@ class UpOptions:
         for setting in self.settings:
             if "=" not in setting or "." not in setting.partition("=")[0]:
                 raise ConfigurationError(f"--set {setting}: must be ROLE.KEY=VALUE or cluster.KEY=VALUE")
-        check_settings(sorted({spec.role for spec in self.specs()}), self.settings, self.config, os.environ)
+        check_settings(sorted({entry.role for entry in entries}), self.settings, self.config, os.environ)
         if "cluster.fanout=relay" in self.settings and not self.relays:
             raise ConfigurationError("--set cluster.fanout=relay: needs relays; give --relays 1 or more")
 
     def specs(self) -> list[ProcessSpec]:
         """Return every wanted process."""
-        return wanted_processes(
-            proxies=self.proxies,
-            gateways=self.gateways,
-            brokers=self.brokers,
-            broker_replicas=self.broker_replicas,
-            routers=self.routers,
-            router_replicas=self.router_replicas,
-            relays=self.relays,
-            relay_replicas=self.relay_replicas,
-            xius=self.xius,
-            xiu_replicas=self.xiu_replicas,
-            pis=self.pis,
-            pi_replicas=self.pi_replicas,
-        )
+        return self._specs({role: wanted.n for role, wanted in self.layout().items()})
+
+    def _specs(self, partitions: Mapping[str, int]) -> list[ProcessSpec]:
+        wanted = {role: (partitions[role], wanted.replicas) for role, wanted in self.layout().items()}
+        return wanted_processes(wanted, roles_together(self.grouping, guarded=self.secure))
 
     def partitions(self, role: str, layout: Layout) -> int:
         """Return the number of a role's partitions to run; 0 if it has none, or is not run."""
@@ -171,14 +178,7 @@ class UpOptions:
 
     def grown(self, layout: Layout) -> list[ProcessSpec]:
         """Return every wanted process, with the partitions that doublings have added."""
-        return replace(
-            self,
-            routers=self.partitions("router", layout),
-            relays=self.partitions("relay", layout),
-            brokers=self.partitions("broker", layout),
-            xius=self.partitions("xiu", layout),
-            pis=self.partitions("pi", layout),
-        ).specs()
+        return self._specs({role: self.partitions(role, layout) or wanted.n for role, wanted in self.layout().items()})
 
     def layout(self) -> dict[str, RoleLayout]:
         """Return the layout that the registry should hold."""
@@ -201,11 +201,12 @@ class Child:
     """One process as the operating system and the registry know it."""
 
     process: Forked | None = None
-    node: Node | None = None
+    nodes: dict[Entry, Node] = field(default_factory=dict)
+    """Its roles in the registry."""
     log_start: int = 0
     """Offset in its log at which this run began."""
-    ports: dict[str, int] = field(default_factory=dict)
-    """Ports kept over restarts: port, http_port, client_port, mqtt_port."""
+    ports: dict[Entry, dict[str, int]] = field(default_factory=dict)
+    """Ports of each role, kept over restarts: port, http_port, client_port, mqtt_port."""
 
 
 class LocalCluster:
@@ -319,10 +320,13 @@ class LocalCluster:
         """End every process at once; `stop` still has to be awaited."""
         self._apply(self.core.kill(time.monotonic()))
 
+    def nodes(self) -> list[Node]:
+        """Return every role that is in the registry."""
+        return [node for child in self.children.values() for node in child.nodes.values()]
+
     def addresses(self) -> dict[str, list[str]]:
         """Return the addresses of clients: proxies, gateways (gRPC) and MQTT."""
-        nodes = [self.children[name].node for name in self.children]
-        found = [node for node in nodes if node is not None]
+        found = self.nodes()
         return {
             "proxies": [node.client_address for node in found if node.role == "proxy"],
             "gateways": [node.client_address for node in found if node.role == "gateway"],
@@ -357,6 +361,8 @@ class LocalCluster:
             await guard(self._session, self.address.root, credentials, force=True, whole=True)
         else:
             await guard_first(self._session, self.address.root)
+        if (there := await read_layout(self._session, self.address.root)) is not None:
+            self.options = self.options.of_cluster(there)
         wanted = self.options.layout()
         try:
             layout = await ensure_layout(self._session, self.address.root, wanted)
@@ -377,7 +383,7 @@ class LocalCluster:
 
     def _fit_tables(self) -> None:
         """Give Xius smaller tables where shared memory is small."""
-        options, counts = self.options, Counter(process.spec.role for process in self.core.processes.values())
+        options, counts = self.options, Counter(entry.role for entry in self.core.entries())
         found = table_mb(counts["xiu"], counts["gateway"], self.address.root, options.settings, options.config, os.environ)
         if found is not None:
             self._table_mb, free_mb = found
@@ -394,9 +400,9 @@ class LocalCluster:
             if (replicas, partitions) == (runs, before):
                 continue
             self._replicas[role], self._partitions[role] = replicas, partitions
-            count = len(self.core.processes) + replicas * max(partitions, 1) - runs * max(before, 1)
-            if count > MAX_PROCESSES:
-                self._on_event("replicas_refused", {"role": role, "replicas": replicas, "limit": MAX_PROCESSES})
+            count = len(self.core.entries()) + replicas * max(partitions, 1) - runs * max(before, 1)
+            if count > MAX_ROLES:
+                self._on_event("replicas_refused", {"role": role, "replicas": replicas, "limit": MAX_ROLES})
                 continue
             effects = self.core.set_replicas(role, replicas, time.monotonic(), partitions)
             for name in self.core.processes:
@@ -409,18 +415,22 @@ class LocalCluster:
 
     def _on_view(self, view: View) -> None:
         self._follow(view)
-        by_pid = {node.pid: node for node in view.nodes}
+        places = {(node.pid, node.role, node.partition): node for node in view.nodes}
         for name, child in list(self.children.items()):
-            node = by_pid.get(child.process.pid) if child.process is not None else None
-            if node is None or name not in self.core.processes or node.role != self.core.processes[name].spec.role:
+            if child.process is None or (record := self.core.processes.get(name)) is None:
                 continue
-            child.node = node
-            child.ports = {"port": node.port, "http_port": node.http_port}
-            child.ports |= {key: port for key in ("client_port", "mqtt_port") if (port := getattr(node, key))}
-            if node.state is NodeState.RUNNING and self.core.processes[name].state is ProcessState.STARTING:
+            for entry in record.spec.entries:
+                node = places.get((child.process.pid, entry.role, entry.partition))
+                if node is not None:
+                    child.nodes[entry] = node
+                    ports = {key: getattr(node, key) for key in ("port", "http_port", "client_port", "mqtt_port")}
+                    child.ports[entry] = {key: port for key, port in ports.items() if port or key in ("port", "http_port")}
+            running = [entry for entry, node in child.nodes.items() if node.state is NodeState.RUNNING]
+            if len(running) == len(record.spec.entries) and record.state is ProcessState.STARTING:
                 self._apply(self.core.running(name, time.monotonic()))
-                restarts = self.core.processes[name].restarts
-                self._on_event("process_running", {"process": name, "pid": node.pid, "address": node.address, "restarts": restarts})
+                first = child.nodes[record.spec.entries[0]]
+                said = {"process": name, "pid": first.pid, "address": first.address, "restarts": record.restarts}
+                self._on_event("process_running", said)
         self._changed.set()
 
     def _apply(self, effects: Sequence[Effect]) -> None:
@@ -449,10 +459,12 @@ class LocalCluster:
             child.ports = {}
         log = self.log_of(name)
         child.log_start = log.stat().st_size if log.exists() else 0
-        child.node = None
+        child.nodes = {}
         try:
             with open_log(log) as output:
-                process = await asyncio.to_thread(self._forks.start, record.spec.role, self._arguments(record.spec, child), output)
+                process = await asyncio.to_thread(
+                    self._forks.start, record.spec.module, self._arguments(record.spec, child), output
+                )
         except OSError as error:
             self._on_event("process_failed", {"process": name, "error": str(error)})
             self._apply(self.core.exited(name, 1, time.monotonic()))
@@ -461,7 +473,7 @@ class LocalCluster:
         if record.state is not ProcessState.STARTING:  # the end came while it was being started
             _signal(child, signal.SIGTERM if record.state is ProcessState.STOPPING else signal.SIGKILL)
         code = await process.ended()
-        child.process, child.node = None, None
+        child.process, child.nodes = None, {}
         asked = record.state is ProcessState.STOPPING
         self._apply(self.core.exited(name, code, time.monotonic()))
         if name not in self.core.processes:
@@ -470,30 +482,43 @@ class LocalCluster:
             self._on_event("process_exited", {"process": name, "pid": process.pid, "code": code})
 
     def _arguments(self, spec: ProcessSpec, child: Child) -> list[str]:
+        values: dict[str, object] = {}
+        if spec.module == NODE:
+            values["node.roles"] = ",".join(entry.key for entry in spec.entries)
+            for entry in spec.entries:
+                for key, value in self._values(entry, child.ports.get(entry, {})).items():
+                    values[key if key.startswith("cluster.") else f"{entry.key}.{key}"] = value
+        else:
+            (entry,) = spec.entries
+            values = self._values(entry, child.ports.get(entry, {}))
+            if entry.partition >= 0:
+                values["partition"] = entry.partition
+        config = ["--config", str(self.options.config.resolve())] if self.options.config is not None else []
+        return [*config, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
+
+    def _values(self, entry: Entry, ports: Mapping[str, int]) -> dict[str, object]:
+        """Return the options of one role."""
         options = self.options
         values: dict[str, object] = {
             "registry": self.target,
-            "data_dir": (options.data / spec.name).resolve(),
+            "data_dir": (options.data / entry.name).resolve(),
             "drain_timeout_s": 5,
         }
-        if spec.partition >= 0:
-            values["partition"] = spec.partition
-        if spec.role == "gateway":
-            values["mqtt_port"] = options.mqtt_port + spec.number if options.mqtt_port else 0
-        if spec.role == "xiu" and self._table_mb:
+        if entry.role == "gateway":
+            values["mqtt_port"] = options.mqtt_port + entry.number if options.mqtt_port else 0
+        if entry.role == "xiu" and self._table_mb:
             values["table_mb"] = self._table_mb
-        values.update(child.ports)
-        values.update(overrides_for(spec.role, options.settings))
+        values.update(ports)
+        values.update(overrides_for(entry.role, options.settings))
         if self.zookeeper is not None:
             values["cluster.registry_credentials_file"] = self.zookeeper.credentials.resolve()
         if options.secure:
             values["cluster.tls_dir"] = (options.data / TLS).resolve()
             values["cluster.key_dir"] = (options.data / KEYS).resolve()
             values["cluster.ticket_key_dir"] = (options.data / TICKET_KEYS).resolve()
-            if spec.role in CLIENT_ROLES:
-                values.setdefault("tls_certificate", (options.data / LISTENERS / f"{spec.role}.pem").resolve())
-        config = ["--config", str(options.config.resolve())] if options.config is not None else []
-        return [*config, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
+            if entry.role in CLIENT_ROLES:
+                values.setdefault("tls_certificate", (options.data / LISTENERS / f"{entry.role}.pem").resolve())
+        return values
 
     def _spawn(self, coroutine: object, name: str) -> None:
         task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)  # type: ignore[arg-type]

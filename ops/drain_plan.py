@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from onebox.supervisor import START_ORDER, STOP_ORDER
+from onebox.grouping import START_ORDER, STOP_ORDER
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument

@@ -44,6 +44,7 @@ import pixiu
 from benchmarks.attacks.attack_requests import methods
 from cluster.access.minting import key_of, make_demo, token
 from onebox.children import DieWithParent
+from onebox.grouping import Grouping
 from onebox.up import LocalCluster, UpOptions
 from pixiu.client.connection_events import ConnectionEvent
 from pixiu.discovery.view import View
@@ -292,18 +293,16 @@ class Run:
     def _anonymous_mib(self) -> dict[str, float]:
         """Return RssAnon of the largest process of each role, MiB."""
         found: dict[str, float] = {}
-        for one in self.cluster.children.values():
-            if one.node is None:
-                continue
+        for node in self.cluster.nodes():
             with contextlib.suppress(OSError):
-                status = Path(f"/proc/{one.node.pid}/status").read_text()
+                status = Path(f"/proc/{node.pid}/status").read_text()
                 kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
-                found[one.node.role] = max(found.get(one.node.role, 0.0), kb / 1024)
+                found[node.role] = max(found.get(node.role, 0.0), kb / 1024)
         return found
 
     def longest_turn(self, begin: float, end: float) -> tuple[str, float]:
         """Return the role and CPU seconds of the longest turn that ended in this time."""
-        roles = {one.node.pid: one.node.role for one in self.cluster.children.values() if one.node is not None}
+        roles = {node.pid: node.role for node in self.cluster.nodes()}
         found = ("", 0.0)
         for pid, role in roles.items():
             path = self._turns / str(pid)
@@ -397,8 +396,7 @@ class Run:
                     await self.attack(path, kind, self._seconds / len(KINDS), [d for d in clients if path in there[d]], quiet)
             peers = [one.path for one in methods() if one.path not in paths]
             if not wanted or any(word == "peers" for word in wanted):
-                nodes = [one.node for one in self.cluster.children.values() if one.node is not None]
-                every = [*clients, *(f"{node.role}@{node.host}:{node.port}" for node in nodes)]
+                every = [*clients, *(f"{node.role}@{node.host}:{node.port}" for node in self.cluster.nodes())]
                 await self.attack(",".join(peers), "peers", self._seconds, every, await self.quiet())
             await asyncio.sleep(DRAIN_S)
             for row in self.rows:  # late messages have arrived meanwhile
@@ -430,6 +428,7 @@ async def measure(seconds: float, wanted: list[str], nice: int) -> bool:
         for user, uin in (("attacker", ATTACKER), ("sender", SENDER)):
             (folder / user).write_text(token(key, user, uin, ("demo",), lasts_s=24 * 3600))
         options = UpOptions(
+            grouping=Grouping.SEPARATE,
             proxies=1, gateways=1, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=1, relay_replicas=1,
             xius=1, xiu_replicas=1, pis=1, pi_replicas=1, mqtt_port=0, zookeeper_port=0, data=folder, secure=True,
             settings=settings,

@@ -1,13 +1,21 @@
-"""The line of what flows below `pixiu up`'s table, from the metrics of the processes."""
+"""The table of `pixiu up`: a row for each process and role, and below it what flows, from the metrics of the processes."""
 
 from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
 
 import gateway.core
 import gateway.delivery.mail
 import proxy.core
 import proxy.mail.pipeline
 from cluster.core.role import totals
-from onebox.screen import FLOWS, Rates
+from onebox.grouping import Grouping
+from onebox.screen import FLOWS, Rates, render
+from onebox.up import LocalCluster, UpOptions
+from tests.support.zookeeper import make_node
 
 PROXY, GATEWAY = 1, 2
 
@@ -46,3 +54,19 @@ def test_the_metrics_of_what_flows_are_those_that_roles_have() -> None:
         f"gateway_{name}" for name in {**totals(gateway.core.Counters()), **totals(gateway.delivery.mail.MailCounters(), "mail_")}
     }
     assert set(FLOWS) <= served
+
+
+def test_a_node_has_a_row_of_its_own_and_one_for_each_role(tmp_path: Path) -> None:
+    cluster = LocalCluster(UpOptions.of(Grouping.NODES, {"xius": 1, "xiu_replicas": 1, "pis": 0}, data=tmp_path))
+    gateway_0 = cluster.core.processes["node-0"].spec.entries[-1]
+    node = make_node("gateway", host="127.0.0.1", port=7003, mqtt_port=1883)
+    cluster.children["node-0"].nodes[gateway_0] = node
+    rates = Rates()
+    for second in (1, 3):
+        rates.take("gateway", node.endpoint, float(second), pages(second)[1])
+    console = Console(file=io.StringIO(), width=150)
+    console.print(render(cluster, rates, None))
+    rows = [line.split() for line in console.file.getvalue().splitlines()[1:]]  # type: ignore[attr-defined]
+    assert [row[0] for row in rows[:7]] == ["xiu-0-0", "node-0", "router-0-0", "relay-0-0", "broker-0-0", "proxy-0", "gateway-0"]
+    assert rows[1] == ["node-0", "Waiting", "0"]
+    assert rows[6] == ["gateway-0", "127.0.0.1:7003,", "MQTT", "1883", "70", "0", "0"]

@@ -10,23 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onebox.grouping import START_ORDER, STOP_ORDER, Grouping, ProcessSpec, wanted_processes
 from onebox.supervisor import (
     FIRST_TRIES,
     MAX_BACKOFF_S,
     SLOW_START_S,
-    START_ORDER,
     START_SLOTS,
     STEADY_S,
-    STOP_ORDER,
     Effect,
     Fail,
     Kill,
-    ProcessSpec,
     ProcessState,
     Start,
     SupervisorCore,
     Terminate,
-    wanted_processes,
 )
 from onebox.up import UpOptions
 from pixiu.discovery.view import Layout, RoleLayout
@@ -35,7 +32,7 @@ from tests.support.effort import runs
 
 
 def specs() -> list[ProcessSpec]:
-    return wanted_processes(proxies=1, gateways=1, brokers=2, broker_replicas=1, routers=1, router_replicas=1)
+    return wanted_processes({"proxy": (1, 1), "gateway": (1, 1), "broker": (2, 1), "router": (1, 1)})
 
 
 def all_up(core: SupervisorCore, now: float = 0.0) -> None:
@@ -47,14 +44,18 @@ def all_up(core: SupervisorCore, now: float = 0.0) -> None:
     assert core.all_running
 
 
-def test_the_default_cluster_has_twenty_processes_in_the_order_of_their_start() -> None:
-    names = [spec.name for spec in UpOptions().specs()]
+def separate(**numbers: int) -> UpOptions:
+    return UpOptions.of(Grouping.SEPARATE, numbers)
+
+
+def test_a_cluster_of_separate_roles_has_twenty_processes_in_the_order_of_their_start() -> None:
+    names = [spec.name for spec in separate().specs()]
     assert names == [
         *("xiu-0-0", "xiu-0-1", "pi-0-0", "pi-0-1"),
         *(f"{role}-{partition}-{number}" for role in ("router", "relay", "broker") for number in (0, 1) for partition in (0, 1)),
         *("proxy-0", "proxy-1", "gateway-0", "gateway-1"),
     ]
-    assert [name for name in names if "relay" not in name] == [spec.name for spec in UpOptions(relays=0).specs()]
+    assert [name for name in names if "relay" not in name] == [spec.name for spec in separate(relays=0).specs()]
 
 
 def test_a_few_start_at_once_and_each_that_runs_makes_room_for_the_next() -> None:
@@ -134,9 +135,7 @@ def test_one_that_ran_before_is_started_again_whatever_its_code() -> None:
 
 
 def test_all_end_in_order_gateways_proxies_brokers_relays_routers() -> None:
-    relay = wanted_processes(
-        proxies=0, gateways=0, brokers=0, broker_replicas=0, routers=0, router_replicas=0, relays=1, relay_replicas=1
-    )
+    relay = wanted_processes({"relay": (1, 1)})
     core = SupervisorCore([*specs(), *relay], lambda: 0.0)
     all_up(core)
     assert core.stop(1.0) == [Terminate("gateway-0")]
@@ -233,7 +232,7 @@ def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
 
 
 def test_stores_start_first_and_end_last() -> None:
-    names = [spec.name for spec in UpOptions(xius=0, pis=2, pi_replicas=2).specs()]
+    names = [spec.name for spec in separate(xius=0, pis=2, pi_replicas=2).specs()]
     assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
     assert UpOptions(pis=2).layout()["pi"].n == 2
     assert START_ORDER[:2] == STOP_ORDER[:-3:-1] == ("xiu", "pi")
@@ -321,8 +320,82 @@ def test_partitions_that_a_doubling_adds_start_and_end_when_it_is_taken_back() -
 
 
 def test_a_cluster_runs_as_many_partitions_as_its_layout_has_and_those_that_are_coming() -> None:
-    options = UpOptions(pis=0)
+    options = separate(pis=0)
     layout = Layout(3, {**options.layout(), "router": RoleLayout(4, 4, 2, ("a" * 16,)), "broker": RoleLayout(2, 4, 2, ("b" * 16,))})
-    counts = Counter(spec.role for spec in options.grown(layout))
+    counts = Counter(entry.role for spec in options.grown(layout) for entry in spec.entries)
     assert counts == {"xiu": 2, "router": 8, "broker": 8, "relay": 4, "proxy": 2, "gateway": 2}
     assert replace(options, grow=False).grown(layout) == options.specs()
+
+
+def nodes() -> SupervisorCore:
+    """Two nodes of everything but stores."""
+    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"xius": 0, "pis": 0}).specs(), lambda: 0.0, grace_s=10.0)
+    all_up(core)
+    return core
+
+
+def roles_of(core: SupervisorCore, name: str) -> list[str]:
+    return [entry.name for entry in core.processes[name].spec.entries]
+
+
+def test_a_node_ends_with_its_first_role_and_before_what_is_apart() -> None:
+    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"pis": 0}).specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("broker", 2, 1.0, 2)
+    assert core.stop(2.0) == [Terminate("node-0"), Terminate("node-1")]
+    core.exited("node-0", 0, 3.0)
+    assert core.exited("node-1", 0, 3.0) == [Terminate("broker-1-0"), Terminate("broker-1-1")]
+    core.exited("broker-1-0", 0, 3.0)
+    assert core.exited("broker-1-1", 0, 3.0) == [Terminate("xiu-0-0"), Terminate("xiu-0-1")]
+
+
+def test_what_is_added_runs_beside_the_nodes_and_ends_by_itself() -> None:
+    core = nodes()
+    assert core.set_replicas("broker", 2, 1.0, 2) == [Start("broker-1-0"), Start("broker-1-1")]
+    assert core.set_replicas("gateway", 3, 1.0) == [Start("gateway-2")]
+    for name in ("broker-1-0", "broker-1-1", "gateway-2"):
+        core.running(name, 2.0)
+    assert core.set_replicas("gateway", 2, 3.0) == [Terminate("gateway-2")]
+    assert core.set_replicas("broker", 2, 3.0, 1) == [Terminate("broker-1-0"), Terminate("broker-1-1")]
+    for name in ("gateway-2", "broker-1-0", "broker-1-1"):
+        core.exited(name, 0, 4.0)
+    assert list(core.processes) == ["node-0", "node-1"]
+    assert core.all_running
+
+
+def test_a_node_is_started_again_without_the_replica_that_is_no_longer_wanted() -> None:
+    core = nodes()
+    assert core.set_replicas("relay", 1, 1.0) == [Terminate("node-1")]
+    assert core.exited("node-1", 0, 2.0) == [Start("node-1")]
+    assert roles_of(core, "node-1") == ["router-0-1", "broker-0-1", "proxy-1", "gateway-1"]
+    core.running("node-1", 3.0)
+    assert core.all_running
+    assert core.set_replicas("relay", 2, 4.0) == [Start("relay-0-1")], "a running node takes no role"
+
+
+def test_nodes_lose_a_partition_one_after_the_other_and_only_while_all_others_run() -> None:
+    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"xius": 0, "pis": 0, "brokers": 2}).specs(), lambda: 0.0, grace_s=10.0)
+    all_up(core)
+    core.exited("node-1", -9, 1.0)
+    assert core.set_replicas("broker", 2, 1.1, 1) == []
+    assert core.tick(1.2) == [Start("node-1")]
+    assert "broker-1-1" not in roles_of(core, "node-1"), "what rests is changed at once"
+    assert core.running("node-1", 2.0) == [Terminate("node-0")]
+    assert core.tick(51.9) == [], "its five kinds of roles drain one after the other"
+    assert core.tick(52.0) == [Kill("node-0")]
+    assert core.exited("node-0", -9, 52.1) == [Start("node-0")]
+    assert "broker-1-0" not in roles_of(core, "node-0")
+    assert core.running("node-0", 53.0) == []
+
+
+def test_a_replica_that_is_wanted_again_stays_in_its_node() -> None:
+    core = nodes()
+    core.exited("node-0", -9, 1.0)
+    core.set_replicas("relay", 1, 1.1)
+    assert core.set_replicas("relay", 2, 1.1) == [], "node-1 had not been ended yet"
+    core.tick(1.2)
+    assert core.running("node-0", 2.0) == []
+    core.set_replicas("relay", 1, 3.0)
+    core.set_replicas("relay", 2, 3.1)
+    assert core.exited("node-1", 0, 4.0) == [Start("node-1")]
+    assert "relay-0-1" in roles_of(core, "node-1")

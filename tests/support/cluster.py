@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onebox.fork_server import Forked
+from onebox.grouping import FLAGS
 from pixiu.errors import PixiuError
 from pixiu.testing import running_event
 from tests.support.forks import FORKED_PIXIU, fork, fork_pixiu
@@ -65,7 +66,8 @@ def is_healthy(target: str) -> bool:
 
 
 class LocalCluster:
-    """`pixiu up` in a process of its own."""
+    """`pixiu up` in a process of its own. Its roles are processes of their own, which tests can kill one by one, unless the
+    arguments group them."""
 
     def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -80,7 +82,8 @@ class LocalCluster:
         free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0"]
         if not {"--registry", "--secure"} & set(self._arguments):
             free += ["--registry", f"zk://{shared_server().address}/{self.folder.parent.name}-{self.folder.name}"]
-        command = ["up", "--data", str(self.folder / "run"), *free, *stores, "--json", *self._arguments]
+        grouping = [] if {f"--{flag}" for flag in FLAGS.values()} & set(self._arguments) else ["--separate"]
+        command = ["up", "--data", str(self.folder / "run"), *free, *stores, *grouping, "--json", *self._arguments]
         self._log.write_bytes(b"")
         self._process = fork(FORKED_PIXIU, ["", *command], self._log, self._environment)
         self.target = wait_for(self._running, "the cluster")

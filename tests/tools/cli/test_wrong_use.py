@@ -29,7 +29,7 @@ def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["send", "--room", "abc", "x"], "--room abc: must be an integer; see `pixiu send --help`"),
         (["inbox", "list", "abc"], "UIN abc: must be an integer; see `pixiu inbox list --help`"),
         (["up", "--for", "-1"], "--for -1: must be greater than or equal to 0; see `pixiu up --help`"),
-        (["up", "--nope"], "there is no option --nope; see `pixiu up --help`"),
+        (["up", "--zebra"], "there is no option --zebra; see `pixiu up --help`"),
         (["up", "--mqtt-prt", "3"], "there is no option --mqtt-prt. Did you mean --mqtt-port? See `pixiu up --help`"),
         (["up", "--config", "missing.toml"], "'--config': path 'missing.toml' does not exist; see `pixiu up --help`"),
         (["presence"], "Missing argument 'UIN…'; see `pixiu presence --help`"),
