@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ops.drain_plan import against, choose, name_of, not_back, restart_order, running_beside
+from ops.drain_plan import against, by_process, choose, name_of, not_back, restart_order, running_beside
 from ops.polling import polled
 from pixiu.discovery import paths
 from pixiu.discovery.lacks import Lack
@@ -29,7 +29,7 @@ from tools.cli.status import ClusterStatus, read_status
 TIMEOUT_S: Final = 120.0
 POLL_S: Final = 1.0
 GONE_POLL_S: Final = 0.2
-Say = Callable[[str, Node], None]
+Say = Callable[[str, Sequence[Node]], None]
 
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that each process has to drain.")]
 Force = Annotated[bool, typer.Option("--force", help="Drain even where no other process could take over.")]
@@ -47,6 +47,7 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Drain processes as on SIGTERM: they hand over what they have, move their clients and leave. Returns when they have left.
+    Of a node, a process of several roles, all roles leave.
 
     Whatever supervises them may start them again: `pixiu up` does; `pixiu remove-replica` ends one of its processes for good.
     """
@@ -74,8 +75,8 @@ def rolling_restart(
             raise InvalidArgument(f"--role {role}: must be one of {', '.join(ROLES)}")
     plan = asyncio.run(_plan(target, roles or ROLES, force))
     if dry_run or not (yes or as_json):
-        for node in plan:
-            print_text(f"{name_of(node)} at {node.address}")
+        for process in plan:
+            print_text(_text(process))
     if dry_run:
         return
     if not yes:
@@ -85,10 +86,24 @@ def rolling_restart(
     asyncio.run(_restart(target, plan, force, timeout_s, _says(as_json)))
 
 
+def _text(roles: Sequence[Node]) -> str:
+    """Name a process, with the other roles of a node."""
+    first, *others = roles
+    beside = f" (pid {first.pid}, with {', '.join(map(name_of, others))})" if others else ""
+    return f"{name_of(first)} at {first.address}{beside}"
+
+
 def _says(as_json: bool) -> Say:
-    def say(what: str, node: Node) -> None:
-        value = {"event": what, "process": name_of(node), "address": node.address, "pid": node.pid}
-        print_result(value, f"{name_of(node)} at {node.address} {what.replace('_', ' ')}", as_json=as_json)
+    def say(what: str, roles: Sequence[Node]) -> None:
+        first, *others = roles
+        value = {
+            "event": what,
+            "process": name_of(first),
+            "with": [name_of(node) for node in others],
+            "address": first.address,
+            "pid": first.pid,
+        }
+        print_result(value, f"{_text(roles)} {what.replace('_', ' ')}", as_json=as_json)
 
     return say
 
@@ -108,57 +123,68 @@ async def _drain(target: str, words: Sequence[str], force: bool, timeout_s: floa
     nodes = choose(status.view, words)
     _check(status, nodes, force)
     async with registry_of(target) as (zookeeper, root):
-        for node in nodes:
-            say("drains", node)
-            await drain_process(zookeeper, root, node, operator(), timeout_s)
-            say("has_left", node)
+        for process in by_process(nodes):
+            say("drains", process)
+            await drain_process(zookeeper, root, process, operator(), timeout_s)
+            say("has_left", process)
         return (await data_at(zookeeper, paths.supervisor(root))).decode(errors="replace")
 
 
-async def drain_process(zookeeper: ZooKeeper, root: str, node: Node, by: str, timeout_s: float) -> None:
-    """Ask a process to drain, and wait until it has left the registry. by: the requester, for the process's log.
+async def drain_process(zookeeper: ZooKeeper, root: str, roles: Sequence[Node], by: str, timeout_s: float) -> None:
+    """Ask a process to drain, by the first of its roles, and wait until all of them have left the registry. by: the requester, for
+    the process's log.
 
     Raises `Unavailable` when it does not leave in time, or another command already drains it, `RegistryUnavailable`.
     """
-    place = f"{paths.node_prefix(root, node.role, node.partition)}{node.replica:010d}"
+    node, *_ = roles
+
+    async def left() -> list[Node]:
+        places = [f"{paths.node_prefix(root, node.role, node.partition)}{node.replica:010d}" for node in roles]
+        stats = await asyncio.gather(*map(zookeeper.exists, places))
+        return [node for node, stat in zip(roles, stats, strict=True) if stat is not None]
+
     try:
         async with posted(zookeeper, paths.drain(root, node.endpoint), by):
-            there = await polled(lambda: zookeeper.exists(place), lambda stat: stat is None, timeout_s, GONE_POLL_S)
+            there = await polled(left, lambda there: not there, timeout_s, GONE_POLL_S)
     except NodeExists:
         raise Unavailable(f"{node.role} at {node.address} is being drained by another command already") from None
-    if there is not None:
-        raise Unavailable(f"{node.role} at {node.address} has not left after {timeout_s:g} s: its log says why (pid {node.pid})")
+    if there:
+        raise Unavailable(
+            f"{there[0].role} at {there[0].address} has not left after {timeout_s:g} s: its log says why (pid {node.pid})"
+        )
 
 
-async def _plan(target: str, roles: Sequence[str], force: bool) -> list[Node]:
-    """Plan a restart. Raises `InvalidArgument` when there is nothing to restart, or a process cannot be spared; `Unavailable`
-    when the cluster is unhealthy already."""
+async def _plan(target: str, roles: Sequence[str], force: bool) -> list[list[Node]]:
+    """Plan a restart: processes, each with its roles. Raises `InvalidArgument` when there is nothing to restart, or a process
+    cannot be spared; `Unavailable` when the cluster is unhealthy already."""
     status = await read_status(target)
-    nodes = [node for node in status.view.nodes if node.role in roles]
-    if not nodes:
+    meant = {node.process for node in status.view.nodes if node.role in roles}
+    if not meant:
         raise InvalidArgument(f"nothing of {', '.join(roles)} runs that could be restarted")
     if not status.healthy:
         raise Unavailable(f"the cluster is not healthy, and nothing was restarted: {'; '.join(status.problems)}")
-    for node in nodes:
-        _check(status, [node], force)
-    return restart_order(nodes, _replicas(status))
+    plan = restart_order([node for node in status.view.nodes if node.process in meant], _replicas(status))
+    for process in plan:
+        _check(status, process, force)
+    return plan
 
 
-async def _restart(target: str, plan: Sequence[Node], force: bool, timeout_s: float, say: Say) -> None:
+async def _restart(target: str, plan: Sequence[Sequence[Node]], force: bool, timeout_s: float, say: Say) -> None:
     async with registry_of(target) as (zookeeper, root):
-        for node in plan:
-            status = await _until(target, lambda status: status.problems, f"before {name_of(node)} is restarted", timeout_s)
-            if status.view.by_endpoint(node.endpoint) is None:
-                say("has_left_by_itself", node)
+        for process in plan:
+            name = name_of(process[0])
+            status = await _until(target, lambda status: status.problems, f"before {name} is restarted", timeout_s)
+            if status.view.by_endpoint(process[0].endpoint) is None:
+                say("has_left_by_itself", process)
                 continue
-            _check(status, [node], force)
-            others = running_beside(status.view, node)
-            say("drains", node)
-            await drain_process(zookeeper, root, node, operator(), timeout_s)
-            start = Lack(node.role, node.partition, 0, 1).start()
-            late = f"{name_of(node)} has left and its successor is not back; if nobody starts it: {start}"
-            await _until(target, lambda status, node=node, others=others: not_back(status, node, others), late, timeout_s)  # type: ignore[misc]
-            say("is_back", node)
+            _check(status, process, force)
+            others = running_beside(status.view, process)
+            say("drains", process)
+            await drain_process(zookeeper, root, process, operator(), timeout_s)
+            start = "; ".join(Lack(node.role, node.partition, 0, 1).start() for node in process)
+            late = f"{name} has left and its successor is not back; if nobody starts it: {start}"
+            await _until(target, lambda status, process=process, others=others: not_back(status, process, others), late, timeout_s)  # type: ignore[misc]
+            say("is_back", process)
 
 
 async def _until(target: str, wrong: Callable[[ClusterStatus], list[str]], what: str, timeout_s: float) -> ClusterStatus:

@@ -27,7 +27,7 @@ def name_of(node: Node) -> str:
 
 def choose(view: View, words: Sequence[str]) -> list[Node]:
     """Return the processes that words name: ROLE/REPLICA, ROLE/PARTITION/REPLICA (as `pixiu status` shows them), HOST:PORT, or
-    HOST for all of a machine. They are in draining order: clients' side first, stores last.
+    HOST for all of a machine, with all roles of each. They are in draining order: clients' side first, stores last.
 
     Raises `InvalidArgument` that names the word and the existing processes.
 
@@ -45,12 +45,22 @@ def choose(view: View, words: Sequence[str]) -> list[Node]:
                 f"no process is {word!r}: name ROLE/REPLICA, ROLE/PARTITION/REPLICA, HOST:PORT, or HOST for all of a machine; "
                 f"there are {', '.join(there[:MAX_SHOWN]) or 'none'}{more}"
             )
-        found.update({node.endpoint: node for node in meant})
+        drained = {node.process for node in meant}
+        found.update({node.endpoint: node for node in view.nodes if node.process in drained})
     return sorted(found.values(), key=lambda node: (STOP_ORDER.index(node.role), node.partition, node.replica))
 
 
-def restart_order(nodes: Iterable[Node], replicas: Mapping[int, ReplicaStatus]) -> list[Node]:
-    """Order a restart: stores first, as at a start, and the leader of each partition last, so that it hands over once.
+def by_process(nodes: Iterable[Node]) -> list[list[Node]]:
+    """Group roles by their process; processes and roles keep their order."""
+    found: dict[tuple[str, int, int], list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.process, []).append(node)
+    return list(found.values())
+
+
+def restart_order(nodes: Iterable[Node], replicas: Mapping[int, ReplicaStatus]) -> list[list[Node]]:
+    """Order a restart of processes, each with its roles: stores first, as at a start, and the leader of each partition last, so
+    that it hands over once.
 
     replicas: endpoint → the state of a store's replica.
 
@@ -60,7 +70,7 @@ def restart_order(nodes: Iterable[Node], replicas: Mapping[int, ReplicaStatus]) 
         replica = replicas.get(node.endpoint)
         return START_ORDER.index(node.role), node.partition, replica is not None and replica.state == LEADING, node.replica
 
-    return sorted(nodes, key=key)
+    return by_process(sorted(nodes, key=key))
 
 
 def against(view: View, leaving: Sequence[Node], replicas: Mapping[int, ReplicaStatus]) -> list[str]:
@@ -90,20 +100,26 @@ def against(view: View, leaving: Sequence[Node], replicas: Mapping[int, ReplicaS
     return problems
 
 
-def running_beside(view: View, node: Node) -> frozenset[int]:
-    """Return the endpoints of the Running processes of a process's role and partition, itself included."""
-    return frozenset(
-        other.endpoint for other in view.of_role(node.role)
-        if other.partition == node.partition and other.state is NodeState.RUNNING
-    )  # fmt: skip
+def running_beside(view: View, roles: Sequence[Node]) -> list[frozenset[int]]:
+    """Return, for each role of a process, the endpoints of the Running ones of its role and partition, itself included."""
+    return [
+        frozenset(
+            other.endpoint for other in view.of_role(node.role)
+            if other.partition == node.partition and other.state is NodeState.RUNNING
+        )
+        for node in roles
+    ]  # fmt: skip
 
 
-def not_back(status: ClusterStatus, node: Node, before: frozenset[int]) -> list[str]:
-    """Explain, in words, why a drained process does not count as restarted yet; empty: it does.
+def not_back(status: ClusterStatus, roles: Sequence[Node], before: Sequence[frozenset[int]]) -> list[str]:
+    """Explain, in words, why a drained process, with its roles, does not count as restarted yet; empty: it does.
 
     before: `running_beside` of it when it was drained.
     """
-    now = running_beside(status.view, node)
-    if len(now) < len(before):
-        return [f"no successor of {name_of(node)} is Running", *status.problems]
-    return list(status.problems)
+    now = running_beside(status.view, roles)
+    missing = [
+        f"no successor of {name_of(node)} is Running"
+        for node, ran, runs in zip(roles, before, now, strict=True)
+        if len(runs) < len(ran)
+    ]
+    return [*missing, *status.problems]

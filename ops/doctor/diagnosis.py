@@ -156,6 +156,10 @@ def check_layout(view: View) -> Finding:
     return Finding("layout", Grade.OK, f"version {view.layout.version}: all of {len(view.layout.roles)} roles are Running")
 
 
+def _processes(view: View) -> int:
+    return len({node.process for node in view.nodes})
+
+
 def check_versions(view: View) -> Finding:
     """Check that all processes have one version."""
     found: dict[str, list[str]] = {}
@@ -164,7 +168,7 @@ def check_versions(view: View) -> Finding:
     if len(found) > 1:
         said = "; ".join(f"{version}: {named(nodes)}" for version, nodes in sorted(found.items()))
         return Finding("versions", Grade.WARNING, said, "finish the upgrade: `pixiu status --json` shows versions")
-    return Finding("versions", Grade.OK, f"{len(view.nodes)} processes of {next(iter(found), 'no version')}")
+    return Finding("versions", Grade.OK, f"{_processes(view)} processes of {next(iter(found), 'no version')}")
 
 
 def check_settings(view: View) -> Finding:
@@ -195,7 +199,7 @@ def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
             f"no answer by HTTP from {named(wrong)}",
             "was it killed, does it hang, or is a firewall between?",
         )
-    return Finding("answers", Grade.OK, f"all {len(view.nodes)} processes answer at their HTTP ports")
+    return Finding("answers", Grade.OK, f"all {_processes(view)} processes answer at their HTTP ports")
 
 
 def check_clocks(clocks: Sequence[Clock]) -> Finding:

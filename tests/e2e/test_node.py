@@ -157,7 +157,7 @@ async def test_a_node_that_is_killed_comes_back_and_loses_no_mail(roles: Roles) 
 async def test_a_drain_asked_for_one_role_drains_its_node(roles: Roles) -> None:
     async with nodes(roles):
         (pi,) = await roles.running("pi-0")
-        await drain_process(roles.zookeeper, DEFAULT_ROOT, pi, "ann@desk", WAIT_S)
+        await drain_process(roles.zookeeper, DEFAULT_ROOT, [pi], "ann@desk", WAIT_S)
         assert await roles.ended("pi-0") == 0
         assert "drain_asked" in roles.log("xiu-0")
         processes = (await asyncio.to_thread(status_of, roles.target()))["processes"]

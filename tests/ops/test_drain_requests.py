@@ -43,7 +43,7 @@ class Process:
 async def test_a_request_reaches_the_process_that_it_names_and_goes_with_it(zookeeper: ZooKeeper, root: str) -> None:
     one, other = await Process(zookeeper, root, 7000).start(), await Process(zookeeper, root, 7010).start()
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(drain_process(zookeeper, root, one.node, "ann@desk", PATIENCE_S), one.leave_when_asked())
+        await asyncio.gather(drain_process(zookeeper, root, [one.node], "ann@desk", PATIENCE_S), one.leave_when_asked())
     assert set(one.asked) == {"ann@desk"}
     assert other.asked == []
     assert await zookeeper.children(f"{root}/drain") == []
@@ -68,7 +68,7 @@ async def test_a_process_whose_session_was_lost_still_hears(
 async def test_one_that_does_not_go_is_named_with_what_to_do_and_the_request_is_taken_back(zookeeper: ZooKeeper, root: str) -> None:
     process = await Process(zookeeper, root, 7000).start()
     with pytest.raises(Unavailable, match=r"router at 127.0.0.1:7000 has not left after 0.5 s: its log says why"):
-        await drain_process(zookeeper, root, process.node, "ann", 0.5)
+        await drain_process(zookeeper, root, [process.node], "ann", 0.5)
     assert await zookeeper.children(f"{root}/drain") == []
     await process.membership.unregister()
 
@@ -77,5 +77,5 @@ async def test_two_tools_do_not_drain_the_same_process(zookeeper: ZooKeeper, roo
     process = await Process(zookeeper, root, 7000).start()
     await zookeeper.create(paths.drain(root, process.node.endpoint), b"bob", ephemeral=True, make_parents=True)
     with pytest.raises(Unavailable, match="by another command already"):
-        await drain_process(zookeeper, root, process.node, "ann", PATIENCE_S)
+        await drain_process(zookeeper, root, [process.node], "ann", PATIENCE_S)
     await process.membership.unregister()

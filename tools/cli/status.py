@@ -114,11 +114,7 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
     dead = frozenset(int(process.node.endpoint) for process in processes if not process.healthy)
     gone = lost_hosts(processes)
     problems = [f"{host}: none of its {count} processes answers; is the machine down?" for host, count in gone.items()]
-    problems += [
-        f"{process.name} at {process.node.address}: {process.problem}"
-        for process in processes
-        if process.problem and not (process.silent and process.node.host in gone)
-    ]
+    problems += _unhealthy([process for process in processes if not (process.silent and process.node.host in gone)])
     problems += [f"{process.name} at {process.node.address}: {process.degraded}" for process in processes if process.degraded]
     problems += missing_processes(view, dead)
     problems += sorted({text for process in processes for text in process.refusals})
@@ -126,12 +122,26 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
     return ClusterStatus(target, view, processes, problems)
 
 
+def _unhealthy(processes: list[ProcessStatus]) -> list[str]:
+    """Describe unhealthy processes; a node that does not answer once, with its roles."""
+    found: dict[object, list[ProcessStatus]] = {}
+    for process in processes:
+        if process.problem:
+            found.setdefault(process.node.process if process.silent else process.node.endpoint, []).append(process)
+    return [
+        f"{first.name} at {first.node.address}"
+        + (f" (pid {first.node.pid}, with {', '.join(other.name for other in others)})" if others else "")
+        + f": {first.problem}"
+        for first, *others in found.values()
+    ]
+
+
 def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
     """Find machines, if there are several, of which no process answers, with the number of their processes."""
-    hosts: dict[str, list[bool]] = {}
+    hosts: dict[str, dict[object, bool]] = {}
     for process in processes:
-        hosts.setdefault(process.node.host, []).append(process.silent)
-    return {host: len(silent) for host, silent in hosts.items() if all(silent) and len(silent) > 1 and len(hosts) > 1}
+        hosts.setdefault(process.node.host, {})[process.node.process] = process.silent
+    return {host: len(silent) for host, silent in hosts.items() if all(silent.values()) and len(silent) > 1 and len(hosts) > 1}
 
 
 async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, object]]]:

@@ -350,7 +350,7 @@ async def test_a_process_drains_when_an_operators_tool_asks_it_to(registry: str)
             (1, "bob@desk", {"all.log_level": "debug", "proxy.room_messages_per_s": 5}),
             (2, "ann@desk", {"proxy.room_messages_per_s": None}),
         ], "every process has all changes, also those of other roles"
-        await drain_process(zookeeper, "/asked", node, "ann@desk", LIMIT_S)
+        await drain_process(zookeeper, "/asked", [node], "ann@desk", LIMIT_S)
         assert await role.ended() == 0
         [asked] = role.events("drain_asked")
         assert asked["by"] == "ann@desk"

@@ -44,7 +44,7 @@ def node(role: str, partition: int, replica: int, endpoint: int, state: NodeStat
         "0.1.0",
         "",
         1_000,
-        99,
+        endpoint + 89,
     )
 
 
@@ -147,6 +147,14 @@ def test_who_misses_a_process_that_does_not_answer_is_well_and_who_misses_more_i
     assert [process.problem for process in found.processes[1:]] == [""] * len(others)
     more = read_pages(others[0], 200, health(others[0], peers={"dead": 2}), b"")
     assert any("gets no heartbeats from 2" in problem for problem in judge(TARGET, view, [silent(whole().nodes[0]), more]).problems)
+
+
+def test_a_node_that_does_not_answer_is_one_problem_with_all_of_its_roles() -> None:
+    nodes = [replace(one, pid=47) if one.endpoint in (10, 20) else one for one in whole().nodes]
+    processes = [silent(one) if one.pid == 47 else ProcessStatus(one, True) for one in nodes]
+    problem, *lacking = judge(TARGET, View(layout(), tuple(nodes)), processes).problems
+    assert problem.startswith("broker 0/0 at 127.0.0.1:7010 (pid 47, with proxy 0): does not answer")
+    assert sorted(lacking) == ["broker partition 0: 1 of 2 Running", "proxy: 0 of 1 Running"]
 
 
 def test_a_machine_that_is_gone_is_one_problem_and_not_one_for_each_of_its_processes() -> None:
