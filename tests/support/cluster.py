@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onebox.fork_server import Forked
-from onebox.grouping import FLAGS
 from pixiu.errors import PixiuError
 from pixiu.testing import running_event
 from tests.support.forks import FORKED_PIXIU, fork, fork_pixiu
@@ -66,12 +65,14 @@ def is_healthy(target: str) -> bool:
 
 
 class LocalCluster:
-    """`pixiu up` in a process of its own. Its roles are processes of their own, which tests can kill one by one, unless the
-    arguments group them."""
+    """`pixiu up` in a process of its own.
 
-    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    separate: its roles are processes of their own, which tests can kill one by one.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, separate: bool = True) -> None:
         self.folder = folder
-        self._arguments = arguments
+        self._arguments = (*(["--separate"] if separate else []), *arguments)
         self._environment = environment
         self._log = folder / "up.log"
         self._process: Forked | None = None
@@ -82,8 +83,7 @@ class LocalCluster:
         free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0"]
         if not {"--registry", "--secure"} & set(self._arguments):
             free += ["--registry", f"zk://{shared_server().address}/{self.folder.parent.name}-{self.folder.name}"]
-        grouping = [] if {f"--{flag}" for flag in FLAGS.values()} & set(self._arguments) else ["--separate"]
-        command = ["up", "--data", str(self.folder / "run"), *free, *stores, *grouping, "--json", *self._arguments]
+        command = ["up", "--data", str(self.folder / "run"), *free, *stores, "--json", *self._arguments]
         self._log.write_bytes(b"")
         self._process = fork(FORKED_PIXIU, ["", *command], self._log, self._environment)
         self.target = wait_for(self._running, "the cluster")
@@ -134,9 +134,11 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[LocalCluster]:
+def running_cluster(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, separate: bool = True
+) -> Iterator[LocalCluster]:
     """A cluster that ends with the block, and must end in good order. `environment` is added to the processes' own."""
-    cluster = LocalCluster(folder, *arguments, environment=environment)
+    cluster = LocalCluster(folder, *arguments, environment=environment, separate=separate)
     cluster.start()
     try:
         yield cluster
