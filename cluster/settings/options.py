@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
 from cluster.settings.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
@@ -36,6 +36,8 @@ from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
 MAX_FILE_BYTES = 1 << 20
 """Maximum size of a configuration file."""
+NODE: Final = "node"
+"""Table of a process of several roles. A file may have it beside those of roles that are processes of their own."""
 ROLES_OF_ROUTER_ROOT = ("router", "relay", "gateway")
 """Roles that a cluster with a `router_root` does not have."""
 WIRE_DEFAULTS: Mapping[str, Any] = {
@@ -494,7 +496,7 @@ def load_options(
     tables: dict[str, Sources[Any]] = {"cluster": cluster, role: own}
     wrong: list[str] = []
     for name, content in read_tables(path).items():
-        if name not in tables and name not in ROLES:
+        if name not in tables and name not in (*ROLES, NODE):
             wrong.append(f"{path}: {unknown('table', name, {*ROLES, *tables})}")
         elif not isinstance(content, dict):
             wrong.append(f"{path}: {name} = {show(content)}: must be a table, [{name}]")

@@ -63,7 +63,8 @@ def test_values_of_each_type_come_out_of_a_file(tmp_path: Path) -> None:
         "[cluster]\nbig_rooms = [100, 200]\n"
         '[router]\npartition = 3\nkinds = ["mail"]\n'
         'ratio = 1\nstrict = true\nlevel = "b"\nfolder = "y"\nnames = ["n"]\nports = []\n'
-        '[proxy]\nkinds = "another role\'s table is not looked into"\n',
+        '[proxy]\nkinds = "another role\'s table is not looked into"\n'
+        '[node]\nroles = "nor is that of a node"\n',
     )
     assert cluster.big_rooms == (100, 200)
     assert options == SampleOptions(
