@@ -1,4 +1,4 @@
-"""A small real cluster for an application's own tests: every role once, on free ports, in a temporary folder.
+"""A small real cluster for an application's own tests: every role once, in one process, on free ports, in a temporary folder.
 
     import pixiu.testing
 
@@ -6,7 +6,7 @@
         with pixiu.connect_sync(cluster.target) as px:
             px.room(42).send(b"hello")
 
-The cluster is the one that `pixiu up` runs, so it needs the servers: `pip install 'pixiu-sdk[onebox]'`. Starting takes some
+The cluster is the one that `pixiu up --small` runs, so it needs the servers: `pip install 'pixiu-sdk[onebox]'`. Starting takes some
 seconds: share one between many tests.
 """
 
@@ -32,8 +32,6 @@ from pixiu.errors import ConfigurationError, NotConnected, Unavailable
 
 COMMANDS: Final = "pixiu.commands"
 """The entry-point group of the commands that need the servers."""
-ONCE: Final = ("brokers", "broker-replicas", "routers", "router-replicas", "relays", "relay-replicas")
-STORED_ONCE: Final = ("xius", "xiu-replicas", "pis", "pi-replicas")
 START_S: Final = 120.0
 STOP_S: Final = 60.0
 """Time after which the processes are killed, seconds."""
@@ -156,10 +154,10 @@ class Cluster:
     def _arguments(self, folder: Path) -> list[str]:
         # Put what is usually in /dev/shm into the folder, so that it is removed with the cluster.
         settings: dict[str, object] = {"gateway.signal_table_dir": folder / "tables", "gateway.signal_table_mb": 1}
-        if self._counts["xius"]:
+        if self._counts.get("xius") != 0:
             settings |= {"xiu.table_dir": folder / "tables", "xiu.table_mb": 8}
         settings |= self._settings
-        found = ["--data", str(folder / "run"), "--mqtt-port=0", "--zookeeper-port=0"]
+        found = ["--small", "--data", str(folder / "run"), "--mqtt-port=0", "--zookeeper-port=0"]
         found += [f"--{name}={count}" for name, count in self._counts.items()]
         return found + [f"--set={name}={value}" for name, value in settings.items()]
 
@@ -199,7 +197,7 @@ def cluster(
     """A small real cluster for tests: `with pixiu.testing.cluster() as cluster: … connect(cluster.target)`.
 
     Args:
-        proxies, gateways: number of processes; every other role has one.
+        proxies, gateways: number of each; every other role is there once. The first of each are one process.
         mail: run the stores for inboxes; without them the cluster starts sooner.
         settings: options of the servers, such as {"gateway.max_connections": 10}, as for `pixiu up --set`.
         timeout_s: time limit for the start, seconds.
@@ -208,6 +206,5 @@ def cluster(
     cluster does not come up in time.
     Source: docs/sdk.md, "Testing".
     """
-    counts = {"proxies": proxies, "gateways": gateways, **dict.fromkeys(ONCE, 1)}
-    stored = dict.fromkeys(STORED_ONCE, 1) if mail else {"xius": 0, "pis": 0}
-    return Cluster({**counts, **stored}, dict(settings or {}), timeout_s)
+    counts = {"proxies": proxies, "gateways": gateways, **({} if mail else {"xius": 0, "pis": 0})}
+    return Cluster(counts, dict(settings or {}), timeout_s)
