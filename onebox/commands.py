@@ -45,7 +45,6 @@ def _number(name: str, text: str) -> Any:
 
 @guarded
 def up(
-    nodes: Annotated[bool, typer.Option("--nodes", help="Run two nodes with a replica of each role, and the stores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="Run one node of everything, without replicas.")] = False,
     separate: Annotated[bool, typer.Option("--separate", help="Run every role as its own process.")] = False,
     proxies: Annotated[int | None, _number("proxies", "Proxies.")] = None,
@@ -85,7 +84,7 @@ def up(
     speed: Annotated[float | None, typer.Option(help="With --replay: factor by which log time passes faster.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a whole cluster on this machine until Ctrl-C, every role its own process unless --nodes or --small groups them.
+    """Run a whole cluster on this machine until Ctrl-C: two nodes, each with a replica of every role, and the stores.
 
     With --replay the exit code is the replay's; the cluster stays until --for is over (and the replay is done), or Ctrl-C.
     """
@@ -96,7 +95,7 @@ def up(
         "xiu_replicas": xiu_replicas, "pis": pis, "pi_replicas": pi_replicas,
     }  # fmt: skip
     options = UpOptions.of(
-        grouping_of({Grouping.NODES: nodes, Grouping.SMALL: small, Grouping.SEPARATE: separate}),
+        grouping_of({Grouping.SMALL: small, Grouping.SEPARATE: separate}),
         numbers,
         mqtt_port=mqtt_port,
         zookeeper_port=zookeeper_port,

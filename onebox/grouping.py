@@ -38,10 +38,10 @@ class Grouping(Enum):
     SMALL = "one node of everything"
 
 
-PLAIN: Final = Grouping.SEPARATE
+PLAIN: Final = Grouping.NODES
 """The grouping without an option."""
-FLAGS: Final = {Grouping.NODES: "nodes", Grouping.SMALL: "small", Grouping.SEPARATE: "separate"}
-"""The option of each."""
+FLAGS: Final = {Grouping.SMALL: "small", Grouping.SEPARATE: "separate"}
+"""The option of each other one."""
 
 _SOFT: Final = ("brokers", "routers", "relays")
 _REPLICAS: Final = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas")

@@ -26,7 +26,8 @@ from tests.support.live_traffic import LiveTraffic
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-NODES, SMALL = "--nodes", "--small"
+NODES: tuple[str, ...] = ()
+SMALL = ("--small",)
 ROOM, UIN = 42, 7
 PACE_S = 0.01
 WAIT_S = 120.0
@@ -40,9 +41,9 @@ def cluster_of(folder: Path, *arguments: str) -> Any:
     return running_cluster(folder, "--xius=1", "--pis=1", *memory, *arguments, separate=False)
 
 
-@pytest.fixture(scope="module", params=[NODES, SMALL])
+@pytest.fixture(scope="module", params=[NODES, SMALL], ids=["nodes", "small"])
 def grouped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with cluster_of(tmp_path_factory.mktemp("grouped"), request.param) as running:
+    with cluster_of(tmp_path_factory.mktemp("grouped"), *request.param) as running:
         yield running
     assert left_running(running.folder / "run") == []
     assert list((running.folder / "tables").iterdir()) == [], "tables of processes that ended in order"
@@ -214,7 +215,7 @@ async def test_brokers_double_as_processes_beside_the_nodes(grouped: LocalCluste
 
 
 def test_a_guarded_cluster_keeps_client_facing_roles_out_of_its_nodes(tmp_path: Path) -> None:
-    with cluster_of(tmp_path, NODES, "--secure") as guarded:
+    with cluster_of(tmp_path, *NODES, "--secure") as guarded:
         certificates = tmp_path / "run/tls"
         status = json.loads(run(guarded, certificates, "operator", "status", "--json").stdout)
         assert status["problems"] == []
