@@ -35,6 +35,17 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return sum(time.clock_gettime(~pid << 3 | CPU_CLOCK) for pid in pids)
 
 
+def switches(pids: Sequence[int]) -> int:
+    """Return how often the threads of these processes have waited for something so far: their voluntary context switches."""
+    found = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # it has ended
+                fields = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
+                found += int(fields["voluntary_ctxt_switches"])
+    return found
+
+
 def machine_seconds() -> float:
     """Return the CPU seconds that all processes of the machine have used so far."""
     user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])

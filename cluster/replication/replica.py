@@ -1,8 +1,8 @@
 """A replica of a partition inside a role's process: the shell around one `Core`.
 
-    role ── propose ──▶ Replica ──▶ Core ──▶ log, synced in a thread ─┐
-      ▲                   ▲  │                                        ├─▶ committed ──▶ StateMachine.apply ──▶ answers
-      └──── answers ──────┘  └─▶ peers over gRPC, ZooKeeper ──────────┘
+    role ── propose ──▶ Replica ──▶ Core ──▶ log, synced by the kernel ┐
+      ▲                   ▲  │                                         ├─▶ committed ──▶ StateMachine.apply ──▶ answers
+      └──── answers ──────┘  └─▶ peers over gRPC, ZooKeeper ───────────┘
 
 Source: docs/registry.md, docs/replication.md.
 """

@@ -20,15 +20,19 @@ LIBRARY: Final = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 static volatile struct fault { int64_t pid, sync_us, ahead_s; } *fault;
 static void *interpreter;
 static int (*real_clock)(clockid_t, struct timespec *);
+static long (*real_syscall)(long, ...);
 static int (*real_fdatasync)(int), (*real_fsync)(int), (*real_msync)(void *, size_t, int);
 
 __attribute__((constructor)) static void begin(void) {
@@ -36,6 +40,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *name = getenv("PIXIU_TEST_FAULTS");
     int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
     real_clock = dlsym(RTLD_NEXT, "clock_gettime");
+    real_syscall = dlsym(RTLD_NEXT, "syscall");
     real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
     real_fsync = dlsym(RTLD_NEXT, "fsync");
     real_msync = dlsym(RTLD_NEXT, "msync");
@@ -56,6 +61,32 @@ static void slow(void) {
 int fdatasync(int file) { slow(); return real_fdatasync(file); }
 int fsync(int file) { slow(); return real_fsync(file); }
 int msync(void *at, size_t size, int flags) { slow(); return real_msync(at, size, flags); }
+
+static void *submitted(void *given) {
+    long *call = given;
+    slow();
+    real_syscall(SYS_io_submit, call[0], call[1], call[2]);
+    free(call);
+    return NULL;
+}
+
+/* A sync of the kernel is submitted later; whoever asked for it does not wait. */
+long syscall(long number, ...) {
+    va_list more;
+    long all[6];
+    va_start(more, number);
+    for (int i = 0; i < 6; i++) all[i] = va_arg(more, long);
+    va_end(more);
+    if (!real_syscall) real_syscall = dlsym(RTLD_NEXT, "syscall");
+    if (number == SYS_io_submit && is_mine() && fault->sync_us) {
+        pthread_t thread;
+        long *call = malloc(3 * sizeof *call);
+        for (int i = 0; call && i < 3; i++) call[i] = all[i];
+        if (call && !pthread_create(&thread, NULL, submitted, call)) return pthread_detach(thread), 1;
+        abort();
+    }
+    return real_syscall(number, all[0], all[1], all[2], all[3], all[4], all[5]);
+}
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     Dl_info caller;

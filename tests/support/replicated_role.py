@@ -11,8 +11,9 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from cluster.process.host import run_role
 from cluster.replication.model import Entry, EntryKind, Position
 from cluster.replication.replica import Replica
 from cluster.replication.role_options import ReplicatedOptions
+from cluster.replication.storage.kernel_sync import KernelSync
 from cluster.replication.storage.log import SegmentedLog
+from cluster.replication.storage.segment import Segment
 from cluster.settings.fields import bounded
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
@@ -73,21 +76,34 @@ class ListMachine(FileMachine):
 
 
 class HangingDisk:
-    """Lets every sync of the log wait between SIGUSR1 and SIGUSR2."""
+    """Lets every sync of the log wait between SIGUSR1 and SIGUSR2, by the kernel or in a thread."""
 
     def __init__(self) -> None:
         self._may = threading.Event()
         self._may.set()
-        production = SegmentedLog.sync
+        self._late: list[Callable[[], object]] = []
+        finish, begin = SegmentedLog.finish_sync, KernelSync.begin
 
-        def sync(log: SegmentedLog) -> Position:
+        def finish_sync(log: SegmentedLog, dirty: Sequence[Segment]) -> Position:
             self._may.wait()
-            return production(log)
+            return finish(log, dirty)
 
-        SegmentedLog.sync = sync  # type: ignore[method-assign, assignment]
+        def begin_sync(kernel: KernelSync, fd: int, done: Callable[[int], None]) -> bool:
+            if self._may.is_set():
+                return begin(kernel, fd, done)
+            self._late.append(partial(begin, kernel, fd, done))
+            return True
+
+        SegmentedLog.finish_sync = finish_sync  # type: ignore[method-assign, assignment]
+        KernelSync.begin = begin_sync  # type: ignore[method-assign, assignment]
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self._may.clear)
-        loop.add_signal_handler(signal.SIGUSR2, self._may.set)
+        loop.add_signal_handler(signal.SIGUSR2, self._answers)
+
+    def _answers(self) -> None:
+        self._may.set()
+        while self._late:
+            self._late.pop()()
 
 
 class Service:

@@ -1,18 +1,25 @@
-"""Sync a log in a thread: while one group is being synced the next one gathers. The seal follows a group in a sync of its own, at
-most once in a tenth of a second, and nobody waits for it.
+"""Sync a log: while one group is being synced the next one gathers. The seal follows a group in a sync of its own, at most once
+in a tenth of a second, and nobody waits for it.
 
-Source: docs/stores.md; docs/decisions/0282-a-seal-may-lag-a-tenth-of-a-second.md.
+    a group ──▶ its segment, by the kernel ──▶ the seal is written ──▶ on_synced        no other thread of the process runs
+                    │ not possible here            │ the label must be synced, too
+                    └──────────────────────────────┴──▶ in a thread
+
+Source: docs/replication.md, "The path of an entry"; docs/decisions/0282-a-seal-may-lag-a-tenth-of-a-second.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from cluster.replication.storage.kernel_sync import KernelSync
 from cluster.replication.storage.label import SEAL_LAG_S
 from cluster.replication.storage.log import SegmentedLog
+from cluster.replication.storage.segment import Segment
 from pixiu.errors import StorageError
 from pixiu.rpc.deadline_timer import DeadlineTimer
 
@@ -29,8 +36,10 @@ class Syncer:
         self._took = took
         self._on_synced = on_synced
         self._log: SegmentedLog | None = None
+        self._kernel = KernelSync()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="log-sync")
-        self._running: asyncio.Future[object] | None = None
+        self._running: asyncio.Future[None] | None = None
+        """Done when the present sync has ended."""
         self._seal_timer = DeadlineTimer(self._seal)
         self._wanted = 0
         self._since = 0.0
@@ -65,31 +74,67 @@ class Syncer:
         if self._running is not None:
             await asyncio.wait({self._running}, timeout=2.0)
         self._executor.shutdown(wait=False)
+        await self._kernel.close()
 
     def _begin(self) -> None:
         assert self._log is not None
-        self._run(self._log.sync, self._group_synced)
+        self._note_begin()
+        try:
+            dirty = self._log.begin_sync()
+        except StorageError as error:
+            self._end(error, partial(self._group_synced, self._wanted))
+        else:
+            self._sync_next(self._wanted, dirty)
+
+    def _sync_next(self, ticket: int, dirty: Sequence[Segment]) -> None:
+        """Sync the segments of a group that are not durable yet; without any the rest of it."""
+        assert self._log is not None
+        if not dirty or not self._kernel.begin(dirty[0].fd, partial(self._segment_synced, ticket, dirty)):
+            self._in_thread(partial(self._log.finish_sync, dirty), partial(self._group_synced, ticket))
+
+    def _segment_synced(self, ticket: int, dirty: Sequence[Segment], number: int) -> None:
+        log, then = self._log, partial(self._group_synced, ticket)
+        assert log is not None
+        try:
+            if number:
+                raise log.sync_failed(dirty[0], number)
+            ended = len(dirty) == 1 and log.end_sync()
+        except StorageError as error:
+            self._end(error, then)
+            return
+        if ended:
+            self._end(None, then)
+        else:
+            self._sync_next(ticket, dirty[1:])
 
     def _seal(self) -> None:
         """Sync the seal after a while without other syncs. A group that is being synced takes care of it by itself."""
         if self._running is None and self._log is not None and self._log.seal_lags:
-            self._run(self._log.sync_seal, self._go_on)
+            self._note_begin()
+            self._in_thread(self._log.sync_seal, partial(self._go_on, self._wanted))
 
-    def _run(self, sync: Callable[[], object], then: Callable[[int], None]) -> None:
+    def _in_thread(self, sync: Callable[[], object], then: Callable[[], None]) -> None:
+        def done(future: asyncio.Future[object]) -> None:
+            if not future.cancelled():
+                self._end(future.exception(), then)
+
+        asyncio.get_running_loop().run_in_executor(self._executor, sync).add_done_callback(done)
+
+    def _note_begin(self) -> None:
         self._since, self._reported = time.monotonic(), False
-        ticket = self._wanted
-        self._running = asyncio.get_running_loop().run_in_executor(self._executor, sync)
-        self._running.add_done_callback(lambda future: self._done(ticket, then, future))
+        self._running = asyncio.get_running_loop().create_future()
 
-    def _done(self, ticket: int, then: Callable[[int], None], future: asyncio.Future[object]) -> None:
+    def _end(self, error: BaseException | None, then: Callable[[], None]) -> None:
+        """End the present sync, and go on with `then` if it succeeded."""
+        assert self._running is not None
+        self._running.set_result(None)
         self._running = None
-        error = None if future.cancelled() else future.exception()
-        if self._closed or future.cancelled():
+        if self._closed:
             return
-        if error is not None:
-            self._on_synced(ticket, str(error) if isinstance(error, StorageError) else repr(error))
-            return
-        then(ticket)
+        if error is None:
+            then()
+        else:
+            self._on_synced(self._wanted, str(error) if isinstance(error, StorageError) else repr(error))
 
     def _group_synced(self, ticket: int) -> None:
         self.syncs += 1

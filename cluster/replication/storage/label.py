@@ -93,18 +93,22 @@ class LabelFile:
         """True if a power cut may leave an older seal than the written one."""
         return self._lags_since is not None
 
-    def write(self, label: Label) -> None:
-        """Write a label and make it durable, unless only its seal rose and the oldest unsynced rise is more recent than
-        `SEAL_LAG_S`. Raises DiskFailed."""
+    def may_lag(self, label: Label) -> bool:
+        """True if a label may be written without a sync: only its seal rises, and the oldest unsynced rise is more recent than
+        `SEAL_LAG_S`."""
         rose = label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)
+        return rose and (self._lags_since is None or self._clock() < self._lags_since + SEAL_LAG_S)
+
+    def write(self, label: Label) -> None:
+        """Write a label and make it durable, unless it may lag. Raises DiskFailed."""
+        may_lag = self.may_lag(label)
         try:
             os.pwrite(self._fd, label.encode(), 0)
         except OSError as problem:
             raise DiskFailed(f"{self._path}: {problem.strerror}") from problem
-        now = self._clock()
         if self._lags_since is None:
-            self._lags_since = now
-        if not rose or now >= self._lags_since + SEAL_LAG_S:
+            self._lags_since = self._clock()
+        if not may_lag:
             self.sync()
         self.now = label
 

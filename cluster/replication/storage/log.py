@@ -12,7 +12,7 @@
 A power cut may leave a seal that is a tenth of a second old, or slightly more (`LabelFile`). Entries after it may have been
 acknowledged, so opening keeps all good ones.
 
-One thread changes the log. `sync` and `sync_seal` may run in another thread, one at a time, and so may `read`.
+One thread changes the log. `sync`, `finish_sync` and `sync_seal` may run in another thread, one at a time, and so may `read`.
 
 Source: docs/protocol.md, "Record", docs/stores.md, docs/replication.md; PiXiu ยง6.2.1.
 """
@@ -20,6 +20,7 @@ Source: docs/protocol.md, "Record", docs/stores.md, docs/replication.md; PiXiu ย
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 import time
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.replication.model import START, Damage, Entry, Position
-from cluster.replication.storage.label import UNREADABLE, LabelFile, load_member, make_directory, sync_directory
+from cluster.replication.storage.label import UNREADABLE, Label, LabelFile, load_member, make_directory, sync_directory
 from cluster.replication.storage.segment import Segment, base_of, name_of
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged
 
@@ -193,10 +194,13 @@ class SegmentedLog:
             with self._lock:
                 label = self._wanted
             if label != self._label.now:
-                try:
-                    self._label.write(label)
-                except DiskFailed as problem:
-                    raise self._fail(str(problem)) from problem
+                self._write(label)
+
+    def _write(self, label: Label) -> None:
+        try:
+            self._label.write(label)
+        except DiskFailed as problem:
+            raise self._fail(str(problem)) from problem
 
     # --- interface of the core
 
@@ -383,28 +387,64 @@ class SegmentedLog:
     def sync(self) -> Position:
         """Make every change so far durable, then the promise. The seal is written, and is durable within `SEAL_LAG_S`. Returns the
         sealed position. Raises DiskFailed."""
+        return self.finish_sync(self.begin_sync())
+
+    def begin_sync(self) -> list[Segment]:
+        """Begin a sync of every change so far: the caller makes these segments durable, then calls `end_sync`, or leaves some of
+        them to `finish_sync`. Raises DiskFailed."""
         with self._lock:
             self._check()
             self._limit = self.last.counter
             dirty = [segment for segment in self._segments if segment.dirty]
             for segment in dirty:
                 segment.dirty = False
+        return dirty
+
+    def finish_sync(self, dirty: Sequence[Segment]) -> Position:
+        """Make these segments durable, then the rest of a sync that has begun. Returns the sealed position. Raises DiskFailed."""
         try:
             for segment in dirty:
                 segment.sync()
         except DiskFailed as problem:
             raise self._fail(str(problem)) from problem
+        self._raise_seal()
+        self._write_label()
+        self._close_retired()
+        return self.seal
+
+    def end_sync(self) -> bool:
+        """End a sync whose segments are durable, if that needs no wait: only the seal is written, and nobody else writes the label.
+        Returns False if `finish_sync` has to. Raises DiskFailed."""
+        self._raise_seal()
+        if not self._label_lock.acquire(blocking=False):
+            return False
+        try:
+            label = self._wanted
+            if label != self._label.now:
+                if not self._label.may_lag(label):
+                    return False
+                self._write(label)
+        finally:
+            self._label_lock.release()
+        self._close_retired()
+        return True
+
+    def sync_failed(self, segment: Segment, number: int) -> DiskFailed:
+        """Note that a segment was not made durable, with the number of the error; returns what to report."""
+        return self._fail(f"{segment.path}: {os.strerror(number)}")
+
+    def _raise_seal(self) -> None:
+        """Seal what was there when the sync began, except what was cut off since."""
         with self._lock:
             counter, self._limit = self._limit, None
-            if counter > max(self._wanted.seal.counter, self.first.counter):
+            if counter is not None and counter > max(self._wanted.seal.counter, self.first.counter):
                 self._wanted = replace(self._wanted, seal=Position(self.epoch_at(counter) or 0, counter))
-            sealed = self._wanted.seal
-        self._write_label()
+
+    def _close_retired(self) -> None:
         with self._lock:
             for segment in self._retired:
                 segment.close()
             self._retired.clear()
-        return sealed
 
     def sync_seal(self) -> None:
         """Make the seal durable if it lags. Raises DiskFailed."""

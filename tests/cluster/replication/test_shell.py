@@ -1,10 +1,9 @@
-"""The parts of a replica's shell: its folder, its syncs, its applier."""
+"""The parts of a replica's shell: its folder, its applier."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from cluster.replication.applier import Applier
 from cluster.replication.model import Entry, EntryKind, MemberID, PartitionState, Position
-from cluster.replication.storage.disk import Syncer
 from cluster.replication.storage.folder import DataFolder
 from cluster.replication.storage.log import SegmentedLog
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged, StorageError
@@ -138,95 +136,6 @@ def test_promotions_by_force_are_written_down_one_after_the_other(tmp_path: Path
     assert [line["reason"] for line in lines] == ["first", "second"]
     assert lines[0]["in_sync_before"] == ["0000000000000008"]
     assert lines[0]["last"] == [3, 9]
-
-
-# --- syncs
-
-
-class SlowLog:
-    """Syncs when the test says so."""
-
-    def __init__(self) -> None:
-        self.may = threading.Semaphore(0)
-        self.broken = False
-        self.seal_lags = False
-        self.seals = 0
-
-    def sync(self) -> None:
-        assert self.may.acquire(timeout=30)
-        if self.broken:
-            raise DiskFailed("gone")
-        self.seal_lags = True
-
-    def sync_seal(self) -> None:
-        self.seals += 1
-        if self.broken:
-            raise DiskFailed("the label is gone")
-        self.seal_lags = False
-
-
-async def test_what_gathers_while_a_sync_runs_is_one_sync() -> None:
-    told: list[tuple[int, str]] = []
-    log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
-    syncer.start(log)  # type: ignore[arg-type]
-    syncer.want(1)
-    for ticket in (2, 3, 4):
-        syncer.want(ticket)
-    assert syncer.hung_s(float("inf")) > 0
-    assert [syncer.report_once(), syncer.report_once()] == [True, False]
-    log.may.release(2)
-    async with asyncio.timeout(30):
-        while len(told) < 2:
-            await asyncio.sleep(0.01)
-    assert told == [(1, ""), (4, "")]
-    assert syncer.hung_s(float("inf")) == 0
-    log.broken = True
-    syncer.want(5)
-    log.may.release()
-    async with asyncio.timeout(30):
-        while len(told) < 3:
-            await asyncio.sleep(0.01)
-    assert told[2] == (5, "gone")
-    await syncer.close()
-
-
-async def test_the_seal_is_synced_when_no_group_came_for_a_while_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.replication.storage.disk.SEAL_LAG_S", 0.02)
-    told: list[tuple[int, str]] = []
-    log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
-    syncer.start(log)  # type: ignore[arg-type]
-    log.may.release(3)
-    async with asyncio.timeout(30):
-        for ticket in (1, 2):
-            syncer.want(ticket)
-            while len(told) < ticket:
-                await asyncio.sleep(0)
-            assert log.seal_lags
-        while log.seal_lags:
-            await asyncio.sleep(0.01)
-        assert (told, syncer.syncs, log.seals) == ([(1, ""), (2, "")], 2, 1)
-        syncer.want(3)
-        while len(told) < 3:
-            await asyncio.sleep(0)
-        log.broken = True
-        while len(told) < 4:
-            await asyncio.sleep(0.01)
-    assert told[3] == (3, "the label is gone")
-    await syncer.close()
-
-
-async def test_closing_syncs_the_seal_and_leaves_no_timer() -> None:
-    told: list[tuple[int, str]] = []
-    log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
-    syncer.start(log)  # type: ignore[arg-type]
-    log.may.release()
-    syncer.want(1)
-    async with asyncio.timeout(30):
-        while not told:
-            await asyncio.sleep(0)
-        assert syncer._seal_timer.is_set
-        await syncer.close()
-    assert (log.seals, log.seal_lags, syncer._seal_timer.is_set, told) == (1, False, False, [(1, "")])
 
 
 # --- applying

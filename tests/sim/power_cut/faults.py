@@ -70,19 +70,17 @@ _Label: Final = cluster.replication.storage.label.LabelFile
 _Folder: Final = cluster.replication.storage.folder.DataFolder
 _ROSE: Final = "label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)"
 _FILE_SYNCED: Final = "            try:\n                os.fsync(fd)\n"
-_SYNCS: Final = "        for segment in dirty:\n            segment.sync()\n"
-_SEALS: Final = (
-    "        self._wanted = replace(self._wanted, seal=max(self._wanted.seal, self.last))\n        self._write_label()\n"
-)
+_SEALS: Final = "    self._wanted = replace(self._wanted, seal=max(self._wanted.seal, self.last))\n    self._write_label()\n"
+_CLEANS: Final = "    for segment in self._segments:\n        segment.dirty = False\n"
 _CHECKED: Final = "await asyncio.to_thread(self._checked, folder)", "pass"
 _FLUSHED: Final = "ev.Flushed(self._machine.flushed)"
 
 FAULTS: Final[dict[str, Fault]] = {
     "a sync reaches only the newest segment": Fault(
-        _Log, "sync", (("in self._segments if segment.dirty", "in self._segments[-1:] if segment.dirty"),), 3
+        _Log, "begin_sync", (("in self._segments if segment.dirty", "in self._segments[-1:] if segment.dirty"),), 3
     ),
     "a promise lags with the seal": Fault(
-        _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", promised=label.promised)")),), 1
+        _Label, "may_lag", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", promised=label.promised)")),), 1
     ),
     "Pi: what is applied after the transaction counts as flushed": Fault(
         pi.store.machine.Machine, "_flush", (("self.flushed = counter", "self.flushed = self.applied"),), 4
@@ -92,19 +90,14 @@ FAULTS: Final[dict[str, Fault]] = {
         xiu.store.store.Store, "flush", (("max(self.flushed, counter)", "max(self.flushed, self.head.applied.counter)"),), 3
     ),
     "an incarnation lags with the seal": Fault(
-        _Label, "write", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", incarnation=label.incarnation)")),), 1
+        _Label, "may_lag", ((_ROSE, _ROSE.replace(" > ", " >= ").replace(")", ", incarnation=label.incarnation)")),), 1
     ),
     "a new segment's name is not synced": Fault(_Log, "_create", (("    sync_directory(self.directory)\n", ""),), 3),
     "what was appended during a sync is sealed with it": Fault(
-        _Log, "sync", (("counter, self._limit = self._limit, None", "counter, self._limit = self.last.counter, None"),), 1
+        _Log, "_raise_seal", (("counter, self._limit = self._limit, None", "counter, self._limit = self.last.counter, None"),), 1
     ),
     "what was appended during a sync counts as clean": Fault(
-        _Log, "sync",
-        (
-            ("        for segment in dirty:\n            segment.dirty = False\n", ""),
-            ("            segment.sync()\n", "            segment.sync()\n            segment.dirty = False\n"),
-        ),
-        0,
+        _Log, "_raise_seal", (("    with self._lock:\n", _CLEANS + "    with self._lock:\n"),), 0
     ),
     "the log's opening takes the page cache for the disk": Fault(
         _Log, "_make_durable", (("            segment.write_again(max(seal, segment.base.counter))", "            pass"),), 0,
@@ -119,12 +112,19 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.storage.disk.Syncer, "_group_synced",
         (('self._on_synced(ticket, "")', 'self._on_synced(self._wanted, "")'),), 0,
     ),
+    "a group counts as synced with its first segment": Fault(
+        cluster.replication.storage.disk.Syncer, "_segment_synced", (("len(dirty) == 1 and log", "log"),), 1
+    ),
+    "a group that the kernel has synced does not wait for its promise": Fault(
+        _Log, "end_sync",
+        (("                return False\n            self._write(", "                return True\n            self._write("),), 1,
+    ),
     "nothing waits for the disk": Fault(
         cluster.replication.replica.Replica, "_do",
         (("self._syncer.want(ticket)", "self._syncer.want(ticket), self._step(ev.Synced(ticket))"),), 0,
     ),
     "the log goes up to what is applied": Fault(
-        cluster.replication.replica.Replica, "_tick", ((_FLUSHED, _FLUSHED.replace("flushed)", "applied)")),), 3
+        cluster.replication.replica.Replica, "_tick", ((_FLUSHED, _FLUSHED.replace("flushed)", "applied)")),), 5
     ),
     "Pi: an opening takes the page cache for the disk": Fault(
         pi.store.machine.Machine, "_opened", (("store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
@@ -177,10 +177,10 @@ FAULTS: Final[dict[str, Fault]] = {
         ), 9,
     ),
     "a reset begins before the label says so": Fault(_Log, "reset", (("    self._write_label()\n", ""),), 13),
-    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 3),
+    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 7),
     "Xiu: a flush is not waited for": Fault(xiu.store.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
     "an opening does not look at the CRC": Fault(
-        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 5
+        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 1
     ),
     "an opening seals nothing": Fault(
         _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 10
@@ -198,7 +198,9 @@ FAULTS: Final[dict[str, Fault]] = {
             (cluster.replication.storage.log, "load_member", (("    sync_directory(directory)\n", ""),)),
         ),
     ),
-    "the seal is written before what it seals is synced": Fault(_Log, "sync", ((_SYNCS, _SEALS + _SYNCS),), 0),
+    "the seal is written before what it seals is synced": Fault(
+        _Log, "begin_sync", (("    return dirty", _SEALS + "    return dirty"),), 0
+    ),
 }  # fmt: skip
 
 

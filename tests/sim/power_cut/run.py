@@ -113,6 +113,7 @@ def shape_of(seed: int) -> Shape:
         flush_s=rng.choice(FLUSH_S),
         requests=rng.choice((30, 60)),
         every_s=rng.choice((0.005, 0.05)),
+        kernel=rng.random() < 0.5,
     )
 
 

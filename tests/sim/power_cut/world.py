@@ -23,6 +23,7 @@ from rocksdict import Rdict
 
 import cluster.replication.peers.snapshots
 import cluster.replication.replica
+import cluster.replication.storage.disk
 import cluster.replication.storage.log
 import pi.options
 import pi.service
@@ -160,10 +161,29 @@ class Shape:
     """A leader is cut off from the other, goes on for a moment, is stopped, and comes back."""
     segment_bytes: int
     flush_s: float
+    kernel: bool
+    """Logs are synced by the kernel; otherwise in a thread."""
     users: int = 3
     requests: int = 40
     every_s: float = 0.05
     levels: tuple[int, ...] = (0,)
+
+
+class FakeKernel:
+    """In the place of `cluster.replication.storage.kernel_sync.KernelSync`: syncs a file some time after it is asked to, and
+    reports it some time later."""
+
+    def __init__(self, there: bool) -> None:
+        self._there, self._over = there, False
+
+    def begin(self, fd: int, done: Callable[[int], None]) -> bool:
+        if self._there:
+            synced = asyncio.get_running_loop().run_in_executor(None, os.fdatasync, fd)
+            synced.add_done_callback(lambda _synced: done(0) if not self._over else None)
+        return self._there
+
+    async def close(self) -> None:
+        self._over = True
 
 
 class FakePeers:
@@ -540,6 +560,7 @@ class World:
                 "segment_bytes": 64 << 20, "verify_from": 0, "clock": lambda: loop.now
             }),
             (cluster.replication.storage.log, "threading", played),
+            (cluster.replication.storage.disk, "KernelSync", lambda: FakeKernel(self.shape.kernel)),
             (cluster.replication.peers.snapshots, "threading", played),
             (cluster.replication.replica, "Peers", FakePeers),
             (Store, "_open", opening(Store._open, self._opened)),
