@@ -35,17 +35,6 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return sum(time.clock_gettime(~pid << 3 | CPU_CLOCK) for pid in pids)
 
 
-def switches(pids: Sequence[int]) -> int:
-    """Return how often the threads of these processes have waited for something so far: their voluntary context switches."""
-    found = 0
-    for pid in pids:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):  # it has ended
-                fields = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
-                found += int(fields["voluntary_ctxt_switches"])
-    return found
-
-
 def machine_seconds() -> float:
     """Return the CPU seconds that all processes of the machine have used so far."""
     user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
@@ -59,6 +48,16 @@ def memory_bytes(pids: Sequence[int]) -> int:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 found += int(line.split()[1]) << 10
+    return found
+
+
+def switches(pids: Sequence[int]) -> int:
+    """Return the voluntary context switches of all threads of these processes so far."""
+    found = 0
+    for pid in pids:
+        for status in Path(f"/proc/{pid}/task").glob("*/status"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                found += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
     return found
 
 

@@ -1,8 +1,8 @@
 """Sync a log: while one group is being synced the next one gathers. The seal follows a group in a sync of its own, at most once
 in a tenth of a second, and nobody waits for it.
 
-    a group ──▶ its segment, by the kernel ──▶ the seal is written ──▶ on_synced        no other thread of the process runs
-                    │ not possible here            │ the label must be synced, too
+    a group ──▶ its segment, by the kernel ──▶ the seal is written ──▶ on_synced ──▶ the seal, if it is time, by the kernel
+                    │ not possible here            │ the label must be synced first
                     └──────────────────────────────┴──▶ in a thread
 
 Source: docs/replication.md, "The path of an entry"; docs/decisions/0282-a-seal-may-lag-a-tenth-of-a-second.md.
@@ -41,7 +41,7 @@ class Syncer:
         self._running: asyncio.Future[None] | None = None
         """Done when the present sync has ended."""
         self._seal_timer = DeadlineTimer(self._seal)
-        self._wanted = 0
+        self._wanted = self._durable = 0
         self._since = 0.0
         self._reported = False
         self._closed = False
@@ -97,7 +97,7 @@ class Syncer:
         assert log is not None
         try:
             if number:
-                raise log.sync_failed(dirty[0], number)
+                raise log.sync_failed(dirty[0].path, number)
             ended = len(dirty) == 1 and log.end_sync()
         except StorageError as error:
             self._end(error, then)
@@ -108,10 +108,20 @@ class Syncer:
             self._sync_next(ticket, dirty[1:])
 
     def _seal(self) -> None:
-        """Sync the seal after a while without other syncs. A group that is being synced takes care of it by itself."""
-        if self._running is None and self._log is not None and self._log.seal_lags:
+        """Sync the seal after a while without other syncs, or before the next group."""
+        log = self._log
+        if self._running is None and log is not None and log.seal_lags:
             self._note_begin()
-            self._in_thread(self._log.sync_seal, partial(self._go_on, self._wanted))
+            if not self._kernel.begin(log.begin_seal(), self._seal_synced):
+                self._in_thread(log.sync_seal, self._go_on)
+
+    def _seal_synced(self, number: int) -> None:
+        assert self._log is not None
+        if number:
+            self._end(self._log.seal_failed(number), self._go_on)
+        else:
+            self._log.end_seal()
+            self._end(None, self._go_on)
 
     def _in_thread(self, sync: Callable[[], object], then: Callable[[], None]) -> None:
         def done(future: asyncio.Future[object]) -> None:
@@ -139,13 +149,16 @@ class Syncer:
     def _group_synced(self, ticket: int) -> None:
         self.syncs += 1
         self._took(time.monotonic() - self._since)
-        self._go_on(ticket)
+        self._durable = ticket
+        self._go_on()
         self._on_synced(ticket, "")
 
-    def _go_on(self, ticket: int) -> None:
+    def _go_on(self) -> None:
         """Start with what has gathered; the seal waits for its timer."""
         assert self._log is not None
-        if self._wanted > ticket:
+        if self._log.seal_overdue:
+            self._seal()
+        elif self._wanted > self._durable:
             self._begin()
         elif self._log.seal_lags:
             self._seal_timer.set(asyncio.get_running_loop().time() + SEAL_LAG_S)

@@ -17,9 +17,8 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.replication.model import START, MemberID, Position
 from pixiu.errors import DiskFailed
@@ -35,8 +34,7 @@ SEAL_LAG_S: Final = 0.1
 assert _RECORD.size + 4 <= SECTOR
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """Contents of the record."""
 
     incarnation: int
@@ -73,18 +71,18 @@ class LabelFile:
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = directory / "label"
+        self.path = directory / "label"
         self._clock = clock
-        self.missing = not self._path.exists()
+        self.missing = not self.path.exists()
         """True if the label was missing or unreadable."""
-        found = None if self.missing else _read(self._path)
+        found = None if self.missing else _read(self.path)
         self.missing = found is None
         # Starts from the clock when the directory is made, so that a lost label starts above its former value.
         self.now = found if found is not None else Label(incarnation=int(time.time()))
         """The label as written."""
         self._lags_since: float | None = None
         """Time since when a power cut may leave an older label than the written one; None: it cannot."""
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         self.write(self.now)  # also a label that was found: its writer may have been killed before its sync
         sync_directory(directory)
 
@@ -93,36 +91,48 @@ class LabelFile:
         """True if a power cut may leave an older seal than the written one."""
         return self._lags_since is not None
 
-    def may_lag(self, label: Label) -> bool:
-        """True if a label may be written without a sync: only its seal rises, and the oldest unsynced rise is more recent than
-        `SEAL_LAG_S`."""
-        rose = label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)
-        return rose and (self._lags_since is None or self._clock() < self._lags_since + SEAL_LAG_S)
+    @property
+    def overdue(self) -> bool:
+        """True if the oldest unsynced rise of the seal is to be synced now."""
+        return self._lags_since is not None and self._clock() >= self._lags_since + SEAL_LAG_S
 
-    def write(self, label: Label) -> None:
-        """Write a label and make it durable, unless it may lag. Raises DiskFailed."""
-        may_lag = self.may_lag(label)
+    def may_lag(self, label: Label) -> bool:
+        """True if a label may be written without a sync: only its seal rises."""
+        return label.seal.counter > self.now.seal.counter and label == self.now._replace(seal=label.seal)
+
+    def write_page(self, label: Label) -> None:
+        """Write a label that may lag; whoever does so calls `sync` when it is overdue. Raises DiskFailed."""
         try:
-            os.pwrite(self._fd, label.encode(), 0)
+            os.pwrite(self.fd, label.encode(), 0)
         except OSError as problem:
-            raise DiskFailed(f"{self._path}: {problem.strerror}") from problem
+            raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
         if self._lags_since is None:
             self._lags_since = self._clock()
-        if not may_lag:
-            self.sync()
         self.now = label
+
+    def write(self, label: Label) -> None:
+        """Write a label and make it durable, unless it may lag and is not overdue. Raises DiskFailed."""
+        may_lag = self.may_lag(label)
+        self.write_page(label)
+        if not may_lag or self.overdue:
+            self.sync()
 
     def sync(self) -> None:
         """Make the written label durable. Raises DiskFailed."""
         try:
-            os.fdatasync(self._fd)
+            os.fdatasync(self.fd)
         except OSError as problem:
-            raise DiskFailed(f"{self._path}: {problem.strerror}") from problem
-        self._lags_since = None
+            raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
+        self.synced(self.now)
+
+    def synced(self, label: Label) -> None:
+        """Note that a written label is durable."""
+        if label is self.now:
+            self._lags_since = None
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 def _read(path: Path) -> Label | None:

@@ -27,7 +27,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +73,8 @@ class SegmentedLog:
         self._closed = False
         self._lock = threading.RLock()
         self._label_lock = threading.Lock()
+        self._sealing: Label | None = None
+        """While the kernel syncs the seal: the label then."""
         self._limit: int | None = None
         """While a sync runs: the counter up to which the entries being synced have not been cut off."""
         self._retired: list[Segment] = []
@@ -148,7 +149,7 @@ class SegmentedLog:
             if segment.last.counter > seal:
                 segment.write_again(max(seal, segment.base.counter))
         if self.last.counter > max(seal, self.first.counter):
-            self._wanted = replace(self._wanted, seal=self.last)
+            self._wanted = self._wanted._replace(seal=self.last)
             self._write_label()
 
     def _cut_torn(self, index: int) -> None:
@@ -180,11 +181,11 @@ class SegmentedLog:
         del self._segments[index + 1 :]
         sync_directory(self.directory)
         kept.cut(kept.last.counter)
-        self._wanted = replace(self._wanted, seal=kept.last)
+        self._wanted = self._wanted._replace(seal=kept.last)
         self._write_label()
 
     def _mark_unclean(self) -> None:
-        self._wanted = replace(self._wanted, unclean=True)
+        self._wanted = self._wanted._replace(unclean=True)
         self._write_label()
 
     def _write_label(self) -> None:
@@ -194,13 +195,10 @@ class SegmentedLog:
             with self._lock:
                 label = self._wanted
             if label != self._label.now:
-                self._write(label)
-
-    def _write(self, label: Label) -> None:
-        try:
-            self._label.write(label)
-        except DiskFailed as problem:
-            raise self._fail(str(problem)) from problem
+                try:
+                    self._label.write(label)
+                except DiskFailed as problem:
+                    raise self._fail(str(problem)) from problem
 
     # --- interface of the core
 
@@ -235,6 +233,11 @@ class SegmentedLog:
         return self._label.lags
 
     @property
+    def seal_overdue(self) -> bool:
+        """True if the seal has lagged for `SEAL_LAG_S`: it is synced before the next group."""
+        return self._label.overdue
+
+    @property
     def incarnation(self) -> int:
         """The incarnation of the last session."""
         return self._wanted.incarnation
@@ -242,7 +245,7 @@ class SegmentedLog:
     def next_incarnation(self) -> int:
         """Incarnation for a new session, durable when this returns."""
         with self._lock:
-            self._wanted = replace(self._wanted, incarnation=self._wanted.incarnation + 1)
+            self._wanted = self._wanted._replace(incarnation=self._wanted.incarnation + 1)
             incarnation = self._wanted.incarnation
         self._write_label()
         return incarnation
@@ -423,22 +426,24 @@ class SegmentedLog:
             if label != self._label.now:
                 if not self._label.may_lag(label):
                     return False
-                self._write(label)
+                self._label.write_page(label)
+        except DiskFailed as problem:
+            raise self._fail(str(problem)) from problem
         finally:
             self._label_lock.release()
         self._close_retired()
         return True
 
-    def sync_failed(self, segment: Segment, number: int) -> DiskFailed:
-        """Note that a segment was not made durable, with the number of the error; returns what to report."""
-        return self._fail(f"{segment.path}: {os.strerror(number)}")
+    def sync_failed(self, path: Path, number: int) -> DiskFailed:
+        """Note that a file was not made durable, with the number of the error; returns what to report."""
+        return self._fail(f"{path}: {os.strerror(number)}")
 
     def _raise_seal(self) -> None:
         """Seal what was there when the sync began, except what was cut off since."""
         with self._lock:
             counter, self._limit = self._limit, None
             if counter is not None and counter > max(self._wanted.seal.counter, self.first.counter):
-                self._wanted = replace(self._wanted, seal=Position(self.epoch_at(counter) or 0, counter))
+                self._wanted = self._wanted._replace(seal=Position(self.epoch_at(counter) or 0, counter))
 
     def _close_retired(self) -> None:
         with self._lock:
@@ -446,11 +451,28 @@ class SegmentedLog:
                 segment.close()
             self._retired.clear()
 
+    def begin_seal(self) -> int:
+        """Begin to sync the seal; returns the file that the caller makes durable before it calls `end_seal`. `sync_seal` may be
+        called instead of both."""
+        self._sealing = self._label.now
+        return self._label.fd
+
+    def end_seal(self) -> None:
+        """Note that the file is durable as it was at `begin_seal`."""
+        label, self._sealing = self._sealing, None
+        if label is not None:
+            self._label.synced(label)
+
+    def seal_failed(self, number: int) -> DiskFailed:
+        """Note that the seal was not made durable, like `sync_failed`."""
+        return self.sync_failed(self._label.path, number)
+
     def sync_seal(self) -> None:
         """Make the seal durable if it lags. Raises DiskFailed."""
         with self._lock:
             self._check()
         with self._label_lock:
+            self._sealing = None
             if self._label.lags:
                 try:
                     self._label.sync()
@@ -464,7 +486,7 @@ class SegmentedLog:
             if not self.first.counter <= after <= self.last.counter:
                 raise ValueError(f"{after} is not between {self.first} and {self.last}")
             if self._wanted.seal.counter > after:
-                self._wanted = replace(self._wanted, seal=Position(self.epoch_at(after) or 0, after))
+                self._wanted = self._wanted._replace(seal=Position(self.epoch_at(after) or 0, after))
             if self._limit is not None:
                 self._limit = min(self._limit, after)
         self._write_label()
@@ -478,7 +500,7 @@ class SegmentedLog:
         """Drop everything and continue after a position. Atomic, even with a power cut."""
         with self._lock:
             self._check()
-            self._wanted = replace(self._wanted, resetting=position, seal=position)
+            self._wanted = self._wanted._replace(resetting=position, seal=position)
             if self._limit is not None:
                 self._limit = 0
         self._write_label()
@@ -490,7 +512,7 @@ class SegmentedLog:
                 self._remove(segment)
             self._tail, self._tail_bytes = [], 0
             self._segments = [self._create(position)]
-            self._wanted = replace(self._wanted, resetting=START, seal=position)
+            self._wanted = self._wanted._replace(resetting=START, seal=position)
         self._write_label()
 
     def trim(self, up_to: int) -> None:
@@ -502,16 +524,16 @@ class SegmentedLog:
     def promise(self, epoch: int) -> None:
         """Raise the promise; durable with the next sync."""
         with self._lock:
-            self._wanted = replace(self._wanted, promised=max(self._wanted.promised, epoch))
+            self._wanted = self._wanted._replace(promised=max(self._wanted.promised, epoch))
 
     def set_unclean(self, unclean: bool) -> None:
         """Set or clear the mark; durable with the next sync."""
         with self._lock:
-            self._wanted = replace(self._wanted, unclean=unclean)
+            self._wanted = self._wanted._replace(unclean=unclean)
 
     def close(self) -> None:
         """Close the files. Entries that were not synced may be lost; the seal is synced unless a sync hangs."""
-        if self._limit is None and self._label_lock.acquire(blocking=False):
+        if self._limit is None and self._sealing is None and self._label_lock.acquire(blocking=False):
             self._label_lock.release()
             with suppress(DiskFailed):  # the sealed entries are durable, and an earlier failure was reported
                 self.sync_seal()

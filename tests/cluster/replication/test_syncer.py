@@ -19,13 +19,35 @@ from cluster.replication.storage.segment import Segment
 from pixiu.errors import DiskFailed
 
 
+class HeldKernel:
+    """Syncs when the test says so, with the error that it says."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.wanted: list[tuple[int, Callable[[int], None]]] = []
+        self.refuses, self.closed = refuses, False
+
+    def begin(self, fd: int, done: Callable[[int], None]) -> bool:
+        if not self.refuses:
+            self.wanted.append((fd, done))
+        return not self.refuses
+
+    def answer(self, number: int = 0) -> int:
+        """Answer the oldest one; returns its file."""
+        fd, done = self.wanted.pop(0)
+        done(number)
+        return fd
+
+    async def close(self) -> None:
+        self.closed = True
+
+
 class SlowLog:
     """Syncs when the test says so."""
 
     def __init__(self) -> None:
         self.may = threading.Semaphore(0)
         self.broken = False
-        self.seal_lags = False
+        self.seal_lags = self.seal_overdue = False
         self.seals = 0
 
     def begin_sync(self) -> list[Segment]:
@@ -37,6 +59,9 @@ class SlowLog:
             raise DiskFailed("gone")
         self.seal_lags = True
 
+    def begin_seal(self) -> int:
+        return -1
+
     def sync_seal(self) -> None:
         self.seals += 1
         if self.broken:
@@ -47,6 +72,7 @@ class SlowLog:
 async def test_what_gathers_while_a_sync_runs_is_one_sync() -> None:
     told: list[tuple[int, str]] = []
     log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
+    syncer._kernel = HeldKernel(refuses=True)  # type: ignore[assignment]
     syncer.start(log)  # type: ignore[arg-type]
     syncer.want(1)
     for ticket in (2, 3, 4):
@@ -73,6 +99,7 @@ async def test_the_seal_is_synced_when_no_group_came_for_a_while_and_nobody_wait
     monkeypatch.setattr("cluster.replication.storage.disk.SEAL_LAG_S", 0.02)
     told: list[tuple[int, str]] = []
     log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
+    syncer._kernel = HeldKernel(refuses=True)  # type: ignore[assignment]
     syncer.start(log)  # type: ignore[arg-type]
     log.may.release(3)
     async with asyncio.timeout(30):
@@ -97,6 +124,7 @@ async def test_the_seal_is_synced_when_no_group_came_for_a_while_and_nobody_wait
 async def test_closing_syncs_the_seal_and_leaves_no_timer() -> None:
     told: list[tuple[int, str]] = []
     log, syncer = SlowLog(), Syncer(lambda ticket, failure: told.append((ticket, failure)))
+    syncer._kernel = HeldKernel(refuses=True)  # type: ignore[assignment]
     syncer.start(log)  # type: ignore[arg-type]
     log.may.release()
     syncer.want(1)
@@ -109,29 +137,6 @@ async def test_closing_syncs_the_seal_and_leaves_no_timer() -> None:
 
 
 # --- by the kernel
-
-
-class HeldKernel:
-    """Syncs when the test says so, with the error that it says."""
-
-    def __init__(self) -> None:
-        self.wanted: list[tuple[int, Callable[[int], None]]] = []
-        self.refuses = False
-        self.closed = False
-
-    def begin(self, fd: int, done: Callable[[int], None]) -> bool:
-        if not self.refuses:
-            self.wanted.append((fd, done))
-        return not self.refuses
-
-    def answer(self, number: int = 0) -> int:
-        """Answer the oldest one; returns its file."""
-        fd, done = self.wanted.pop(0)
-        done(number)
-        return fd
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 class Synced:
@@ -152,6 +157,14 @@ class Synced:
         self.syncer.want(ticket)
         return self.log._segments[-1].fd
 
+    async def close(self) -> None:
+        """Close the syncer, with a kernel that answers."""
+        closing = asyncio.create_task(self.syncer.close())
+        await asyncio.sleep(0)
+        while self.kernel.wanted:
+            self.kernel.answer()
+        await closing
+
     async def wait_told(self, count: int) -> None:
         async with asyncio.timeout(30):
             while len(self.told) < count:
@@ -171,7 +184,7 @@ async def test_a_group_is_reported_in_the_turn_in_which_the_kernel_has_synced_it
     assert synced.kernel.answer() == fd
     assert (synced.told, synced.log.seal, synced.log.seal_lags) == ([(1, "")], Position(1, 1), True)
     assert synced.syncer.hung_s(float("inf")) == 0
-    await synced.syncer.close()
+    await synced.close()
     assert (synced.log.seal_lags, synced.kernel.closed) == (False, True)
 
 
@@ -184,7 +197,7 @@ async def test_what_comes_during_a_sync_of_the_kernel_waits_for_the_next_which_s
     assert (len(synced.told), synced.log.seal.counter) == (1, 1)
     assert synced.kernel.answer() == files[2]
     assert (synced.told, synced.log.seal.counter) == ([(1, ""), (3, "")], 3)
-    await synced.syncer.close()
+    await synced.close()
 
 
 async def test_what_is_cut_off_during_a_sync_of_the_kernel_is_not_sealed(synced: Synced) -> None:
@@ -194,30 +207,70 @@ async def test_what_is_cut_off_during_a_sync_of_the_kernel_is_not_sealed(synced:
     synced.log.cut(1)
     synced.kernel.answer()
     assert (synced.told, synced.log.seal.counter) == ([(1, ""), (2, "")], 1)
-    await synced.syncer.close()
+    await synced.close()
 
 
-@pytest.mark.parametrize("why", ["a promise", "the seal has lagged for long", "somebody writes the label"])
+async def test_a_seal_that_has_lagged_for_long_is_synced_by_the_kernel_before_the_next_group(synced: Synced) -> None:
+    synced.append(1)
+    synced.kernel.answer()
+    synced.now += 1.0
+    synced.append(2)
+    synced.append(3)
+    synced.kernel.answer()
+    assert (synced.told, synced.log.seal.counter, synced.log.seal_lags) == ([(1, ""), (2, "")], 2, True)
+    assert synced.kernel.answer() == synced.log.begin_seal()
+    assert not synced.log.seal_lags
+    synced.kernel.answer()
+    assert synced.told[2] == (3, "")
+    await synced.close()
+
+
+async def test_a_seal_that_the_kernel_cannot_sync_ends_all_promises(synced: Synced) -> None:
+    synced.append(1)
+    synced.now += 1.0
+    synced.kernel.answer()
+    synced.now += 1.0
+    synced.append(2)
+    synced.kernel.answer()
+    synced.kernel.answer(errno.EIO)
+    assert "label: Input/output error" in synced.told[-1][1]
+    with pytest.raises(DiskFailed, match="Input/output error"):
+        synced.log.append([Entry(1, 3, 2, 0, b"")])
+    await synced.close()
+
+
+async def test_a_seal_that_the_kernel_syncs_is_not_taken_for_one_that_was_written_meanwhile(synced: Synced) -> None:
+    synced.append(1)
+    synced.kernel.answer()
+    synced.log.begin_seal()
+    synced.log.append([Entry(1, 2, 2, 0, b"")])
+    for segment in synced.log.begin_sync():
+        segment.sync()
+    assert synced.log.end_sync()
+    synced.log.end_seal()
+    assert synced.log.seal_lags
+    await synced.close()
+
+
+@pytest.mark.parametrize("why", ["a promise", "somebody writes the label"])
 async def test_a_label_that_must_be_synced_is_left_to_the_thread(synced: Synced, why: str) -> None:
     synced.append(1)
     synced.kernel.answer()
     synced.append(2)
     if why == "a promise":
         synced.log.promise(7)
-    elif why == "somebody writes the label":
-        synced.log._label_lock.acquire()
     else:
-        synced.now += 1.0
+        synced.log._label_lock.acquire()
     synced.kernel.answer()
     assert synced.told == [(1, "")]
-    if why == "somebody writes the label":
+    if why != "a promise":
         await asyncio.sleep(0.01)
         assert synced.told == [(1, "")]
         synced.log._label_lock.release()
     await synced.wait_told(2)
     assert (synced.told[1], synced.log.seal.counter) == ((2, ""), 2)
-    assert synced.log.seal_lags is (why == "somebody writes the label")
-    await synced.syncer.close()
+    assert synced.log.seal_lags is (why != "a promise")
+    await synced.close()
 
 
 async def test_a_promise_without_entries_is_left_to_the_thread(synced: Synced) -> None:
@@ -226,7 +279,7 @@ async def test_a_promise_without_entries_is_left_to_the_thread(synced: Synced) -
     synced.syncer.want(1)
     assert not synced.kernel.wanted
     await synced.wait_told(1)
-    await synced.syncer.close()
+    await synced.close()
 
 
 async def test_after_a_sync_of_the_kernel_that_failed_nothing_is_durable(synced: Synced) -> None:
@@ -239,7 +292,7 @@ async def test_after_a_sync_of_the_kernel_that_failed_nothing_is_durable(synced:
     synced.syncer.want(2)
     assert synced.told[1] == (2, synced.told[0][1])
     assert synced.log.seal.counter == 0
-    await synced.syncer.close()
+    await synced.close()
 
 
 async def test_a_kernel_that_hangs_holds_nobody_up(synced: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +315,7 @@ async def test_where_the_kernel_syncs_nothing_a_thread_does(synced: Synced) -> N
     synced.append(1)
     await synced.wait_told(1)
     assert (synced.told, synced.log.seal.counter, synced.kernel.wanted) == ([(1, "")], 1, [])
-    await synced.syncer.close()
+    await synced.close()
 
 
 # --- the kernel itself

@@ -68,10 +68,11 @@ def _made(where: Any, name: str, words: tuple[tuple[str, str], ...]) -> Any:
 _Log: Final = cluster.replication.storage.log.SegmentedLog
 _Label: Final = cluster.replication.storage.label.LabelFile
 _Folder: Final = cluster.replication.storage.folder.DataFolder
-_ROSE: Final = "label.seal.counter > self.now.seal.counter and label == replace(self.now, seal=label.seal)"
+_ROSE: Final = "label.seal.counter > self.now.seal.counter and label == self.now._replace(seal=label.seal)"
 _FILE_SYNCED: Final = "            try:\n                os.fsync(fd)\n"
-_SEALS: Final = "    self._wanted = replace(self._wanted, seal=max(self._wanted.seal, self.last))\n    self._write_label()\n"
+_SEALS: Final = "    self._wanted = self._wanted._replace(seal=max(self._wanted.seal, self.last))\n    self._write_label()\n"
 _CLEANS: Final = "    for segment in self._segments:\n        segment.dirty = False\n"
+_REFUSES: Final = "                return False\n            self._label"
 _CHECKED: Final = "await asyncio.to_thread(self._checked, folder)", "pass"
 _FLUSHED: Final = "ev.Flushed(self._machine.flushed)"
 
@@ -116,8 +117,7 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.storage.disk.Syncer, "_segment_synced", (("len(dirty) == 1 and log", "log"),), 1
     ),
     "a group that the kernel has synced does not wait for its promise": Fault(
-        _Log, "end_sync",
-        (("                return False\n            self._write(", "                return True\n            self._write("),), 1,
+        _Log, "end_sync", ((_REFUSES, _REFUSES.replace("False", "True")),), 4
     ),
     "nothing waits for the disk": Fault(
         cluster.replication.replica.Replica, "_do",
@@ -180,7 +180,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 7),
     "Xiu: a flush is not waited for": Fault(xiu.store.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
     "an opening does not look at the CRC": Fault(
-        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 1
+        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 5
     ),
     "an opening seals nothing": Fault(
         _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 10
