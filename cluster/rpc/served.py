@@ -75,9 +75,13 @@ class ServedStream(Generic[Out, In]):
 
     def changed(self) -> None:
         """Look at what is pending: there may be something to write, or space."""
+        self.took()
+        self._duplex.wake()
+
+    def took(self) -> None:
+        """Look at what is pending: a request waits for its answer, and there is nothing to write yet."""
         self._all_answered.clear()
         self._look_for_space()
-        self._duplex.wake()
 
     def space(self) -> Awaitable[object] | None:
         """Awaitable that ends when more may be taken; None: at once."""

@@ -26,6 +26,7 @@ from cluster.trust.loans import Lent
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument, PixiuError, Refusal, Unavailable
 from pixiu.ids import WORKERS
+from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
@@ -46,6 +47,8 @@ MAX_UNTOLD: Final = 16_384
 """Results that wait for a writer that does not read them, besides those of a window. Policy: its mail is not read until it does."""
 FINISH_TIMEOUT_S: Final = 30.0
 """Time for which a writer that has ended its side is still answered, seconds."""
+TAKEN_S: Final = 0.02
+"""Time for which a writer's reply waits that only says what was taken, seconds: results mostly come before, and leave with it."""
 CONFIRM: Final = "Time from taking a writer's batch of mail until its first record is confirmed; one batch at a time is timed."
 POLL_S: Final = 0.02
 """Interval at which a draining proxy checks whether everything is answered, seconds."""
@@ -77,13 +80,19 @@ class WriterStream:
         self.lent: Lent | None = None
         """Message IDs that it may use; None: any, because nobody has to log in."""
         self.unconfirmed = 0
-        self.served = ServedStream(handler, lambda request: take(self, request), self, lambda: over(self), FINISH_TIMEOUT_S)
+        self.served = ServedStream(handler, lambda request: take(self, request), self, lambda: self._end(over), FINISH_TIMEOUT_S)
+        self._taken_timer = DeadlineTimer(self.served.changed)
+
+    def _end(self, over: Callable[[WriterStream], None]) -> None:
+        self._taken_timer.cancel()
+        over(self)
 
     def took(self, up_to: int, size: int) -> None:
-        """Note that the pipeline has a batch up to this position."""
+        """Note that the pipeline has a batch up to this position; the writer learns it with the next results, or soon."""
         self._reply.taken = up_to
         self.unconfirmed += size
-        self.served.changed()
+        self.served.took()
+        self._taken_timer.set(asyncio.get_running_loop().time() + TAKEN_S)
 
     def answered(self, answer: ev.Answer) -> None:
         """Queue a batch's results for the next reply."""
@@ -126,6 +135,7 @@ class WriterStream:
         """Next reply: everything that has come while the one before was written."""
         if not self._reply.ByteSize():
             return None
+        self._taken_timer.cancel()
         reply, self._reply = self._reply, mail_pb2.MailReply()
         return reply
 

@@ -65,6 +65,30 @@ async def test_a_stream_that_ends_while_a_reply_is_sent_says_the_rest() -> None:
     assert [(reply.taken, reply.draining) for reply in caller.got] == [(1, False), (0, True)]
 
 
+async def test_that_a_batch_was_taken_is_said_with_its_results_or_after_a_while() -> None:
+    caller = Caller(last=False)
+    caller.read_all()
+    stream = writer(caller=caller)
+    running = asyncio.create_task(stream.served.run())
+    for _ in range(5):
+        await asyncio.sleep(0)  # its writer has found nothing
+    stream.took(1, 100)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not caller.got
+    stream.answered(confirmed(1, 0))
+    async with asyncio.timeout(10):
+        while not caller.got:
+            await asyncio.sleep(0)
+        stream.took(2, 100)
+        while len(caller.got) < 2:
+            await asyncio.sleep(0)
+        assert [(reply.taken, len(reply.results)) for reply in caller.got] == [(1, 1), (2, 0)]
+        stream.served.cut("this proxy stops")
+        await running
+    assert not stream._taken_timer.is_set
+
+
 async def test_a_writer_that_does_not_read_its_answers_is_not_read_from() -> None:
     stream = writer()
     position, waits = 0, stream.served.space()
