@@ -85,10 +85,13 @@ class KernelSync:
             await asyncio.to_thread(ctypes.CDLL(None).syscall, ctypes.c_long(calls.destroy), self._context)
 
     def _open(self, calls: _Calls) -> bool:
+        try:
+            self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:  # too many open files
+            return False
         if self._call(ctypes.c_long(calls.setup), ctypes.c_long(1), ctypes.byref(self._context)) != 0:
             self._calls = None
             return False
-        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         asyncio.get_running_loop().add_reader(self._eventfd, self._ready)
         return True
 
