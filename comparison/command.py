@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from comparison.cases import CASES, Case
-from comparison.report import as_json, machine, missing_lines, notes, render, render_hops
+from comparison.report import as_json, machine, missing_lines, notes, render, render_hops, render_idle
 from comparison.results import OURS, doubts, wrong
 from comparison.servers import PEERS
 from comparison.suite import run
@@ -72,8 +72,9 @@ def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: 
     else:
         out = console()
         out.print(where.line, highlight=False, soft_wrap=True)
-        out.print(render(results))
-        out.print(render_hops(results))
+        for table in (render(results), render_idle(results), render_hops(results)):
+            if table.row_count:
+                out.print(table)
         titled = (("note", notes(results)), ("wrong", wrong(results)), ("doubt", doubts(results)), ("failed", failures))
         for line in (f"{title}: {line}" for title, lines in titled for line in lines):
             out.print(line, highlight=False, soft_wrap=True)

@@ -69,7 +69,7 @@ def come(port: int, wire: Wire, clients: list[tuple[str, str]], qos: int = 0, *,
             if topic:
                 granted = wire.subscribe(topic, qos)[1]
                 if exactly(sock, len(granted)) != granted:
-                    raise ConnectionError(f"the subscription to {topic} was refused")
+                    raise ConnectionError(f"the subscription to {topic} was refused, or granted with another QoS than {qos}")
             found.append(sock)
     return found
 
@@ -110,7 +110,8 @@ class Messages:
             publisher = publishers[number % len(publishers)]
             group = Group(stream, *wire.published(name, case.bytes, case.qos), publisher)
             self.groups.append(group)
-            for member, sock in enumerate(come(port, wire, [(f"to-{number}-{n}", name) for n in range(case.members)])):
+            members = [(f"to-{number}-{n}", name) for n in range(case.members)]
+            for member, sock in enumerate(come(port, wire, members, case.subscribed_qos)):
                 self._subscribers[sock.fileno()] = (sock, group, member)
         for sock in [*publishers, *(sock for sock, _, _ in self._subscribers.values())]:
             sock.setblocking(False)

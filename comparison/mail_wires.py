@@ -167,7 +167,7 @@ class MqttSender(Sender):
 
 def _come_by_mqtt(port: int, load: Books) -> list[socket.socket]:
     # The client's name is the user, and the device.
-    return come(port, Mqtt(), [(str(n + 1), topic) for n, topic in enumerate(load.topics)], load.case.qos, clean=False)
+    return come(port, Mqtt(), [(str(n + 1), topic) for n, topic in enumerate(load.topics)], load.case.subscribed_qos, clean=False)
 
 
 def _mqtt_sender(port: int, load: Books) -> socket.socket:

@@ -1,20 +1,32 @@
-"""Our own cluster, with few processes on this machine, and its builds.
+"""Our own cluster on this machine, with few processes or as a user starts it, and its builds.
 
 Source: docs/performance.md, "Beside others".
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cluster.core.compiled import SWITCH, build_of_new_process
+from comparison.cases import Kind
+from comparison.processes import family_pids
 from onebox.grouping import Grouping
 from onebox.up import LocalCluster, UpOptions
+from pixiu.errors import Unavailable
+from pixiu.testing import LOG_END, running_event
+
+ONCE: Final = ("proxies", "gateways", "brokers", "broker-replicas", "routers", "router-replicas")
+STOP_LIMIT_S: Final = 150.0
+"""Longer than a `pixiu up` gives its processes."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +39,8 @@ class Running:
     endpoints: dict[str, list[int]]
     mqtt_ports: list[int]
     http_ports: dict[str, list[int]]
-    zookeeper: int = 0
-    """Process ID of the registry's server."""
-    proxies: str = ""
+    proxies: str
     """Addresses for programs to connect to."""
-
-    @property
-    def everything(self) -> dict[str, list[int]]:
-        """The processes of every role, and ZooKeeper."""
-        return {**self.pids, "zookeeper": [self.zookeeper]}
 
 
 @contextlib.asynccontextmanager
@@ -43,15 +48,14 @@ async def cluster(
     *,
     gateways: int = 1,
     stores: int = 0,
-    relays: int = 0,
     settings: Sequence[str] = (),
 ) -> AsyncIterator[Running]:
-    """Run a cluster on this machine, removed afterwards: one proxy, router and broker. `stores`: replicas of one partition each
-    of Xiu and Pi, or none."""
+    """Run a cluster for a benchmark that looks at single processes, removed afterwards: one proxy, router and broker. `stores`:
+    replicas of one partition each of Xiu and Pi, or none."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
             grouping=Grouping.SEPARATE,
-            proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=relays,
+            proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=0,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
             xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
         )  # fmt: skip
@@ -67,11 +71,79 @@ async def cluster(
                 {role: [node.endpoint for node in nodes if node.role == role] for role in roles},
                 [node.mqtt_port for node in nodes if node.mqtt_port],
                 {role: [node.http_port for node in nodes if node.role == role] for role in roles},
-                local.zookeeper.pid if local.zookeeper is not None else 0,
                 ",".join(local.addresses()["proxies"]),
             )
         finally:
             await local.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A running `pixiu up`."""
+
+    pid: int
+    mqtt_port: int
+    """Port of a gateway."""
+    proxies: str
+    """Addresses for programs to connect to."""
+    start_s: float
+    """Time from its start until every process was Running."""
+
+    def pids(self) -> dict[str, list[int]]:
+        """Return its processes by kind, its own and ZooKeeper's included."""
+        found: dict[str, list[int]] = {}
+        for pid in family_pids(self.pid):
+            found.setdefault(kind_of(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()), []).append(pid)
+        return found
+
+
+def kind_of(command: str) -> str:
+    """Return the kind of a process of `pixiu up` by its command line: the module that it runs, `zookeeper` or `supervisor`."""
+    module = command.partition(" -m ")[2].partition(" ")[0]
+    if module == "onebox.embedded" or "QuorumPeerMain" in command:
+        return "zookeeper"
+    return module if module and "." not in module else "supervisor"
+
+
+def options(kind: Kind) -> list[str]:
+    """Return the options of `pixiu up` for cases of a kind: at rest the defaults, else one proxy, broker, router and gateway, and
+    for mail also a relay, a Xiu and a Pi, each with two replicas."""
+    if kind == "idle":
+        return []
+    counts = dict.fromkeys(ONCE, 1) | dict.fromkeys(("relays", "xius", "pis"), int(kind == "mail"))
+    return [f"--{name}={count}" for name, count in counts.items()]
+
+
+@contextlib.asynccontextmanager
+async def up(words: Sequence[str]) -> AsyncIterator[Up]:
+    """Run `pixiu up` with these options, on free ports and in a folder of its own. It ends afterwards, and when this process does.
+    Raises Unavailable when it does not come up."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tools.cli.main", "up", "--json", "--until-eof", "--mqtt-port=0", "--zookeeper-port=0",
+            f"--data={folder}", *words,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            said = event = ""
+            while not (found := running_event(event)):
+                event = (await process.stdout.readline()).decode(errors="replace")
+                said += event
+                if not event:
+                    raise Unavailable(f"`pixiu up {' '.join(words)}` did not start: {said[-LOG_END:].strip()}")
+            port = int(found["mqtt"][0].rpartition(":")[2])
+            yield Up(process.pid, port, ",".join(found["proxies"]), time.monotonic() - began)
+        finally:
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(STOP_LIMIT_S):
+                    await process.communicate()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 def builds() -> list[tuple[str, str]]:

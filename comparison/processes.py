@@ -23,7 +23,7 @@ CPU_CLOCK: Final = 2
 """Linux's clock of another process by its scheduled time: see clock_getcpuclockid(3)."""
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
-POLL_S: Final = 0.05
+POLL_S: Final = 0.01
 """Interval of checking that the port answers."""
 SYSTEM_FOLDERS: Final = "/usr/sbin:/sbin:/usr/local/sbin"
 """Folders of servers that may be missing from PATH."""
@@ -73,15 +73,30 @@ def installed(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDERS)
 
 
-def session_pids(leader: int) -> list[int]:
-    """Return the live processes of a session."""
-    found = []
+def _living() -> dict[int, tuple[int, int]]:
+    """Return every live process, with its parent and its session."""
+    found = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
                 fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader:
-                    found.append(int(path.name))
+                found[int(path.name)] = int(fields[1]), int(fields[3])
+    return found
+
+
+def session_pids(leader: int) -> list[int]:
+    """Return the live processes of a session."""
+    return [pid for pid, (_, session) in _living().items() if session == leader]
+
+
+def family_pids(first: int) -> list[int]:
+    """Return a live process and those that it, or one of them, started."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in _living().items():
+        children.setdefault(parent, []).append(pid)
+    found = [first]
+    for pid in found:
+        found += children.get(pid, [])
     return found
 
 

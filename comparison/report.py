@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from rich.console import RenderableType
 from rich.table import Table
 
 from cluster.core.compiled import build_of_new_process
@@ -23,14 +22,21 @@ from pixiu.version import __version__
 
 COLUMNS: Final = ("a second", "a CPU second", "pixiu ×", "", "p50", "p99", "lost", "repeated", "disorder", "memory", "load")
 """Columns after the case and the server; the unnamed one has the lowest and the highest round's ratio."""
+IDLE_COLUMNS: Final = ("processes", "of a core", "switches a second", "memory", "start")
 NOTES: Final = (
     "a second, a CPU second: deliveries, or connections, by the clock and by the CPU of all the server's processes",
     "pixiu ×: deliveries a CPU second by the peer's, the median of the rounds (lowest, highest)",
     "memory: of all the server's processes; of connections, what one added. load: the part of a core that the load used",
+    "subscribers ask every server for QoS 0, for mail for QoS 1; where another is granted the case fails. Pixiu grants rooms QoS 0",
+)
+IDLE_NOTE: Final = (
+    "at rest: a fresh server, and of Pixiu `pixiu up` without counts; switches: voluntary context switches of its threads; start: "
+    "until every process of Pixiu is Running, or a peer's port answers"
 )
 SYNCS: Final = {
     OURS: "on two replicas' disks, synced",
     "mosquitto": "in memory",
+    "mosquitto-nodelay": "in memory",
     "nats": "in a file that is synced every two minutes",
     "rabbitmq": "in a file, synced",
     "jetstream": "in a file that is synced every two minutes",
@@ -101,14 +107,14 @@ def as_ratio(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def render(results: Results) -> RenderableType:
+def render(results: Results) -> Table:
     """Render medians of the rounds; lost, repeated and disordered messages as sums."""
     table = Table(box=None, pad_edge=False)
     table.add_column("case")
     table.add_column("server")
     for name in COLUMNS:
         table.add_column(name, justify="right")
-    for case, servers in results.items():
+    for case, servers in ((case, servers) for case, servers in results.items() if CASES[case].kind != "idle"):
         beside = ratios(servers)
         shown = CASES[case].title
         for name, samples in servers.items():
@@ -126,7 +132,22 @@ def render(results: Results) -> RenderableType:
     return table
 
 
-def render_hops(results: Results) -> RenderableType:
+def render_idle(results: Results) -> Table:
+    """Render what servers cost that nobody uses: medians of the rounds."""
+    table = Table(title="at rest, without a client: less is better", box=None, pad_edge=False)
+    table.add_column("server")
+    for name in IDLE_COLUMNS:
+        table.add_column(name, justify="right")
+    for name, samples in results.get("idle", {}).items():
+        one = middle(samples)
+        table.add_row(
+            name, f"{one.processes:,.0f}", f"{one.server_cores:.1%}", f"{one.switches_per_s:,.0f}", as_bytes(one.memory_bytes),
+            f"{one.start_s:.2f} s",
+        )  # fmt: skip
+    return table
+
+
+def render_hops(results: Results) -> Table:
     """Render the distribution of the CPU over a server's processes; every row adds up to the whole."""
     found = {
         (case, name): cpu_us(middle(samples)) for case, servers in results.items() for name, samples in servers.items() if samples
@@ -146,9 +167,10 @@ def render_hops(results: Results) -> RenderableType:
 
 def notes(results: Results) -> list[str]:
     """Return notes for readers of the table."""
-    mail = results.get("mail", {})
+    mail = dict.fromkeys(name for case, servers in results.items() if CASES[case].kind == "mail" for name in servers)
     syncs = [f"{name}: {SYNCS[name]}" for name in mail if name in SYNCS]
-    return [*NOTES, *([f"where mail is when it is confirmed: {'; '.join(syncs)}"] if syncs else [])]
+    idle = [IDLE_NOTE] if results.get("idle") else []
+    return [*NOTES, *idle, *([f"where mail is when it is confirmed: {'; '.join(syncs)}"] if syncs else [])]
 
 
 def missing_lines(peers: Sequence[Peer]) -> list[str]:
@@ -165,6 +187,8 @@ def as_json(results: Results, where: Machine, failures: Sequence[str], missing: 
             case: {
                 "title": CASES[case].title,
                 "work": CASES[case].size,
+                "qos": CASES[case].qos,
+                "subscribed_qos": CASES[case].subscribed_qos,
                 "servers": {
                     name: {
                         "median": asdict(middle(samples)),

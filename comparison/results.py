@@ -51,6 +51,13 @@ class Sample:
     """Delay of an open load's sending."""
     others_cores: float = 0.0
     """Cores that neither the server nor the load used."""
+    server_cores: float = 0.0
+    """Cores that the server used."""
+    processes: float = 0.0
+    switches_per_s: float = 0.0
+    """Voluntary context switches of the server's threads."""
+    start_s: float = 0.0
+    """At rest: time from the start until the server was ready."""
     hops: dict[str, float] = field(default_factory=dict)
     """CPU seconds of each kind of the server's processes, in sum `server_cpu_s`."""
 
@@ -68,6 +75,8 @@ class Looked:
     load_cpu_s: float
     memory_bytes: float
     at_s: float
+    processes: int = 0
+    switches: int = 0
 
 
 def sample_of(case: Case, said: Mapping[str, float], before: Looked, after: Looked) -> Sample:
@@ -83,7 +92,10 @@ def sample_of(case: Case, said: Mapping[str, float], before: Looked, after: Look
     if case.kind == "connections":
         memory = max(after.memory_bytes - before.memory_bytes, 0.0) / max(deliveries, 1.0)
     figures = {**said, "server_cpu_s": used, "per_cpu": deliveries / used if used > 0 else 0.0, "memory_bytes": memory}
-    return Sample(0, **figures, others_cores=max(others / wall, 0.0), hops=hops)
+    return Sample(
+        0, **figures, others_cores=max(others / wall, 0.0), hops=hops, server_cores=used / wall, processes=after.processes,
+        switches_per_s=max(after.switches - before.switches, 0) / wall,
+    )  # fmt: skip
 
 
 Results = dict[str, dict[str, list[Sample]]]

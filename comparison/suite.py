@@ -1,9 +1,9 @@
 """Runs every server in turn, round by round, on the same work.
 
-    for each round: for each server, each time beginning with another: start it, run every case, end it
+    for each round: for each server, each time beginning with another: start it, run cases, end it
 
 A load runs in a process of its own. The measured CPU is that of all processes of a server, from when the load has connected and
-warmed up until everything is delivered; for Pixiu that of every role, and of ZooKeeper.
+warmed up until everything is delivered; for Pixiu that of `pixiu up` and all that it starts, ZooKeeper included.
 
 Source: docs/performance.md, "Beside others".
 """
@@ -16,22 +16,24 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from comparison.cases import Case
-from comparison.ours import build, builds, cluster
-from comparison.processes import cpu_seconds, machine_seconds, memory_bytes, session_pids
+from comparison.cases import Case, Kind
+from comparison.ours import build, builds, options, up
+from comparison.processes import cpu_seconds, machine_seconds, memory_bytes, session_pids, switches
 from comparison.results import OURS, Looked, Results, Sample, sample_of
 from comparison.servers import PEERS, Peer
 from pixiu.errors import Unavailable
 
 LOAD_LIMIT_S: Final = 120.0
 """Time in addition to the seconds of the case: to connect, and to receive late messages."""
-REPLICAS: Final = 2
-"""Replicas of Xiu and Pi for mail."""
+ALONE: Final[Set[Kind]] = {"idle", "mail"}
+"""Kinds of cases that need a server that nobody has used: rest, and mail, which leaves users and their sessions behind."""
+SETTLE_S: Final = 2.0
+"""Time after a start that is no rest yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Target:
     wire: str = "mqtt"
     topic: str = "room/{}"
     proxies: str = ""
+    start_s: float = 0.0
+    """Time from its start until it was ready."""
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
@@ -53,12 +57,12 @@ def order(names: Sequence[str], number: int) -> list[str]:
     return [*names[at:], *names[:at]]
 
 
-def look(target: Target, load: int) -> Looked:
-    """Read what the server, the load and the machine have used by now."""
-    pids = target.pids()
-    used = {name: cpu_seconds(some) for name, some in pids.items()}
-    memory = sum(map(memory_bytes, pids.values()))
-    return Looked(used, machine_seconds(), cpu_seconds([load]), memory, time.monotonic())
+def look(target: Target, *load: int) -> Looked:
+    """Read what the server, the load's process and the machine have used by now."""
+    kinds = target.pids()
+    pids = [pid for some in kinds.values() for pid in some]
+    used, memory, waited = {name: cpu_seconds(some) for name, some in kinds.items()}, memory_bytes(pids), switches(pids)
+    return Looked(used, machine_seconds(), cpu_seconds(load), memory, time.monotonic(), len(pids), waited)
 
 
 def load_command(case: Case, target: Target, seconds: float) -> list[str]:
@@ -77,8 +81,18 @@ def load_command(case: Case, target: Target, seconds: float) -> list[str]:
     return [sys.executable, "-m", "comparison.load", case.name, str(target.port), target.wire, target.topic, str(seconds)]
 
 
+async def rest(case: Case, target: Target, seconds: float) -> Sample:
+    """Measure a server that nobody uses."""
+    await asyncio.sleep(SETTLE_S)
+    before = look(target)
+    await asyncio.sleep(seconds)
+    return replace(sample_of(case, {}, before, look(target)), start_s=target.start_s)
+
+
 async def measure(case: Case, target: Target, seconds: float) -> Sample:
     """Run one case against one server. Raises Unavailable with the load's errors when it failed."""
+    if case.kind == "idle":
+        return await rest(case, target, seconds)
     process = await asyncio.create_subprocess_exec(
         *load_command(case, target, seconds),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -107,29 +121,32 @@ async def measure(case: Case, target: Target, seconds: float) -> Sample:
 
 
 @contextlib.asynccontextmanager
-async def ours(name: str, switch: str, mail: bool) -> AsyncIterator[Target]:
-    """Run a proxy, a broker, a router and a gateway; for mail also a relay and replicas of Xiu and Pi."""
+async def ours(name: str, switch: str, kind: Kind) -> AsyncIterator[Target]:
+    """Run a cluster for cases of this kind."""
     with build(switch):
-        async with cluster(stores=REPLICAS if mail else 0, relays=int(mail)) as running:
-            yield Target(name, running.mqtt_ports[0], lambda: running.everything, proxies=running.proxies)
+        async with up(options(kind)) as running:
+            yield Target(name, running.mqtt_port, running.pids, proxies=running.proxies, start_s=running.start_s)
 
 
 @contextlib.asynccontextmanager
 async def theirs(peer: Peer) -> AsyncIterator[Target]:
     """Run one server of another kind."""
-    with tempfile.TemporaryDirectory() as folder, peer.start(Path(folder) / peer.name) as (port, session):
-        yield Target(peer.name, port, lambda: {peer.name: session_pids(session)}, peer.wire, peer.topic)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        with peer.start(Path(folder) / peer.name) as (port, session):
+            start_s = time.monotonic() - began
+            yield Target(peer.name, port, lambda: {peer.name: session_pids(session)}, peer.wire, peer.topic, start_s=start_s)
 
 
 async def run_one(
     name: str, cases: Sequence[Case], number: int, seconds: float, results: Results, say: Callable[[str], None]
 ) -> None:
-    """Run all cases of a server once. Pixiu restarts for mail, with the additional roles."""
+    """Run all cases of a server once, in one start of it but for those in `ALONE`."""
     switches = dict(builds())
     able = [case for case in cases if name in switches or (can := PEERS[name].cases) is None or case.name in can]
-    parts = [[case for case in able if (case.kind == "mail") is mail] for mail in (False, True)] if name in switches else [able]
-    for part in filter(None, parts):
-        starting = ours(name, switches[name], part[0].kind == "mail") if name in switches else theirs(PEERS[name])
+    together = [case for case in able if case.kind not in ALONE]
+    for part in (*([case] for case in able if case.kind in ALONE), *([together] if together else [])):
+        starting = ours(name, switches[name], part[0].kind) if name in switches else theirs(PEERS[name])
         async with starting as target:
             for case in part:
                 say(f"{name}: {case.title}, {case.size}")

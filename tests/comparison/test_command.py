@@ -35,7 +35,7 @@ def test_everything_is_planned_unless_something_is_named() -> None:
 @pytest.mark.parametrize(
     ("cases", "names", "rounds", "seconds", "text"),
     [
-        (["room"], [], 3, 1.0, "--case room: one of connections, "),
+        (["room"], [], 3, 1.0, "--case room: one of idle, "),
         ([], ["kafka"], 3, 1.0, "--server kafka: one of pixiu, mosquitto, "),
         ([], [], 0, 1.0, "--rounds 0"),
         ([], [], 3, 0.1, "--for 0.1"),
@@ -52,7 +52,10 @@ def test_a_peer_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyte
     monkeypatch.setattr(servers, "installed", lambda name: None if name == "mosquitto" else f"/usr/bin/{name}")
     monkeypatch.setattr(servers, "RABBITMQ", tmp_path / "rabbitmq-server")
     assert missing_lines(list(PEERS.values())) == [
-        "mosquitto is not installed and is left out; to have it: apt-get install mosquitto",
+        *(
+            f"{name} is not installed and is left out; to have it: apt-get install mosquitto"
+            for name in ("mosquitto", "mosquitto-nodelay")
+        ),
         *(
             f"{name} is not installed and is left out; to have it: apt-get install rabbitmq-server"
             for name in ("rabbitmq", "rabbitmq-amqp", "rabbitmq-quorum")
@@ -153,6 +156,35 @@ async def test_a_server_that_fails_is_left_out_of_its_round_and_named(monkeypatc
     assert said[0] == "round 1/2, nats: fan-out to 100, 100 bytes, window 32"
 
 
+async def test_rest_and_each_case_of_mail_have_a_server_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def ours(name: str, switch: str, kind: str) -> AsyncIterator[Target]:
+        started.append(f"{kind}:")
+        yield Target(name, 0, dict)
+
+    @contextlib.asynccontextmanager
+    async def start(peer: servers.Peer) -> AsyncIterator[Target]:
+        started.append(f"{peer.name}:")
+        yield Target(peer.name, 0, dict)
+
+    async def work(case: Case, target: Target, seconds: float) -> Sample:
+        started.append(case.name)
+        return Sample()
+
+    monkeypatch.setattr(suite, "builds", lambda: [("pixiu", "0")])
+    monkeypatch.setattr(suite, "ours", ours)
+    monkeypatch.setattr(suite, "theirs", start)
+    monkeypatch.setattr(suite, "measure", work)
+    cases = [CASES[name] for name in ("idle", "connections", "rooms", "mail", "mail-1")]
+    await suite.run(cases, ["pixiu", "nats", "jetstream"], 1, 1.0, lambda _: None)
+    assert " ".join(started) == (
+        "idle: idle mail: mail mail: mail-1 connections: connections rooms "
+        "nats: idle nats: mail nats: mail-1 nats: connections rooms jetstream: mail jetstream: mail-1"
+    )
+
+
 def command(*words: str) -> tuple[int, str]:
     """`pixiu bench` with these words: exit code, and what it said."""
     result = CliRunner().invoke(application(["bench"]), ["bench", *words])
@@ -172,12 +204,27 @@ def test_the_sdk_alone_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert "pip install 'pixiu-sdk[onebox]'" in said
 
 
+def test_mosquitto_is_started_as_shipped_and_with_nodelay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this order, so that the first one is what readers see first."""
+    monkeypatch.setattr(servers, "server", lambda *_: contextlib.nullcontext(1))
+    written = {}
+    for name in list(PEERS)[:2]:
+        with PEERS[name].start(tmp_path / name):
+            written[name] = "set_tcp_nodelay true\n" in (tmp_path / name / "mosquitto.conf").read_text()
+    assert written == {"mosquitto": False, "mosquitto-nodelay": True}
+
+
 @pytest.mark.process
 @pytest.mark.skipif(not PEERS["mosquitto"].found, reason=f"no mosquitto: {PEERS['mosquitto'].install}")
-async def test_a_load_measures_a_real_server() -> None:
+async def test_a_load_measures_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PEERS["mosquitto"].start is mosquitto
     async with theirs(PEERS["mosquitto"]) as target:
-        for name in ("pair-qos1-64", "mail"):
+        monkeypatch.setattr(suite, "SETTLE_S", 0.0)
+        found = await measure(CASES["idle"], target, 0.2)
+        assert (found.processes, found.deliveries) == (1, 0)
+        assert found.memory_bytes > 0
+        assert 0 < found.start_s < 60
+        for name in ("pair-qos1-64", "mail-1"):
             found = await measure(CASES[name], target, 0.2)
             assert found.deliveries == found.published > 0
             assert (found.lost, found.repeated, found.disordered) == (0, 0, 0)

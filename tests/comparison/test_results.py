@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from comparison.cases import CASES
-from comparison.report import Machine, as_bytes, as_json, as_ratio, as_times, notes, processor_in, render, render_hops
+from comparison.report import Machine, as_bytes, as_json, as_ratio, as_times, notes, processor_in, render, render_hops, render_idle
 from comparison.results import Looked, Results, Sample, cpu_us, doubts, middle, ratios, sample_of, wrong
 from tools.cli.output import console
 
@@ -27,6 +27,12 @@ def test_a_sample_is_what_the_load_said_and_what_was_seen_of_the_servers() -> No
     assert found.others_cores == (10 - 3 - 2) / 5
     assert found.memory_bytes == 60
     assert found.hops == {"a": 2, "b": 1}
+
+
+def test_processes_and_their_switches_are_counted() -> None:
+    before, after = Looked({"a": 10}, 0, 0, 5, 4, 2, 100), Looked({"a": 11}, 1, 0, 7, 8, 3, 300)
+    found = sample_of(CASES["idle"], {}, before, after)
+    assert (found.processes, found.switches_per_s, found.server_cores, found.memory_bytes) == (3, 50, 0.25, 7)
 
 
 def test_connections_have_the_memory_that_each_added() -> None:
@@ -104,13 +110,29 @@ def test_the_report_has_every_case_and_server_in_a_table_and_in_json() -> None:
     text = captured.get()
     assert all(word in text for word in ("1,234", "0.25 ms", "redis", "2.00  (2.00, 2.00)", "0.25  (0.25, 0.25)"))
     assert [line for line in notes(results) if "two minutes" in line]
+    assert [line for line in notes({"mail-1": {"nats": rounds(5)}}) if "two minutes" in line]
+    assert [line for line in notes({"rooms": {}}) if "for QoS 0, for mail for QoS 1" in line]
     assert not [line for line in notes({"rooms": {}}) if "two minutes" in line]
     where = Machine("a processor", 2, 8.0, "Linux", "3.11", {"pixiu": "0.1"})
     found = json.loads(json.dumps(as_json(results, where, ["x"], {"rabbitmq": "apt-get install rabbitmq-server"})))
     assert found["cases"]["mail"]["ratios_per_cpu"] == {"nats": {"median": 2.0, "lowest": 2.0, "highest": 2.0}}
+    assert [(found["cases"][case]["qos"], found["cases"][case]["subscribed_qos"]) for case in results] == [(0, 0), (1, 1)]
     assert found["cases"]["mail"]["servers"]["nats"]["rounds"] == [asdict(Sample(1, per_cpu=5))]
     assert (found["wrong"], found["failures"], list(found["not_installed"])) == (["mail, pixiu: 5 lost of 5"], ["x"], ["rabbitmq"])
     assert "(unknown version)" in Machine("", 2, 8.0, "Linux", "3.11", {"nats": ""}).line
+
+
+def test_rest_has_a_table_of_its_own() -> None:
+    at_rest = Sample(1, processes=24, server_cores=0.131, switches_per_s=1075, memory_bytes=600 << 20, start_s=3.6)
+    results: Results = {"idle": {"pixiu": [at_rest]}}
+    out = console()
+    with out.capture() as captured:
+        out.print(render_idle(results))
+    assert captured.get().split()[-8:] == ["pixiu", "24", "13.1%", "1,075", "600", "MiB", "3.60", "s"]
+    assert not render(results).row_count
+    assert not render_idle({"rooms": {"pixiu": rounds(5)}}).row_count
+    assert [line for line in notes(results) if line.startswith("at rest: ")]
+    assert not [line for line in notes({"rooms": {}}) if line.startswith("at rest: ")]
 
 
 def test_figures_in_words() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from pixiu.client.stores.view import InboxView
-from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.cluster import PIXIU, LocalCluster, running_cluster
 from tools.cli.http import samples
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -101,6 +102,27 @@ def test_what_does_not_come_is_lost_or_failed_and_the_exit_code_says_so(cluster:
     assert started.returncode in (1, 2)
     assert "error" in said or said["lost"] + said["failed"] > 0
     cluster.wait_healthy()
+
+
+def test_what_pixiu_costs_at_rest_at_work_and_with_mail_is_measured() -> None:
+    """As in a comparison, without a peer: every process of every cluster is counted, and Pixiu grants what was asked for."""
+    cases = [word for name in ("idle", "pair-qos1-1", "mail-1") for word in ("--case", name)]
+    command = [PIXIU, "bench", "--peers", "--server", "pixiu", *cases, "--rounds", "1", "--for", "0.5", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = {name: case["servers"]["pixiu"]["median"] for name, case in json.loads(result.stdout)["cases"].items()}
+    kinds = {name: set(one["hops"]) for name, one in found.items()}
+    assert (
+        {"supervisor", "zookeeper", "gateway", "proxy", "broker", "router", "relay", "xiu", "pi"}
+        == kinds["idle"]
+        == kinds["mail-1"]
+    )
+    assert {"supervisor", "zookeeper", "gateway", "proxy", "broker", "router"} == kinds["pair-qos1-1"]
+    idle = found.pop("idle")
+    assert idle["processes"] == 24
+    assert min(idle[name] for name in ("start_s", "memory_bytes", "switches_per_s", "server_cpu_s")) > 0
+    for one in found.values():
+        assert one["deliveries"] == one["published"] > 0
 
 
 @pytest.mark.parametrize(
