@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from comparison.cases import CASES, Case
+from comparison.ours import LAYOUTS
 from comparison.report import as_json, machine, missing_lines, notes, render, render_hops, render_idle
 from comparison.results import OURS, doubts, wrong
 from comparison.servers import PEERS
@@ -43,14 +44,17 @@ def plan(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: flo
     return [CASES[name] for name in chosen(cases, list(CASES), "--case")], names if OURS in names else [OURS, *names]
 
 
-def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float, json: bool) -> int:
+def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float, layout: str, json: bool) -> int:
     """Measure and print. Returns 1 when Pixiu lost, repeated or disordered anything, or a server failed. A peer that is not
     installed is named and left out.
 
     Args:
         cases, servers: names; empty: all.
         seconds: duration of each case at each server in each round; 0: three.
+        layout: of Pixiu, one of `LAYOUTS`; empty: what `pixiu up` does by default.
     """
+    if layout:
+        chosen([layout], list(LAYOUTS), "--layout")
     work, names = plan(cases, servers, rounds, seconds or DEFAULT_SECONDS)
     wanted = [PEERS[name] for name in names if name != OURS]
     found = [peer for peer in wanted if peer.found]
@@ -63,10 +67,11 @@ def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: 
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: every started server is ended
     try:
-        results, failures = asyncio.run(run(work, [OURS, *(peer.name for peer in found)], rounds, seconds or DEFAULT_SECONDS, say))
+        names = [OURS, *(peer.name for peer in found)]
+        results, failures = asyncio.run(run(work, names, rounds, seconds or DEFAULT_SECONDS, layout, say))
     finally:
         signal.signal(signal.SIGTERM, before)
-    where = machine(found, with_ours=True)
+    where = machine(found, layout)
     if json:
         print_json(as_json(results, where, failures, {peer.name: peer.install for peer in wanted if not peer.found}))
     else:

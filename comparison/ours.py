@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,8 @@ from pixiu.errors import Unavailable
 from pixiu.testing import LOG_END, running_event
 
 ONCE: Final = ("proxies", "gateways", "brokers", "broker-replicas", "routers", "router-replicas")
+LAYOUTS: Final[Mapping[str, Sequence[str]]] = {"separate": ()}
+"""Layout → the options of `pixiu up` that choose it. "": as `pixiu up` does by default."""
 STOP_LIMIT_S: Final = 150.0
 """Longer than a `pixiu up` gives its processes."""
 
@@ -105,13 +107,14 @@ def kind_of(command: str) -> str:
     return module if module and "." not in module else "supervisor"
 
 
-def options(kind: Kind) -> list[str]:
-    """Return the options of `pixiu up` for cases of a kind: at rest the defaults, else one proxy, broker, router and gateway, and
-    for mail also a relay, a Xiu and a Pi, each with two replicas."""
+def options(kind: Kind, layout: str) -> list[str]:
+    """Return the options of `pixiu up` for cases of a kind in a layout: at rest no counts, else one proxy, broker, router and
+    gateway, and for mail also a relay, a Xiu and a Pi, each with two replicas."""
+    words = list(LAYOUTS[layout]) if layout else []
     if kind == "idle":
-        return []
+        return words
     counts = dict.fromkeys(ONCE, 1) | dict.fromkeys(("relays", "xius", "pis"), int(kind == "mail"))
-    return [f"--{name}={count}" for name, count in counts.items()]
+    return words + [f"--{name}={count}" for name, count in counts.items()]
 
 
 @contextlib.asynccontextmanager

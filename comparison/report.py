@@ -77,16 +77,16 @@ def processor_in(text: str) -> str:
     return ""
 
 
-def machine(peers: Sequence[Peer], with_ours: bool) -> Machine:
-    """Describe this machine, and the versions of servers."""
-    versions = {OURS: f"{__version__} ({build_of_new_process().name})"} if with_ours else {}
+def machine(peers: Sequence[Peer], layout: str) -> Machine:
+    """Describe this machine, and the versions of servers; of Pixiu also the build, and the layout if one was chosen."""
+    ours = ", ".join(filter(None, (build_of_new_process().name, layout)))
     return Machine(
         processor_in(Path("/proc/cpuinfo").read_text()) or platform.machine(),
         len(os.sched_getaffinity(0)),
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30),
         f"{platform.system()} {platform.release()}",
         platform.python_version(),
-        versions | {peer.name: peer.version() for peer in peers},
+        {OURS: f"{__version__} ({ours})"} | {peer.name: peer.version() for peer in peers},
     )
 
 
@@ -141,7 +141,7 @@ def render_idle(results: Results) -> Table:
     for name, samples in results.get("idle", {}).items():
         one = middle(samples)
         table.add_row(
-            name, f"{one.processes:,.0f}", f"{one.server_cores:.1%}", f"{one.switches_per_s:,.0f}", as_bytes(one.memory_bytes),
+            name, f"{one.processes:,.0f}", f"{one.server_cores:.2%}", f"{one.switches_per_s:,.0f}", as_bytes(one.memory_bytes),
             f"{one.start_s:.2f} s",
         )  # fmt: skip
     return table

@@ -121,10 +121,10 @@ async def measure(case: Case, target: Target, seconds: float) -> Sample:
 
 
 @contextlib.asynccontextmanager
-async def ours(name: str, switch: str, kind: Kind) -> AsyncIterator[Target]:
+async def ours(name: str, switch: str, kind: Kind, layout: str) -> AsyncIterator[Target]:
     """Run a cluster for cases of this kind."""
     with build(switch):
-        async with up(options(kind)) as running:
+        async with up(options(kind, layout)) as running:
             yield Target(name, running.mqtt_port, running.pids, proxies=running.proxies, start_s=running.start_s)
 
 
@@ -139,14 +139,14 @@ async def theirs(peer: Peer) -> AsyncIterator[Target]:
 
 
 async def run_one(
-    name: str, cases: Sequence[Case], number: int, seconds: float, results: Results, say: Callable[[str], None]
+    name: str, cases: Sequence[Case], number: int, seconds: float, layout: str, results: Results, say: Callable[[str], None]
 ) -> None:
     """Run all cases of a server once, in one start of it but for those in `ALONE`."""
     switches = dict(builds())
     able = [case for case in cases if name in switches or (can := PEERS[name].cases) is None or case.name in can]
     together = [case for case in able if case.kind not in ALONE]
     for part in (*([case] for case in able if case.kind in ALONE), *([together] if together else [])):
-        starting = ours(name, switches[name], part[0].kind) if name in switches else theirs(PEERS[name])
+        starting = ours(name, switches[name], part[0].kind, layout) if name in switches else theirs(PEERS[name])
         async with starting as target:
             for case in part:
                 say(f"{name}: {case.title}, {case.size}")
@@ -155,7 +155,7 @@ async def run_one(
 
 
 async def run(
-    cases: Sequence[Case], servers: Sequence[str], rounds: int, seconds: float, say: Callable[[str], None]
+    cases: Sequence[Case], servers: Sequence[str], rounds: int, seconds: float, layout: str, say: Callable[[str], None]
 ) -> tuple[Results, list[str]]:
     """Run all rounds. Returns the results, and the failures. A server that fails is left out for the rest of its round."""
     results: Results = {case.name: {} for case in cases}
@@ -168,7 +168,7 @@ async def run(
                 say(f"round {number}/{rounds}, {text}")
 
             try:
-                await run_one(name, cases, number, seconds, results, say_more)
+                await run_one(name, cases, number, seconds, layout, results, say_more)
             except (Unavailable, RuntimeError, OSError) as error:
                 failures.append(f"round {number}: {name}: {error}")
                 say(failures[-1])

@@ -44,7 +44,7 @@ def test_everything_is_planned_unless_something_is_named() -> None:
 )
 def test_what_cannot_be_done_is_said(cases: list[str], names: list[str], rounds: int, seconds: float, text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        compare(cases, names, rounds, seconds, False)
+        compare(cases, names, rounds, seconds, "", False)
     assert str(refused.value).startswith(text)
 
 
@@ -81,13 +81,15 @@ def test_the_exit_code_is_of_our_losses_and_of_servers_that_broke(
     monkeypatch.setattr(servers.Peer, "version", lambda _: "1.0")
     monkeypatch.setattr(servers, "installed", lambda name: "/usr/bin/nats-server" if name == "nats-server" else None)
     monkeypatch.setattr(servers, "RABBITMQ", tmp_path / "rabbitmq-server")
-    assert compare(["rooms"], ["nats", "redis"], 1, 1.0, True) == code
+    assert compare(["rooms"], ["nats", "redis"], 1, 1.0, "", True) == code
     said = capsys.readouterr()
     assert json.loads(said.out)["not_installed"] == {"redis": "apt-get install redis-server"}
     assert json.loads(said.out)["failures"] == failures
     assert said.err == "redis is not installed and is left out; to have it: apt-get install redis-server\n"
-    assert compare(["rooms"], ["nats"], 1, 1.0, False) == code
-    assert "100 rooms of 10" in capsys.readouterr().out
+    assert compare(["rooms"], ["nats"], 1, 1.0, "separate", False) == code
+    shown = capsys.readouterr().out
+    assert "100 rooms of 10" in shown
+    assert ", separate), nats 1.0" in shown
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ async def test_a_server_that_fails_is_left_out_of_its_round_and_named(monkeypatc
     monkeypatch.setattr(suite, "measure", work)
     said: list[str] = []
     cases = [CASES["fanout-100"], CASES["rooms"], CASES["pair-qos0"]]
-    results, failures = await suite.run(cases, ["nats", "redis"], 2, 1.0, said.append)
+    results, failures = await suite.run(cases, ["nats", "redis"], 2, 1.0, "", said.append)
     assert failures == ["round 1: nats: the load broke", "round 2: nats: the load broke"]
     assert {case: {name: [one.round for one in rounds] for name, rounds in found.items()} for case, found in results.items()} == {
         "fanout-100": {"nats": [1, 2], "redis": [1, 2]}, "rooms": {"redis": [1, 2]}, "pair-qos0": {"redis": [1, 2]},
@@ -160,7 +162,8 @@ async def test_rest_and_each_case_of_mail_have_a_server_of_their_own(monkeypatch
     started: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def ours(name: str, switch: str, kind: str) -> AsyncIterator[Target]:
+    async def ours(name: str, switch: str, kind: str, layout: str) -> AsyncIterator[Target]:
+        assert layout == "separate"
         started.append(f"{kind}:")
         yield Target(name, 0, dict)
 
@@ -178,7 +181,7 @@ async def test_rest_and_each_case_of_mail_have_a_server_of_their_own(monkeypatch
     monkeypatch.setattr(suite, "theirs", start)
     monkeypatch.setattr(suite, "measure", work)
     cases = [CASES[name] for name in ("idle", "connections", "rooms", "mail", "mail-1")]
-    await suite.run(cases, ["pixiu", "nats", "jetstream"], 1, 1.0, lambda _: None)
+    await suite.run(cases, ["pixiu", "nats", "jetstream"], 1, 1.0, "separate", lambda _: None)
     assert " ".join(started) == (
         "idle: idle mail: mail mail: mail-1 connections: connections rooms "
         "nats: idle nats: mail nats: mail-1 nats: connections rooms jetstream: mail jetstream: mail-1"
@@ -194,6 +197,8 @@ def command(*words: str) -> tuple[int, str]:
 def test_options_of_the_other_command_are_refused() -> None:
     assert command("--peers", "--rate", "5") == (2, "pixiu: --rate: not with --peers\n")
     assert command("--rounds", "2") == (2, "pixiu: --rounds: only with --peers\n")
+    assert command("--layout", "separate") == (2, "pixiu: --layout: only with --peers\n")
+    assert command("--peers", "--layout", "round") == (2, "pixiu: --layout round: one of separate\n")
 
 
 def test_the_sdk_alone_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

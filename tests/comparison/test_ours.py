@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from comparison import ours
 from comparison.ours import kind_of, options
 from comparison.processes import cpu_seconds, family_pids, memory_bytes, switches
 
@@ -28,14 +29,20 @@ def test_a_process_is_of_the_kind_that_its_command_line_says(command: str, kind:
 
 
 def test_rest_is_that_of_a_cluster_as_a_user_starts_it() -> None:
-    assert options("idle") == []
+    assert options("idle", "") == []
+
+
+def test_a_layout_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "LAYOUTS", {"small": ("--small",)})
+    assert options("idle", "small") == ["--small"]
+    assert options("messages", "small")[0] == "--small"
 
 
 def test_work_has_one_of_each_and_mail_has_its_roles() -> None:
-    assert {"--proxies=1", "--broker-replicas=1", "--relays=0", "--xius=0", "--pis=0"} < set(options("messages"))
-    assert options("messages") == options("connections")
-    assert {"--proxies=1", "--relays=1", "--xius=1", "--pis=1"} < set(options("mail"))
-    assert not [word for word in options("mail") if word.startswith(("--xiu-replicas", "--pi-replicas"))]
+    assert {"--proxies=1", "--broker-replicas=1", "--relays=0", "--xius=0", "--pis=0"} < set(options("messages", ""))
+    assert options("messages", "") == options("connections", "")
+    assert {"--proxies=1", "--relays=1", "--xius=1", "--pis=1"} < set(options("mail", ""))
+    assert not [word for word in options("mail", "") if word.startswith(("--xiu-replicas", "--pi-replicas"))]
 
 
 @pytest.mark.process

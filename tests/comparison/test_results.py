@@ -128,7 +128,7 @@ def test_rest_has_a_table_of_its_own() -> None:
     out = console()
     with out.capture() as captured:
         out.print(render_idle(results))
-    assert captured.get().split()[-8:] == ["pixiu", "24", "13.1%", "1,075", "600", "MiB", "3.60", "s"]
+    assert captured.get().split()[-8:] == ["pixiu", "24", "13.10%", "1,075", "600", "MiB", "3.60", "s"]
     assert not render(results).row_count
     assert not render_idle({"rooms": {"pixiu": rounds(5)}}).row_count
     assert [line for line in notes(results) if line.startswith("at rest: ")]

@@ -52,13 +52,13 @@ DEFAULT_COUNT: Final = 1000
 MAX_BODY_BYTES: Final = 65_536
 BENCH_GROUP: Final = "pixiu.bench"
 """Entry-point group of the parts of `pixiu bench` that need more than the SDK."""
-PEERS_ONLY: Final = {"case": "--case", "server": "--server", "rounds": "--rounds"}
+PEERS_ONLY: Final = {"case": "--case", "server": "--server", "rounds": "--rounds", "layout": "--layout"}
 PEERS_NOT: Final = {
     "kind": "--kind", "rate": "--rate", "size": "--size", "count": "--count", "window": "--window", "keys": "--keys",
     "timeout": "--timeout", "target": "--target",
 }  # fmt: skip
-Compare = Callable[[Sequence[str], Sequence[str], int, float, bool], int]
-"""(cases, servers, rounds, seconds, JSON) → exit code."""
+Compare = Callable[[Sequence[str], Sequence[str], int, float, str, bool], int]
+"""(cases, servers, rounds, seconds, layout, JSON) → exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +287,10 @@ def result_json(one: Result, keys: Sequence[int]) -> dict[str, object]:
     return {**asdict(one), "delivered_per_s": round(one.per_s, 1), "whole": one.whole, "keys": list(keys)}
 
 
-def _compare_with_peers(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float, as_json: bool) -> int:
+def _comparison() -> Compare:
     for entry in entry_points(group=BENCH_GROUP, name="peers"):
         compare: Compare = entry.load()
-        return compare(cases, servers, rounds, seconds, as_json)
+        return compare
     raise ConfigurationError(
         "--peers starts a cluster on this machine, and the SDK has no servers: pip install 'pixiu-sdk[onebox]'"
     )
@@ -324,6 +324,7 @@ def bench(
     case: Annotated[list[str] | None, typer.Option(help="With --peers: only this case; may be repeated.")] = None,
     server: Annotated[list[str] | None, typer.Option(help="With --peers: only this one beside Pixiu; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(help="With --peers: how often each server is measured, in turn.")] = 3,
+    layout: Annotated[str, typer.Option(help="With --peers: layout of Pixiu's processes: separate.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Send a load from this machine and measure it: delivered, lost, p50, p99, by kind. Exit code 1: something did not come.
@@ -333,7 +334,7 @@ def bench(
     """
     _check_options(context, peers)
     if peers:
-        raise typer.Exit(_compare_with_peers(case or [], server or [], rounds, seconds, as_json))
+        raise typer.Exit(_comparison()(case or [], server or [], rounds, seconds, layout, as_json))
     kinds = kind or ["room", "signal"]
     for name in kinds:
         if name not in KINDS:
