@@ -104,7 +104,7 @@ def as_bytes(value: float) -> str:
 
 def as_ratio(value: float) -> str:
     """Format a ratio with its significant digits."""
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def render(results: Results) -> Table:

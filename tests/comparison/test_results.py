@@ -138,6 +138,6 @@ def test_rest_has_a_table_of_its_own() -> None:
 def test_figures_in_words() -> None:
     assert (as_times(0), as_times(0.256), as_times(1234.5)) == ("", "0.26 ms", "1,234.5 ms")
     assert (as_bytes(0), as_bytes(5120), as_bytes(3 << 20)) == ("", "5.0 KiB", "3 MiB")
-    assert (as_ratio(0.123), as_ratio(63.4)) == ("0.12", "63")
+    assert (as_ratio(0.0066), as_ratio(0.123), as_ratio(63.4)) == ("0.007", "0.12", "63")
     assert processor_in("a : b\nmodel name\t: Some CPU: fast\n") == "Some CPU: fast"
     assert processor_in("") == ""
