@@ -1,10 +1,12 @@
-"""An event loop with a pace: when it is woken often, it rests between two wake-ups, so that each finds several messages.
+"""An event loop with a pace: when it is woken often and CPU is short, it rests between two wake-ups, so that each finds several
+messages.
 
     wake-up ─▶ work ─▶ rest: only impatient sources are listened to ─▶ wake-up, with all that came meanwhile
 
 A wake-up costs a process as much as the work for dozens of messages. Patient sources may wait for the end of a rest: datagrams of
 links, and MQTT clients' connections. Everything else (calls, framed streams, the registry, signals) and timers wake the loop at
-once. Work that somebody waits for keeps the loop from resting for a while (`hurry`).
+once. Work that somebody waits for keeps the loop from resting for a while (`hurry`). While the loop and the machine have CPU to
+spare nobody gains from messages that arrive later, so it does not rest.
 
 Source: docs/performance.md, "QoS 1, and a pace for many small messages", docs/decisions/0275-a-pace-for-event-loops.md.
 """
@@ -16,16 +18,59 @@ import contextlib
 import select
 import selectors
 import time
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 WINDOW_S: Final = 0.05
 """Interval of deciding whether to rest."""
 WAKES_PER_S: Final = 600
 """Rate of wake-ups above which a loop begins to rest."""
+BUSY: Final = 0.5
+"""Share of time that the loop, or the machine's processors, must work for a loop to begin to rest; it goes on down to half of that,
+because rests save work."""
+SAVING: Final = 0.75
+"""Share of the wake-ups before that may be left while a loop rests: rests that join few messages cost more than they save."""
+AGAIN_S: Final = 1.0
+"""Time until a loop whose rests saved nothing tries again."""
+MACHINE_S: Final = 0.5
+"""Interval of asking how busy the machine is: the kernel sums up all processors and interrupts for an answer."""
 HURRY_S: Final = 0.02
 """Time without a rest after something that somebody waits for."""
 LEAST_S: Final = 0.0005
 """Shortest rest: the kernel's timer for rests has milliseconds."""
+
+
+class MachineLoad:
+    """The share of time in which the machine's processors work, steal by a hypervisor included.
+
+    Args:
+        read: returns the first line of /proc/stat.
+    """
+
+    def __init__(self, read: Callable[[], str]) -> None:
+        self._read = read
+        self._at = float("-inf")
+        self._total = self._idle = 0
+        self._share = 0.0
+
+    def share(self, now: float) -> float:
+        """Return the share since the last look, from 0 to 1. `now`: monotonic seconds."""
+        if now - self._at >= MACHINE_S:
+            self._at = now
+            times = [int(found) for found in self._read().split()[1:9]]
+            total, idle = sum(times), sum(times[3:5])
+            if total > self._total:
+                self._share = 1.0 - (idle - self._idle) / (total - self._total)
+            self._total, self._idle = total, idle
+        return self._share
+
+
+def _processors() -> str:
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            return file.readline(256)
+    except OSError:
+        return ""
 
 
 class HasFileno(Protocol):
@@ -40,11 +85,12 @@ class PacedSelector(selectors.EpollSelector):
 
     Args:
         rest_s: from the beginning of one wake-up to that of the next one; the work counts.
+        machine: returns how busy the machine is at this time, as `MachineLoad.share`.
     """
 
-    def __init__(self, rest_s: float) -> None:
+    def __init__(self, rest_s: float, machine: Callable[[float], float]) -> None:
         super().__init__()
-        self._rest_s = rest_s
+        self._rest_s, self._machine = rest_s, machine
         self._impatient = select.epoll()
         """The sources that wake a resting loop."""
         self._patient: dict[int, HasFileno] = {}
@@ -56,6 +102,11 @@ class PacedSelector(selectors.EpollSelector):
         self._since = time.monotonic()
         self._woken = self._rested = self._found = 0
         """Counts of this window: wake-ups, rests, and rests after which there was something to do."""
+        self._idle_s = 0.0
+        """Time of this window in which the loop waited."""
+        self._rate = 0.0
+        """Wake-ups a second before it began to rest."""
+        self._not_before = 0.0
         self.rests = 0
 
     def be_patient(self, sock: HasFileno) -> None:
@@ -123,18 +174,27 @@ class PacedSelector(selectors.EpollSelector):
                     timeout = max(timeout - (time.monotonic() - now), 0.0)
         if not events:
             events = super().select(timeout)
-        self._decide(time.monotonic())
+        woken = time.monotonic()
+        self._idle_s += woken - now
+        self._decide(woken)
         return events
 
     def _decide(self, now: float) -> None:
         self._next_at = now + self._rest_s
         self._woken += 1
-        if now - self._since >= WINDOW_S:
-            if self._resting:
-                self._resting = 2 * self._found > self._rested
+        window_s = now - self._since
+        if window_s >= WINDOW_S:
+            if not self._resting:
+                self._rate = self._woken / window_s
+                self._resting = self._rate > WAKES_PER_S and now >= self._not_before and self._is_busy(now, BUSY)
+            elif self._woken > SAVING * self._rate * window_s:
+                self._resting, self._not_before = False, now + AGAIN_S
             else:
-                self._resting = self._woken > WAKES_PER_S * (now - self._since)
-            self._since, self._woken, self._rested, self._found = now, 0, 0, 0
+                self._resting = 2 * self._found > self._rested and self._is_busy(now, BUSY / 2)
+            self._since, self._woken, self._rested, self._found, self._idle_s = now, 0, 0, 0, 0.0
+
+    def _is_busy(self, now: float, share: float) -> bool:
+        return 1.0 - self._idle_s / (now - self._since) > share or self._machine(now) > share
 
 
 def _mask(events: int) -> int:
@@ -145,12 +205,12 @@ class PacedLoop(asyncio.SelectorEventLoop):
     """An event loop with a `PacedSelector`."""
 
     def __init__(self, pace_s: float) -> None:
-        self.pacer = PacedSelector(pace_s)
+        self.pacer = PacedSelector(pace_s, MachineLoad(_processors).share)
         super().__init__(self.pacer)
 
 
 def new_loop(pace_s: float) -> asyncio.AbstractEventLoop:
-    """Make an event loop that rests for `pace_s`; 0: an ordinary one."""
+    """Make an event loop that rests for at most `pace_s`; 0: an ordinary one."""
     return PacedLoop(pace_s) if pace_s else asyncio.SelectorEventLoop()
 
 

@@ -6,14 +6,26 @@ import asyncio
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from cluster.core import pacing
-from cluster.core.pacing import PacedLoop, PacedSelector, new_loop, pacer_of
+from cluster.core.pacing import MachineLoad, PacedLoop, PacedSelector, new_loop, pacer_of
 
 NEVER_S = 3600.0
+
+
+def at_rest(now: float) -> float:
+    """A machine with nothing to do."""
+    return 0.0
+
+
+def full(now: float) -> float:
+    """A machine with no CPU to spare."""
+    return 1.0
+
+
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -31,7 +43,7 @@ def pairs() -> Iterator[list[Pair]]:
 def pacer(monkeypatch: pytest.MonkeyPatch, pairs: list[Pair]) -> Iterator[PacedSelector]:
     """One that rests from its second call on, for an hour; the first connection is patient."""
     monkeypatch.setattr(pacing, "WINDOW_S", NEVER_S)
-    made = PacedSelector(NEVER_S)
+    made = PacedSelector(NEVER_S, full)
     made._resting = True
     for reader, _ in pairs[:2]:
         made.register(reader, selectors.EVENT_READ)
@@ -93,8 +105,9 @@ def test_patience_ends_with_its_socket_and_not_with_its_registration(pacer: Pace
 
 def test_it_rests_while_it_is_woken_often_and_rests_are_of_use(monkeypatch: pytest.MonkeyPatch, pairs: list[Pair]) -> None:
     monkeypatch.setattr(pacing, "WINDOW_S", 0.0)
+    monkeypatch.setattr(pacing, "SAVING", NEVER_S)
     (patient, to_patient), _, _ = pairs
-    pacer = PacedSelector(0.002)
+    pacer = PacedSelector(0.002, full)
     pacer.register(patient, selectors.EVENT_READ)
     pacer.be_patient(patient)
     to_patient.send(b"x")
@@ -111,6 +124,75 @@ def test_it_rests_while_it_is_woken_often_and_rests_are_of_use(monkeypatch: pyte
         assert ready(pacer) == [patient.fileno()]
     assert not pacer._resting, "who is woken seldom does not"
     pacer.close()
+
+
+def woken_often(monkeypatch: pytest.MonkeyPatch, reader: socket.socket, machine: Callable[[float], float]) -> PacedSelector:
+    """A selector that has something to do whenever it is asked, and decides anew each time."""
+    monkeypatch.setattr(pacing, "WINDOW_S", 0.0)
+    monkeypatch.setattr(pacing, "WAKES_PER_S", 0.0)
+    monkeypatch.setattr(pacing, "SAVING", NEVER_S)
+    pacer = PacedSelector(0.002, machine)
+    pacer.register(reader, selectors.EVENT_READ)
+    pacer.be_patient(reader)
+    return pacer
+
+
+def test_a_loop_with_time_to_spare_on_a_machine_with_processors_to_spare_does_not_rest(
+    monkeypatch: pytest.MonkeyPatch, pairs: list[Pair]
+) -> None:
+    (patient, to_patient), *_ = pairs
+    pacer = woken_often(monkeypatch, patient, at_rest)
+    to_patient.send(b"x")
+    for idle_s, rests in ((NEVER_S, False), (-NEVER_S, True), (NEVER_S, False)):
+        pacer._idle_s = idle_s  # more than the window: the loop only waited; less than nothing: it never did
+        assert ready(pacer) == [patient.fileno()]
+        assert pacer._resting is rests
+    pacer.close()
+
+
+def test_a_loop_goes_on_resting_while_the_machine_is_a_quarter_busy(monkeypatch: pytest.MonkeyPatch, pairs: list[Pair]) -> None:
+    (patient, to_patient), *_ = pairs
+    busy = 0.0
+    pacer = woken_often(monkeypatch, patient, lambda _now: busy)
+    to_patient.send(b"x")
+    for busy, rests in ((0.3, False), (0.6, True), (0.3, True), (0.2, False), (0.3, False)):  # noqa: B007 - the lambda reads it
+        pacer._idle_s = NEVER_S
+        assert ready(pacer) == [patient.fileno()]
+        assert pacer._resting is rests, busy
+    pacer.close()
+
+
+def test_a_loop_whose_rests_save_no_wake_ups_stops_and_tries_again_later(
+    monkeypatch: pytest.MonkeyPatch, pairs: list[Pair]
+) -> None:
+    (patient, to_patient), *_ = pairs
+    pacer = woken_often(monkeypatch, patient, full)
+    to_patient.send(b"x")
+    pacer.select()
+    assert pacer._resting
+    monkeypatch.setattr(pacing, "SAVING", 0.75)
+    pacer._woken, pacer._rate = 30, 100 / (time.monotonic() - pacer._since + 0.002)
+    pacer.select()
+    assert pacer._resting, "31 wake-ups of 100 are left"
+    pacer._woken, pacer._rate = 1000, 0.001
+    pacer.select()
+    assert not pacer._resting
+    pacer.select()
+    assert not pacer._resting, "too soon"
+    pacer._not_before = 0.0
+    pacer.select()
+    assert pacer._resting
+    pacer.close()
+
+
+def test_a_machine_is_as_busy_as_its_processors_were_since_the_last_look() -> None:
+    lines = iter(["cpu  100 0 100 700 100 0 0 0 0 0", "cpu  150 0 100 740 110 0 0 0 9 9", "cpu  150 0 110 740 110 0 0 40 9 9", ""])
+    load = MachineLoad(lambda: next(lines))
+    assert load.share(10.0) == pytest.approx(0.2), "since the machine started"
+    assert load.share(10.4) == pytest.approx(0.2), "not asked again so soon"
+    assert load.share(10.5) == pytest.approx(0.5)
+    assert load.share(11.0) == pytest.approx(1.0), "what a hypervisor takes counts as work"
+    assert load.share(12.0) == pytest.approx(1.0), "a system without the file: the last answer stays"
 
 
 def test_a_paced_loop_is_a_loop(pairs: list[Pair]) -> None:
