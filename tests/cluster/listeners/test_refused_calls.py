@@ -13,6 +13,7 @@ import pytest
 
 from cluster.listeners.refused_calls import RefusedCalls
 from pixiu.errors import DiskFull, NotLeader
+from tests.support.waiting import until
 
 
 class Held:
@@ -51,7 +52,7 @@ async def test_an_error_is_the_status_of_its_call(method: str) -> None:
                     await one_call(b"x")
                 async for reply in many_calls(b"x"):
                     found.append(reply)
-        assert [frame() for frame in frames] == [None]
+        await until(lambda: [frame() for frame in frames] == [None], "the end of the call at the server")
     finally:
         gc.enable()
         await server.stop(None)
