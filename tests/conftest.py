@@ -94,6 +94,21 @@ def quick_passwords() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_syncs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A sync of this process waits for no disk: no test cuts the power of the machine. Those that play it, or count syncs, put
+    their own in place; simulations interrupt the real ones."""
+
+    def sync(fd: int) -> None:
+        os.fstat(fd)  # an error where the file is closed
+
+    with pytest.MonkeyPatch.context() as patch:
+        if folder_of(request.path) not in FOLDERS:
+            patch.setattr(os, "fsync", sync)
+            patch.setattr(os, "fdatasync", sync)
+        yield
+
+
 def pytest_report_header() -> str:
     """Which build is tested."""
     return f"build: {BUILD}"

@@ -16,14 +16,13 @@ from pixiu.ids import gateway_msg_id
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     """One that sets aside after every full collection, of which there are those that a test asks for: one may have been due before.
-    Afterwards all is as it was."""
+    Afterwards all is as it was, but for what was set aside: to look at it again would take each later collection a second."""
     before = gc.get_threshold()
     gc.disable()
     found = Collector(set_aside_s=0.0)
     found.start()
     yield found
     found.stop()
-    gc.unfreeze()
     gc.set_threshold(*before)
     gc.enable()
 

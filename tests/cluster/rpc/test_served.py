@@ -32,6 +32,12 @@ def stream(caller: Caller, left: list[bool], last_s: float | None = None) -> Ser
     return made
 
 
+@pytest.fixture(autouse=True)
+def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that does not read is not waited for."""
+    monkeypatch.setattr("pixiu.rpc.duplex.CLOSE_WAIT_S", 0.01)
+
+
 async def test_a_stream_that_is_cut_ends_although_its_caller_does_not_read() -> None:
     left: list[bool] = []
     cut = stream(Caller([1]), left)
