@@ -25,7 +25,7 @@ from pixiu.errors import Unavailable
 from pixiu.testing import LOG_END, running_event
 
 ONCE: Final = ("proxies", "gateways", "brokers", "broker-replicas", "routers", "router-replicas")
-LAYOUTS: Final[Mapping[str, Sequence[str]]] = {"separate": ()}
+LAYOUTS: Final[Mapping[str, Sequence[str]]] = {"nodes": (), "separate": ("--separate",), "small": ("--small",)}
 """Layout → the options of `pixiu up` that choose it. "": as `pixiu up` does by default."""
 STOP_LIMIT_S: Final = 150.0
 """Longer than a `pixiu up` gives its processes."""

@@ -198,7 +198,7 @@ def test_options_of_the_other_command_are_refused() -> None:
     assert command("--peers", "--rate", "5") == (2, "pixiu: --rate: not with --peers\n")
     assert command("--rounds", "2") == (2, "pixiu: --rounds: only with --peers\n")
     assert command("--layout", "separate") == (2, "pixiu: --layout: only with --peers\n")
-    assert command("--peers", "--layout", "round") == (2, "pixiu: --layout round: one of separate\n")
+    assert command("--peers", "--layout", "round") == (2, "pixiu: --layout round: one of nodes, separate, small\n")
 
 
 def test_the_sdk_alone_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
