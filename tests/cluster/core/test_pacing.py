@@ -155,7 +155,7 @@ def test_a_loop_goes_on_resting_while_the_machine_is_a_quarter_busy(monkeypatch:
     busy = 0.0
     pacer = woken_often(monkeypatch, patient, lambda _now: busy)
     to_patient.send(b"x")
-    for busy, rests in ((0.3, False), (0.6, True), (0.3, True), (0.2, False), (0.3, False)):  # noqa: B007 - the lambda reads it
+    for busy, rests in ((0.3, False), (0.6, True), (0.3, True), (0.2, False), (0.3, False)):
         pacer._idle_s = NEVER_S
         assert ready(pacer) == [patient.fileno()]
         assert pacer._resting is rests, busy
