@@ -14,8 +14,9 @@ from typing import Any
 
 from cluster.mqtt.mail import packet_id_of
 from pixiu.ids import device_of_name, snowflake, uin_of_name
+from pixiu.placement.slots import slot_of
 from pixiu.placement.topics import TopicRefusal, resolve, user_of_topic
-from pixiu.wire import envelope
+from pixiu.wire import block, envelope
 from pixiu.wire.record import STAMP, TYPE_NORMAL, Flag, Kind, encode, with_topic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,6 +88,33 @@ def topics() -> list[dict[str, Any]]:
     return found
 
 
+def blocks() -> list[dict[str, Any]]:
+    """Return blocks of topics, also as a leader stores them."""
+    full = block.Message(
+        b"paid", slot_of(b"order-1"), b"order-1", [("trace", b"\x01\x02")], SENT_MS * 1000, (SENT_MS + 500) * 1000, 60, "blue"
+    )
+    found = []
+    for name, messages in (
+        ("plain", [block.Message(b"hello", 5)]),
+        ("every field", [full, full._replace(body=b"", load_test=True)]),
+    ):
+        made = block.encode(messages, topic=3, part=2, writer=(1 << 64) - 1, first=11, progress=70)
+        found.append({
+            "name": name, "topic": 3, "part": 2, "writer": str((1 << 64) - 1), "first": "11", "progress": "70", "block": made.hex(),
+            "messages": [
+                {
+                    "body": each.body.hex(), "slot": each.slot, "key": each.key and each.key.hex(), "tag": each.tag,
+                    "headers": [[key, value.hex()] for key, value in each.headers], "load_test": each.load_test,
+                    "event_at_us": each.event_at_us and str(each.event_at_us), "expires_in_s": each.expires_in_s,
+                    "deliver_at_us": each.deliver_at_us and str(each.deliver_at_us),
+                }
+                for each in messages
+            ],
+            "stored_at_4096": block.stamped(made, block.Stamp(4096, SENT_MS * 1000, 7)).hex(),
+        })  # fmt: skip
+    return found
+
+
 def vectors() -> dict[str, Any]:
     """Return all vectors."""
     keys = [1, 42, 63, 64, 127, 128, 4711, (1 << 62) - 1, (1 << 63) - 1]
@@ -109,6 +137,8 @@ def vectors() -> dict[str, Any]:
         ],
         "device_names": [{"name": name, "device": str(device_of_name(name))} for name in ("phone", "phone:mine", "")],
         "partitions": [{"key": str(key), "n": n, "partition": key % n} for key in keys for n in counts],
+        "slots": [{"key": key.hex(), "slot": slot_of(key)} for key in (b"", b"order-1", bytes(300))],
+        "blocks": blocks(),
         "envelopes": [
             {**texts(fields), "flags": 0, "record": "mail", "bytes": envelope.encode(**fields, flags=0, record=mail).hex()},
             {**texts(fields), "flags": 1, "record": "", "bytes": envelope.encode(**fields, flags=1, record=b"").hex()},

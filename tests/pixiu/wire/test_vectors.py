@@ -12,6 +12,7 @@ import pytest
 
 from pixiu.ids import snowflake_time_ms, snowflake_worker
 from pixiu.placement.partition import serves
+from pixiu.placement.slots import slot_of
 from pixiu.wire import envelope, record
 from scripts.test_vectors import PLACE, ROOT, vectors
 
@@ -57,6 +58,37 @@ def test_the_batch_is_its_records_end_to_end() -> None:
     ]
 
 
+@pytest.mark.parametrize("vector", FOUND["blocks"], ids=lambda vector: vector["name"])
+def test_the_page_of_topics_is_enough_to_make_each_block(vector: dict[str, Any]) -> None:
+    """By the tables in docs/topics.md, without the product's code."""
+    index = body = b""
+    joined = 0
+    for message in vector["messages"]:
+        key, tag, flags, data = message["key"], message["tag"], int(message["load_test"]), b""
+        for name, flag, form in (("event_at_us", 64, "<Q"), ("deliver_at_us", 4, "<Q"), ("expires_in_s", 8, "<I")):
+            if message[name] is not None:
+                flags, data = flags | flag, data + struct.pack(form, int(message[name]))
+        if tag is not None:
+            flags, data = flags | 2, data + bytes([len(tag)]) + tag.encode()
+        if key is not None:
+            flags, data = flags | 16, data + struct.pack("<H", len(key) // 2) + bytes.fromhex(key)
+        if message["headers"]:
+            flags, data = flags | 32, data + bytes([len(message["headers"])])
+            for name, value in message["headers"]:
+                data += struct.pack("<BH", len(name), len(value) // 2) + name.encode() + bytes.fromhex(value)
+        body += data + bytes.fromhex(message["body"])
+        joined |= flags
+        index += struct.pack("<IHBB", len(body), message["slot"], flags, 0)
+    rest = struct.pack("<IIIQQQ", vector["topic"], vector["part"], len(vector["messages"]), *(
+        int(vector[name]) for name in ("writer", "first", "progress")
+    )) + index + body  # fmt: skip
+    made = struct.pack("<2sBBII", b"PB", 1, joined, 12 + len(rest), zlib.crc32(rest)) + rest
+    assert made.hex() == vector["block"]
+    stamp = struct.pack("<QQQ", 4096, 1_750_000_000_000_000, 7)
+    crc = zlib.crc32(stamp + made[8:12])
+    assert (struct.pack("<II", len(made), crc) + stamp + made).hex() == vector["stored_at_4096"]
+
+
 def test_ids_partitions_and_envelopes_are_the_products() -> None:
     for vector in FOUND["snowflake_ids"]:
         number = int(vector["id"])
@@ -66,6 +98,8 @@ def test_ids_partitions_and_envelopes_are_the_products() -> None:
     for vector in FOUND["partitions"]:
         served = [partition for partition in range(vector["n"]) if serves(partition, int(vector["key"]), vector["n"])]
         assert served == [vector["partition"]]
+    for vector in FOUND["slots"]:
+        assert slot_of(bytes.fromhex(vector["key"])) == vector["slot"]
     for vector in FOUND["envelopes"]:
         (found,) = envelope.split(bytes.fromhex(vector["bytes"]), 1)
         assert (str(found.msg_id), str(found.seq), str(found.uin)) == (vector["msg_id"], vector["seq"], vector["uin"])

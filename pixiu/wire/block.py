@@ -1,0 +1,331 @@
+"""The block: many messages of one writer for one part of a topic, the form in which they are sent, stored and read.
+
+    offset  type  field                                offset  type  field
+    0       u16   magic, "PB"                          16      u32   part
+    2       u8    version, 1                           20      u32   count of messages
+    3       u8    flags of its messages, joined        24      u64   writer
+    4       u32   size of the whole block              32      u64   position of the first message
+    8       u32   CRC-32 of everything from 12 on      40      u64   progress after the last message, 0 none
+    12      u32   topic                                48            index, messages
+
+The index has 8 bytes a message: u32 where it ends, counted from the end of the index; u16 slot; u8 flags; u8 0. A message is the
+fields of its flags, in this order, and its body. All numbers are little-endian, times are Unix µs:
+
+    64 event time u64 | 4 deliver_at u64 | 8 expires_in u32 s | 2 tag: u8, bytes | 16 key: u16, bytes
+    32 headers: u8 count, for each u8 name size, u16 value size, name, value | 1 (load test) has no field
+
+The leader of a part checks a block and stores it as it came, behind a stamp that only leaders write.
+
+    0  u32 size of the block | 4  u32 CRC-32 of what follows, and of the block's CRC | 8  u64 offset of the first message
+    16 u64 when it was appended | 24 u64 sender's UIN, as logged in
+
+Source: docs/topics.md, "Blocks".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from pixiu.errors import InvalidArgument, MalformedData, RecordTooLarge
+
+MAGIC: Final = 0x4250
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<HBBIIIIIQQQ")
+HEAD_BYTES: Final = 48
+COVERED_FROM: Final = 12
+"""Offset from which the CRC covers the block."""
+INDEX: Final = struct.Struct("<IHBB")
+INDEX_BYTES: Final = 8
+STAMP: Final = struct.Struct("<IIQQQ")
+STAMP_BYTES: Final = 32
+MAX_BLOCK_BYTES: Final = 1 << 20
+"""Limit of a whole block, and so, with its head, of a message."""
+MAX_HEADERS: Final = 64
+MAX_KEY_BYTES: Final = 4096
+MAX_TAG_BYTES: Final = 100
+MAX_OFFSET: Final = (1 << 48) - 1
+MAX_POSITION: Final = (1 << 63) - 1
+U64: Final = struct.Struct("<Q")
+U32: Final = struct.Struct("<I")
+U16: Final = struct.Struct("<H")
+HEADER: Final = struct.Struct("<BH")
+assert HEAD.size == HEAD_BYTES
+assert INDEX.size == INDEX_BYTES
+assert STAMP.size == STAMP_BYTES
+
+
+class Flag:
+    """Bits of a message, and of a block with such a message."""
+
+    LOAD_TEST: Final = 1
+    TAG: Final = 2
+    DELIVER_AT: Final = 4
+    EXPIRES: Final = 8
+    KEY: Final = 16
+    HEADERS: Final = 32
+    EVENT_TIME: Final = 64
+
+
+ALL_FLAGS: Final = 127
+
+
+class Message(NamedTuple):
+    """A message of a topic."""
+
+    body: bytes
+    slot: int
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
+    event_at_us: int | None = None
+    deliver_at_us: int | None = None
+    expires_in_s: int | None = None
+    tag: str | None = None
+    load_test: bool = False
+
+
+class Stamp(NamedTuple):
+    """The fields that the leader adds to a block."""
+
+    base: int
+    """Offset of the first message."""
+    at_us: int
+    """Time of appending, Unix µs."""
+    sender: int
+    """UIN of the writer's login."""
+
+
+def _encoded(message: Message) -> tuple[int, bytes]:
+    """Flags and bytes of a message. Raises InvalidArgument."""
+    flags, parts = int(message.load_test), list[bytes]()
+    try:
+        if message.event_at_us is not None:
+            flags |= Flag.EVENT_TIME
+            parts.append(U64.pack(message.event_at_us))
+        if message.deliver_at_us is not None:
+            flags |= Flag.DELIVER_AT
+            parts.append(U64.pack(message.deliver_at_us))
+        if message.expires_in_s is not None:
+            flags |= Flag.EXPIRES
+            parts.append(U32.pack(message.expires_in_s))
+    except struct.error as problem:
+        raise InvalidArgument("times are Unix µs from 0 to 2^64-1, expires_in is at most 2^32-1 seconds") from problem
+    if message.tag is not None:
+        tag = message.tag.encode()
+        if not 0 < len(tag) <= MAX_TAG_BYTES:
+            raise InvalidArgument(f"a tag has 1 to {MAX_TAG_BYTES} bytes, this one {len(tag)}")
+        flags |= Flag.TAG
+        parts.append(bytes((len(tag),)) + tag)
+    if message.key is not None:
+        if len(message.key) > MAX_KEY_BYTES:
+            raise InvalidArgument(f"a key has at most {MAX_KEY_BYTES} bytes, this one {len(message.key)}")
+        flags |= Flag.KEY
+        parts.append(U16.pack(len(message.key)) + message.key)
+    if message.headers:
+        if len(message.headers) > MAX_HEADERS:
+            raise InvalidArgument(f"a message has at most {MAX_HEADERS} headers, this one {len(message.headers)}")
+        flags |= Flag.HEADERS
+        parts.append(bytes((len(message.headers),)))
+        for name, value in message.headers:
+            encoded = name.encode()
+            if not 0 < len(encoded) < 256 or len(value) > 0xFFFF:
+                raise InvalidArgument(f"the header {name!r}: a name has 1 to 255 bytes, a value at most 65535")
+            parts.append(HEADER.pack(len(encoded), len(value)) + encoded + value)
+    parts.append(message.body)
+    return flags, b"".join(parts)
+
+
+def encode(messages: Sequence[Message], *, topic: int, part: int, writer: int, first: int, progress: int = 0) -> bytes:
+    """Encode a block. `first`: position of the first message in the writer's stream to this part; the others follow it.
+
+    Raises RecordTooLarge above `MAX_BLOCK_BYTES`, and InvalidArgument for a field out of range.
+    """
+    index, found, end, joined = bytearray(), list[bytes](), 0, 0
+    for message in messages:
+        if not 0 <= message.slot <= 0xFFFF:
+            raise InvalidArgument(f"a slot is from 0 to 65535, not {message.slot}")
+        flags, data = _encoded(message)
+        found.append(data)
+        end += len(data)
+        joined |= flags
+        index += INDEX.pack(end & 0xFFFFFFFF, message.slot, flags, 0)
+    size = HEAD_BYTES + len(index) + end
+    if size > MAX_BLOCK_BYTES:
+        raise RecordTooLarge(
+            f"a block of {size} bytes is above the limit of {MAX_BLOCK_BYTES}; send a reference to the content instead"
+        )
+    if not messages or not 1 <= first <= MAX_POSITION - len(messages):
+        raise InvalidArgument("a block has at least one message, and positions from 1 to 2^63-1")
+    try:
+        head = HEAD.pack(MAGIC, VERSION, joined, size, 0, topic, part, len(messages), writer, first, progress)
+    except struct.error as problem:
+        raise InvalidArgument("topic and part have 32 bits, writer and progress 64") from problem
+    covered = b"".join((head[COVERED_FROM:], index, *found))
+    return head[:8] + U32.pack(crc32(covered)) + covered
+
+
+class Block:
+    """A checked block, read in place: nothing is made for a message that nobody asks for.
+
+    `parse` makes one.
+    """
+
+    __slots__ = ("_at", "count", "data", "first", "flags", "part", "progress", "topic", "writer")
+
+    def __init__(self, data: bytes, head: tuple[int, ...]) -> None:
+        self.data = data
+        _, _, self.flags, _, _, self.topic, self.part, self.count, self.writer, self.first, self.progress = head
+        self._at = HEAD_BYTES + INDEX_BYTES * self.count
+        """Offset of the first message."""
+
+    @property
+    def last(self) -> int:
+        """Position of the last message."""
+        return self.first + self.count - 1
+
+    @property
+    def crc(self) -> int:
+        """Its CRC, which tells whether two blocks are the same."""
+        return int(U32.unpack_from(self.data, 8)[0])
+
+    def index(self) -> Iterator[tuple[int, int, int, int]]:
+        """(end, slot, flags, 0) of each message."""
+        return INDEX.iter_unpack(memoryview(self.data)[HEAD_BYTES : self._at])
+
+    def slots(self) -> list[int]:
+        """The slot of each message."""
+        return [slot for _, slot, _, _ in self.index()]
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Begin and end of a message in `data`."""
+        at = HEAD_BYTES + INDEX_BYTES * number
+        begin = int(U32.unpack_from(self.data, at - INDEX_BYTES)[0]) if number else 0
+        return self._at + begin, self._at + int(U32.unpack_from(self.data, at)[0])
+
+    def message(self, number: int) -> Message:
+        """Decode one message."""
+        _, slot, flags, _ = INDEX.unpack_from(self.data, HEAD_BYTES + INDEX_BYTES * number)
+        data, (at, end) = self.data, self.bounds(number)
+        event_at = deliver_at = expires = tag = key = None
+        headers = list[tuple[str, bytes]]()
+        if flags & Flag.EVENT_TIME:
+            (event_at,) = U64.unpack_from(data, at)
+            at += 8
+        if flags & Flag.DELIVER_AT:
+            (deliver_at,) = U64.unpack_from(data, at)
+            at += 8
+        if flags & Flag.EXPIRES:
+            (expires,) = U32.unpack_from(data, at)
+            at += 4
+        if flags & Flag.TAG:
+            tag = data[at + 1 : at + 1 + data[at]].decode()
+            at += 1 + data[at]
+        if flags & Flag.KEY:
+            size = int(U16.unpack_from(data, at)[0])
+            key = data[at + 2 : at + 2 + size]
+            at += 2 + size
+        if flags & Flag.HEADERS:
+            at += 1
+            for _ in range(data[at - 1]):
+                name, value = HEADER.unpack_from(data, at)
+                at += HEADER.size + name + value
+                headers.append((data[at - name - value : at - value].decode(), data[at - value : at]))
+        return Message(data[at:end], slot, key, headers, event_at, deliver_at, expires, tag, bool(flags & Flag.LOAD_TEST))
+
+
+def parse(data: bytes) -> Block:
+    """Check a whole block before anything is made of it: size, CRC, index, and that the fields of each message lie within it.
+
+    Raises MalformedData.
+    """
+    if not HEAD_BYTES + INDEX_BYTES <= len(data) <= MAX_BLOCK_BYTES:
+        raise MalformedData(f"a block has {HEAD_BYTES + INDEX_BYTES} to {MAX_BLOCK_BYTES} bytes, this one {len(data)}")
+    head = HEAD.unpack_from(data)
+    magic, version, joined, size, crc, _, _, count, _, first, _ = head
+    if magic != MAGIC or version != VERSION:
+        raise MalformedData("it does not begin as a block of version 1 does")
+    if size != len(data):
+        raise MalformedData(f"the block says {size} bytes and has {len(data)}")
+    if crc32(memoryview(data)[COVERED_FROM:]) != crc:
+        raise MalformedData("the block's CRC is wrong: it was damaged on the way")
+    if not count or HEAD_BYTES + INDEX_BYTES * count > size or not 1 <= first <= MAX_POSITION - count:
+        raise MalformedData(f"the block has no {count} messages from position {first} on")
+    block = Block(data, head)
+    start = at = HEAD_BYTES + INDEX_BYTES * count
+    found = 0
+    for end, _, flags, spare in block.index():
+        if start + end < at or start + end > size or spare:
+            raise MalformedData("the block's index does not fit its messages")
+        if flags & ~Flag.LOAD_TEST and not _fits(data, flags, at, start + end):
+            raise MalformedData("a message's fields do not fit in it")
+        found |= flags
+        at = start + end
+    if at != size or found != joined or found & ~ALL_FLAGS:
+        raise MalformedData("the block's index does not fit its head")
+    return block
+
+
+def _fits(data: bytes, flags: int, at: int, end: int) -> bool:
+    """True if the fields of a message lie between its bounds and are within their limits."""
+    at += (8 if flags & Flag.EVENT_TIME else 0) + (8 if flags & Flag.DELIVER_AT else 0) + (4 if flags & Flag.EXPIRES else 0)
+    if flags & Flag.TAG:
+        tag_at = at
+        if at >= end or not 0 < data[at] <= MAX_TAG_BYTES:
+            return False
+        at += 1 + data[at]
+        if at > end or not _is_text(data[at - data[tag_at] : at]):
+            return False
+    if flags & Flag.KEY:
+        if at + 2 > end or data[at] | data[at + 1] << 8 > MAX_KEY_BYTES:
+            return False
+        at += 2 + (data[at] | data[at + 1] << 8)
+    if flags & Flag.HEADERS:
+        if at >= end or not 0 < data[at] <= MAX_HEADERS:
+            return False
+        left, at = data[at], at + 1
+        for _ in range(left):
+            if at + HEADER.size > end or not data[at]:
+                return False
+            name, value = HEADER.unpack_from(data, at)
+            at += HEADER.size + name + value
+            if at > end or not _is_text(data[at - name - value : at - value]):
+                return False
+    return at <= end
+
+
+def _is_text(data: bytes) -> bool:
+    """True for UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def stamped(block: bytes, stamp: Stamp) -> bytes:
+    """A block as it is stored and read: behind its stamp."""
+    head = STAMP.pack(len(block), 0, *stamp)
+    return head[:4] + U32.pack(_stamp_crc(head, block)) + head[8:] + block
+
+
+def _stamp_crc(head: bytes, block: bytes) -> int:
+    return crc32(block[8:COVERED_FROM], crc32(head[8:STAMP_BYTES]))
+
+
+def stored_size(head: bytes) -> int:
+    """Size of a stored block, stamp included, by its first bytes; 0 if they cannot be those of one."""
+    size = int(U32.unpack_from(head)[0]) if len(head) >= STAMP_BYTES else 0
+    return STAMP_BYTES + size if HEAD_BYTES + INDEX_BYTES <= size <= MAX_BLOCK_BYTES else 0
+
+
+def parse_stored(data: bytes) -> tuple[Stamp, Block]:
+    """Check a stored block, stamp included. Raises MalformedData."""
+    if stored_size(data) != len(data):
+        raise MalformedData("a stored block does not have the size that its stamp says")
+    block = data[STAMP_BYTES:]
+    _, crc, *stamp = STAMP.unpack_from(data)
+    if crc != _stamp_crc(data, block):
+        raise MalformedData("the CRC of a stored block's stamp is wrong")
+    return Stamp(*stamp), parse(block)
