@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
-PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "node", "ops", "onebox", "tools", "pipeline", "comparison")
+CORES = ("topic",)
+"""Roles without a process yet: they have a core and its events."""
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, *CORES, "node", "ops", "onebox", "tools", "pipeline", "comparison")
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -23,7 +25,7 @@ UNTYPED = {
     "kazoo": {"pixiu/discovery/kazoo_client.py"},
     "lmdb": {
         "cluster/membership/replica/store.py", "cluster/process/shared_memory.py", "gateway/delivery/signal_table.py",
-        "xiu/records/table.py", "pi/store/store.py",
+        "xiu/records/table.py", "pi/store/store.py", "topic/storage/lmdb_table.py",
     },
 }  # fmt: skip
 """Libraries without types, and the only modules that may import them."""
@@ -129,7 +131,7 @@ def says_pure(source: str) -> bool:
 
 
 def test_cores_and_modules_that_say_so_are_pure() -> None:
-    by_name = {f"{role}/{name}" for role in ROLES for name in ("core.py", "events.py")}
+    by_name = {f"{role}/{name}" for role in (*ROLES, *CORES) for name in ("core.py", "events.py")}
     wrong = {
         source: sorted(found)
         for source in sources()
@@ -154,9 +156,9 @@ def test_every_role_names_its_parts_alike(role: str) -> None:
     assert "Service" in named["service.py"]
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [*ROLES, *CORES])
 def test_roles_never_import_each_other(role: str) -> None:
-    others = set(ROLES) - {role}
+    others = {*ROLES, *CORES} - {role}
     for source in sources():
         if source.startswith(f"{role}/"):
             assert not tops(source) & others, source
@@ -164,16 +166,16 @@ def test_roles_never_import_each_other(role: str) -> None:
 
 def test_imports_go_downwards_only() -> None:
     """The SDK below the servers' kernel, the kernel below what writes to the registry, that below roles and operators' commands."""
-    outside = {"node", "ops", "onebox", "tools", "pipeline"}
+    outside, roles = {"node", "ops", "onebox", "tools", "pipeline"}, {*ROLES, *CORES}
     above = {
-        "pixiu": {"cluster", "registry", *ROLES, *outside},
-        "cluster": {"registry", *ROLES, *outside},
-        "registry": {*ROLES, *outside},
-        "tools": {"registry", *ROLES, *outside - {"tools"}},
-        "onebox": {"ops", "node", *ROLES},
-        "ops": {"node", *ROLES},
-        "node": {*ROLES, *outside - {"node"}},
-        **dict.fromkeys(ROLES, outside),
+        "pixiu": {"cluster", "registry", *roles, *outside},
+        "cluster": {"registry", *roles, *outside},
+        "registry": {*roles, *outside},
+        "tools": {"registry", *roles, *outside - {"tools"}},
+        "onebox": {"ops", "node", *roles},
+        "ops": {"node", *roles},
+        "node": {*roles, *outside - {"node"}},
+        **dict.fromkeys(roles, outside),
     }
     wrong = {source for source in sources() if tops(source) & above.get(source.split("/")[0], set())}
     assert not wrong
@@ -181,7 +183,7 @@ def test_imports_go_downwards_only() -> None:
 
 def test_no_server_has_a_client_inside() -> None:
     """A gateway publishes by links, whatever the QoS: it imports nothing of the SDK's client, nor does any other server."""
-    servers = ("cluster", "registry", "node", *ROLES)
+    servers = ("cluster", "registry", "node", *ROLES, *CORES)
     clients = {source for source in sources() if any(name.startswith("pixiu.client") for name in imports(source))}
     assert not {source for source in clients if source.split("/")[0] in servers}
 
@@ -198,7 +200,7 @@ def test_no_server_has_anything_of_its_process_alone() -> None:
 
 def test_the_pipeline_is_a_client() -> None:
     """It imports the SDK, and no server's package; nobody imports it, and nobody else PySpark."""
-    servers = {"cluster", "registry", "ops", "onebox", *ROLES}
+    servers = {"cluster", "registry", "ops", "onebox", *ROLES, *CORES}
     for source in sources():
         if source.startswith("pipeline/"):
             assert not tops(source) & servers, source

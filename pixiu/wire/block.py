@@ -169,7 +169,7 @@ def encode(messages: Sequence[Message], *, topic: int, part: int, writer: int, f
 class Block:
     """A checked block, read in place: nothing is made for a message that nobody asks for.
 
-    `parse` makes one.
+    `parse` makes one after checking it, `checked` of one that was.
     """
 
     __slots__ = ("_at", "count", "data", "first", "flags", "part", "progress", "topic", "writer")
@@ -179,6 +179,11 @@ class Block:
         _, _, self.flags, _, _, self.topic, self.part, self.count, self.writer, self.first, self.progress = head
         self._at = HEAD_BYTES + INDEX_BYTES * self.count
         """Offset of the first message."""
+
+    @classmethod
+    def checked(cls, data: bytes) -> Block:
+        """A block that was checked before: when its writer sent it, say, and that comes from a log with CRCs now."""
+        return cls(data, HEAD.unpack_from(data))
 
     @property
     def last(self) -> int:

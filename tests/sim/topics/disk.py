@@ -1,0 +1,99 @@
+"""A group's files and table in memory, over what a power cut leaves of them: the disk of the power-cut simulation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from tests.sim.power_cut.disk import Disk, File, Folder, Left
+from tests.sim.power_cut.recorder import Kind, Operation
+
+
+class MemoryFiles:
+    """`topic.storage.files.Files` over a simulated disk. Operations are counted."""
+
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.disk = disk or Disk()
+        self.operations = 0
+        self._inode = 0
+
+    def _do(self, kind: Kind, path: str, value: int = 0) -> None:
+        self._inode += 1
+        self.operations += 1
+        self.disk.do(Operation(kind, self._inode, value, path, "", b""))
+
+    def _file(self, path: str) -> File:
+        found = self.disk.find(path)
+        assert isinstance(found, File)
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            found = self.disk.find(folder)
+        except KeyError:
+            return []
+        assert isinstance(found, Folder)
+        return sorted(found.now)
+
+    def make_folder(self, folder: str) -> None:
+        parent, _, name = folder.rpartition("/")
+        if name not in self.names(parent):
+            self._do(Kind.MADE, folder)
+            self._do(Kind.NAMES_SYNCED, parent)
+
+    def create(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        if name in self.names(folder):
+            self._file(path).do(0)
+        else:
+            self._do(Kind.OPENED, path, 1)
+
+    def size(self, path: str) -> int:
+        return len(self._file(path).now)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        return bytes(self._file(path).now[offset : offset + size])
+
+    def write(self, path: str, offset: int, data: bytes) -> None:
+        self.operations += 1
+        self._file(path).do((offset, data))
+
+    def truncate(self, path: str, size: int) -> None:
+        self.operations += 1
+        self._file(path).do(size)
+
+    def remove(self, path: str) -> None:
+        self._do(Kind.UNLINKED, path)
+
+    def sync(self, path: str) -> None:
+        self.operations += 1
+        self._file(path).sync()
+
+    def sync_folder(self, folder: str) -> None:
+        self._do(Kind.NAMES_SYNCED, folder)
+
+    def cut(self, left: Left, rng: random.Random) -> MemoryFiles:
+        """The files after a kill (`Left.ALL`) or a power cut."""
+        return MemoryFiles(self.disk.cut(left, rng))
+
+
+class MemoryTable:
+    """`topic.storage.store.Table`: a transaction is there whole, or not at all."""
+
+    def __init__(self, rows: Mapping[bytes, bytes] | None = None, position: tuple[int, int] = (0, 0)) -> None:
+        self.rows = dict(rows or {})
+        self.position = position
+
+    def read(self) -> tuple[Mapping[bytes, bytes], int, int]:
+        return self.rows, *self.position
+
+    def write(self, changes: Sequence[tuple[bytes, bytes | None]], applied: int, clock_us: int) -> None:
+        for key, value in changes:
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
+        self.position = applied, clock_us
+
+    def copy(self) -> MemoryTable:
+        return MemoryTable(self.rows, self.position)

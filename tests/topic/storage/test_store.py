@@ -1,0 +1,125 @@
+"""Stores on real files and LMDB, the index by time, and retention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pixiu.errors import DiskFull
+from tests.topic.builders import PART, Log, written
+from topic import entries as en
+from topic.storage.files import DiskFiles
+from topic.storage.lmdb_table import LmdbTable
+from topic.storage.segment import Stored
+from topic.storage.store import Store
+
+
+def on_disk(folder: Path) -> tuple[Log, LmdbTable]:
+    (folder / "files").mkdir(exist_ok=True, parents=True)
+    table = LmdbTable(folder / "table", 1 << 20)
+    return Log(DiskFiles(folder / "files"), table), table  # type: ignore[arg-type]
+
+
+def test_a_store_on_the_disk_is_read_again(tmp_path: Path) -> None:
+    log, table = on_disk(tmp_path)
+    log.open_part()
+    for number in range(30):
+        log.write(number, number + 1, first=1 + 2 * number)
+    log.store.flush()
+    table.close()
+    again, table = on_disk(tmp_path)
+    assert again.store.flushed == 31
+    assert again.store.slots(PART, 10, 14) == [5, 6, 6, 7]
+    assert len(again.store.logs[PART].segments) > 3
+    assert again.write(7, first=61) is not None
+    again.store.flush()
+    table.close()
+
+
+def test_a_full_table_keeps_its_changes_for_later(tmp_path: Path) -> None:
+    log, table = on_disk(tmp_path)
+    log.open_part()
+    log.write(1)
+    with pytest.raises(DiskFull, match="free some"):
+        table.write([(b"k%d" % number, bytes(4000)) for number in range(400)], 9, 9)
+    assert table.read() == ({}, 0, 0)
+    assert log.store.flush() == 2
+    assert table.read()[1:] == (2, 1000)
+    table.close()
+
+
+def test_a_flush_that_fails_is_made_up_for() -> None:
+    log = Log()
+    log.open_part()
+    log.write(1)
+    failing = log.table.write
+
+    def fail(*_: object) -> None:
+        raise DiskFull("full")
+
+    log.table.write = fail  # type: ignore[assignment]
+    with pytest.raises(DiskFull):
+        log.store.flush()
+    assert log.store.flushed == 0
+    log.write(2, first=2)
+    log.table.write = failing  # type: ignore[method-assign]
+    log.store.flush()
+    again = Log(log.files, log.table)
+    assert again.store.state.parts[PART].end == 2
+    assert again.store.state.parts[PART].writers[5].position == 2
+
+
+def test_unwritten_blocks_are_read_from_memory() -> None:
+    log = Log()
+    log.open_part()
+    log.write(1, 2)
+    log.store.flush()
+    log.write(3, first=3)
+    found = log.store.logs[PART].read(1, 1 << 20)
+    assert [each.stamp.base for each in found if isinstance(each, Stored)] == [0, 2]
+    assert found[1].data.endswith(b"3")  # type: ignore[union-attr]
+    assert log.store.slots(PART, 0, 9) == [1, 2, 3]
+
+
+def test_a_time_finds_its_offset() -> None:
+    log = Log()
+    log.open_part()
+    for number in range(20):
+        log.write(1, 2, first=1 + 2 * number, at_us=100 * number)
+    log.store.flush()
+    log.write(1, first=41, at_us=2500)
+    for part in (log.store.logs[PART], Log(log.files, log.table).store.logs[PART]):
+        assert [part.offset_at(at) for at in (0, 1, 100, 1450, 1900)] == [0, 2, 2, 30, 38]
+    assert log.store.logs[PART].offset_at(2000) == 40
+    assert log.store.logs[PART].offset_at(2501) == 41
+
+
+def test_retention_goes_by_time_and_by_size_in_whole_segments() -> None:
+    log = Log()
+    log.open_part()
+    for number in range(20):
+        log.write(1, 2, first=1 + 2 * number, at_us=100 * number)
+    log.store.flush()
+    part = log.store.logs[PART]
+    assert part.expired(0, 1 << 30) == 0
+    by_time = part.expired(1000, 1 << 30)
+    assert 0 < by_time <= 20
+    assert part.expired(0, part.segments[-1].size) == part.segments[-1].base
+    before = part.stored_bytes
+    log.apply(en.TRIM, en.encode_trim(PART, by_time))
+    log.store.flush()
+    assert (part.first, part.stored_bytes < before) == (by_time, True)
+    assert Log(log.files, log.table).store.logs[PART].first == by_time
+
+
+def test_blocks_are_kept_as_they_came() -> None:
+    log = Log()
+    log.open_part()
+    block = written(1, 2, 3, body=b"x" * 300)
+    log.apply(en.BLOCK, en.encode_block(42, block), 77)
+    log.store.flush()
+    (found,) = log.store.logs[PART].read(1, 1)
+    assert isinstance(found, Stored)
+    assert (found.block.data, found.stamp) == (block, (0, 77, 42))
+    assert isinstance(log.store, Store)

@@ -1,0 +1,1 @@
+"""The role topic: durable logs of blocks, and the channels that read them."""

@@ -1,0 +1,231 @@
+"""Entries of a group's log: blocks, settlements of channels, and what parts and channels go through. Pure.
+
+    kind 16 BLOCK     u64 sender, block
+         17 SETTLE    u64 channel, u64 part, u32 ranges, u32 deferred, u32 dead, then each
+                      range: u64 low, u64 high    deferred: u64 offset, u64 delay µs, u32 attempts
+                      dead: u64 offset, u32 attempts, u32 reason
+         18 OPEN  19 SEAL  20 CHANNEL             JSON: they are rare
+         21 TRIM      u64 part, u64 first offset that is kept
+         22 BEGIN     nothing: once it is applied, its leader knows everything that was committed before its epoch
+
+A part is named by its topic and its number: `part_id`. Numbers in an entry are little-endian.
+
+Source: docs/topics.md, "The log of a group".
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from pixiu.errors import MalformedData
+
+BLOCK: Final = 16
+SETTLE: Final = 17
+OPEN: Final = 18
+SEAL: Final = 19
+CHANNEL: Final = 20
+TRIM: Final = 21
+BEGIN: Final = 22
+_U64: Final = struct.Struct("<Q")
+_SETTLE: Final = struct.Struct("<QQIII")
+_RANGE: Final = struct.Struct("<QQ")
+_DEFERRED: Final = struct.Struct("<QQI")
+_DEAD: Final = struct.Struct("<QII")
+
+
+class Reason(IntEnum):
+    """Cause for which a message is among a channel's dead letters."""
+
+    ATTEMPTS = 1
+    """Its attempts are used up; the last member refused it."""
+    TIMED_OUT = 2
+    """Its attempts are used up; the last member took it and never answered."""
+
+
+class Deferred(NamedTuple):
+    """A message that is to be delivered again."""
+
+    offset: int
+    delay_us: int
+    """From when the entry was appended."""
+    attempts: int
+    """Deliveries so far."""
+
+
+class Dead(NamedTuple):
+    """A message that goes to the dead letters."""
+
+    offset: int
+    attempts: int
+    reason: int
+
+
+class Settlement(NamedTuple):
+    """Reports of a channel's members on messages of one part, and the fate of those that nobody reported."""
+
+    channel: int
+    part: int
+    acknowledged: Sequence[tuple[int, int]] = ()
+    """Ranges [low, high) of offsets."""
+    deferred: Sequence[Deferred] = ()
+    dead: Sequence[Dead] = ()
+
+    def encode(self) -> bytes:
+        """The payload of its entry."""
+        head = _SETTLE.pack(self.channel, self.part, len(self.acknowledged), len(self.deferred), len(self.dead))
+        parts = [head, *(_RANGE.pack(*each) for each in self.acknowledged)]
+        parts += [_DEFERRED.pack(*each) for each in self.deferred]
+        parts += [_DEAD.pack(*each) for each in self.dead]
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Settlement:
+        """The settlement in a payload. Raises MalformedData."""
+        if len(data) < _SETTLE.size:
+            raise MalformedData("a settlement is too short")
+        channel, part, ranges, deferred, dead = _SETTLE.unpack_from(data)
+        at = _SETTLE.size
+        middle = at + ranges * _RANGE.size
+        behind = middle + deferred * _DEFERRED.size
+        if behind + dead * _DEAD.size != len(data):
+            raise MalformedData("a settlement does not have the size that it says")
+        return cls(
+            channel,
+            part,
+            list(_RANGE.iter_unpack(data[at:middle])),
+            [Deferred(*each) for each in _DEFERRED.iter_unpack(data[middle:behind])],
+            [Dead(*each) for each in _DEAD.iter_unpack(data[behind:])],
+        )
+
+
+class Child(NamedTuple):
+    """A part that follows a sealed one."""
+
+    number: int
+    low: int
+    high: int
+    group: int
+
+
+class KnownWriter(NamedTuple):
+    """State of a writer in a part: its last position there, and its progress."""
+
+    part: int
+    """Number of the part."""
+    writer: int
+    position: int
+    progress: int
+
+
+class Opening(NamedTuple):
+    """A part that is to be opened."""
+
+    part: int
+    """`part_id` of it."""
+    low: int
+    high: int
+    parents: Sequence[int] = ()
+    """Numbers of its parents."""
+    writers: Sequence[KnownWriter] = ()
+    """States of the parents' writers when they were sealed, also what the parents had inherited."""
+    channels: Sequence[ChannelSettings] = ()
+    """Channels of the topic: each reads a child from its beginning."""
+
+    def encode(self) -> bytes:
+        """The payload of its entry."""
+        return _json(self._asdict() | {"channels": [each._asdict() for each in self.channels]})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Opening:
+        """The opening in a payload."""
+        found = _unjson(data)
+        writers = [KnownWriter(*each) for each in found.pop("writers")]
+        channels = [ChannelSettings(**each) for each in found.pop("channels")]
+        return cls(**found | {"parents": tuple(found["parents"])}, writers=writers, channels=channels)
+
+
+class ChannelSettings(NamedTuple):
+    """A channel of a topic."""
+
+    channel: int
+    """Its ID, u32, given once in a cluster."""
+    topic: int
+    name: str
+    ordered: bool = False
+    """False: any message to any member. True: a slot's messages one batch after the other."""
+    from_end: bool = False
+    """True: it begins at the end that a part has when the channel is made; False: at the first message that is kept."""
+    max_attempts: int = 16
+    timeout_s: float = 60.0
+    """Time after which a message that its member neither acknowledged nor refused is delivered again."""
+    removed: bool = False
+
+    def encode(self) -> bytes:
+        """The payload of its entry."""
+        return _json(self._asdict())
+
+    @classmethod
+    def decode(cls, data: bytes) -> ChannelSettings:
+        """The channel in a payload."""
+        return cls(**_unjson(data))
+
+
+def part_id(topic: int, number: int) -> int:
+    """The ID of a part, u64."""
+    return topic << 32 | number
+
+
+def number_of(part: int) -> int:
+    """The number of a part in its topic."""
+    return part & 0xFFFFFFFF
+
+
+def topic_of(part: int) -> int:
+    """The topic of a part."""
+    return part >> 32
+
+
+def encode_block(sender: int, block: bytes) -> bytes:
+    """The payload of a block's entry. `sender`: UIN of the login."""
+    return _U64.pack(sender) + block
+
+
+def decode_block(payload: bytes) -> tuple[int, bytes]:
+    """Sender and block of an entry."""
+    return int(_U64.unpack_from(payload)[0]), payload[_U64.size :]
+
+
+def encode_seal(part: int, children: Sequence[Child]) -> bytes:
+    """The payload of a seal."""
+    return _json({"part": part, "children": children})
+
+
+def decode_seal(payload: bytes) -> tuple[int, tuple[Child, ...]]:
+    """Part and children of a seal."""
+    found = _unjson(payload)
+    return int(found["part"]), tuple(Child(*each) for each in found["children"])
+
+
+def encode_trim(part: int, first: int) -> bytes:
+    """The payload of a trim."""
+    return _RANGE.pack(part, first)
+
+
+def decode_trim(payload: bytes) -> tuple[int, int]:
+    """Part and first kept offset of a trim."""
+    part, first = _RANGE.unpack(payload)
+    return part, first
+
+
+def _json(found: dict[str, Any]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _unjson(data: bytes) -> dict[str, Any]:
+    found = json.loads(data)
+    assert isinstance(found, dict)
+    return found

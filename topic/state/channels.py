@@ -1,0 +1,95 @@
+"""A channel in one part: what is acknowledged, what waits for another delivery, and its dead letters. Pure.
+
+Source: docs/topics.md, "Channels".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from topic.entries import Settlement
+from topic.state.acks import Acks
+
+MAX_DEAD: Final = 10_000
+"""Dead letters of a channel in a part. Policy: the one with the lowest offset is forgotten, and counted."""
+
+
+class Waiting(NamedTuple):
+    """A message that is to be delivered again."""
+
+    due_us: int
+    """By the log's clock."""
+    attempts: int
+
+
+class DeadLetter(NamedTuple):
+    """A message that will not be delivered again."""
+
+    attempts: int
+    reason: int
+    at_us: int
+
+
+class Changes(NamedTuple):
+    """Rows that a settlement changed."""
+
+    chunks: set[int]
+    """Numbers of bitmaps."""
+    offsets: list[int]
+    """Offsets that wait, did wait, or are dead letters from now on or no longer."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """A channel's state in one part."""
+
+    acks: Acks = field(default_factory=Acks)
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    """By offset; none of them is acknowledged."""
+    dead: dict[int, DeadLetter] = field(default_factory=dict)
+    """By offset; all of them count as acknowledged."""
+    forgotten: int = 0
+    """Dead letters that were dropped by the limit."""
+    lost: int = 0
+    """Messages that retention dropped before the channel had acknowledged them."""
+
+    def settle(self, settlement: Settlement, end: int, at_us: int) -> Changes:
+        """Take a settlement; what lies at or beyond `end` is ignored, and what is acknowledged stays so."""
+        chunks, offsets = set[int](), list[int]()
+        for low, high in settlement.acknowledged:
+            chunks |= self._acknowledge(low, min(high, end), offsets)
+        for offset, delay_us, attempts in settlement.deferred:
+            if offset < end and offset not in self.acks:
+                self.waiting[offset] = Waiting(at_us + delay_us, attempts)
+                offsets.append(offset)
+        for offset, attempts, reason in settlement.dead:
+            if offset < end and offset not in self.acks:
+                chunks |= self._acknowledge(offset, offset + 1, offsets)
+                self.dead[offset] = DeadLetter(attempts, reason, at_us)
+                offsets.append(offset)
+        while len(self.dead) > MAX_DEAD:
+            oldest = min(self.dead)
+            del self.dead[oldest]
+            self.forgotten += 1
+            offsets.append(oldest)
+        return Changes(chunks, offsets)
+
+    def _acknowledge(self, low: int, high: int, offsets: list[int]) -> set[int]:
+        if low >= high:
+            return set()
+        if self.waiting:
+            done = [low] if high == low + 1 else [offset for offset in self.waiting if low <= offset < high]
+            for offset in done:
+                if self.waiting.pop(offset, None):
+                    offsets.append(offset)
+        return self.acks.add(low, high)
+
+    def trim(self, first: int) -> Changes:
+        """Retention dropped everything below an offset: what was not acknowledged there is lost to the channel, and counted."""
+        self.lost += self.acks.missing_in(self.acks.floor, first)
+        offsets = [offset for offset in (*self.waiting, *self.dead) if offset < first]
+        for offset in offsets:
+            self.waiting.pop(offset, None)
+            self.dead.pop(offset, None)
+        return Changes(self.acks.raise_floor(first), offsets)

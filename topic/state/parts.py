@@ -1,0 +1,128 @@
+"""A part as its group holds it: which offsets, which writers, what follows. Pure.
+
+Source: docs/topics.md, "Writing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from pixiu.wire.block import MAX_OFFSET, Block
+from topic.entries import Child, KnownWriter, number_of
+
+MAX_WRITERS: Final = 10_000
+"""Writers that a part knows. Policy: those unseen for `WRITER_KEPT_US` are forgotten, and while there are none new ones are
+refused."""
+WRITER_KEPT_US: Final = 30 * 24 * 3600 * 1_000_000
+
+
+class Verdict(IntEnum):
+    """Outcome of a block."""
+
+    STORED = 0
+    REPEATED = 1
+    """All of its positions are stored already."""
+    HOLE = 2
+    """Positions before it are missing, or it repeats some and has new ones too."""
+    SEALED = 3
+    NOT_HERE = 4
+    """This group does not hold the part, or not the message's slot."""
+    TOO_MANY_WRITERS = 5
+    FULL = 6
+    """The part has no offsets left: it has to be sealed."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """A writer in a part."""
+
+    position: int
+    """Of the last stored message."""
+    progress: int
+    seen_us: int
+    first: int
+    """Position of the first message of its last block."""
+    base: int
+    """Offset of that message."""
+
+
+class Appended(NamedTuple):
+    """Outcome of a block, with what its writer has to know in any case."""
+
+    verdict: Verdict
+    position: int
+    """Last stored position of the writer in this part."""
+    base: int = -1
+    """Offset of its first message; -1: it is not stored, or a repetition whose offset is no longer known."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One part."""
+
+    part: int
+    low: int
+    high: int
+    parents: tuple[int, ...] = ()
+    """Numbers of the parts before it."""
+    first: int = 0
+    """Offset of the oldest message that is kept."""
+    end: int = 0
+    """Offset of the next message."""
+    sealed: bool = False
+    children: tuple[Child, ...] = ()
+    writers: dict[int, Writer] = field(default_factory=dict)
+    inherited: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """(number of a part before this one, writer) → last position and progress there."""
+
+    def judge(self, writer: int, first: int, count: int, at_us: int) -> Appended:
+        """The outcome of a writer's messages; changes nothing."""
+        known = self.writers.get(writer)
+        position = known.position if known else 0
+        if known and first + count - 1 <= position:
+            base = known.base + first - known.first if first >= known.first else -1
+            return Appended(Verdict.REPEATED, position, base)
+        if self.sealed:
+            return Appended(Verdict.SEALED, position)
+        if first != position + 1:
+            return Appended(Verdict.HOLE, position)
+        if known is None and len(self.writers) >= MAX_WRITERS and next(self._forgettable(at_us), None) is None:
+            return Appended(Verdict.TOO_MANY_WRITERS, 0)
+        if self.end + count > MAX_OFFSET:
+            return Appended(Verdict.FULL, position)
+        return Appended(Verdict.STORED, position + count, self.end)
+
+    def holds(self, block: Block) -> bool:
+        """True if every message's slot belongs to the part."""
+        low, high = self.low, self.high
+        return all(low <= slot < high for slot in block.slots())
+
+    def append(self, block: Block, at_us: int) -> tuple[Appended, list[int]]:
+        """Take a block. Returns the outcome, and the writers that were forgotten to make place."""
+        found, forgotten = self.judge(block.writer, block.first, block.count, at_us), list[int]()
+        if found.verdict is Verdict.STORED:
+            known = self.writers.get(block.writer)
+            if known is None and len(self.writers) >= MAX_WRITERS:
+                forgotten = list(self._forgettable(at_us))
+                for writer in forgotten:
+                    del self.writers[writer]
+            progress = block.progress or (known.progress if known else self.inherited_progress(block.writer))
+            self.writers[block.writer] = Writer(block.last, progress, at_us, block.first, self.end)
+            self.end += block.count
+        return found, forgotten
+
+    def _forgettable(self, at_us: int) -> Iterator[int]:
+        return (number for number, writer in self.writers.items() if writer.seen_us < at_us - WRITER_KEPT_US)
+
+    def inherited_progress(self, writer: int) -> int:
+        """A writer's progress in the parts before this one."""
+        return max((progress for (_, each), (_, progress) in self.inherited.items() if each == writer), default=0)
+
+    def known_writers(self) -> list[KnownWriter]:
+        """The writers' states that a child inherits, this part's and what it has inherited itself; equal on every replica."""
+        own = [KnownWriter(number_of(self.part), number, each.position, each.progress) for number, each in self.writers.items()]
+        inherited = [KnownWriter(part, writer, *state) for (part, writer), state in self.inherited.items()]
+        return sorted(own + inherited)

@@ -1,0 +1,131 @@
+"""One file of a part: stored blocks end to end, from the offset in its name on.
+
+    000000000004096.seg      the block at its beginning has the base 4096
+    └─ sparse index: (base, time of appending, place in the file) every 64 KiB, made by writing or by reading the file once
+
+Source: docs/topics.md, "How it is stored".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pixiu.errors import MalformedData
+from pixiu.wire.block import STAMP_BYTES, Block, Stamp, parse_stored, stored_size
+from topic.storage.files import Files
+
+SUFFIX: Final = ".seg"
+INDEX_EVERY_BYTES: Final = 65_536
+READ_BYTES: Final = 256 << 10
+
+
+class Stored(NamedTuple):
+    """A block as it is read from a part."""
+
+    stamp: Stamp
+    block: Block
+    data: bytes
+    """Stamp and block, as they are stored."""
+
+
+class Gap(NamedTuple):
+    """Offsets [low, high) that cannot be read here: their blocks are damaged or missing."""
+
+    low: int
+    high: int
+
+
+class Mark(NamedTuple):
+    """A block in the index."""
+
+    base: int
+    at_us: int
+    place: int
+    """Offset in the file."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A file. `size` and `end` are those of its valid blocks, known after a scan or by writing."""
+
+    path: str
+    base: int
+    end: int
+    size: int = 0
+    last_us: int = 0
+    """Time of appending of its last block."""
+    index: list[Mark] = field(default_factory=list)
+    scanned: bool = False
+
+    def note(self, stamp: Stamp, size: int, count: int) -> None:
+        """A block was added at the end."""
+        if not self.index or self.size - self.index[-1].place >= INDEX_EVERY_BYTES:
+            self.index.append(Mark(stamp.base, stamp.at_us, self.size))
+        self.size += size
+        self.end = stamp.base + count
+        self.last_us = stamp.at_us
+
+    def scan(self, files: Files, known_end: int | None = None) -> None:
+        """Read the file and index its blocks; stops before the first that is damaged. What is then missing up to `known_end` is a
+        gap."""
+        self.index, self.size, self.end, self.scanned = [], 0, self.base, True
+        for stored in blocks_of(files, self.path, 0, self.base):
+            self.note(stored.stamp, len(stored.data), stored.block.count)
+        if known_end is not None:
+            self.end = known_end
+
+    def place_of(self, offset: int) -> int:
+        """A place in the file at which a block begins that is not after this offset."""
+        found = bisect_right(self.index, offset, key=lambda mark: mark.base) - 1
+        return self.index[found].place if found >= 0 else 0
+
+    def next_mark(self, offset: int) -> Mark | None:
+        """The first indexed block beyond an offset."""
+        found = bisect_right(self.index, offset, key=lambda mark: mark.base)
+        return self.index[found] if found < len(self.index) else None
+
+    def offset_at(self, at_us: int) -> int:
+        """The base of an indexed block that is not later than a time, as near to it as the index has one."""
+        found = bisect_right(self.index, at_us, key=lambda mark: mark.at_us) - 1
+        return self.index[found].base if found >= 0 else self.base
+
+
+def name_of(base: int) -> str:
+    """Name of the segment that begins with an offset."""
+    return f"{base:015d}{SUFFIX}"
+
+
+def base_of(name: str) -> int | None:
+    """The offset in a segment's name; None for other names."""
+    digits = name.removesuffix(SUFFIX)
+    return int(digits) if name.endswith(SUFFIX) and digits.isdigit() else None
+
+
+def blocks_of(files: Files, path: str, place: int, base: int | None) -> Iterator[Stored]:
+    """Checked blocks of a file from a place on; ends at the first that is damaged, torn, or does not follow. `base`: offset of the
+    first one; None: any."""
+    buffer, at = b"", 0
+    while True:
+        head = buffer[at : at + STAMP_BYTES]
+        size = stored_size(head)
+        if not size or at + size > len(buffer):
+            place, at = place + at, 0
+            try:
+                buffer = files.read(path, place, max(READ_BYTES, size))
+            except MalformedData:
+                return
+            size = stored_size(buffer)
+            if not size or size > len(buffer):
+                return
+        data = buffer[at : at + size]
+        try:
+            stamp, block = parse_stored(data)
+        except MalformedData:
+            return
+        if base is not None and stamp.base != base:
+            return
+        yield Stored(stamp, block, data)
+        base, at = stamp.base + block.count, at + size
