@@ -1,0 +1,257 @@
+"""Writers, members and admin, as an SDK and a controller would behave: they send again, and lose requests and answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pixiu.placement.slots import SLOTS, Lineage, Part, Range
+from pixiu.wire import block
+from tests.sim.replication.world import Node
+from tests.sim.topics.group import Group, body_of
+from tests.sim.topics.history import Acknowledged, Confirmed, Message
+from topic import entries as en
+from topic import events as ev
+from topic.state.parts import Verdict
+from topic.state.state import Done, Sealed
+
+if TYPE_CHECKING:
+    from tests.sim.topics.world import TopicWorld
+
+TOPIC = 1
+RESEND_S = 0.8
+WINDOW = 3
+"""Blocks of a writer that a part has not confirmed."""
+SLOTS_USED = (0, 1, 9_999, 20_000, 32_767, 32_768, 40_000, 65_535)
+
+
+class Stream:
+    """What a writer has for one part: blocks in order, the first of which are under way."""
+
+    def __init__(self) -> None:
+        self.confirmed = 0
+        """Position."""
+        self.messages: deque[Message] = deque()
+        """Not confirmed: the first has the position `confirmed` + 1."""
+        self.blocks: deque[int] = deque()
+        """Sizes of those that were sent."""
+        self.sent_at = -10.0
+        self.ended = False
+
+
+class Writer:
+    """Writes numbers to slots, each slot in order."""
+
+    def __init__(self, world: TopicWorld, number: int) -> None:
+        self.world, self.number = world, number
+        self.streams: dict[int, Stream] = {}
+        self.numbers = dict.fromkeys(SLOTS_USED, 0)
+        self.lineage = world.admin.lineage
+        world.after(world.rng.uniform(1.0, 2.0), self.turn)
+
+    @property
+    def idle(self) -> bool:
+        return not any(stream.messages for stream in self.streams.values())
+
+    def turn(self) -> None:
+        world, rng = self.world, self.world.rng
+        if world.writing and sum(len(stream.messages) for stream in self.streams.values()) < 40:
+            for slot in rng.sample(SLOTS_USED, rng.randint(1, 4)):
+                self.numbers[slot] += 1
+                self._put(Message(self.number, slot, self.numbers[slot]))
+        for part, stream in self.streams.items():
+            self._send(part, stream)
+        world.after(rng.uniform(0.1, 0.5), self.turn)
+
+    def _put(self, message: Message) -> None:
+        """Into the stream of the part that takes its slot; behind earlier messages of the slot, wherever those are."""
+        part = self.lineage.open_part(message.slot).number
+        for number, stream in self.streams.items():
+            holder = self.lineage.parts[number]
+            if stream.messages and not stream.ended and holder.low <= message.slot < holder.high:
+                part = min(part, number)
+        self.streams.setdefault(part, Stream()).messages.append(message)
+
+    def _send(self, part: int, stream: Stream) -> None:
+        now, rng = self.world.now, self.world.rng
+        if stream.ended:
+            return
+        if stream.blocks and now > stream.sent_at + RESEND_S:
+            stream.blocks.clear()  # everything again, cut into blocks as it comes
+        while len(stream.blocks) < WINDOW and (left := len(stream.messages) - (done := sum(stream.blocks))) > 0:
+            size = min(left, rng.randint(1, 5))
+            stream.blocks.append(size)
+            stream.sent_at = now
+            self.world.count("blocks sent")
+            messages = [block.Message(body_of(each), each.slot) for each in list(stream.messages)[done : done + size]]
+            first = stream.confirmed + 1 + done
+            data = block.encode(messages, topic=TOPIC, part=part, writer=self.number, first=first)
+            group = self.world.groups[self.lineage.parts[part].group]
+            self.world.send(group, ev.WriteRequested(self.number, part, 42, data))
+
+    def on_reply(self, reply: ev.WriteReply) -> None:
+        part, stream = reply.request, self.streams[reply.request]
+        if stream.ended or reply.verdict is None:
+            return
+        if reply.verdict in (Verdict.STORED, Verdict.REPEATED, Verdict.HOLE, Verdict.SEALED):
+            self._confirm(stream, reply.position)
+        if reply.verdict is Verdict.HOLE:
+            self.world.count("holes")
+            stream.blocks.clear()
+        if reply.verdict is Verdict.SEALED:
+            self._follow(part, stream)
+
+    def _confirm(self, stream: Stream, position: int) -> None:
+        while stream.confirmed < position and stream.messages:
+            self.world.judge.take(Confirmed(stream.messages.popleft()))
+            stream.confirmed += 1
+            if stream.blocks:
+                stream.blocks[0] -= 1
+                if not stream.blocks[0]:
+                    stream.blocks.popleft()
+
+    def _follow(self, part: int, stream: Stream) -> None:
+        """A part is sealed: what it did not take goes to its children, once they are known."""
+        self.lineage = self.world.admin.lineage
+        if self.lineage.parts[part].sealed:
+            self.world.count("followed")
+            stream.ended = True
+            messages, stream.messages = stream.messages, deque()
+            for message in messages:
+                self._put(message)
+
+
+class Member:
+    """A member of a channel at one group: joins its leader again and again, answers most of what it gets."""
+
+    def __init__(self, world: TopicWorld, channel: int, group: Group) -> None:
+        self.world, self.channel, self.group = world, channel, group
+        self.number = -1
+        self.node: tuple[Node, int] | None = None
+        world.after(world.rng.uniform(1.0, 3.0), self.turn)
+
+    def turn(self) -> None:
+        world, rng = self.world, self.world.rng
+        if self.node is None:
+            node = self.group.leader()
+            if node is not None and self.group.replicas[node.member].core.epoch:
+                world.member_numbers += 1
+                self.number, self.node = world.member_numbers, (node, node.start)
+                world.members[self.number] = self
+                self._ask(ev.Joined(self.number, self.channel, rng.choice((1, 3, 10))))
+        elif rng.random() < (0.03 if world.writing else 0.005):
+            world.count("members left")
+            self._ask(ev.Left(self.number))
+            self.forget()
+        world.after(rng.uniform(0.3, 0.8), self.turn)
+
+    def forget(self) -> None:
+        """The connection is gone."""
+        world = self.world
+        world.members.pop(self.number, None)
+        self.node = None
+
+    def _ask(self, event: ev.Event) -> None:
+        if self.node is not None:
+            self.world.after(self.world.rng.uniform(0.002, 0.02), self.group.request, *self.node, event)
+
+    def on_messages(self, number: int, effect: ev.Deliver) -> None:
+        rng = self.world.rng
+        if number != self.number or self.node is None:
+            return
+        chance = rng.random()
+        offsets = [each.offset for each in effect.messages]
+        if self.world.writing and chance < 0.05:
+            self.world.count("never answered")
+            return
+        refused = [(offset, rng.choice((0.0, 0.5))) for offset in offsets if rng.random() < (0.05 if self.world.writing else 0.0)]
+        taken = {offset for offset, _ in refused}
+        ranges = [(offset, offset + 1) for offset in offsets if offset not in taken]
+        report = ev.Reported(self.number, 1, effect.part, ranges, refused)
+        self.world.after(rng.choice((0.01, 0.2)), self._report, number, report)
+
+    def _report(self, number: int, report: ev.Reported) -> None:
+        if number == self.number:
+            self._ask(report)
+
+    def on_report(self, reply: ev.ReportReply) -> None:
+        if reply.settlement is not None:
+            found = [offset for low, high in reply.settlement.acknowledged for offset in range(low, high)]
+            self.world.count("acknowledgements confirmed", len(found))
+            self.world.judge.take(Acknowledged(self.channel, reply.settlement.part, tuple(found)))
+
+
+class Admin:
+    """Makes the topic, and splits, merges and moves its parts: seals the parents, then opens the children, then says so."""
+
+    def __init__(self, world: TopicWorld) -> None:
+        self.world = world
+        self.lineage = Lineage.new([Range(0, 32_768, 0), Range(32_768, SLOTS, 1)])
+        self.channels = [
+            en.ChannelSettings(number, TOPIC, str(number), ordered, max_attempts=30, timeout_s=2.0)
+            for number, ordered in world.channels.items()
+        ]
+        self._left: deque[tuple[int, int, bytes]] = deque()
+        """(group, kind, payload) that must be answered, in this order."""
+        self._sealed: list[Sealed] = []
+        self._children: list[Part] = []
+        self._next = self.lineage
+        self._asked = 0
+        self._children = list(self.lineage.open_parts())
+        self._open_children()
+        world.after(0.5, self.turn)
+
+    @property
+    def idle(self) -> bool:
+        return not self._left and not self._children
+
+    def turn(self) -> None:
+        world = self.world
+        if not self._left and not self._children and world.writing and world.rng.random() < 0.2:
+            self._resize()
+        if self._left:
+            group, kind, payload = self._left[0]
+            self._asked += 1
+            world.send(world.groups[group], ev.Requested(self._asked, kind, payload))
+        world.after(world.rng.uniform(0.2, 0.6), self.turn)
+
+    def _resize(self) -> None:
+        rng, parts = self.world.rng, self.lineage.open_parts()
+        first = rng.randrange(len(parts))
+        last = min(first + rng.choice((0, 0, 1)), len(parts) - 1)
+        low, high = parts[first].low, parts[last].high
+        cuts = [low, high]
+        if rng.random() < 0.6 and len(parts) < 5 and high - low > 100:
+            cuts.insert(1, rng.choice([slot for slot in (*SLOTS_USED, low + (high - low) // 2) if low < slot < high]))
+        ranges = [Range(a, b, rng.randrange(len(self.world.groups))) for a, b in pairwise(cuts)]
+        sealed = [part.number for part in parts[first : last + 1]]
+        self._next = self.lineage.resized(sealed, ranges)
+        self._children = [part for number, part in self._next.parts.items() if number not in self.lineage.parts]
+        children = [en.Child(part.number, part.low, part.high, part.group) for part in self._children]
+        self._sealed = []
+        for number in sealed:
+            self._left.append((self.lineage.parts[number].group, en.SEAL, en.encode_seal(en.part_id(TOPIC, number), children)))
+        self.world.count("resized")
+
+    def on_reply(self, reply: ev.Reply) -> None:
+        if reply.request != self._asked or reply.answer is None or not self._left:
+            return
+        if isinstance(reply.answer, Done) and not reply.answer.ok:
+            return
+        self._left.popleft()
+        self._asked += 1
+        if isinstance(reply.answer, Sealed):
+            self._sealed.append(reply.answer)
+        if not self._left and self._sealed:
+            self._open_children()
+        elif not self._left:
+            self.lineage, self._children = self._next, []
+            self.world.count("opened")
+
+    def _open_children(self) -> None:
+        for part in self._children:
+            writers = [writer for sealed in self._sealed if en.number_of(sealed.part) in part.parents for writer in sealed.writers]
+            opening = en.Opening(en.part_id(TOPIC, part.number), part.low, part.high, part.parents, writers, self.channels)
+            self._left.append((part.group, en.OPEN, opening.encode()))
+        self._sealed = []

@@ -1,0 +1,105 @@
+"""Cores and stores of topics with one fault each: what the simulation must find."""
+
+from __future__ import annotations
+
+from cluster.replication.core.events import Accepted
+from cluster.store.events import LeaderChanged
+from topic import entries as en
+from topic import events as ev
+from topic.core import Core, _Report, _Request
+from topic.dispatch.lanes import Lane, Lanes
+from topic.dispatch.members import Dispatcher
+from topic.state.rows import Kind
+from topic.state.state import Sealed, State
+from topic.storage.store import Store
+
+
+class AnswersSealsEarly(Core):
+    """A seal is answered when it is in the leader's log: a child opens before the seal commits."""
+
+    def _on_requested(self, event: ev.Requested, now: float, out: list[ev.Effect]) -> None:
+        if event.kind == en.SEAL:
+            self.__dict__.setdefault("seals", {})[event.request] = event.payload
+        super()._on_requested(event, now, out)
+
+    def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
+        works = list(self._proposed.get(event.token, ()))
+        super()._on_accepted(event, now, out)
+        for work in works:
+            payload = self.__dict__.get("seals", {}).get(work.request) if isinstance(work, _Request) else None
+            if payload is not None:
+                number, children = en.decode_seal(payload)
+                part, channels = self._state.parts[number], self._state.channels_of(en.topic_of(number))
+                out.append(ev.Reply(work.request, Sealed(number, part.end, children, part.known_writers(), channels)))
+
+
+class CountsEarly(Core):
+    """An acknowledgement counts when it is proposed, before its commit."""
+
+    def _on_reported(self, event: ev.Reported, now: float, out: list[ev.Effect]) -> None:
+        before = len(self._turn)
+        super()._on_reported(event, now, out)
+        for work, _ in self._turn[before:]:
+            if isinstance(work, _Report):
+                out.append(ev.ReportReply(work.member, work.request, work.settlement))
+
+
+class DeliversAtOnce(Core):
+    """A leader delivers before an entry of its own is applied."""
+
+    def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
+        super()._on_leader(event, now, out)
+        self.delivers = bool(self.epoch)
+        self._look(now)
+
+
+class _ImpatientLanes(Lanes):
+    def _is_free(self, lane: Lane) -> bool:
+        return True
+
+
+class _SharesLanes(Dispatcher):
+    def lanes(self, progress, clock_us, now, slots):  # type: ignore[no-untyped-def]
+        return _ImpatientLanes(progress, clock_us, now, slots)
+
+
+class SharesLanes(Core):
+    """A lane goes to a member while another one still has messages of it."""
+
+    def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
+        return _SharesLanes(settings, self._state, self._parts.slots)
+
+
+class _ForgetsParents(Dispatcher):
+    def missing_parents(self) -> set[int]:
+        for queue in self.queues.values():
+            queue.missing.clear()
+        return set()
+
+
+class ForgetsParents(Core):
+    """A channel begins with a part before it has finished the part's parents."""
+
+    def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
+        return _ForgetsParents(settings, self._state, self._parts.slots)
+
+
+class TrimsBeforeSync(Store):
+    """The journal is trimmed before the segments are synced."""
+
+    def _sync_segments(self) -> None:
+        for log in self.logs.values():
+            log.write()
+
+
+class _Forgets(State):
+    def changes(self) -> list[tuple[bytes, bytes | None]]:
+        return [(key, value) for key, value in super().changes() if key[:1] != Kind.WRITER.value]
+
+
+class ForgetsWriters(Store):
+    """What a writer has stored is the leader's memory: it is lost when a leader changes."""
+
+    def open(self) -> None:
+        self.state = _Forgets(self)
+        super().open()
