@@ -7,6 +7,7 @@
          18 OPEN  19 SEAL  20 CHANNEL             JSON: they are rare
          21 TRIM      u64 part, u64 first offset that is kept
          22 BEGIN     nothing: once it is applied, its leader knows everything that was committed before its epoch
+         23 LOST      u64 part, u64 low, u64 high: offsets that no replica can read
 
 A part is named by its topic and its number: `part_id`. Numbers in an entry are little-endian.
 
@@ -30,9 +31,11 @@ SEAL: Final = 19
 CHANNEL: Final = 20
 TRIM: Final = 21
 BEGIN: Final = 22
+LOST: Final = 23
 _U64: Final = struct.Struct("<Q")
 _SETTLE: Final = struct.Struct("<QQIII")
 _RANGE: Final = struct.Struct("<QQ")
+_LOST: Final = struct.Struct("<QQQ")
 _DEFERRED: Final = struct.Struct("<QQI")
 _DEAD: Final = struct.Struct("<QII")
 
@@ -219,6 +222,17 @@ def decode_trim(payload: bytes) -> tuple[int, int]:
     """Part and first kept offset of a trim."""
     part, first = _RANGE.unpack(payload)
     return part, first
+
+
+def encode_lost(part: int, low: int, high: int) -> bytes:
+    """The payload of an entry that gives up the offsets [low, high)."""
+    return _LOST.pack(part, low, high)
+
+
+def decode_lost(payload: bytes) -> tuple[int, int, int]:
+    """Part and offsets that are given up."""
+    part, low, high = _LOST.unpack(payload)
+    return part, low, high
 
 
 def _json(found: dict[str, Any]) -> bytes:

@@ -3,7 +3,7 @@
     writer    WriteRequested                          WriteReply
     member    Joined, Credited, Reported, Touched     Deliver, ReportReply
               Left
-    admin     Requested (open, seal, channel, trim)   Reply
+    admin     Requested (OPEN, SEAL, CHANNEL …)       Reply
     parents   ParentFinished                          AskParent
 
 Source: docs/topics.md, "Driving the core".
@@ -39,7 +39,8 @@ class WriteRequested:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """An entry that admin asks for: OPEN, SEAL, CHANNEL or TRIM. Answered by `Reply`."""
+    """An entry that admin asks for, OPEN, SEAL, CHANNEL or TRIM, or the shell: TRIM by retention, LOST for a gap that no replica
+    can fill. Answered by `Reply`."""
 
     request: int
     kind: int

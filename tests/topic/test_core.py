@@ -19,6 +19,7 @@ from topic import events as ev
 from topic.core import Core
 from topic.state.parts import Verdict
 from topic.state.state import Done, Sealed
+from topic.storage.segment import Gap
 
 
 class Leader:
@@ -235,3 +236,27 @@ def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(reply, ev.WriteReply)
     assert reply.refusal is not None
     assert reply.refusal.code == "OVERLOADED"
+
+
+def test_an_ordered_channel_goes_on_after_a_gap_that_nobody_can_fill() -> None:
+    leader = Leader()
+    leader.log.channel(ordered=True)
+    for first in (1, 3, 5):
+        leader.log.write(7, 7, first=first)
+    leader.log.store.flush()
+    (segment,) = leader.log.store.logs[PART].segments
+    second = segment.size // 3
+    leader.log.files._file(segment.path).do((second + 60, b"\xff"))
+    leader.lead()
+    (deliver,) = leader.step(ev.Joined(9, CHANNEL, 2))
+    assert isinstance(deliver, ev.Deliver)
+    assert [offset for offset, _ in deliver.messages] == [0, 1]
+    leader.step(ev.Reported(9, 1, PART, [(0, 2)]))
+    assert [effect for effect in leader.commit() if isinstance(effect, ev.Deliver)] == []
+    (gap,) = leader.log.store.logs[PART].read(2, 1)
+    assert isinstance(gap, Gap)
+    leader.step(ev.Requested(1, en.LOST, en.encode_lost(PART, *gap)))
+    found = leader.commit()
+    assert ev.Reply(1, Done(True)) in found
+    assert leader.log.store.state.progress[CHANNEL, PART].lost == gap.high - gap.low
+    assert leader.log.store.state.finished(CHANNEL, PART) is False

@@ -52,7 +52,7 @@ class Progress:
     forgotten: int = 0
     """Dead letters that were dropped by the limit."""
     lost: int = 0
-    """Messages that retention dropped before the channel had acknowledged them."""
+    """Messages that retention dropped, or that no replica can read, before the channel had acknowledged them."""
 
     def settle(self, settlement: Settlement, end: int, at_us: int) -> Changes:
         """Take a settlement; what lies at or beyond `end` is ignored, and what is acknowledged stays so."""
@@ -84,6 +84,12 @@ class Progress:
                 if self.waiting.pop(offset, None):
                     offsets.append(offset)
         return self.acks.add(low, high)
+
+    def lose(self, low: int, high: int) -> Changes:
+        """Nobody can read [low, high): what is not acknowledged there is lost to the channel, and counted."""
+        self.lost += self.acks.missing_in(low, high)
+        offsets = list[int]()
+        return Changes(self._acknowledge(low, high, offsets), offsets)
 
     def trim(self, first: int) -> Changes:
         """Retention dropped everything below an offset: what was not acknowledged there is lost to the channel, and counted."""

@@ -100,6 +100,8 @@ class State(Tables):
                 return Done(self._channel(en.ChannelSettings.decode(entry.payload)))
             case en.TRIM:
                 return Done(self._trim(*en.decode_trim(entry.payload)))
+            case en.LOST:
+                return Done(self._lose(*en.decode_lost(entry.payload)))
             case EntryKind.SET_CLOCK:
                 (self.clock_us,) = CLOCK.unpack(entry.payload)
         return None
@@ -203,6 +205,15 @@ class State(Tables):
         for (channel, each), progress in self.progress.items():
             if each == number:
                 self._progressed(channel, number, progress.trim(first))
+        return True
+
+    def _lose(self, number: int, low: int, high: int) -> bool:
+        part = self.parts.get(number)
+        if part is None or not low < high <= part.end:
+            return False
+        for (channel, each), progress in self.progress.items():
+            if each == number:
+                self._progressed(channel, number, progress.lose(low, high))
         return True
 
     # --- rows

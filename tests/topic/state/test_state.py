@@ -144,3 +144,16 @@ def test_entries_are_read_as_they_were_written() -> None:
     assert en.ChannelSettings.decode(channel.encode()) == channel
     opening = en.Opening(1, 2, 3, (4, 5), [en.KnownWriter(6, 7, 8, 9)], [channel])
     assert en.Opening.decode(opening.encode()) == opening
+
+
+def test_what_nobody_can_read_is_lost_and_counted() -> None:
+    log = Log()
+    log.open_part()
+    log.channel()
+    log.write(*range(10))
+    log.settle((4, 5), deferred=[en.Deferred(5, 0, 1)])
+    assert log.apply(en.LOST, en.encode_lost(PART, 3, 7)) == Done(True)
+    progress = log.store.state.progress[CHANNEL, PART]
+    assert (progress.lost, progress.waiting, progress.acks.next_missing(3)) == (3, {}, 7)
+    assert log.apply(en.LOST, en.encode_lost(PART, 3, 11)) == log.apply(en.LOST, en.encode_lost(9, 0, 1)) == Done(False)
+    assert same(log.store.state, log.reopened().store.state)
