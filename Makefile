@@ -1,7 +1,7 @@
 # `make run` shows a whole cluster carrying a chat log; `make quick` runs what starts nothing, in half a minute; `make check` all
 # but whole clusters; `make test` every test; `make sim` simulates a thousand clusters, a thousand whole systems,
-# a hundred thousand replicated partitions, ten thousand deliveries and a thousand partitions without power (PIXIU_SIM_SEEDS,
-# PIXIU_SYSTEM_SEEDS, PIXIU_REPLICATION_RUNS, PIXIU_DELIVERY_RUNS, PIXIU_POWER_CUT_RUNS).
+# a hundred thousand replicated partitions, ten thousand deliveries, two thousand topics and a thousand partitions without power
+# (PIXIU_SIM_SEEDS, PIXIU_SYSTEM_SEEDS, PIXIU_REPLICATION_RUNS, PIXIU_DELIVERY_RUNS, PIXIU_TOPIC_RUNS, PIXIU_POWER_CUT_RUNS).
 # Each works alone on a fresh machine that has Python 3.11 or newer and the network.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 
 PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RUNS=$(or $(PIXIU_REPLICATION_RUNS),100000) \
 	PIXIU_DELIVERY_RUNS=$(or $(PIXIU_DELIVERY_RUNS),10000) PIXIU_SYSTEM_SEEDS=$(or $(PIXIU_SYSTEM_SEEDS),1000) \
-	PIXIU_POWER_CUT_RUNS=$(or $(PIXIU_POWER_CUT_RUNS),1000)
+	PIXIU_TOPIC_RUNS=$(or $(PIXIU_TOPIC_RUNS),2000) PIXIU_POWER_CUT_RUNS=$(or $(PIXIU_POWER_CUT_RUNS),1000)
 
 # A file of tests in one process: most wait for processes of their own. Those without go where there is space.
 FILES := --dist loadfile --no-loadscope-reorder
