@@ -12,30 +12,47 @@ from typing import Any, Final
 
 import lmdb
 
-from pixiu.errors import DiskFailed, DiskFull
+from cluster.replication.storage.label import make_directory, sync_directory
+from pixiu.errors import DiskFailed, DiskFull, StateDamaged
 
 MAP_BYTES: Final = 16 << 30
 """Address space that is reserved; the file is as large as its rows."""
+FILE_NAME: Final = "data.mdb"
 _POSITION: Final = struct.Struct("<QQ")
 _POSITION_KEY: Final = b"\0position"
 
 
 class LmdbTable:
-    """See `topic.storage.store.Table`.
+    """The rows of a group, as `topic.storage.store.Table` asks for them.
 
     Args:
         folder: of the environment; made if it is not there.
         map_bytes: limit of its size.
+
+    Raises DiskFailed.
     """
 
     def __init__(self, folder: Path, map_bytes: int = MAP_BYTES) -> None:
         self._folder = folder
-        self._env: Any = lmdb.open(str(folder), map_size=map_bytes, max_dbs=0, writemap=False)
+        try:
+            make_directory(folder)
+            if not (folder / FILE_NAME).exists():
+                _make(folder, map_bytes)
+            sync_directory(folder)  # the process that made the file may have been killed before that
+            self._env: Any = lmdb.open(str(folder), map_size=map_bytes, max_dbs=0)
+        except (OSError, lmdb.Error) as problem:
+            raise DiskFailed(f"{folder}: the state of topics cannot be opened: {problem}") from problem
 
     def read(self) -> tuple[Mapping[bytes, bytes], int, int]:
-        """See `Table`."""
-        with self._env.begin() as transaction:
-            rows = {bytes(key): bytes(value) for key, value in transaction.cursor()}
+        """See `Table`. Raises StateDamaged."""
+        try:
+            with self._env.begin() as transaction:
+                rows = {bytes(key): bytes(value) for key, value in transaction.cursor()}
+        except lmdb.Error as problem:
+            raise StateDamaged(
+                f"{self._folder}: the state of topics cannot be read: {problem}; move the folder away, "
+                "this replica takes the state from a peer"
+            ) from problem
         applied, clock_us = _POSITION.unpack(rows.pop(_POSITION_KEY, bytes(_POSITION.size)))
         return rows, applied, clock_us
 
@@ -57,3 +74,12 @@ class LmdbTable:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+
+def _make(folder: Path, map_bytes: int) -> None:
+    """Make an empty file, durable before it has its name: LMDB cannot open a torn one."""
+    begun = folder / f"{FILE_NAME}.new"
+    begun.unlink(missing_ok=True)
+    with lmdb.open(str(begun), map_size=map_bytes, subdir=False, lock=False) as made:
+        made.sync(True)
+    begun.replace(folder / FILE_NAME)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pixiu.errors import DiskFull
+from pixiu.errors import DiskFailed, DiskFull
 from tests.topic.builders import PART, Log, written
 from topic import entries as en
 from topic.storage.files import DiskFiles
@@ -46,6 +46,22 @@ def test_a_full_table_keeps_its_changes_for_later(tmp_path: Path) -> None:
     assert table.read() == ({}, 0, 0)
     assert log.store.flush() == 2
     assert table.read()[1:] == (2, 1000)
+    table.close()
+
+
+def test_a_table_that_is_no_table_says_so(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/data.mdb").write_bytes(b"x" * 9000)
+    with pytest.raises(DiskFailed, match="cannot be opened"):
+        LmdbTable(tmp_path / "table", 1 << 20)
+
+
+def test_what_a_killed_process_began_to_make_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/data.mdb.new").write_bytes(b"torn")
+    table = LmdbTable(tmp_path / "table", 1 << 20)
+    assert table.read() == ({}, 0, 0)
+    assert sorted(path.name for path in (tmp_path / "table").iterdir()) == ["data.mdb", "lock.mdb"]
     table.close()
 
 
