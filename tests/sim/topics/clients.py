@@ -189,7 +189,7 @@ class Admin:
         self.world = world
         self.lineage = Lineage.new([Range(0, 32_768, 0), Range(32_768, SLOTS, 1)])
         self.channels = [
-            en.ChannelSettings(number, TOPIC, str(number), ordered, max_attempts=30, timeout_s=2.0)
+            en.ChannelSettings(number, TOPIC, str(number), ordered, max_attempts=2, timeout_s=2.0)
             for number, ordered in world.channels.items()
         ]
         self._left: deque[tuple[int, int, bytes]] = deque()

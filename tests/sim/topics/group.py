@@ -230,6 +230,7 @@ class Group(World):
             elif entry.kind == en.SETTLE:
                 found = en.Settlement.decode(entry.payload)
                 offsets = [offset for low, high in found.acknowledged for offset in range(low, high)]
+                self.world.count("dead letters", len(found.dead))
                 take(Done(found.channel, found.part, (*offsets, *(each.offset for each in found.dead))))
         self._seen = len(self.history.log)
 
