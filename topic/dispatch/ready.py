@@ -45,7 +45,7 @@ class AnyOrder:
         self._waiting = [(now + max(0, each.due_us - clock_us) / MICRO, offset) for offset, each in progress.waiting.items()]
         heapq.heapify(self._waiting)
         self._held = {offset for _, offset in self._waiting}
-        """Offsets that wait: the scan passes over them."""
+        """Offsets that come from the heap, or came: the scan passes over them, once."""
 
     def take(self, limit: int, end: int, now: float) -> list[int]:
         """See `Ready`."""
@@ -53,7 +53,6 @@ class AnyOrder:
         acks = self._progress.acks
         while self._waiting and self._waiting[0][0] <= now and len(found) < limit:
             _, offset = heapq.heappop(self._waiting)
-            self._held.discard(offset)
             if offset not in acks:
                 found.append(offset)
         while len(found) < limit:
@@ -61,7 +60,9 @@ class AnyOrder:
             if offset >= end:
                 break
             self._next = offset + 1
-            if offset not in self._held:
+            if offset in self._held:
+                self._held.discard(offset)
+            else:
                 found.append(offset)
         return found
 

@@ -128,6 +128,16 @@ def test_the_next_leader_begins_with_what_is_not_acknowledged() -> None:
     assert bench.pump(107.0) == [(2, [2])]
 
 
+def test_a_message_that_waited_is_not_given_by_the_scan_as_well() -> None:
+    bench = Bench(*range(5))
+    bench.log.settle(deferred=[en.Deferred(3, 0, 1)])
+    again = Dispatcher(bench.dispatcher.settings, bench.log.store.state, bench.log.store.slots)
+    again.begin(bench.log.store.state.parts[PART], 100.0)
+    bench.dispatcher = again
+    bench.join(1, 2, credit=3)
+    assert bench.pump(100.0) == [(1, [3, 0, 1]), (2, [2, 4])]
+
+
 def test_a_lane_is_with_one_member_until_all_of_it_is_settled() -> None:
     bench = Bench(5, 6, 5, 6, ordered=True)
     bench.join(1, 2, 3)
