@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
@@ -157,11 +158,15 @@ class Endpoint(Links):
 
     def role_of(self, id_: EndpointID) -> str:
         """The role of a process: of one that is in this process, that its tags have proved, or a peer's; empty if none is known."""
-        proven = self._core.role_of(id_) or self._core.codec.proven_roles.get(id_)
+        proven = self.role_inside(id_) or self._core.codec.proven_roles.get(id_)
         if proven:
             return proven
         peer = self._peers.get(id_)
         return peer.role if peer is not None else ""
+
+    def role_inside(self, id_: EndpointID) -> str:
+        """The role of a process that is in this one, which never changes; empty for all others."""
+        return self._core.role_of(id_)
 
     def set_ring(self, ring: KeyRing) -> None:
         """Replace the keys that sign and check datagrams."""
@@ -255,7 +260,7 @@ class Endpoint(Links):
         more: bool = False,
     ) -> None:
         """Queue a parcel of records, as `Links.send_records`."""
-        now = self._now()
+        now = monotonic()
         if urgent and self._hurry is not None and not self._core.role_of(peer):
             self._hurry(now)
         self._core.send_records(peer, records, lane, token, now, urgent, more)
@@ -264,7 +269,7 @@ class Endpoint(Links):
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
         """Queue control messages, as `Links.send_control`."""
-        now = self._now()
+        now = monotonic()
         if self._hurry is not None and not self._core.role_of(peer):
             self._hurry(now)
         self._core.send_control(peer, messages, token, now)
@@ -472,10 +477,12 @@ class Endpoint(Links):
         finally:
             self._in_input = False
             try:
-                self._act_at_end(loop)
+                if self._at_end:
+                    self._act_at_end(loop)
             finally:
                 self._in_turn = False
-                self._flush()
+                if not self._core.flush_locally():
+                    self._flush()
 
     def _transmit(self) -> None:
         outputs = self._core.outputs

@@ -11,7 +11,8 @@ Source: docs/links.md, "Inside a process".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 from cluster.links.api import LinkHandler, Outcome, PeerState
@@ -19,7 +20,7 @@ from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.datagrams.heartbeat import MAX_ATTACHMENT_BYTES
 from cluster.links.options import LinkOptions
 from cluster.links.peer.outbox import INFINITY, ItemRun, Outbox, Settlement, close
-from cluster.links.peer.sender import CONTROL_WAIT_S, KIND_CONTROL, KIND_RECORDS, Drop
+from cluster.links.peer.sender import CONTROL_WAIT_S, KIND_CONTROL, KIND_RECORDS, Drop, Outputs
 from cluster.links.refusals import Refusals
 from cluster.links.stats import Counts, PeerStats
 from pixiu.ids import EndpointID
@@ -84,13 +85,13 @@ class LocalLink:
         for box, longest_s in zip(self.boxes, (push_back_s, CONTROL_WAIT_S), strict=True):
             self.drop(Drop.PUSH_BACK, box.drop_older(now - longest_s))
 
-    def waiting(self) -> Iterator[Outbox]:
-        """The queues whose items are due."""
+    def waiting(self, found: list[tuple[Outbox, int]]) -> None:
+        """Append the queues whose items are due, each with the number of its last one."""
         records, control = self.boxes
-        if self.due and control.bytes:
-            yield control
-        if self.due and self.open and records.bytes:
-            yield records
+        if control.bytes:
+            found.append((control, control.number))
+        if self.open and records.bytes:
+            found.append((records, records.number))
 
 
 class LocalPort:
@@ -98,7 +99,7 @@ class LocalPort:
 
     Args:
         refusals, dropped: counters, which the role's links to other processes may share.
-        waited: called whenever data is handed over, with the time that its first item had waited, seconds.
+        outputs: of the role's links; its `waited` is called whenever data is handed over.
     """
 
     def __init__(
@@ -111,10 +112,10 @@ class LocalPort:
         layout_version: Callable[[], int],
         refusals: Refusals,
         dropped: dict[str, int],
-        waited: Callable[[float], None],
+        outputs: Outputs,
     ) -> None:
         self.switch, self.id, self.role, self.options, self.handler = switch, id_, role, options, handler
-        self.layout_version, self.refusals, self.dropped, self.waited = layout_version, refusals, dropped, waited
+        self.layout_version, self.refusals, self.dropped, self.outputs = layout_version, refusals, dropped, outputs
         self.host: LocalHost | None = None
         self.run: Run = directly
         self.links: dict[EndpointID, LocalLink] = {}
@@ -134,6 +135,8 @@ class LocalPort:
         self._counts: dict[EndpointID, Counts] = {}
         self.gone = Counts()
         """Counters of peers that are no more."""
+        self.taken = 0
+        """Batches that the last call of `take` handed over."""
 
     def counts_of(self, peer: EndpointID) -> Counts:
         """The counters of what is exchanged with a role."""
@@ -258,12 +261,10 @@ class LocalPort:
         if link.settled:
             self.settled.setdefault(link.receiver.id, []).extend(link.settled)
             link.settled.clear()
-            self.switch.look(self)
+            self.switch.wake(self)
 
     def flush(self, least: int) -> None:
         """Let queued data leave in the receivers' turns; fewer than `least` bytes of records wait for more."""
-        if not self.queued:
-            return
         queued, self.queued = self.queued, {}
         for id_, link in queued.items():
             records, control = link.boxes
@@ -275,17 +276,12 @@ class LocalPort:
             if (link.open or control.bytes) and not link.due:
                 link.due = True
                 link.receiver.incoming[self.id] = link
-                self.switch.look(link.receiver)
+                self.switch.wake(link.receiver)
 
     # ---- handing over ---------------------------------------------------------------------------------------------------
 
-    @property
-    def has_input(self) -> bool:
-        """True if a turn of this role has something to do."""
-        return bool(self.incoming or self.beats or self.states or self.settled)
-
-    def take(self, now: float, most: int, done: list[Delivery]) -> int:
-        """Call the handler with what is due, at most `most` batches. Appends those with tokens to `done`; returns their number."""
+    def take(self, now: float, most: int, done: list[Delivery]) -> None:
+        """Call the handler with what is due, at most `most` batches. Appends those with tokens to `done`."""
         if self.beats:
             self._take_beats(now)
         incoming, taken = self.incoming, 0
@@ -305,8 +301,9 @@ class LocalPort:
                 incoming[sender] = link
             else:
                 link.due = False
-        self.take_reports(now)
-        return taken
+        self.taken = taken
+        if self.states or self.settled:
+            self.take_reports(now)
 
     def _take_beats(self, now: float) -> None:
         beats, self.beats = self.beats, {}
@@ -323,7 +320,7 @@ class LocalPort:
                 self.switch.look(other)
 
     def _hand_over(self, link: LocalLink, kind: int, box: Outbox, now: float, done: list[Delivery]) -> None:
-        link.sender.waited(now - box.oldest())
+        link.sender.outputs.waited(now - box.oldest())
         items, size, settlements, _, _ = box.take(self.options.loopback_mtu_bytes)
         count, sent, got, sender = len(items), link.sent, link.got, link.sender.id
         sent.local_batches_sent += 1
@@ -445,10 +442,15 @@ class LocalSwitch:
         port.host, port.beat_at = None, INFINITY
         port.take_reports(now)
 
+    def wake(self, port: LocalPort) -> None:
+        """Give a port a turn, because it has input."""
+        if port.host is not None:
+            self._ready[port.id] = port
+
     def look(self, port: LocalPort) -> None:
         """Give a port a turn if it has input."""
-        if port.host is not None and port.has_input:
-            self._ready[port.id] = port
+        if port.incoming or port.beats or port.states or port.settled:
+            self.wake(port)
 
     def waits(self) -> bool:
         """Return True if `work` has something to do."""
@@ -473,29 +475,28 @@ class LocalSwitch:
 
     def _turn(self, port: LocalPort, now: float, most: int) -> int:
         done: list[Delivery] = []
-        taken = 0
-
-        def serve() -> None:
-            nonlocal taken
-            taken = port.take(now, most, done)
-
+        port.taken = 0
         try:
             if port.host is not None:
-                port.run(port.host.take_local, serve)
+                port.run(port.host.take_local, partial(port.take, now, most, done))
         finally:
             self.look(port)
             if done:
                 # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
-                waits = [(box, box.number) for link in port.links.values() for box in link.waiting()]
+                waits: list[tuple[Outbox, int]] = []
+                for link in port.links.values():
+                    if link.due:
+                        link.waiting(waits)
                 self._owed.append((waits, done))
             if self._owed:
                 self._settle()
-        return taken
+        return port.taken
 
     def _settle(self) -> None:
         owed, self._owed = self._owed, []
         for waits, done in owed:
-            waits = [(box, number) for box, number in waits if box.first_number() <= number]
+            while waits and waits[-1][0].is_past(waits[-1][1]):
+                waits.pop()
             if waits:
                 self._owed.append((waits, done))
                 continue

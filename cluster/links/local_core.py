@@ -42,10 +42,7 @@ class LocalCore(LinkCore):
         super().__init__(
             endpoint, options, handler, layout_version=layout_version, on_warning=on_warning, knows=knows, ring=ring, role=role
         )
-        self.port = LocalPort(switch, endpoint, role, options, handler, layout_version, self.refusals, self.dropped, self._waited)
-
-    def _waited(self, seconds: float) -> None:
-        self.outputs.waited(seconds)
+        self.port = LocalPort(switch, endpoint, role, options, handler, layout_version, self.refusals, self.dropped, self.outputs)
 
     def set_peers(self, peers: Mapping[EndpointID, tuple[Peer, Address | None]], now: float) -> None:
         """Set the peers, as `LinkCore.set_peers`."""
@@ -81,7 +78,8 @@ class LocalCore(LinkCore):
     ) -> None:
         """Queue a parcel of whole records, as `LinkCore.send_records`."""
         if self.port.send(id_, KIND_RECORDS, records, 0 if lane <= 0 else 1, token, now):
-            self.hold(more, now)
+            if more or self._held_until != -INFINITY:
+                self.hold(more, now)
         else:
             super().send_records(id_, records, lane, token, now, urgent, more)
 
@@ -92,15 +90,17 @@ class LocalCore(LinkCore):
 
     def flush(self, now: float, every: bool = False) -> None:
         """Send queued data, as `LinkCore.flush`; what is for this process leaves with the next `LocalSwitch.work`."""
-        self.port.flush(0 if every or now >= self._held_until else HELD_BYTES)
+        if self.port.queued:
+            self.port.flush(0 if every or now >= self._held_until else HELD_BYTES)
         super().flush(now, every)
 
     def flush_locally(self) -> bool:
         """Flush what is for this process if nothing else was queued, as in most turns of a role whose peers are here. Returns False
         if something may have been: call `flush`."""
-        if self._busy or self._held_until != -INFINITY or self.has_events:
+        if self._busy or self._held_until != -INFINITY or self._changed or self._states or self._orphans:
             return False
-        self.port.flush(0)
+        if self.port.queued:
+            self.port.flush(0)
         return True
 
     def poll(self, now: float) -> None:

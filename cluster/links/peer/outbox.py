@@ -91,6 +91,10 @@ class Outbox:
         """Number of the run queued first; infinity if nothing waits."""
         return min((lane[0].number for lane in self._lanes if lane), default=INFINITY)
 
+    def is_past(self, number: int) -> bool:
+        """Return True if no run up to this number waits."""
+        return not self.bytes or self.first_number() > number
+
     def _in_turn(self) -> Sequence[deque[ItemRun]]:
         """The lanes, both with waiting items, in the order in which they fill the next datagram."""
         lanes = self._lanes
