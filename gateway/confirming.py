@@ -91,9 +91,14 @@ class Confirming:
 
     def next_deadline(self) -> float:
         """Time at which `expire` is due, monotonic seconds."""
-        oldest = next(iter(self._batches.values()), None)
-        rests = min([proxy.rest_until for proxy in self._proxies.values()], default=NEVER)
-        return rests if oldest is None else min(rests, oldest.sent_at + SILENCE_S)
+        deadline = NEVER
+        for batch in self._batches.values():
+            deadline = batch.sent_at + SILENCE_S
+            break
+        for proxy in self._proxies.values():
+            if proxy.rest_until < deadline:
+                deadline = proxy.rest_until
+        return deadline
 
     def offered(self, event: ev.PublishConfirmed, now: float, out: list[ev.Effect]) -> None:
         """Take messages; they leave at `flush`."""

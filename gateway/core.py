@@ -227,12 +227,11 @@ class Core:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
         if self._leaving:
             return 0.0
-        return min(
-            self.rooms.next_deadline(),
-            self.users.next_deadline(),
-            self.confirming.next_deadline(),
-            self._proxy_routes.deadline,
-        )
+        deadline = min(self.confirming.next_deadline(), self._proxy_routes.deadline)
+        for reporter in (self.rooms, self.users):
+            if reporter.waits:
+                deadline = min(deadline, reporter.next_deadline())
+        return deadline
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics, besides `counters` and those of `mail`."""
@@ -527,16 +526,18 @@ class Core:
         """Send membership first, so that routers know it before a message that the client sends after it."""
         if self._leaving:
             self._leave_some(now)
-        out += self.rooms.flush(now)
-        out += self.users.flush(now)
+        for reporter in (self.rooms, self.users):
+            if reporter.waits:
+                out += reporter.flush(now)
         if self._moving and not self._proxy_routes.held:
             self._moving, self._held = [], self._moving + self._held
         if self._held:
             self._send_published(out)
         self.confirming.flush(now, out)
-        answers = self._end_signals() if self.signals else []
-        traced = self.traces.finish() if self.traces else []
-        self._deliver(out)
+        answers = self._end_signals() if self.signals.waiting else []
+        traced = self.traces.finish() if self.traces.waiting else []
+        if self._dirty:
+            self._deliver(out)
         if traced:
             out.append(ev.KeepTraces(traced))
         out += answers

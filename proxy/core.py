@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
-from cluster.core.contract import EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import NEVER, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from pixiu import errors
 from pixiu.ids import EndpointID
@@ -195,8 +195,8 @@ class Core:
 
     def next_deadline(self) -> float:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
-        brokers, relays = self._brokers.routes, self._relays.routes
-        return min(brokers.deadline if brokers.held else self._big.deadline, relays.deadline)
+        brokers, relays = self._brokers.routes.deadline, self._relays.routes.deadline
+        return min(self._big.deadline if brokers == NEVER else brokers, relays)
 
     @property
     def under_way(self) -> int:

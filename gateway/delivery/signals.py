@@ -79,24 +79,22 @@ class Signals:
     def __init__(self, table: SignalTable) -> None:
         self.table = table
         self.overflows = 0
-        self._waiting: list[bytes] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: list[bytes] = []
+        """Copies that came in this turn."""
 
     def take(self, record: bytes) -> None:
         """Take a copy: one whole record."""
-        if len(self._waiting) >= MAX_SIGNALS_A_TURN:
+        if len(self.waiting) >= MAX_SIGNALS_A_TURN:
             self.overflows += 1
         else:
-            self._waiting.append(record)
+            self.waiting.append(record)
 
     def end_turn(self, channel_of: Callable[[bytes, bytes], Channel | None]) -> Turn:
         """Decide on the turn's signals. `channel_of(record, body)` finds the clients of this gateway that get one.
 
         A signal that nobody here gets is not recorded: a later copy may find a client that has joined meanwhile.
         """
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         found: list[tuple[Channel, bytes, bytes]] = []
         without_members = damaged = 0
         for record in waiting:

@@ -32,11 +32,9 @@ class Traces:
     def __init__(self, tracer: Tracer) -> None:
         self.left_out = 0
         self._tracer = tracer
-        self._waiting: list[_Waiting] = []
+        self.waiting: list[_Waiting] = []
+        """Traced records that are queued for channels in this turn."""
         self._arrived: dict[bytes, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def arrived(self, record: bytes) -> None:
         """Note the arrival of a traced signal's copy, which is processed at the end of the turn."""
@@ -45,22 +43,22 @@ class Traces:
 
     def take(self, channel: Channel, record: bytes) -> None:
         """Note a traced record that is about to be queued for a channel."""
-        if len(self._waiting) >= MAX_TRACES_A_TURN:
+        if len(self.waiting) >= MAX_TRACES_A_TURN:
             self.left_out += 1
             return
         place = len(channel.pending_records) if channel.records else -1
         in_us = self._arrived.get(record[SNOWFLAKE_AT:SENDER_AT]) or self._tracer.now_us()
-        self._waiting.append(_Waiting(channel, place, record, in_us))
+        self.waiting.append(_Waiting(channel, place, record, in_us))
 
     def finish(self) -> list[bytes]:
         """Stamp the turn's records in their queues. Returns the finished records."""
         out_us = self._tracer.now_us()
         finished: list[bytes] = []
-        for channel, place, record, in_us in self._waiting:
+        for channel, place, record, in_us in self.waiting:
             stamped = self._tracer.stamp(record, in_us, out_us)
             if place >= 0:
                 channel.pending_records[place] = stamped
             finished.append(stamped)
-        self._waiting.clear()
+        self.waiting.clear()
         self._arrived.clear()
         return finished

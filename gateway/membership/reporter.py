@@ -175,6 +175,8 @@ class MembershipReporter:
         self.own = LwwMap(max_entries=MAX_PRESENCES, tombstone_s=0.0)
         self.feedback = Feedback()
         self.source = Source(self.own, lambda asked, _: as_of() if asked == instance else 0, ticket_of)
+        self.waits = False
+        """True if `flush` or `next_deadline` may have something to do."""
         self.resent = 0
         self.refusals = 0
         """Logins for which a replica had no capacity."""
@@ -219,6 +221,7 @@ class MembershipReporter:
 
     def announce(self, messages: Iterable[Update], now: float) -> None:
         """Report changes, each replacing the previous report of its pair. Their IDs are new, and ascend."""
+        self.waits = True
         for message in messages:
             room, uin = message.group, message.member
             self.own.apply([message], now)
@@ -260,6 +263,7 @@ class MembershipReporter:
         """Note a record for a room or user that has nobody here. If `own` has no entry, the sender will be notified."""
         if not self.own.gateways(key):
             self.feedback.note(key)
+            self.waits = True
 
     def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[Answered]:
         """Answer a client once the changes of these pairs are known; at once if they are."""
@@ -267,6 +271,7 @@ class MembershipReporter:
         if not pairs:
             return [Answered(connection, number, True)]
         self._requests.setdefault(connection, {})[number] = pairs
+        self.waits = True
         heapq.heappush(self._answer_timers, (now + ANSWER_TIMEOUT_S, connection, number))
         for pair in pairs:
             self._changes[pair].requests[connection, number] = None
@@ -284,6 +289,13 @@ class MembershipReporter:
             effects += self._changes_due(now)
         if self.feedback:
             effects += self._absences_due(now)
+        self.waits = bool(
+            self._changes
+            or self._repeats
+            or self.feedback
+            or self._answer_timers
+            or any(window.refused for window in self._windows.values())
+        )
         return effects
 
     def _changes_due(self, now: float) -> list[ev.SendMembership]:

@@ -50,17 +50,13 @@ class Routes(Generic[Target]):
         self._moving: set[int] = set()
         """Keys for which `waiting` was returned. They wait until the end of the barrier, even if a further change moves them
         again."""
-        self._deadline = math.inf
+        self.deadline = math.inf
+        """Time at which a waiting change takes effect in any case, monotonic seconds; infinity if none waits."""
 
     @property
     def held(self) -> bool:
         """True if a change waits for parcels under way, so that the records of some keys wait."""
         return bool(self._awaited)
-
-    @property
-    def deadline(self) -> float:
-        """Time at which a waiting change takes effect in any case, monotonic seconds; infinity if none waits."""
-        return self._deadline if self._awaited else math.inf
 
     def target(self, key: int) -> Target | None:
         """Find the target of a key's records now; `waiting` if they have to wait; None if nobody serves the key."""
@@ -111,7 +107,7 @@ class Routes(Generic[Target]):
         """
         self._cache.clear()
         if not self._awaited:
-            self._deadline = now + self._barrier_s
+            self.deadline = now + self._barrier_s
         lost = set(gone)
         found = {token for token, target in self._under_way.items() if target not in lost and (among is None or target in among)}
         self._awaited = found | {token for token in self._awaited if self._under_way[token] not in lost}
@@ -123,7 +119,7 @@ class Routes(Generic[Target]):
 
     def expire(self, now: float) -> None:
         """Give up waiting when the deadline has passed."""
-        if self._awaited and now >= self._deadline:
+        if now >= self.deadline:
             self._end()
 
     def _moves(self, key: int, new: Target) -> bool:
@@ -141,3 +137,4 @@ class Routes(Generic[Target]):
             if self._cache.get(key) == self._waiting:
                 del self._cache[key]
         self._moving.clear()
+        self.deadline = math.inf

@@ -107,6 +107,9 @@ class BigRooms(Generic[Owner]):
         self._turns: deque[_Room[Owner]] = deque()
         self._parcels: dict[int, list[_Message[Owner]]] = {}
         self._due = 0.0
+        """Time at which the rate allows more."""
+        self.deadline = NEVER
+        """Time at which `run` has something to do, monotonic seconds; `NEVER` when nothing waits."""
         self._waiting_bytes = 0
         self.copies = 0
 
@@ -119,11 +122,6 @@ class BigRooms(Generic[Owner]):
     def under_way(self) -> int:
         """Number of unsettled parcels and of rooms that have something to send."""
         return len(self._parcels) + len(self._turns)
-
-    @property
-    def deadline(self) -> float:
-        """Time at which `run` has something to do, monotonic seconds; `NEVER` when nothing waits."""
-        return self._due if self._turns else NEVER
 
     def offer(self, record: bytes, owner: Owner | None) -> float:
         """Take a message. Returns 0 if it was taken, else the seconds after which a retry may help.
@@ -139,6 +137,7 @@ class BigRooms(Generic[Owner]):
         if room is None:
             room = self._rooms[key] = _Room(key)
             self._turns.append(room)
+            self.deadline = self._due
         (room.first if record[TYPE_AT] < FIRST_LANE_BELOW else room.normal).append(_Message(record, owner))
         self._waiting_bytes += size
         return 0.0
@@ -155,6 +154,7 @@ class BigRooms(Generic[Owner]):
             else:
                 del self._rooms[room.id]
         self._due = now + max(self._pace.wait_s(now), MIN_WAIT_S)
+        self.deadline = self._due if self._turns else NEVER
         return parcels, finished
 
     def settled(self, token: int, handled: bool) -> list[Finished[Owner]]:

@@ -134,7 +134,7 @@ def test_a_turn_takes_a_bounded_number_of_signals() -> None:
     record = signal(5)
     for _ in range(MAX_SIGNALS_A_TURN + 7):
         hand_over(core, record)
-    assert (len(core.signals), core.signals.overflows) == (MAX_SIGNALS_A_TURN, 7)
+    assert (len(core.signals.waiting), core.signals.overflows) == (MAX_SIGNALS_A_TURN, 7)
 
 
 def test_the_table_in_memory_is_bounded_and_remembers_a_generation() -> None:
