@@ -90,7 +90,7 @@ class Service(RoleShell):
             if os.access(context.cluster.ticket_key_dir, os.R_OK):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
-            Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN, performed=self._flush)
+            Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN)
         )
         self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
         self._clients = Clients(
@@ -138,6 +138,7 @@ class Service(RoleShell):
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
+        self._runner.performed = clients.deliveries.flush
         self._runner.send_by(self._context.links)
         effects.on(ev.Deliver, clients.deliveries.deliver)
         effects.on(ev.WriteMail, clients.write_mail)
@@ -285,9 +286,6 @@ class Service(RoleShell):
         return state.SerializeToString()
 
     # Effects of the core.
-
-    def _flush(self) -> None:
-        self._clients.deliveries.flush()
 
     def _send_membership(self, effect: ev.SendMembership) -> None:
         self._context.links.send_control(effect.peer, encode_messages(effect.messages), effect.token)

@@ -17,6 +17,7 @@ import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.core.contract import Core, SendControl, SendRecords, Settle
@@ -69,7 +70,7 @@ class Runner(Generic[EventT, EffectT]):
         self.effects: Effects[EffectT] = Effects()
         self._performs = self.effects.performs
         self._performs[Settle] = self._settle
-        self._now, self._performed = now, performed
+        self._now, self.performed = now, performed
         self._tick_event, self._end_of_turn = tick, end_of_turn
         self._timer = DeadlineTimer(self._tick, MIN_TICK_S)
         self._turn: asyncio.Handle | None = None
@@ -98,7 +99,7 @@ class Runner(Generic[EventT, EffectT]):
         if self._end_of_turn is not None:
             self.end_turn_soon()
         elif timed and self._tick_event is not None:
-            self._set_timer(core)
+            self._timer.set(core.next_deadline())
 
     def take(self, event: EventT, *, timed: bool = True) -> Outcome:
         """Pass an event from a link to the core. Returns the core's outcome; NOT_TAKEN while there is no core."""
@@ -143,9 +144,6 @@ class Runner(Generic[EventT, EffectT]):
     def _settle(self, effect: Settle) -> None:
         self._outcome = effect.outcome
 
-    def _set_timer(self, core: Core[EventT, EffectT]) -> None:
-        self._timer.set(core.next_deadline())
-
     def _tick(self) -> None:
         if self._tick_event is not None:
             self.step(self._tick_event)
@@ -159,9 +157,9 @@ class Runner(Generic[EventT, EffectT]):
             self._perform(core, event)
         else:
             # Its output leaves at once, with the links' own.
-            links.in_turn(lambda: self._perform(core, event))
+            links.in_turn(partial(self._perform, core, event))
         if self._tick_event is not None:
-            self._set_timer(core)
+            self._timer.set(core.next_deadline())
 
     def _perform(self, core: Core[EventT, EffectT], event: EventT) -> None:
         performs, behind = self._performs, self._behind
@@ -174,8 +172,8 @@ class Runner(Generic[EventT, EffectT]):
                     performs[type(effect)](effect)
         finally:
             self._performing = False
-        if self._performed is not None:
-            self._performed()
+        if self.performed is not None:
+            self.performed()
 
 
 class RoleShell:

@@ -132,6 +132,9 @@ class Context(Generic[OptionsT_co]):
     turn: Turn = field(default_factory=lambda: Turn(time.monotonic, asyncio.get_running_loop().call_soon))
     """Time budget of this process's clients, for all protocols."""
 
+    now: Callable[[], float] = time.monotonic
+    """Returns the time, monotonic seconds."""
+
     @property
     def view(self) -> View:
         """The newest view of the cluster."""
@@ -141,10 +144,6 @@ class Context(Generic[OptionsT_co]):
     def router_root(self) -> str:
         """Registry root of the routers and gateways: another cluster's, or our own."""
         return self.cluster.router_root or self.root
-
-    def now(self) -> float:
-        """Return the time, monotonic seconds."""
-        return time.monotonic()
 
 
 class Service(LinkHandler, Protocol):
