@@ -19,6 +19,7 @@ Estimate: nothing is lost, repeated or out of order. A moved key of Pi and Xiu w
 (two commits, a question to the child, what the child lacks); of the other roles no longer than in any other second.
 
     python -m benchmarks.clusters.growth [--roles pi,xiu] [--to 8] [--fault child] [--phase split] [--seed 1] [--keep DIR] [--json]
+        [--layout nodes]
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from ops.doubling.doubling import STORED, Phase, phases
 from tests.history.checker import check, counts, report
 from tests.history.record import Fault, History
 from tests.history.violation import Limits, Rule
-from tests.support.cluster import PIXIU, running_cluster, wait_for
+from tests.support.cluster import LAYOUT, LAYOUTS, PIXIU, running_cluster, wait_for
 from tests.support.live_traffic import LiveTraffic
 from tests.support.mail_history import REFUSED_BYTES, Traffic
 from tools.cli.http import fetch, samples
@@ -132,7 +133,8 @@ class Growth:
         with EmbeddedZooKeeper(folder / "zookeeper") as server:
             self._server = server
             registry = f"zk://{server.address}/pubsub"
-            with running_cluster(folder, "--registry", registry, *shape, "--set", f"xiu.table_dir={folder}") as cluster:
+            shape += ["--registry", registry, "--set", f"xiu.table_dir={folder}"]
+            with running_cluster(folder, *shape, layout=arguments.layout) as cluster:
                 self._cluster = cluster
                 await asyncio.to_thread(cluster.wait_healthy)
                 say("the cluster runs")
@@ -261,7 +263,7 @@ class Growth:
         fault = self._arguments.fault
         left = [phase for phase in phases(role)[:-1] if self._arguments.phase in ("", phase.value)]
         while left:
-            victim = None
+            victim: list[dict[str, Any]] = []
             if left[0] in PRECISE and fault not in WITHOUT_VICTIM:
                 victim = await asyncio.to_thread(self._victim, role, count)
             code, said = await self._tool(role, 2 * count, left)
@@ -270,7 +272,7 @@ class Growth:
             phase = Phase(next(line["phase"] for line in reversed(said) if line["event"] == "phase"))
             left = left[left.index(phase) + 1 :]
             row.broken.append(phase.value)
-            if victim is None and fault not in WITHOUT_VICTIM:
+            if not victim and fault not in WITHOUT_VICTIM:
                 victim = await asyncio.to_thread(self._victim, role, count, at_once=phase is Phase.BEGIN)
             say(f"{role} {count}: {fault} in {phase.value}")
             if fault == "zookeeper":
@@ -278,15 +280,16 @@ class Growth:
                 await asyncio.to_thread(self._server.kill)
                 await asyncio.to_thread(self._server.start)
                 self._history.fault(Fault("kill", "zookeeper", heals=True))
-            elif victim is not None:
-                self._strike(role, victim)
+            elif victim:
+                self._strike(victim)
         if self._stopped:
             await asyncio.wait(self._stopped)
 
-    def _strike(self, role: str, victim: dict[str, Any]) -> None:
-        """Kill a process, which `pixiu up` restarts, or stop it for a while."""
-        name, pid = f"{role}/{victim['address']}", int(victim["pid"])
-        self._history.fault(Fault("kill", name))
+    def _strike(self, victim: list[dict[str, Any]]) -> None:
+        """Kill a process, which `pixiu up` restarts, or stop it for a while. victim: its roles."""
+        names, pid = [f"{each['role']}/{each['address']}" for each in victim], int(victim[0]["pid"])
+        for name in names:
+            self._history.fault(Fault("kill", name))
         if not self._arguments.fault.startswith("stop"):
             os.kill(pid, signal.SIGKILL)
             return
@@ -295,13 +298,15 @@ class Growth:
             await asyncio.sleep(STOP_S)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-            self._history.fault(Fault("kill", name, heals=True))
+            for name in names:
+                self._history.fault(Fault("kill", name, heals=True))
 
         os.kill(pid, signal.SIGSTOP)
         self._stopped.append(asyncio.create_task(go_on()))
 
-    def _victim(self, role: str, count: int, *, at_once: bool = False) -> dict[str, Any]:
-        """Return the leader of the last parent or child, once its replicas are in sync; `at_once`: any process there."""
+    def _victim(self, role: str, count: int, *, at_once: bool = False) -> list[dict[str, Any]]:
+        """Return the roles of the process that leads the last parent or child, once its replicas are in sync; `at_once`: of any
+        process there."""
         child = self._arguments.fault.endswith("child")
         partition = 2 * count - 1 if child else count - 1
 
@@ -316,7 +321,7 @@ class Growth:
 
         process = wait_for(find, f"a leader of {role} partition {partition}")
         assert process is not None
-        return process
+        return self._cluster.together(process) or [process]
 
 
 BEGAN = time.monotonic()
@@ -349,6 +354,7 @@ def main() -> int:
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--phase", default="", choices=["", *(phase.value for phase in Phase)])
     parser.add_argument("--before", type=float, default=5.0, help="seconds before each doubling")
+    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUT, help="processes that the cluster starts with")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", default="", help="keep logs and history in this folder")
     parser.add_argument("--json", action="store_true")

@@ -38,7 +38,7 @@ def cluster_of(folder: Path, *arguments: str) -> Any:
     tables = folder / "tables"
     tables.mkdir()
     memory = ("--set", f"xiu.table_dir={tables}", "--set", "xiu.table_mb=8", "--set", f"gateway.signal_table_dir={tables}")
-    return running_cluster(folder, "--xius=1", "--pis=1", *memory, *arguments, separate=False)
+    return running_cluster(folder, "--xius=1", "--pis=1", *memory, *arguments, layout="nodes")
 
 
 @pytest.fixture(scope="module", params=[NODES, SMALL], ids=["nodes", "small"])

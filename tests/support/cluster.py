@@ -27,6 +27,10 @@ from tools.cli.status import ClusterStatus, read_status, status_json
 PIXIU = str(Path(sys.executable).parent / "pixiu")
 WAIT_S = 120.0
 """For a condition that must come; generous, because machines are loaded."""
+LAYOUTS = {"separate": ("--separate",), "nodes": ()}
+"""The options of `pixiu up`, by layout."""
+LAYOUT = os.environ.get("PIXIU_LAYOUT", "separate")
+"""The layout of clusters whose tests name none."""
 Found = TypeVar("Found")
 
 
@@ -67,12 +71,12 @@ def is_healthy(target: str) -> bool:
 class LocalCluster:
     """`pixiu up` in a process of its own.
 
-    separate: its roles are processes of their own, which tests can kill one by one.
+    layout: of `LAYOUTS`. With `separate` roles are processes of their own, which tests can kill one by one.
     """
 
-    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, separate: bool = True) -> None:
+    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, layout: str = LAYOUT) -> None:
         self.folder = folder
-        self._arguments = (*(["--separate"] if separate else []), *arguments)
+        self._arguments = (*LAYOUTS[layout], *arguments)
         self._environment = environment
         self._log = folder / "up.log"
         self._process: Forked | None = None
@@ -124,6 +128,10 @@ class LocalCluster:
         """The Running processes of a role."""
         return [p for p in self.status()["processes"] if p["role"] == role and p["state"] == "Running"]
 
+    def together(self, process: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The Running roles of the process that has this one: a node has several, and what hits one of them hits all."""
+        return [p for p in self.status()["processes"] if p["pid"] == process["pid"] and p["state"] == "Running"]
+
     def wait_healthy(self) -> None:
         """Until `pixiu status` says healthy."""
         wait_for(lambda: is_healthy(self.target), "a healthy status", pause_s=0.2)
@@ -135,10 +143,10 @@ class LocalCluster:
 
 @contextlib.contextmanager
 def running_cluster(
-    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, separate: bool = True
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, layout: str = LAYOUT
 ) -> Iterator[LocalCluster]:
     """A cluster that ends with the block, and must end in good order. `environment` is added to the processes' own."""
-    cluster = LocalCluster(folder, *arguments, environment=environment, separate=separate)
+    cluster = LocalCluster(folder, *arguments, environment=environment, layout=layout)
     cluster.start()
     try:
         yield cluster

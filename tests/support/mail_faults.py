@@ -21,6 +21,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -171,39 +172,50 @@ def rounds(kinds: Sequence[Kind], random: Random) -> Iterator[Kind]:
 # --- what can be done
 
 
-def _kill(*processes: Process) -> Broken:
-    for process in processes:
-        os.kill(int(process["pid"]), signal.SIGKILL)
-    return Broken(tuple(map(name_of, processes)))
+def _names(world: World, *processes: Process) -> tuple[str, ...]:
+    """Of all that a fault of these hits, each once."""
+    return tuple(dict.fromkeys(name_of(each) for process in processes for each in (process, *world.cluster.together(process))))
 
 
-def _stop(process: Process) -> Broken:
-    pid = int(process["pid"])
+def _ports(world: World, process: Process) -> set[int]:
+    """By which the network knows a process: of each of its roles."""
+    return {port_of(process), *map(port_of, world.cluster.together(process))}
+
+
+def _kill(world: World, *processes: Process) -> Broken:
+    names = _names(world, *processes)
+    for pid in dict.fromkeys(int(process["pid"]) for process in processes):
+        os.kill(pid, signal.SIGKILL)
+    return Broken(names)
+
+
+def _stop(world: World, process: Process) -> Broken:
+    pid, names = int(process["pid"]), _names(world, process)
     os.kill(pid, signal.SIGSTOP)
 
     async def go_on() -> None:
         os.kill(pid, signal.SIGCONT)
 
-    return Broken((name_of(process),), go_on, SICK_S)
+    return Broken(names, go_on, SICK_S)
 
 
 def _kill_pair(world: World) -> Broken:
     first, second = world.random.sample(ROLES, 2)
-    return _kill(world.one(first), world.one(second))
+    return _kill(world, world.one(first), world.one(second))
 
 
 def _kill_all_of_a_soft_role(world: World) -> Broken:
-    return _kill(*world.of(world.random.choice(PAIRED)))
+    return _kill(world, *world.of(world.random.choice(PAIRED)))
 
 
 def _kill_a_store(world: World) -> Broken:
     """Both replicas of one partition."""
     leader = world.replica(world.random.choice(STORES), leads=True)
-    return _kill(*(each for each in world.of(leader["role"]) if each["partition"] == leader["partition"]))
+    return _kill(world, *(each for each in world.of(leader["role"]) if each["partition"] == leader["partition"]))
 
 
 def _kill_everything(world: World) -> Broken:
-    return _kill(*world.all())
+    return _kill(world, *world.all())
 
 
 def _kill_zookeeper(world: World) -> Broken:
@@ -224,23 +236,23 @@ def _cut(world: World, *, one_way: bool, paths: Sequence[tuple[str, str]] = PATH
     elif roles[1] in STORES:
         others = [each for each in others if is_leader(each)]  # followers hear only of their leader
     second = world.random.choice(others)
-    pair = [port_of(first), port_of(second)]
+    pair = [first, second]
     world.random.shuffle(pair)
-    ways = {(pair[0], pair[1])} | (set() if one_way else {(pair[1], pair[0])})
-    return _apart(world, ways, name_of(first), name_of(second))
+    here, there = (_ports(world, process) for process in pair)
+    return _apart(world, here, there, one_way=one_way, names=_names(world, first, second))
 
 
 def _cut_from_zookeeper(world: World, role: str) -> Broken:
     process = world.replica(role, leads=True) if role in STORES else world.one(role)
-    here, there = port_of(process), world.server.port
-    ways = {(here, there), (there, here)}
-    if world.random.random() < 0.3:
-        ways.pop()
-    return _apart(world, ways, name_of(process))
+    ends = [_ports(world, process), {world.server.port}]
+    world.random.shuffle(ends)
+    return _apart(world, *ends, one_way=world.random.random() < 0.3, names=_names(world, process))
 
 
-def _apart(world: World, ways: set[tuple[int, int]], *names: str) -> Broken:
-    world.network.cut(ways)
+def _apart(world: World, here: set[int], there: set[int], *, one_way: bool, names: tuple[str, ...]) -> Broken:
+    """Nothing from any of the ports here reaches those there; nor the other way, unless it is cut one way."""
+    ways = set(product(here, there))
+    world.network.cut(ways if one_way else ways | set(product(there, here)))
 
     async def join() -> None:
         world.network.cut(())
@@ -303,18 +315,18 @@ def _resize(mount: Path, size: str) -> None:
 
 def _kinds() -> Iterator[Kind]:
     for role in SOFT:
-        yield Kind(f"kill {role}", lambda world, role=role: _kill(world.one(role)))  # type: ignore[misc]
+        yield Kind(f"kill {role}", lambda world, role=role: _kill(world, world.one(role)))  # type: ignore[misc]
     for role in STORES:
         for leads in (True, False):
             name = f"kill {role} {'leader' if leads else 'follower'}"
-            yield Kind(name, lambda world, role=role, leads=leads: _kill(world.replica(role, leads=leads)))  # type: ignore[misc]
-        yield Kind(f"stop {role}", lambda world, role=role: _stop(world.one(role)))  # type: ignore[misc]
-        yield Kind(f"stop {role} leader", lambda world, role=role: _stop(world.replica(role, leads=True)))  # type: ignore[misc]
+            yield Kind(name, lambda world, role=role, leads=leads: _kill(world, world.replica(role, leads=leads)))  # type: ignore[misc]
+        yield Kind(f"stop {role}", lambda world, role=role: _stop(world, world.one(role)))  # type: ignore[misc]
+        yield Kind(f"stop {role} leader", lambda world, role=role: _stop(world, world.replica(role, leads=True)))  # type: ignore[misc]
         yield Kind(f"full disk of {role}", lambda world, role=role: _fill(world, role))  # type: ignore[misc]
         yield Kind(f"slow disk of {role}", lambda world, role=role: _slow(world, role))  # type: ignore[misc]
         yield Kind(f"wrong clock of {role}", lambda world, role=role: _wrong_clock(world, role))  # type: ignore[misc]
     for role in ("relay", "proxy", "gateway"):
-        yield Kind(f"stop {role}", lambda world, role=role: _stop(world.one(role)))  # type: ignore[misc]
+        yield Kind(f"stop {role}", lambda world, role=role: _stop(world, world.one(role)))  # type: ignore[misc]
     for role in ("xiu", "pi", "relay", "proxy", "gateway"):
         yield Kind(f"cut {role} from ZooKeeper", lambda world, role=role: _cut_from_zookeeper(world, role))  # type: ignore[misc]
     for number in (1, 2):
