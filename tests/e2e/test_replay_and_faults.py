@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -114,18 +115,21 @@ def at_gateways(cluster: LocalCluster, metric: str) -> float:
 
 
 def test_each_role_is_killed_in_turn(cluster: LocalCluster) -> None:
-    killed: list[str] = []
+    killed: list[list[str]] = []
+    """Endpoints of the roles of each process."""
     with Replay(cluster, OUTLASTS_S) as replay:
         for role in ("proxy", "router", "broker"):
             cluster.wait_healthy()
             victim = cluster.processes(role)[0]
+            killed.append(sorted(each["endpoint"] for each in cluster.together(victim)))
             os.kill(victim["pid"], signal.SIGKILL)
-            killed.append(victim["endpoint"])
             wait_until_gone(cluster, victim["pid"])
             cluster.wait_healthy()
         report = replay.enough()
     assert_nothing_wrong(report)
-    assert [death["endpoint"] for death in report["deaths"]] == killed
+    deaths = iter(death["endpoint"] for death in report["deaths"])
+    assert [sorted(islice(deaths, len(roles))) for roles in killed] == killed
+    assert not list(deaths)
     assert report["lost"] == report["explained"]
 
 
