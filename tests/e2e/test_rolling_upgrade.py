@@ -22,11 +22,13 @@ import pytest
 
 import pixiu
 from cluster.trust.key_folder import add_key, use_key
+from onebox.grouping import CLIENT_ROLES, NODE
 from pixiu.discovery.view import RoleLayout
 from registry.layout import ensure_layout
 from tests.history.checker import check, counts, report
 from tests.history.record import Fault, History
 from tests.history.violation import Limits
+from tests.support.cluster import LAYOUT
 from tests.support.forks import fork
 from tests.support.mail_history import Traffic
 from tests.support.releases import newest_release
@@ -36,16 +38,19 @@ from tools.cli.status import read_status
 
 pytestmark = pytest.mark.timeout(300)
 
-ORDER = ("xiu", "pi", "router", "relay", "broker", "gateway", "proxy")
+STORES, SOFT = ("xiu", "pi"), ("router", "relay", "broker", "gateway", "proxy")
+ORDER = (*STORES, *SOFT)
 """In which docs/operations.md, "Upgrade", says it is done."""
+PROCESSES = ORDER if LAYOUT == "separate" else (*STORES, NODE)
+"""Of a machine."""
 REPLICAS = 2
 ROOMS = range(1, 5)
 PACE_S = 0.04
 
 
 def machine(number: int) -> list[str]:
-    """One replica of each role, by name."""
-    return [f"{role}-{number}" for role in ORDER]
+    """One replica of each role, by the names of the processes."""
+    return [f"{role}-{number}" for role in PROCESSES]
 
 
 class Rooms:
@@ -135,8 +140,12 @@ class Rolling:
 
     def start(self, name: str) -> None:
         """Start one, of the tree that `roles.fork` stands for."""
-        settings = self.settings | ({"drain_jitter_s": 0.2} if name.startswith("gateway") else {})
-        partition = -1 if name.startswith(("gateway", "proxy")) else 0
+        settings, partition = self.settings, -1 if name.startswith(("gateway", "proxy", NODE)) else 0
+        if name.startswith("gateway"):
+            settings = settings | {"drain_jitter_s": 0.2}
+        elif name.startswith(NODE):
+            roles = ",".join(role if role in CLIENT_ROLES else f"{role}-0" for role in SOFT)
+            settings = settings | {"roles": roles, "gateway.drain_jitter_s": 0.2, "gateway.signal_table_dir": self.roles.folder}
         self.roles.start(name, partition=partition, **settings)
 
     async def healthy(self) -> None:

@@ -54,7 +54,8 @@ class Roles:
         await ensure_layout(self.zookeeper, root, {role: RoleLayout(n, n, 1) for role, n in partitions.items()})
 
     def start(self, name: str, root: str = DEFAULT_ROOT, *, deaf: bool = False, partition: int = -1, **settings: object) -> None:
-        """Start a process; its role is the name up to the first "-".
+        """Start a process; its role is the name up to the first "-". Of a node (`roles=…`) the first of its roles stands here for
+        all.
 
         deaf: without watches and, nearly, without polls; its session outlasts a ZooKeeper that is silent for some seconds, as on a
         busy machine, because who connects anew reads the registry.
@@ -70,6 +71,9 @@ class Roles:
         arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
         module, arguments = ("tests.support.deaf_role", [role, *arguments]) if deaf else (role, arguments)
         self._processes[name] = self.fork(module, arguments, self.folder / f"{name}.log")
+        if role == "node":
+            role, _, number = str(settings["roles"]).partition(",")[0].partition("-")
+            partition = int(number or -1)
         self._places[name] = (root, role, partition)
 
     def start_node(self, *names: str, **settings: object) -> None:
