@@ -264,7 +264,7 @@ class Endpoint(Links):
         if urgent and self._hurry is not None and not self._core.role_of(peer):
             self._hurry(now)
         self._core.send_records(peer, records, lane, token, now, urgent, more)
-        if not self._flush_scheduled:
+        if not (self._flush_scheduled or self._in_turn):
             self._schedule_flush()
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
@@ -273,7 +273,7 @@ class Endpoint(Links):
         if self._hurry is not None and not self._core.role_of(peer):
             self._hurry(now)
         self._core.send_control(peer, messages, token, now)
-        if not self._flush_scheduled:
+        if not (self._flush_scheduled or self._in_turn):
             self._schedule_flush()
 
     def state(self, peer: EndpointID) -> PeerState:

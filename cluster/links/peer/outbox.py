@@ -89,7 +89,11 @@ class Outbox:
 
     def first_number(self) -> float:
         """Number of the run queued first; infinity if nothing waits."""
-        return min((lane[0].number for lane in self._lanes if lane), default=INFINITY)
+        first = INFINITY
+        for lane in self._lanes:
+            if lane and lane[0].number < first:
+                first = lane[0].number
+        return first
 
     def is_past(self, number: int) -> bool:
         """Return True if no run up to this number waits."""
