@@ -50,7 +50,7 @@ class ProcessLinks:
         self.endpoint: Endpoint | None = None
         self.ring: KeyRing | None = None
         self._allowed: set[tuple[EndpointID, str]] = set()
-        """What roles of this process may say: they stay what they are, so that they are checked once."""
+        """(role of this process, kind) that was checked: neither changes, so that once is enough."""
         self.counts = {"links_strangers_total": 0, "links_role_refused_total": 0}
 
     def new_endpoint(self, id_: EndpointID, options: LinkOptions, framed: Framed, switch: LocalSwitch | None = None) -> Endpoint:
