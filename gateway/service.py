@@ -89,9 +89,7 @@ class Service(RoleShell):
             )  # fmt: skip
             if os.access(context.cluster.ticket_key_dir, os.R_OK):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
-        self._runner: Runner[ev.Event, ev.Effect] = self.run(
-            Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN)
-        )
+        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
         self._clients = Clients(
             context.options,
