@@ -3,7 +3,7 @@ ZooKeeper that speaks TLS alone, tokens of all clients. The sample is played and
 everything that guards them, one machine after the other. Nothing is lost, no session of a process or client ends, and what was
 before is taken no more. Only the key of tokens, which comes first, ends sessions: they come back with new tokens.
 
-`PIXIU_GUARDED_ROUNDS=0` plays it in a minute, with nine processes; with more each machine runs every role, and everything
+`PIXIU_GUARDED_ROUNDS=0` plays it in a minute, with nine processes or fewer; with more each machine runs every role, and everything
 is exchanged so many times, one thing after the other (`make guarded`).
 """
 
@@ -28,6 +28,7 @@ from pixiu.rpc import tls
 from tests.history.checker import check, counts, report
 from tests.history.record import History
 from tests.history.violation import Limits
+from tests.support.cluster import LAYOUT
 from tests.support.guarded_machines import GuardedMachines, answers, guarded_machines
 from tests.support.mail_history import Traffic
 from tests.support.waiting import until
@@ -37,7 +38,11 @@ from tools.replay.run import SAMPLE, SAMPLE_SPEED, LogChoice, Result, load_plan,
 
 ROUNDS = int(os.environ.get("PIXIU_GUARDED_ROUNDS", "0"))
 EVERY = ("xiu", "pi", "router", "relay", "broker", "gateway", "proxy")
-ROLES = (EVERY,) * 3 if ROUNDS else (("xiu", "router", "gateway"), ("pi", "broker", "proxy"), ("relay", "gateway", "proxy"))
+BRIEF = {
+    "separate": (("xiu", "router", "gateway"), ("pi", "broker", "proxy"), ("relay", "gateway", "proxy")),
+    "nodes": (("xiu", "router", "relay", "broker", "gateway"), ("pi", "router", "relay", "broker", "proxy"), ("gateway", "proxy")),
+}
+ROLES = (EVERY,) * 3 if ROUNDS else BRIEF[LAYOUT]
 ROOM = 77
 
 pytestmark = [

@@ -31,6 +31,7 @@ from cluster.trust.key_folder import add_key, drop_keys, use_key
 from cluster.trust.key_ring import read_key_ring
 from cluster.trust.pki import ZOOKEEPER, issue, make_authority
 from onebox.embedded import EmbeddedZooKeeper
+from onebox.grouping import NODE, Grouping, roles_together
 from pixiu.discovery import login as logins
 from pixiu.discovery.login import CREDENTIALS_FILE, Login
 from pixiu.discovery.node import Node, NodeState
@@ -42,11 +43,13 @@ from pixiu.rpc import tls
 from registry.guarding import guard, make_credentials, read_credentials, write_credentials
 from registry.layout import ensure_layout
 from registry.session import read_view
-from tests.support.cluster import wait_for
+from tests.support.cluster import LAYOUT, wait_for
 from tests.support.namespaces import Machine, Network, network
 from tests.support.waiting import until
 from tools.load.mqtt import ConnectionRefused, MQTTClient
 
+TOGETHER = roles_together(Grouping.NODES, guarded=True) if LAYOUT == "nodes" else frozenset()
+"""Roles that share a node where a machine has several of them, all of partition 0."""
 TESTER = 10
 """UIN of who tries whether a token is taken."""
 RULES = """[jwt]
@@ -88,14 +91,18 @@ class GuardedMachines:
         self.registry = registry
         asyncio.run(self._prepare())
         for number, (machine, roles) in enumerate(zip(self.network.machines, self._roles, strict=True)):
+            shared = [role for role in roles if role in TOGETHER]
             for each, role in enumerate(roles):
-                self._start(number, machine, role, f"{role}-{number}-{each}")
+                if len(shared) > 1 and role == shared[0]:
+                    self._start(number, machine, NODE, f"{NODE}-{number}", f"roles={','.join(f'{role}-0' for role in shared)}")
+                elif len(shared) < 2 or role not in shared:
+                    self._start(number, machine, role, f"{role}-{number}-{each}")
 
-    def _start(self, number: int, machine: Machine, role: str, name: str) -> None:
+    def _start(self, number: int, machine: Machine, role: str, name: str, *more: str) -> None:
         own = self.machines[number]
         settings = [
             f"registry={self.registry}", f"data_dir={self.folder / name}", f"cluster.tls_dir={own / 'tls'}",
-            f"cluster.key_dir={own / 'keys'}", f"cluster.registry_credentials_file={own / 'credentials'}",
+            f"cluster.key_dir={own / 'keys'}", f"cluster.registry_credentials_file={own / 'credentials'}", *more,
         ]  # fmt: skip
         if role in PARTITIONED_ROLES:
             settings.append("partition=0")
@@ -296,7 +303,8 @@ async def has_ring(name: str, node: Node) -> bool:
 
 async def comes_with(passwords: str, node: Node) -> bool:
     """Whether a process has told the registry so many passwords."""
-    return bool((await asyncio.to_thread(health, node))["registry_login"] == f"{node.role} with {passwords}")
+    said = (await asyncio.to_thread(health, node))["registry_login"].split(", ")  # a node logs in as each of its roles
+    return f"{node.role} with {passwords}" in said and all(one.endswith(f" with {passwords}") for one in said)
 
 
 async def taken(node: Node, said: str) -> bool | None:
