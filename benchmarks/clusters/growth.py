@@ -157,8 +157,8 @@ class Growth:
 
     def _judge(self, counted: int) -> None:
         """Judge the histories. `counted`: items that links counted as lost or dropped. Real-time messages are at most once, so
-        every lost one must be counted. Only rooms promise order; a process that was stopped sends late what was reported to its
-        senders as lost."""
+        every lost one must be counted, or its receiver notified of a gap. Only rooms promise order; a process that was stopped
+        sends late what was reported to its senders as lost."""
         self._history.close()
         limits = Limits(sends=300, deliveries=300, acknowledgements=300, faults=0)
         found = check(self._history, limits)
@@ -172,7 +172,7 @@ class Growth:
         for kind, losses in self._live.losses(BEGAN).items():
             self.notes.append(f"{self._roles}: {kind}: {asdict(losses)}")
             ordered = kind == "room" and not self._arguments.fault.startswith("stop")
-            if losses.lost > counted or losses.repeated or (losses.disordered and ordered):
+            if losses.lost - losses.notified > counted or losses.repeated or (losses.disordered and ordered):
                 self.problems.append(f"{kind}: {asdict(losses)}")
         self.notes += self._live.where
         self.notes.append(f"{self._roles}: links counted {counted} items as lost or dropped")

@@ -62,6 +62,8 @@ class Losses:
     """Reported as failed to their senders, or not decided; and not come."""
     lost: int = 0
     """Or came with another content, or to somebody else."""
+    notified: int = 0
+    """Of those, to rooms while their subscriber was without a gateway, as it was notified."""
     repeated: int = 0
     disordered: int = 0
 
@@ -75,6 +77,10 @@ class LiveTraffic:
         self.counts: Counter[str] = Counter()
         self.where: list[str] = []
         """What was lost, repeated or out of order, in words; `losses` fills it."""
+        self._newest: dict[int, int] = {}
+        """Room → when the newest message that came to its subscriber was sent, µs."""
+        self._gaps: list[tuple[dict[int, int], int]] = []
+        """Of each gap that the subscriber was notified of: the newest of each room before, and when that was."""
         self._sending = True
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,7 +90,7 @@ class LiveTraffic:
         connect, stack = self._connect, self._stack
         self._px = await stack.enter_async_context(connect("live-sender"))
         listener = await stack.enter_async_context(connect("live-listener"))
-        self._take(await stack.enter_async_context(listener.subscribe(rooms=ROOMS)), 0)
+        self._take(await stack.enter_async_context(listener.subscribe(rooms=ROOMS, on_gap=self._missed)), 0)
         for uin in USERS:
             user = await stack.enter_async_context(connect(f"live-{uin}", uin=uin))
             self._take(await stack.enter_async_context(user.subscribe(chat=True)), uin)
@@ -125,8 +131,16 @@ class LiveTraffic:
             async for message in messages:
                 kind = "signal" if message.signal else "chat" if uin else "room"
                 self._came(self.kinds[kind], uin or message.room, message.payload)
+                if kind == "room":
+                    self._newest[message.room] = HEAD.unpack_from(message.payload)[1]
 
         self._tasks.append(asyncio.create_task(take()))
+
+    def _missed(self, _reason: str) -> None:
+        self._gaps.append((dict(self._newest), monotonic_us()))
+
+    def _in_a_gap(self, room: int, sent_us: int) -> bool:
+        return any(newest.get(room, 0) < sent_us <= until_us for newest, until_us in self._gaps)
 
     @staticmethod
     def _came(kept: Kept, key: int, payload: bytes) -> None:
@@ -203,7 +217,8 @@ class LiveTraffic:
             repeated, wrong = outcomes[Judgement.REPEATED], outcomes[Judgement.ALIEN] + outcomes[Judgement.DAMAGED]
             for code, number in ledger.refusals.items():
                 self.counts[f"{kind} failed {code}"] += number
-            found[kind] = Losses(ledger.sent, ledger.refusals.total(), len(lost) + wrong, repeated, disordered)
+            notified = sum(kind == "room" and self._in_a_gap(one.room, one.sent_us) for one in lost)
+            found[kind] = Losses(ledger.sent, ledger.refusals.total(), len(lost) + wrong, notified, repeated, disordered)
             if lost or disordered or repeated or wrong:
                 times = ", ".join(f"{one.number} in {one.room} (sent at {one.sent_us / 1e6 - began:.2f} s)" for one in lost[:9])
                 self.where.append(f"{kind}: lost {times}, repeated {repeated}, out of order {disordered}, wrong {wrong}")
