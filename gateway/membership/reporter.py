@@ -150,7 +150,6 @@ class MembershipReporter:
         is_crowd: Callable[[], bool] = lambda: False,
         ticket_of: Callable[[int], bytes] | None = None,
     ) -> None:
-        self._ticket_of = ticket_of
         self._as_of = as_of
         self._next_token = next_token
         self._few_members = few_members
@@ -366,9 +365,10 @@ class MembershipReporter:
 
     def _proven(self, messages: list[Update]) -> list[Update]:
         """Messages with the present tickets of the users whose devices are here."""
-        if self._ticket_of is None:
+        ticket_of = self.source.ticket_of
+        if ticket_of is None:
             return messages
-        return [m._replace(ticket=self._ticket_of(m.group)) if m.login else m for m in messages]
+        return [m._replace(ticket=ticket_of(m.group)) if m.login else m for m in messages]
 
     def settled(self, token: int, handled: bool, now: float) -> bool:
         """Note the outcome of a parcel. Returns True if it was one of these."""
@@ -517,6 +517,8 @@ class MembershipReporter:
             self._changes[pair].requests.pop((connection, request), None)
         if not requests:
             del self._requests[connection]
+            if not self._requests:
+                self._answer_timers.clear()
         return Answered(connection, request, known, frozenset(self._refusals.pop((connection, request), ())))
 
     def _serving(self, room: int) -> list[int]:

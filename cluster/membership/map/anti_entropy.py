@@ -113,7 +113,7 @@ class Source:
     ) -> None:
         self._membership = membership
         self._as_of = as_of
-        self._ticket_of = ticket_of
+        self.ticket_of = ticket_of
         self._page_entries = PAGE_ENTRIES if ticket_of is None else PROVEN_PAGE_ENTRIES
         self.pages_sent = 0
 
@@ -212,8 +212,8 @@ class Source:
                     return pages
             entries.append(ENTRY.pack(room, uin, id_))
             values.append(self._membership.value(room, uin, instance))
-            if self._ticket_of is not None:
-                tickets.append(self._ticket_of(room))
+            if self.ticket_of is not None:
+                tickets.append(self.ticket_of(room))
         close(None, False)
         return pages
 
