@@ -365,7 +365,8 @@ class PacedOptions(RoleOptions):
 
     pace_ms: float = bounded(0.0, 0.0, 20.0)
     """Milliseconds between two wake-ups of the event loop, while messages that nobody waits for wake it more than 600 times a
-    second. Each wake-up then handles several messages, which costs less CPU and delays them by up to this time. 0: no pacing."""
+    second, and the loop or the machine is more than half busy. Each wake-up then handles several messages, which costs less CPU
+    and delays them by up to this time. 0: no pacing."""
 
 
 @dataclass(frozen=True, kw_only=True)
