@@ -17,12 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from pixiu.discovery.paths import PARTITIONED_ROLES
+from pixiu.discovery.paths import DRAIN_ORDER, PARTITIONED_ROLES, START_ORDER
 from pixiu.errors import ConfigurationError
 
-START_ORDER: Final = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
-STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
-"""Clients are notified first; processes that hold state go last."""
 CLIENT_ROLES: Final = ("gateway", "proxy")
 """Roles that have listeners for clients."""
 STORES: Final = ("xiu", "pi")
@@ -118,8 +115,8 @@ class ProcessSpec:
 
     @property
     def stops_with(self) -> int:
-        """Place in `STOP_ORDER` at which it ends: that of its first role there."""
-        return min(STOP_ORDER.index(entry.role) for entry in self.entries)
+        """Place in `DRAIN_ORDER` at which it ends: that of its first role there."""
+        return min(DRAIN_ORDER.index(entry.role) for entry in self.entries)
 
 
 def alone(entry: Entry) -> ProcessSpec:

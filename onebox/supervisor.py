@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from onebox.grouping import STOP_ORDER, Entry, ProcessSpec, alone
+from onebox.grouping import Entry, ProcessSpec, alone
+from pixiu.discovery.paths import DRAIN_ORDER
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.deadline_timer import NEVER
 
@@ -263,7 +264,7 @@ class SupervisorCore:
         return self.tick(now)
 
     def stop(self, now: float) -> list[Effect]:
-        """End everything, group by group in `STOP_ORDER`."""
+        """End everything, group by group in `DRAIN_ORDER`."""
         if self._stopping:
             return []
         self._stopping = True
@@ -272,7 +273,7 @@ class SupervisorCore:
     def kill(self, now: float) -> list[Effect]:
         """End everything at once."""
         self._stopping = True
-        self._group = len(STOP_ORDER)
+        self._group = len(DRAIN_ORDER)
         effects: list[Effect] = []
         for record in self.processes.values():
             self._move(record, ProcessEvent.STOP, now)
@@ -281,13 +282,13 @@ class SupervisorCore:
         return effects
 
     def _of_group(self) -> list[ProcessRecord]:
-        if not 0 <= self._group < len(STOP_ORDER):
+        if not 0 <= self._group < len(DRAIN_ORDER):
             return []
         return [record for record in self.processes.values() if record.spec.stops_with == self._group]
 
     def _stop_next(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        while self._group < len(STOP_ORDER):
+        while self._group < len(DRAIN_ORDER):
             left = [record for record in self._of_group() if record.state is ProcessState.STOPPING]
             if left:
                 if now >= self._kill_at:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from onebox.grouping import START_ORDER, STOP_ORDER
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import DRAIN_ORDER, START_ORDER
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
 from tools.cli.replicas import LEADING, ReplicaStatus
@@ -47,7 +47,7 @@ def choose(view: View, words: Sequence[str]) -> list[Node]:
             )
         drained = {node.process for node in meant}
         found.update({node.endpoint: node for node in view.nodes if node.process in drained})
-    return sorted(found.values(), key=lambda node: (STOP_ORDER.index(node.role), node.partition, node.replica))
+    return sorted(found.values(), key=lambda node: (DRAIN_ORDER.index(node.role), node.partition, node.replica))
 
 
 def by_process(nodes: Iterable[Node]) -> list[list[Node]]:

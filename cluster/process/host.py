@@ -48,6 +48,7 @@ from cluster.settings.options import (
     load_options,
     partition_of,
 )
+from pixiu.discovery.paths import DRAIN_ORDER
 from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
 from pixiu.version import __version__
 
@@ -56,8 +57,6 @@ EXIT_CRASH: Final = 1
 EXIT_ENVIRONMENT: Final = 2
 PRIVATE_UMASK: Final = 0o077
 """Only the owner may read the files of a process with a data folder."""
-DRAIN_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
-"""Roles in the order in which they drain: each while those that it hands over to still serve."""
 
 OptionsT = TypeVar("OptionsT", bound=RoleOptions)
 

@@ -33,6 +33,10 @@ DEFAULT_ROOT: Final = "/pubsub"
 UNPARTITIONED_ROLES: Final = ("proxy", "gateway")
 PARTITIONED_ROLES: Final = ("router", "broker", "relay", "xiu", "pi")
 ROLES: Final = (*UNPARTITIONED_ROLES, *PARTITIONED_ROLES)
+START_ORDER: Final = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
+"""Roles in the order in which a cluster starts."""
+DRAIN_ORDER: Final = START_ORDER[::-1]
+"""Roles in the order in which they end: clients first, and each while those that it hands over to still serve."""
 NO_PARTITION: Final = -1
 """The partition of a process whose role has none."""
 NODE_PREFIX: Final = "n"

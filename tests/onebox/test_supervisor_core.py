@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onebox.grouping import START_ORDER, STOP_ORDER, Grouping, ProcessSpec, wanted_processes
+from onebox.grouping import Grouping, ProcessSpec, wanted_processes
 from onebox.supervisor import (
     FIRST_TRIES,
     MAX_BACKOFF_S,
@@ -26,6 +26,7 @@ from onebox.supervisor import (
     Terminate,
 )
 from onebox.up import UpOptions
+from pixiu.discovery.paths import DRAIN_ORDER, START_ORDER
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.rpc.deadline_timer import NEVER
 from tests.support.effort import runs
@@ -235,7 +236,7 @@ def test_stores_start_first_and_end_last() -> None:
     names = [spec.name for spec in separate(xius=0, pis=2, pi_replicas=2).specs()]
     assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
     assert UpOptions(pis=2).layout()["pi"].n == 2
-    assert START_ORDER[:2] == STOP_ORDER[:-3:-1] == ("xiu", "pi")
+    assert START_ORDER[:2] == DRAIN_ORDER[:-3:-1] == ("xiu", "pi")
 
 
 def brokers(core: SupervisorCore) -> list[str]:

@@ -17,9 +17,10 @@ import pytest
 import structlog
 
 from cluster.core import log
-from cluster.process.host import DRAIN_ORDER, EXIT_CRASH, EXIT_ENVIRONMENT, EXIT_OK, Host, Role
+from cluster.process.host import EXIT_CRASH, EXIT_ENVIRONMENT, EXIT_OK, Host, Role
 from cluster.process.role_run import Owner
 from cluster.settings.options import ClusterOptions, PartitionedOptions
+from pixiu.discovery.paths import DRAIN_ORDER
 from pixiu.errors import ConfigurationError, Unavailable
 from pixiu.rpc.tls import Tls
 

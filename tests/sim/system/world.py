@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from pixiu.discovery.paths import DRAIN_ORDER
 from pixiu.wire.levels import Level
 from tests.sim.cluster.process import Place, Process
 from tests.sim.cluster.registry import POLL_S
@@ -38,8 +39,6 @@ START_US: Final = 1_750_000_000_000_000
 REPLICAS: Final = 2
 """Of each partition of Xiu and Pi."""
 USERS: Final = (1, 2, 3, 4)
-DRAIN_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
-"""As `cluster.process.host` has it."""
 DOUBLED_S: Final = 3 * POLL_S + 1.0
 BURST: Final = 0.01
 """Probability of one when somebody sends."""
