@@ -13,6 +13,8 @@ RUN_COST_BYTES: Final = 64
 """Bytes that a queued run counts in addition to its items, so that many small ones are bounded too."""
 
 INFINITY: Final = float("inf")
+NO_RUN: Final = (1 << 62) - 1
+"""Above the number of every run."""
 FIRST_LANE_TURNS: Final = 8
 """Number of nine datagrams in which lane 0 comes first while both lanes wait: it is preferred, and the other one never starves."""
 
@@ -87,9 +89,9 @@ class Outbox:
         run.number = self.number
         self._lanes[lane].append(run)
 
-    def first_number(self) -> float:
-        """Number of the run queued first; infinity if nothing waits."""
-        first = INFINITY
+    def first_number(self) -> int:
+        """Number of the run queued first; `NO_RUN` if nothing waits."""
+        first = NO_RUN
         for lane in self._lanes:
             if lane and lane[0].number < first:
                 first = lane[0].number

@@ -64,7 +64,7 @@ class Switch:
         """True if the stream may continue.
 
         Args:
-            first_waiting: number of the first run that waits for datagrams; infinity: none.
+            first_waiting: number of the first run that waits for datagrams; above all numbers: none.
             upcoming: sequence of the next datagram.
             first_in_flight: sequence of the oldest datagram in flight; infinity: none.
         """
