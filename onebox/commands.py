@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from onebox.children import DieWithParent, child_environment
-from onebox.grouping import FLAGS, NUMBERS, PLAIN, Grouping, grouping_of
+from onebox.grouping import FLAGS, NUMBERS, PLAIN, Grouping, clients_of, grouping_of
 from onebox.screen import Rates, render
 from onebox.secure import PRIVATE_UMASK, make_secure, with_login
 from onebox.up import TLS, LocalCluster, UpOptions
@@ -59,6 +59,9 @@ def up(
     xiu_replicas: Annotated[int | None, _number("xiu_replicas", "Replicas of each Xiu partition.")] = None,
     pis: Annotated[int | None, _number("pis", "Pi partitions (users' inboxes), a power of two; 0: none.")] = None,
     pi_replicas: Annotated[int | None, _number("pi_replicas", "Replicas of each Pi partition.")] = None,
+    topics: Annotated[int | None, _number("topics", "Groups of durable topics, any number; 0: no topics.")] = None,
+    topic_replicas: Annotated[int | None, _number("topic_replicas", "Replicas of each group of topics.")] = None,
+    admins: Annotated[int | None, _number("admins", "Admins: one changes topics, the others stand by.")] = None,
     mqtt_port: Annotated[int, typer.Option(help="MQTT port of the first gateway, the others follow; 0: any.")] = DEFAULTS.mqtt_port,
     zookeeper_port: Annotated[int, typer.Option(help="Port of the embedded ZooKeeper; 0: any.")] = DEFAULTS.zookeeper_port,
     registry: Annotated[str, typer.Option(help="Use this ZooKeeper, zk://HOST:PORT/ROOT, instead of an embedded one.")] = "",
@@ -90,9 +93,9 @@ def up(
     """
     os.umask(PRIVATE_UMASK)  # before anything is written: only the owner may read mail, logs and keys
     numbers = {
-        "proxies": proxies, "gateways": gateways, "brokers": brokers, "broker_replicas": broker_replicas, "routers": routers,
-        "router_replicas": router_replicas, "relays": relays, "relay_replicas": relay_replicas, "xius": xius,
-        "xiu_replicas": xiu_replicas, "pis": pis, "pi_replicas": pi_replicas,
+        "proxies": proxies, "gateways": gateways, "admins": admins, "brokers": brokers, "broker_replicas": broker_replicas,
+        "routers": routers, "router_replicas": router_replicas, "relays": relays, "relay_replicas": relay_replicas, "xius": xius,
+        "xiu_replicas": xiu_replicas, "pis": pis, "pi_replicas": pi_replicas, "topics": topics, "topic_replicas": topic_replicas,
     }  # fmt: skip
     options = UpOptions.of(
         grouping_of({Grouping.SMALL: small, Grouping.SEPARATE: separate}),
@@ -102,7 +105,7 @@ def up(
         registry=registry,
         data=data,
         config=config,
-        settings=(*(make_secure(data, replay) if secure else ()), *(settings or ())),
+        settings=(*(make_secure(data, replay, clients_of(topics)) if secure else ()), *(settings or ())),
         grow=grow,
         secure=secure,
     )

@@ -1,7 +1,8 @@
 """The processes of `pixiu up`, and the roles that each of them runs. Pure.
 
-    nodes      node-0 {gateway-0, proxy-0, broker-0-0, …}   node-1 {gateway-1, …}   xiu-0-0   xiu-0-1   pi-0-0   pi-0-1
-    small      node-0 {gateway-0, proxy-0, broker-0-0, …, xiu-0-0, pi-0-0}
+    nodes      node-0 {gateway-0, proxy-0, broker-0-0, …}   node-1 {gateway-1, …}   xiu-0-0   xiu-0-1
+               store-0-0 {pi-0-0, topic-0-0}   store-0-1 {pi-0-1, topic-0-1}
+    small      node-0 {gateway-0, proxy-0, broker-0-0, …, xiu-0-0, pi-0-0, topic-0-0}
     separate   gateway-0   gateway-1   proxy-0   …   broker-0-0   broker-0-1   …
 
 The n-th replica of a partition runs in the n-th node, so that no node has two of one partition. Replicas and partitions that are
@@ -13,18 +14,20 @@ Source: docs/operations.md, "One machine".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
-from pixiu.discovery.paths import DRAIN_ORDER, PARTITIONED_ROLES, START_ORDER
+from pixiu.discovery.paths import DRAIN_ORDER, PARTITIONED_ROLES, START_ORDER, STORES
 from pixiu.errors import ConfigurationError
 
-CLIENT_ROLES: Final = ("gateway", "proxy")
+CLIENT_ROLES: Final = ("gateway", "proxy", "topic")
 """Roles that have listeners for clients."""
-STORES: Final = ("xiu", "pi")
 NODE: Final = "node"
 """Module and name of a process of several roles."""
+STORE: Final = "store"
+"""Name of a process of a Pi with a replica of topics."""
 
 
 class Grouping(Enum):
@@ -40,10 +43,11 @@ PLAIN: Final = Grouping.NODES
 FLAGS: Final = {Grouping.SMALL: "small", Grouping.SEPARATE: "separate"}
 """The option of each other one."""
 
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _SOFT: Final = ("brokers", "routers", "relays")
-_REPLICAS: Final = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas")
-_TWO: Final = dict.fromkeys(("proxies", "gateways", *_REPLICAS), 2)
-_STORES: Final = {"xius": 1, "pis": 1}
+REPLICAS: Final = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas", "topic_replicas")
+_TWO: Final = dict.fromkeys(("proxies", "gateways", "admins", *REPLICAS), 2)
+_STORES: Final = {"xius": 1, "pis": 1, "topics": 1}
 NUMBERS: Final[Mapping[Grouping, Mapping[str, int]]] = {
     Grouping.SEPARATE: _TWO | dict.fromkeys(_SOFT, 2) | _STORES,
     # In a node further partitions would only share one event loop.
@@ -71,6 +75,20 @@ def roles_together(grouping: Grouping, *, guarded: bool) -> frozenset[str]:
     if grouping is Grouping.SMALL:
         return frozenset(START_ORDER)
     return frozenset(START_ORDER) - frozenset(STORES) - (frozenset(CLIENT_ROLES) if guarded else frozenset())
+
+
+def roles_beside(grouping: Grouping, *, guarded: bool) -> Mapping[str, str]:
+    """Return the roles whose replicas share the process of another role's: role → that role. guarded: client-facing roles stay
+    apart.
+
+    Both are bound by the disk, and a process of its own for each replica of topics would cost memory.
+    """
+    return {} if guarded or grouping is not Grouping.NODES else {"topic": "pi"}
+
+
+def clients_of(topics: int | None) -> tuple[str, ...]:
+    """Return the roles with listeners for clients of a cluster. topics: its number of groups; None: not given."""
+    return tuple(role for role in CLIENT_ROLES if role != "topic" or topics != 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +142,13 @@ def alone(entry: Entry) -> ProcessSpec:
     return ProcessSpec(entry.name, (entry,))
 
 
-def wanted_processes(wanted: Mapping[str, tuple[int, int]], together: frozenset[str] = frozenset()) -> list[ProcessSpec]:
+def wanted_processes(
+    wanted: Mapping[str, tuple[int, int]], together: frozenset[str] = frozenset(), beside: Mapping[str, str] = NOTHING
+) -> list[ProcessSpec]:
     """Return every process of a cluster, in starting order.
 
-    wanted: role → partitions (a role without: 1 or 0) and replicas. together: the roles that share nodes.
+    wanted: role → partitions (a role without: 1 or 0) and replicas. together: the roles that share nodes. beside: role → the role,
+    earlier in that order, whose replica of the same partition and number has it in its process, if there is one.
     """
     specs: list[ProcessSpec] = []
     nodes: dict[int, list[Entry]] = {}
@@ -135,8 +156,12 @@ def wanted_processes(wanted: Mapping[str, tuple[int, int]], together: frozenset[
         count, replicas = wanted.get(role, (0, 0))
         partitions = range(count) if role in PARTITIONED_ROLES else [-1][:count]
         for entry in (Entry(role, partition, number) for number in range(replicas) for partition in partitions):
+            host = alone(replace(entry, role=beside.get(role, "")))
             if role in together:
                 nodes.setdefault(entry.number, []).append(entry)
+            elif host in specs:
+                name = f"{STORE}-{entry.partition}-{entry.number}"
+                specs[specs.index(host)] = ProcessSpec(name, (*host.entries, entry))
             else:
                 specs.append(alone(entry))
     for number, entries in sorted(nodes.items()):

@@ -18,8 +18,9 @@ LISTENERS: Final = "listeners"
 """Folder below the data folder with the certificates shown to clients, and `ca.pem`, which clients trust."""
 
 
-def make_secure(data: Path, replay: str) -> tuple[str, ...]:
+def make_secure(data: Path, replay: str, roles: Sequence[str]) -> tuple[str, ...]:
     """Make the missing files, and a new token. Returns the settings to run with. `replay`: the log to play.
+    `roles`: those that have clients.
 
     Raises `ConfigurationError`.
     """
@@ -27,7 +28,7 @@ def make_secure(data: Path, replay: str) -> tuple[str, ...]:
         raise ConfigurationError("--secure: the log is of many users, who have no tokens; leave out --replay")
     from cluster.access.minting import make_demo  # most runs do not need it
 
-    return make_demo(data / FOLDER)
+    return make_demo(data / FOLDER, roles)
 
 
 def with_login(tries: Sequence[str], data: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """`pixiu up`: a whole cluster on one machine. The shell around `onebox.supervisor`.
 
-    ZooKeeper ─▶ layout ─▶ xius, pis ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways   (and back in reverse order)
+    ZooKeeper ─▶ layout ─▶ xius, pis, topics ─▶ routers ─▶ relays ─▶ brokers ─▶ admins ─▶ proxies ─▶ gateways   (and back)
 
 Source: docs/operations.md.
 """
@@ -26,7 +26,19 @@ from cluster.trust.pki import CALLERS, ZOOKEEPER, issue, make_authority, renew
 from onebox.children import ROTATE_S, child_environment, open_log, rotate_log, tail
 from onebox.embedded_child import EmbeddedChild
 from onebox.fork_server import Forked, Forks
-from onebox.grouping import CLIENT_ROLES, NODE, NUMBERS, PLAIN, Entry, Grouping, ProcessSpec, roles_together, wanted_processes
+from onebox.grouping import (
+    CLIENT_ROLES,
+    NODE,
+    NUMBERS,
+    PLAIN,
+    REPLICAS,
+    Entry,
+    Grouping,
+    ProcessSpec,
+    roles_beside,
+    roles_together,
+    wanted_processes,
+)
 from onebox.secure import LISTENERS
 from onebox.settings_check import check_settings, overrides_for
 from onebox.shared_tables import table_mb
@@ -49,6 +61,7 @@ from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
+from pixiu.placement.partition import MAX_PARTITIONS
 from pixiu.rpc import tls
 from registry.guarding import guard, guard_first, read_credentials
 from registry.layout import ensure_layout, read_layout, set_replicas
@@ -61,7 +74,7 @@ STOP_LIMIT_S: Final = 120.0
 FORGET_PORTS_AFTER: Final = 2
 """After this number of failed restarts on a port somebody else has it: take any other."""
 MAX_ROLES: Final = 256
-"""Limit of one machine's proxies, gateways and replicas, whatever their processes."""
+"""Limit of one machine's proxies, gateways, admins and replicas, whatever their processes."""
 PKI: Final = "pki"
 TLS: Final = "tls"
 KEYS: Final = "keys"
@@ -97,6 +110,12 @@ class UpOptions:
     """Pi partitions: users' inboxes; 0: none."""
     pi_replicas: int = 2
     """Replicas of each."""
+    topics: int = 1
+    """Groups of durable topics; 0: a cluster without topics, and without admins."""
+    topic_replicas: int = 2
+    """Replicas of each."""
+    admins: int = 2
+    """Processes of which one changes topics and the others stand by."""
     mqtt_port: int = 1883
     """Port of the first gateway; the others have the following ones. 0: any."""
     zookeeper_port: int = 2181
@@ -130,8 +149,7 @@ class UpOptions:
 
     def validate(self) -> None:
         """Check the options. Raises `ConfigurationError`."""
-        replicas = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas")
-        for name in ("proxies", "gateways", *replicas):
+        for name in ("proxies", "gateways", "admins", *REPLICAS):
             if not 1 <= getattr(self, name) <= MAX_ROLES:
                 raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_ROLES}")
         for name, least in (("brokers", 1), ("routers", 1), ("relays", 0), ("xius", 0), ("pis", 0)):
@@ -139,10 +157,12 @@ class UpOptions:
             if not least <= count <= 128 or count & (count - 1):
                 none = "" if least else ", or 0"
                 raise ConfigurationError(f"--{name} {count}: the number of partitions must be a power of two up to 128{none}")
+        if not 0 <= self.topics <= MAX_PARTITIONS:
+            raise ConfigurationError(f"--topics {self.topics}: the number of groups must be from 0 to {MAX_PARTITIONS}")
         entries = [entry for spec in self.specs() for entry in spec.entries]
         if len(entries) > MAX_ROLES:
             raise ConfigurationError(
-                f"these are {len(entries)} proxies, gateways and replicas; one machine runs at most {MAX_ROLES}"
+                f"these are {len(entries)} proxies, gateways, admins and replicas; one machine runs at most {MAX_ROLES}"
             )
         for name, last in (("mqtt_port", self.gateways), ("zookeeper_port", 1)):
             port = getattr(self, name)
@@ -167,7 +187,8 @@ class UpOptions:
 
     def _specs(self, partitions: Mapping[str, int]) -> list[ProcessSpec]:
         wanted = {role: (partitions[role], wanted.replicas) for role, wanted in self.layout().items()}
-        return wanted_processes(wanted, roles_together(self.grouping, guarded=self.secure))
+        apart = roles_beside(self.grouping, guarded=self.secure)
+        return wanted_processes(wanted, roles_together(self.grouping, guarded=self.secure), apart)
 
     def partitions(self, role: str, layout: Layout) -> int:
         """Return the number of a role's partitions to run; 0 if it has none, or is not run."""
@@ -185,10 +206,14 @@ class UpOptions:
         relays = {"relay": RoleLayout(self.relays, self.relays, self.relay_replicas)} if self.relays else {}
         xius = {"xiu": RoleLayout(self.xius, self.xius, self.xiu_replicas)} if self.xius else {}
         pis = {"pi": RoleLayout(self.pis, self.pis, self.pi_replicas)} if self.pis else {}
+        topics = {"topic": RoleLayout(self.topics, self.topics, self.topic_replicas)} if self.topics else {}
+        admins = {"admin": RoleLayout(1, 1, self.admins)} if self.topics else {}
         return {
             **relays,
             **xius,
             **pis,
+            **topics,
+            **admins,
             "router": RoleLayout(self.routers, self.routers, self.router_replicas),
             "broker": RoleLayout(self.brokers, self.brokers, self.broker_replicas),
             "proxy": RoleLayout(1, 1, self.proxies),
@@ -292,7 +317,7 @@ class LocalCluster:
         self._changed.clear()
 
     async def stop(self) -> None:
-        """End everything in order: gateways, proxies, brokers, relays, routers, pis, xius, ZooKeeper. Leaves nothing running."""
+        """End everything in `DRAIN_ORDER`, and ZooKeeper last. Leaves nothing running."""
         self._apply(self.core.stop(time.monotonic()))
         until = time.monotonic() + STOP_LIMIT_S
         while not self.core.all_stopped:

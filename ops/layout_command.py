@@ -26,7 +26,7 @@ from tools.cli.status import read_status
 
 layout = typer.Typer(name="layout", help=(__doc__ or "").split("\n\n")[0], no_args_is_help=True)
 EXIT_NO_LAYOUT: Final = 1
-EXAMPLE: Final = "pixiu layout set router=2x2 broker=2x2 relay=2x2 xiu=1x3 pi=1x3 proxy=2 gateway=2"
+EXAMPLE: Final = "pixiu layout set router=2x2 broker=2x2 relay=2x2 xiu=1x3 pi=1x3 topic=1x3 proxy=2 gateway=2 admin=2"
 
 
 @layout.command()
@@ -48,7 +48,10 @@ def show(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 @guarded
 def set_(
     roles: Annotated[
-        list[str], typer.Argument(help="ROLE=PARTITIONSxREPLICAS, such as broker=2x3; proxy=2 and gateway=2.", metavar="ROLE=N")
+        list[str],
+        typer.Argument(
+            help="ROLE=PARTITIONSxREPLICAS, such as broker=2x3; ROLE=PROCESSES of proxy, gateway and admin.", metavar="ROLE=N"
+        ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     target: Target = DEFAULT_TARGET,
@@ -56,8 +59,8 @@ def set_(
 ) -> None:
     """Add roles to the layout, or change how many replicas are wanted of existing ones; roles that are not named stay as they are.
 
-    Only `pixiu double` changes the number of partitions of an existing role. Nothing is started or ended, except by a `pixiu up`
-    that runs the cluster: it follows the wanted replicas of its roles.
+    Of an existing role the number of partitions changes by `pixiu double` alone; topic gets further groups here. Nothing is started
+    or ended, except by a `pixiu up` that runs the cluster: it follows the wanted groups and replicas of its roles.
     """
     before, after = asyncio.run(_set(target, parse_wanted(roles), dry_run=dry_run))
     made = changes(before, after)

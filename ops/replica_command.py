@@ -27,13 +27,13 @@ from tools.cli.status import read_status
 TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.5
 
-Role = Annotated[str, typer.Argument(help="proxy, gateway, router, broker, relay, xiu or pi.")]
+Role = Annotated[str, typer.Argument(help="proxy, gateway, admin, router, broker, relay, xiu, pi or topic.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that `pixiu up` has to do it.")]
 
 
 @guarded
 def add_replica(role: Role, timeout_s: Timeout = TIMEOUT_S, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Add one replica of each partition of a role, or one proxy or gateway.
+    """Add one replica of each partition of a role, or one proxy, gateway or admin.
 
     Where `pixiu up` runs the cluster it starts them, and the command returns when they are Running; elsewhere the command says what
     to start.
@@ -49,7 +49,7 @@ def remove_replica(
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Remove one replica of each partition of a role, or one proxy or gateway.
+    """Remove one replica of each partition of a role, or one proxy, gateway or admin.
 
     Where `pixiu up` runs the cluster it drains and ends the newest ones, whose data stay in its folder; elsewhere the command says
     what to drain.

@@ -17,7 +17,7 @@ from pixiu.discovery.view import MAX_REPLICAS, Layout, RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
-from registry.layout_change import changed_layout, check_role_layout
+from registry.layout_change import changed_layout, check_doubled, check_role_layout
 
 MAX_TRIES: Final = 20
 """Number of tries of a write that conflicts with another writer's."""
@@ -34,7 +34,8 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
 
     The wanted replicas of an existing role stay as they are: `set_replicas` changes them.
 
-    A role that was doubled since it was configured keeps its number: the configuration may name an earlier one.
+    A role that was doubled since it was configured keeps its number: the configuration may name an earlier one. A role with groups
+    gets those that are missing, and keeps those that were added since.
 
     Raises `ConfigurationError` when a role has another number of partitions, `InvalidArgument` when a wanted number is not
     allowed, `Unavailable` when others keep writing, `MalformedData`, `RegistryUnavailable`.
@@ -47,12 +48,18 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
     def change(layout: Layout) -> Layout:
         for role, wanted in desired.items():
             there = layout.roles.get(role)
+            if role in paths.GROUPED_ROLES:
+                continue
             if there is not None and there.n not in (wanted.n << doubled for doubled in range(len(there.ended) + 1)):
                 raise ConfigurationError(
                     f"{role} has {there.n} partition(s) in the registry at {root}, but {wanted.n} are configured: set the "
                     f"number in the configuration to {there.n}; it grows by `pixiu double {role}` alone"
                 )
         missing = {role: wanted for role, wanted in desired.items() if role not in layout.roles}
+        for role in paths.GROUPED_ROLES:
+            there = layout.roles.get(role)
+            if there is not None and role in desired and desired[role].n > there.n:
+                missing[role] = replace(there, n=desired[role].n, next=desired[role].n)
         return replace(layout, roles={**layout.roles, **missing}) if missing else layout
 
     return await _change(zookeeper, root, change)
@@ -179,8 +186,7 @@ async def _change_doubled(
     also: Sequence[Check] = (),
 ) -> Layout:
     """Change one role's layout unless `known` finds the change done."""
-    if role not in paths.PARTITIONED_ROLES:
-        raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(paths.PARTITIONED_ROLES)}")
+    check_doubled(role)
 
     def changed(layout: Layout) -> Layout:
         there = _role_of(layout, root, role)

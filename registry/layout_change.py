@@ -40,14 +40,17 @@ def role_text(role: str, layout: RoleLayout) -> str:
     replicas = f"{layout.replicas} replica{'' if layout.replicas == 1 else 's'}"
     if role in paths.UNPARTITIONED_ROLES:
         return f"{layout.replicas} process{'' if layout.replicas == 1 else 'es'}"
-    return f"{layout.n} partition{'' if layout.n == 1 else 's'} × {replicas}"
+    return f"{layout.n} {'group' if role in paths.GROUPED_ROLES else 'partition'}{'' if layout.n == 1 else 's'} × {replicas}"
 
 
 def check_role_layout(role: str, wanted: RoleLayout) -> None:
     """Check the layout of a new role. Raises `InvalidArgument`."""
     if role not in paths.ROLES:
         raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(paths.ROLES)}")
-    if not is_partition_count(wanted.n) or (role in paths.UNPARTITIONED_ROLES and wanted.n != 1):
+    if role in paths.GROUPED_ROLES:
+        if not 1 <= wanted.n <= MAX_PARTITIONS:
+            raise InvalidArgument(f"{role} cannot have {wanted.n} groups; 1 to {MAX_PARTITIONS} are allowed")
+    elif not is_partition_count(wanted.n) or (role in paths.UNPARTITIONED_ROLES and wanted.n != 1):
         allowed = "1" if role in paths.UNPARTITIONED_ROLES else f"a power of two up to {MAX_PARTITIONS}"
         raise InvalidArgument(f"{role} cannot have {wanted.n} partitions; {allowed} is allowed")
     if wanted.next != wanted.n:
@@ -74,7 +77,8 @@ def parse_wanted(words: Sequence[str]) -> dict[str, RoleLayout]:
         if role in paths.UNPARTITIONED_ROLES and partitions is not None:
             raise InvalidArgument(f"{word}: {role} has no partitions: write {role}={replicas}")
         if role in paths.PARTITIONED_ROLES and partitions is None:
-            raise InvalidArgument(f"{word}: {role} has partitions: write {role}=PARTITIONSx{replicas}, such as {role}=1x{replicas}")
+            what = "groups" if role in paths.GROUPED_ROLES else "partitions"
+            raise InvalidArgument(f"{word}: {role} has {what}: write {role}={what.upper()}x{replicas}, such as {role}=1x{replicas}")
         n = int(partitions or 1)
         check_role_layout(role, RoleLayout(n, n, replicas))
         if replicas < 1:
@@ -88,9 +92,10 @@ def parse_wanted(words: Sequence[str]) -> dict[str, RoleLayout]:
 
 
 def changed_layout(layout: Layout, wanted: Mapping[str, RoleLayout]) -> Layout:
-    """Return the layout with new roles added and with new numbers of replicas for existing ones; the version stays.
+    """Return the layout with new roles added, with new numbers of replicas for existing ones, and with further groups; the version
+    stays.
 
-    Raises `ConfigurationError` when a role has another number of partitions, or a doubling is under way.
+    Raises `ConfigurationError` when a role has another number of partitions (fewer groups), or a doubling is under way.
 
     Source: docs/operations.md.
     """
@@ -104,6 +109,9 @@ def changed_layout(layout: Layout, wanted: Mapping[str, RoleLayout]) -> Layout:
             raise ConfigurationError(
                 f"{role} is being doubled from {there.n} to {there.next} partitions: wait until that has ended (`pixiu status`)"
             )
+        if role in paths.GROUPED_ROLES:
+            roles[role] = more_groups(role, there, asked)
+            continue
         if asked.n != there.n:
             raise ConfigurationError(
                 f"{role} has {there.n} partition(s), not {asked.n}: `pixiu double {role}` doubles them while the cluster runs; "
@@ -111,6 +119,27 @@ def changed_layout(layout: Layout, wanted: Mapping[str, RoleLayout]) -> Layout:
             )
         roles[role] = replace(there, replicas=asked.replicas)
     return replace(layout, roles=roles)
+
+
+def check_doubled(role: str) -> None:
+    """Check that a role grows by doubling. Raises `InvalidArgument` that says how it grows otherwise."""
+    if role in paths.GROUPED_ROLES:
+        raise InvalidArgument(
+            f"{role} is never doubled: it grows by further groups. `pixiu layout set {role}=GROUPSxREPLICAS` adds them, with more "
+            "groups than there are"
+        )
+    if role not in paths.DOUBLED_ROLES:
+        raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(paths.DOUBLED_ROLES)}")
+
+
+def more_groups(role: str, there: RoleLayout, asked: RoleLayout) -> RoleLayout:
+    """Return the layout of a role with groups that has further ones. Raises `ConfigurationError` when there would be fewer."""
+    if asked.n < there.n:
+        raise ConfigurationError(
+            f"{role} has {there.n} groups, and a group is never taken away, because it holds parts of topics: "
+            f"write {role}={there.n}x{asked.replicas}"
+        )
+    return replace(there, n=asked.n, next=asked.n, replicas=asked.replicas)
 
 
 def changes(before: Layout, after: Layout) -> list[Change]:

@@ -423,14 +423,14 @@ async def measure(seconds: float, wanted: list[str], nice: int) -> bool:
         (Path(name) / "site/sitecustomize.py").write_text(textwrap.dedent(TURNS))
         os.environ["PIXIU_TURNS"] = str(turns)
         os.environ["PYTHONPATH"] = f"{name}/site"
-        settings = make_demo(folder / "secure")
+        settings = make_demo(folder / "secure", ("gateway", "proxy"))
         key = key_of(folder / "secure/jwt.pem")
         for user, uin in (("attacker", ATTACKER), ("sender", SENDER)):
             (folder / user).write_text(token(key, user, uin, ("demo",), lasts_s=24 * 3600))
         options = UpOptions(
             grouping=Grouping.SEPARATE,
             proxies=1, gateways=1, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=1, relay_replicas=1,
-            xius=1, xiu_replicas=1, pis=1, pi_replicas=1, mqtt_port=0, zookeeper_port=0, data=folder, secure=True,
+            xius=1, xiu_replicas=1, pis=1, pi_replicas=1, topics=0, mqtt_port=0, zookeeper_port=0, data=folder, secure=True,
             settings=settings,
         )  # fmt: skip
         cluster = Watched(options)

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,11 +95,11 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def make_demo(folder: Path) -> tuple[str, ...]:
+def make_demo(folder: Path, roles: Sequence[str]) -> tuple[str, ...]:
     """Create the files that `pixiu up --secure` needs in a folder, if missing, and a token for user 7 that is valid for a day,
     `token`.
 
-    Returns the settings to run it with. Raises `ConfigurationError`.
+    Returns the settings to run it with, for the roles that have clients. Raises `ConfigurationError`.
     """
     folder = folder.resolve()
     key = key_of(folder / "jwt.pem")
@@ -109,4 +110,4 @@ def make_demo(folder: Path) -> tuple[str, ...]:
     except OSError as error:
         raise ConfigurationError(f"{folder}: cannot be written: {error.strerror}") from None
     access = folder / "access.toml"
-    return f"gateway.access_file={access}", f"proxy.access_file={access}"
+    return tuple(f"{role}.access_file={access}" for role in roles)

@@ -52,7 +52,7 @@ class ClientListener(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRoleOptions(ClientListenerOptions):
-    """Additional options of roles to which clients connect: gateways and proxies."""
+    """Additional options of roles to which clients connect: gateways, proxies and replicas of topics."""
 
     access_file: str = ""
     """File of the logins that are accepted and what each may do; it is read again when it changes. Empty: nobody has to log in."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 from typing import Final
 
 SEES: Final[dict[str, tuple[str, ...]]] = {
-    "proxy": ("proxy", "gateway", "broker", "relay", "xiu", "pi"),
+    "proxy": ("proxy", "gateway", "broker", "relay", "xiu", "pi", "topic", "admin"),
     "gateway": ("proxy", "router", "broker", "relay"),
     "router": ("gateway", "router", "broker"),
     "broker": ("proxy", "gateway", "router", "broker", "relay"),
     "relay": ("proxy", "gateway", "broker", "relay", "xiu", "pi"),
     "xiu": ("xiu", "pi"),
     "pi": ("xiu", "pi"),
+    "topic": ("topic", "admin"),
+    "admin": ("topic", "admin"),
 }
 """Role → the roles that it sees. They include every role that `MAY_SAY` lets send something to it."""

@@ -36,7 +36,7 @@ LIVE: Final[Mapping[str, tuple[str, ...]]] = {
         "room_messages_per_s", "room_bytes_per_s", "limit_burst_s", "joins_per_s", "max_all_subscriptions", "drain_jitter_s",
         "drain_clients_per_s",
     ),
-    "router": (), "broker": (), "relay": (), "xiu": (), "pi": (),
+    "router": (), "broker": (), "relay": (), "xiu": (), "pi": (), "topic": (), "admin": (),
 }  # fmt: skip
 """Table → keys that may be set while the cluster runs; every role also has those of `all`."""
 

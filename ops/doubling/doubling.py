@@ -17,10 +17,10 @@ from enum import Enum
 from typing import Final
 
 from cluster.wire.v1 import doubling_pb2 as pb
-from pixiu.discovery.paths import PARTITIONED_ROLES
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
+from registry.layout_change import check_doubled
 
 STORED: Final = ("xiu", "pi")
 """Roles whose partitions are split in their logs."""
@@ -282,8 +282,7 @@ def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str, 
 
     Raises `InvalidArgument` when the role cannot be doubled, or another one is being doubled.
     """
-    if role not in PARTITIONED_ROLES:
-        raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(PARTITIONED_ROLES)}")
+    check_doubled(role)
     there = layout.roles.get(role)
     if there is None:
         raise InvalidArgument(f"the cluster has no {role}; it has {', '.join(sorted(layout.roles)) or 'no layout'}")

@@ -391,7 +391,7 @@ class DoublingTool:
         said = self._holds(doubling, Phase.BEGIN)
         await self._zookeeper.ensure_path(paths.role_directory(self._root, self._role))
         while True:
-            for role in paths.PARTITIONED_ROLES:
+            for role in paths.DOUBLED_ROLES:
                 holder = await self._holder(role)
                 if holder is not None and time.monotonic() >= until:
                     raise InvalidArgument(

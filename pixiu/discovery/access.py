@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pixiu.discovery.node import json_object
-from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
+from pixiu.discovery.paths import MAX_TOPIC_NAME, PARTITIONED_ROLES, ROLES, STORES
 from pixiu.errors import ConfigurationError, MalformedData
 
 OPERATOR: Final = "operator"
@@ -38,12 +38,16 @@ MAX_PASSWORDS: Final = 4
 """Limit of passwords of one role, while they are being changed."""
 MAX_ACCESS_BYTES: Final = 16_384
 
+EQUAL: Final = ("proxy", "gateway")
+"""Roles without partitions that clients look for in the registry."""
+
 _EVERYBODY: Final = (*ROLES, PIPELINE, CLIENT)
 _LINE = re.compile(r"([a-z]+)[ \t]+([!-~]+)", re.ASCII)
 _PARTS: Final = {
-    "{equal}": f"(?P<role>{'|'.join(UNPARTITIONED_ROLES)})",
+    "{equal}": f"(?P<role>{'|'.join(EQUAL)})",
     "{role}": f"(?P<role>{'|'.join(PARTITIONED_ROLES)})",
-    "{store}": "(?P<role>xiu|pi)",
+    "{store}": f"(?P<role>{'|'.join(STORES)})",
+    "{name}": f"[A-Za-z0-9._-]{{1,{MAX_TOPIC_NAME}}}",
     "{p}": "[0-9]+",
     "{k}": "[0-9]+",
     "{endpoint}": "[0-9a-f]{16}",
@@ -55,8 +59,8 @@ class PathRule(NamedTuple):
     """The use of a path, and its permissions."""
 
     path: str
-    """Path below the root. `{equal}`: proxy, gateway; `{role}`: one with partitions; `{store}`: xiu, pi; `…`: ZooKeeper's
-    sequence."""
+    """Path below the root. `{equal}`: proxy, gateway; `{role}`: one with partitions; `{store}`: xiu, pi, topic; `…`:
+    ZooKeeper's sequence."""
     grants: Mapping[str, str]
     """Login, or `OWN` → its permissions."""
     directory: bool = False
@@ -87,6 +91,12 @@ RULES: Final = (
     PathRule("/{equal}", _all("r", *ROLES, CLIENT) | {OWN: "rcd"}, directory=True),
     PathRule("/{equal}/changes", _all("r", *ROLES, CLIENT) | {OWN: "rw"}, directory=True),
     PathRule("/{equal}/n…", _all("r", *ROLES, CLIENT) | {OWN: "rw"}),
+    PathRule("/admin", _all("r", *ROLES) | {"admin": "rcd"}, directory=True),
+    PathRule("/admin/changes", _all("r", *ROLES) | {"admin": "rw"}, directory=True),
+    PathRule("/admin/leader", _all("r", "proxy") | {"admin": "rw"}),
+    PathRule("/admin/n…", _all("r", *ROLES) | {"admin": "rw"}),
+    PathRule("/topics", _all("r", "proxy", "topic") | {"admin": "rwcd"}, directory=True),
+    PathRule("/topics/{name}", _all("r", "proxy", "topic") | {"admin": "rw"}),
     PathRule("/{store}", _all("r", *ROLES, PIPELINE), directory=True),
     PathRule("/{role}", _all("r", *ROLES), directory=True),
     PathRule("/{store}/changes", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}, directory=True),
@@ -136,9 +146,7 @@ def directories() -> list[str]:
     found = []
     for rule in RULES:
         if rule.directory:
-            roles = (
-                UNPARTITIONED_ROLES if "{equal}" in rule.path else ("xiu", "pi") if "{store}" in rule.path else PARTITIONED_ROLES
-            )
+            roles = EQUAL if "{equal}" in rule.path else STORES if "{store}" in rule.path else PARTITIONED_ROLES
             found += [re.sub(r"\{\w+\}", role, rule.path) for role in (roles if "{" in rule.path else ("",))]
     return list(dict.fromkeys(found))
 

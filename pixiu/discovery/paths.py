@@ -3,12 +3,15 @@
     ROOT/access                        persistent JSON: digests of all logins (`pixiu.discovery.access`)
     ROOT/layout                        persistent JSON: version and partitions of every role
     ROOT/ROLE/partition_num            its mirror, a decimal number
-    ROOT/{proxy,gateway}/n…            ephemeral sequential, one per process
+    ROOT/{proxy,gateway,admin}/n…      ephemeral sequential, one per process
     ROOT/ROLE/partition{p}/n…          ephemeral sequential, one per replica
-    ROOT/{xiu,pi}/partition{p}/state   persistent: epoch, leader, in-sync set
+    ROOT/{xiu,pi,topic}/partition{p}/state   persistent: epoch, leader, in-sync set
     ROOT/ROLE/changes                  persistent: written after every change of a node of the role
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
     ROOT/ROLE/doublings                persistent: a JSON line for each step of the tool
+    ROOT/admin/leader                  ephemeral, the admin that leads
+    ROOT/topics                        persistent: the last ID given to a topic
+    ROOT/topics/{name}                 persistent JSON: a topic's settings, parts and channels, written by the leading admin
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
     ROOT/kick/r…                       ephemeral, held by the tool that asks gateways and proxies to end sessions
     ROOT/settings                      persistent JSON: version and values of settings that change at run time
@@ -30,10 +33,16 @@ from pixiu.errors import InvalidArgument
 from pixiu.placement.partition import MAX_PARTITIONS
 
 DEFAULT_ROOT: Final = "/pubsub"
-UNPARTITIONED_ROLES: Final = ("proxy", "gateway")
-PARTITIONED_ROLES: Final = ("router", "broker", "relay", "xiu", "pi")
+UNPARTITIONED_ROLES: Final = ("proxy", "gateway", "admin")
+PARTITIONED_ROLES: Final = ("router", "broker", "relay", "xiu", "pi", "topic")
+STORES: Final = ("xiu", "pi", "topic")
+"""Roles with a replicated log, whose partitions have a `state` node."""
+GROUPED_ROLES: Final = ("topic",)
+"""Partitioned roles that grow by further partitions, one at a time, and are never doubled: no key chooses a partition of theirs."""
+DOUBLED_ROLES: Final = tuple(role for role in PARTITIONED_ROLES if role not in GROUPED_ROLES)
+"""Partitioned roles that grow by doubling: their number of partitions is a power of two."""
 ROLES: Final = (*UNPARTITIONED_ROLES, *PARTITIONED_ROLES)
-START_ORDER: Final = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
+START_ORDER: Final = ("xiu", "pi", "topic", "router", "relay", "broker", "admin", "proxy", "gateway")
 """Roles in the order in which a cluster starts."""
 DRAIN_ORDER: Final = START_ORDER[::-1]
 """Roles in the order in which they end: clients first, and each while those that it hands over to still serve."""
@@ -41,10 +50,13 @@ NO_PARTITION: Final = -1
 """The partition of a process whose role has none."""
 NODE_PREFIX: Final = "n"
 MAX_ROOT_LENGTH: Final = 256
+MAX_TOPIC_NAME: Final = 128
+"""Maximum length of a topic's name, characters."""
 
 _PARTITION = re.compile(r"partition(0|[1-9][0-9]{0,2})", re.ASCII)
 _NODE = re.compile(r"n([0-9]{10})", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _ROOT = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", re.ASCII)
 
 
@@ -107,7 +119,7 @@ def node_prefix(root: str, role: str, partition: int) -> str:
 
 
 def partition_state(root: str, role: str, partition: int) -> str:
-    """Node with epoch, leader and in-sync set of a partition of xiu or pi."""
+    """Node with epoch, leader and in-sync set of a partition of a store."""
     return f"{partition_directory(root, role, partition)}/state"
 
 
@@ -124,6 +136,34 @@ def doubling(root: str, role: str) -> str:
 def drain(root: str, endpoint: int) -> str:
     """Node that asks a run of a process to drain."""
     return f"{root}/drain/{endpoint:016x}"
+
+
+def admin_lease(root: str) -> str:
+    """The lease of the admin that leads: ephemeral."""
+    return f"{root}/admin/leader"
+
+
+def topics(root: str) -> str:
+    """Directory of the topics. Its data is the admin's."""
+    return f"{root}/topics"
+
+
+def topic(root: str, name: str) -> str:
+    """Node of one topic. Raises `InvalidArgument` for a name that no topic can have."""
+    return f"{root}/topics/{check_topic_name(name)}"
+
+
+def check_topic_name(name: str) -> str:
+    """Check the name of a topic; returns it. Raises `InvalidArgument`.
+
+    Source: docs/topics.md.
+    """
+    if len(name) > MAX_TOPIC_NAME or not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise InvalidArgument(
+            f"{name[: MAX_TOPIC_NAME + 1]!r} cannot be the name of a topic: 1 to {MAX_TOPIC_NAME} characters of A-Z, a-z, 0-9, "
+            "'.', '_' and '-' are allowed, but not '.' or '..' alone"
+        )
+    return name
 
 
 def kicks(root: str) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pixiu.discovery.node import Node, NodeState, integer, json_object
-from pixiu.discovery.paths import ROLES
+from pixiu.discovery.paths import GROUPED_ROLES, ROLES
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID, EndpointID
 from pixiu.placement.partition import MAX_PARTITIONS, is_partition_count
@@ -49,7 +49,7 @@ class RoleLayout:
     """Layout of one role."""
 
     n: int = 1
-    """Partitions, a power of two up to 128; 1 if the role has none."""
+    """Partitions, a power of two up to 128, or of a role with groups any number up to that; 1 if the role has none."""
     next: int = 1
     """Same as n, or 2n while a doubling is under way."""
     replicas: int = 0
@@ -109,7 +109,10 @@ class Layout:
                 raise MalformedData(f"the layout of {role} is not a JSON object")
             n = integer(value, "n", 1, MAX_PARTITIONS)
             following = integer(value, "next", 1, 2 * MAX_PARTITIONS, n)
-            if not is_partition_count(n) or following not in (n, 2 * n):
+            if role in GROUPED_ROLES:
+                if following != n:
+                    raise MalformedData(f"the layout of {role} has n {n} and next {following}; a role with groups has next n")
+            elif not is_partition_count(n) or following not in (n, 2 * n):
                 raise MalformedData(f"the layout of {role} has n {n} and next {following}; n is a power of two, next is n or 2n")
             doublings = value.get("doublings", [])
             if not isinstance(doublings, list) or not all(map(_is_id, doublings)):
@@ -310,9 +313,15 @@ class ViewReducer:
             if after is not None and (after.n == before.n or after.grew(before)):
                 continue
             said = "is no longer in it" if after is None else f"has {after.n} partition(s), but no doublings that led there"
+            adds = f"only `pixiu double {role}` adds partitions"
+            if role in GROUPED_ROLES:
+                if after is not None and after.n > before.n:
+                    continue
+                adds = "groups are added, never taken away"
+                said = said if after is None else f"has {after.n} group(s)"
             self.refused[role] = (
                 f"layout version {layout.version} was edited by hand: {role} {said}; this process keeps to {before.n} and "
-                f"deletes nothing. Write {before.n} back; only `pixiu double {role}` adds partitions"
+                f"deletes nothing. Write {before.n} back; {adds}"
             )
             roles[role] = before
         self._layout = replace(layout, roles=roles)

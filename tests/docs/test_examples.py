@@ -11,7 +11,7 @@ import pytest
 
 from cluster.settings.options import load_options
 from cluster.trust.key_folder import add_key, use_key
-from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, STORES
 from registry.layout_change import parse_wanted
 from tests.docs.snippets import ROOT, problems_of_line, problems_of_python
 
@@ -64,6 +64,6 @@ def test_the_three_machines_make_one_cluster(tmp_path: Path) -> None:
         assert len(set(numbers)) == len(numbers)
         folders = [own.data_dir for own in options.values() if own.data_dir]
         assert len(set(folders)) == len(folders)
-    for role in ("xiu", "pi"):  # a majority, so that no two sides of a cut confirm writes, and one machine may be away
+    for role in STORES:  # a majority, so that no two sides of a cut confirm writes, and one machine may be away
         assert {machine[role][1].min_in_sync for machine in machines} == {2}
         assert len({machine[role][1].data_dir for machine in machines}) == len(MACHINES)

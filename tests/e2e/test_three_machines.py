@@ -1,4 +1,4 @@
-"""`examples/three_machines` as its README starts it: the files' 21 processes on three loopback addresses, a message and a mail."""
+"""`examples/three_machines` as its README starts it: the files' 27 processes on three loopback addresses, a message and a mail."""
 
 from __future__ import annotations
 

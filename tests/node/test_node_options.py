@@ -10,7 +10,7 @@ import pytest
 from cluster.settings.fields import specs
 from cluster.settings.options import RoleOptions, SharedOptions
 from node.options import Entry, Options, example, load
-from pixiu.discovery.paths import ROLES
+from pixiu.discovery.paths import ROLES, UNPARTITIONED_ROLES
 from pixiu.errors import ConfigurationError
 
 REGISTRY = "zk://127.0.0.1:2181/n"
@@ -173,7 +173,7 @@ def test_the_example_has_every_option_once_and_is_loaded(tmp_path: Path) -> None
     path = written(tmp_path, example())
     assert [Entry(entry.name, entry.role, entry.options) for entry in load(path, {}, {})[1]] == load(path, {}, {})[1]
     assert tuple(entries(path)) == Options.roles
-    names = [role if role in ("proxy", "gateway") else f"{role}-0" for role in ROLES]
+    names = [role if role in UNPARTITIONED_ROLES else f"{role}-0" for role in ROLES]
     everything = entries(path, roles=",".join(names), data_dir=str(tmp_path))
     assert len(everything) == len(ROLES)
     text = path.read_text()

@@ -49,12 +49,12 @@ def separate(**numbers: int) -> UpOptions:
     return UpOptions.of(Grouping.SEPARATE, numbers)
 
 
-def test_a_cluster_of_separate_roles_has_twenty_processes_in_the_order_of_their_start() -> None:
+def test_a_cluster_of_separate_roles_has_twenty_four_processes_in_the_order_of_their_start() -> None:
     names = [spec.name for spec in separate().specs()]
     assert names == [
-        *("xiu-0-0", "xiu-0-1", "pi-0-0", "pi-0-1"),
+        *("xiu-0-0", "xiu-0-1", "pi-0-0", "pi-0-1", "topic-0-0", "topic-0-1"),
         *(f"{role}-{partition}-{number}" for role in ("router", "relay", "broker") for number in (0, 1) for partition in (0, 1)),
-        *("proxy-0", "proxy-1", "gateway-0", "gateway-1"),
+        *("admin-0", "admin-1", "proxy-0", "proxy-1", "gateway-0", "gateway-1"),
     ]
     assert [name for name in names if "relay" not in name] == [spec.name for spec in separate(relays=0).specs()]
 
@@ -236,7 +236,7 @@ def test_stores_start_first_and_end_last() -> None:
     names = [spec.name for spec in separate(xius=0, pis=2, pi_replicas=2).specs()]
     assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
     assert UpOptions(pis=2).layout()["pi"].n == 2
-    assert START_ORDER[:2] == DRAIN_ORDER[:-3:-1] == ("xiu", "pi")
+    assert START_ORDER[:3] == DRAIN_ORDER[:-4:-1] == ("xiu", "pi", "topic")
 
 
 def brokers(core: SupervisorCore) -> list[str]:

@@ -21,7 +21,7 @@ LIMIT_S = 120.0
 SMALL = [
     *(f"--{name}=1" for name in ("proxies", "gateways", "brokers", "routers", "relays", "xius", "pis")),
     *(f"--{name}-replicas=1" for name in ("router", "relay", "xiu", "pi")),
-    *("--mqtt-port=0", "--zookeeper-port=0", "--separate"),
+    *("--topics=0", "--mqtt-port=0", "--zookeeper-port=0", "--separate"),
 ]
 """Every role once, and two brokers, all of them processes."""
 

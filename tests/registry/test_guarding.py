@@ -14,7 +14,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
-from pixiu.discovery.access import LOGINS, OPERATOR, RULES, Access, directories, grants_of, rule_of
+from pixiu.discovery.access import EQUAL, LOGINS, OPERATOR, RULES, Access, directories, grants_of, rule_of
 from pixiu.discovery.login import Login
 from pixiu.discovery.operations import Create, Delete, Set
 from pixiu.discovery.target import RegistryAddress
@@ -73,13 +73,13 @@ async def session(server: EmbeddedZooKeeper, root: str, file: Path | None) -> As
 def examples() -> dict[str, str]:
     """Paths of each rule, below the root → the rule's path."""
     found = {}
-    names = {"{p}": "0", "{k}": "7", "{endpoint}": "00" * 8}
+    names = {"{p}": "0", "{k}": "7", "{endpoint}": "00" * 8, "{name}": "orders"}
     for rule in RULES:
         path = rule.path.replace("…", "0000000001")
         for name, value in names.items():
             path = path.replace(name, value)
         word = re.search(r"\{(\w+)\}", path)
-        roles = {"equal": paths.UNPARTITIONED_ROLES, "role": ("router", "broker"), "store": ("xiu", "pi")}
+        roles = {"equal": EQUAL, "role": ("router", "broker"), "store": paths.STORES}
         for role in roles[word[1]] if word else ("",):
             one = re.sub(r"\{\w+\}", role, path)
             if rule_of(one)[0] is rule:
@@ -313,7 +313,7 @@ def test_credentials_are_made_renewed_and_dropped(tmp_path: Path) -> None:
 
 def test_what_processes_may_not_make_is_made_for_them() -> None:
     made = {f"/{role}{below}" for role in paths.ROLES for below in ("", "/changes")}
-    assert made | {"/drain", "/kick", "/worker", "/instance"} == set(directories())
+    assert made | {"/drain", "/kick", "/worker", "/instance", "/topics"} == set(directories())
 
 
 async def test_nothing_that_is_under_way_is_disturbed_by_another_login(

@@ -169,3 +169,12 @@ async def test_a_configuration_from_before_doublings_takes_their_number(zookeepe
         assert layout.roles["router"].n == n << doubled
     with pytest.raises(ConfigurationError, match="but 16 are configured"):
         await ensure_layout(zookeeper, root, {"router": RoleLayout(16, 16)})
+
+
+async def test_a_role_with_groups_gets_those_configured_and_keeps_those_added(zookeeper: ZooKeeper, root: str) -> None:
+    for wanted, found in ((2, 2), (3, 3), (1, 3)):
+        layout = await ensure_layout(zookeeper, root, {"topic": RoleLayout(wanted, wanted, 1)})
+        assert layout.roles == {"topic": RoleLayout(found, found, 1)}
+    assert await mirror(zookeeper, root, "topic") == b"3"
+    with pytest.raises(InvalidArgument, match="topic is never doubled"):
+        await begin_doubling(zookeeper, root, "topic", "a" * 16)

@@ -6,7 +6,7 @@ import pytest
 
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.errors import ConfigurationError, InvalidArgument
-from registry.layout_change import changed_layout, changes, parse_wanted
+from registry.layout_change import changed_layout, changes, check_doubled, parse_wanted
 
 THERE = Layout(7, {"broker": RoleLayout(2, 2, 3), "pi": RoleLayout(1, 2, 2), "proxy": RoleLayout(1, 1, 2)})
 
@@ -32,6 +32,10 @@ def test_roles_are_written_with_partitions_and_replicas_or_with_a_number_of_proc
         (["king=1x1"], "role 'king' is unknown; one of proxy"),
         (["broker=3x1"], "broker cannot have 3 partitions; a power of two up to 128"),
         (["broker=256x1"], "cannot have 256 partitions"),
+        (["topic=0x1"], "topic cannot have 0 groups; 1 to 128"),
+        (["topic=129x1"], "topic cannot have 129 groups"),
+        (["topic=3"], "write topic=GROUPSx3"),
+        (["admin=1x2"], "write admin=2"),
         (["broker=2x0"], "at least one replica"),
         (["broker=2x70000"], "70000 replicas of broker"),
         (["broker=2x1", "broker=2x2"], "broker is given twice"),
@@ -60,3 +64,20 @@ def test_another_number_of_partitions_is_refused_with_the_command_that_changes_i
 def test_a_role_that_is_being_doubled_does_not_change() -> None:
     with pytest.raises(ConfigurationError, match="pi is being doubled from 1 to 2 partitions: wait"):
         changed_layout(THERE, parse_wanted(["pi=1x3"]))
+
+
+def test_topic_gets_further_groups_and_none_is_taken_away() -> None:
+    before = Layout(7, {"topic": RoleLayout(1, 1, 2)})
+    after = changed_layout(before, parse_wanted(["topic=3x1", "admin=2"]))
+    assert after.roles == {"topic": RoleLayout(3, 3, 1), "admin": RoleLayout(1, 1, 2)}
+    assert str(changes(before, after)[1]) == "topic: 1 group × 2 replicas → 3 groups × 1 replica"
+    with pytest.raises(ConfigurationError, match=r"a group is never taken away.*: write topic=3x2"):
+        changed_layout(after, parse_wanted(["topic=2x2"]))
+
+
+def test_topic_is_not_doubled() -> None:
+    check_doubled("broker")
+    with pytest.raises(InvalidArgument, match=r"topic is never doubled: .*`pixiu layout set topic=GROUPSxREPLICAS`"):
+        check_doubled("topic")
+    with pytest.raises(InvalidArgument, match="'admin' has no partitions"):
+        check_doubled("admin")

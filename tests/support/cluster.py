@@ -84,7 +84,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start it and wait until every process is Running."""
-        free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0"]
+        free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0", "--topics", "0"]
         if not {"--registry", "--secure"} & set(self._arguments):
             free += ["--registry", f"zk://{shared_server().address}/{self.folder.parent.name}-{self.folder.name}"]
         command = ["up", "--data", str(self.folder / "run"), *free, *stores, "--json", *self._arguments]

@@ -25,6 +25,8 @@ from tests.support.lossy import INSIDE, OUTSIDE, START_TIMEOUT_S, LossyNetwork
 
 CHUNK: Final = 64 << 10
 CLIENT_ROLES: Final = ("gateway", "proxy")
+TOPICS: Final = ("topic", "admin")
+"""Roles that these clusters do not have."""
 LOOK_S: Final = 1.0
 LISTEN: Final = "0A"
 """The state of a listening socket, in /proc/net/tcp."""
@@ -76,7 +78,7 @@ class CutNetwork(LossyNetwork):
     @staticmethod
     def settings() -> list[str]:
         """What `pixiu up` has to be told; clients go past the network."""
-        wanted = [f"{role}.advertised_host={OUTSIDE}" for role in sorted(ROLES)]
+        wanted = [f"{role}.advertised_host={OUTSIDE}" for role in sorted(ROLES) if role not in TOPICS]
         wanted += [f"{role}.advertised_client_host={INSIDE}" for role in CLIENT_ROLES]
         return [part for setting in wanted for part in ("--set", setting)]
 

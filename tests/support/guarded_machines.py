@@ -31,11 +31,11 @@ from cluster.trust.key_folder import add_key, drop_keys, use_key
 from cluster.trust.key_ring import read_key_ring
 from cluster.trust.pki import ZOOKEEPER, issue, make_authority
 from onebox.embedded import EmbeddedZooKeeper
-from onebox.grouping import NODE, Grouping, roles_together
+from onebox.grouping import CLIENT_ROLES, NODE, Grouping, roles_together
 from pixiu.discovery import login as logins
 from pixiu.discovery.login import CREDENTIALS_FILE, Login
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, STORES
 from pixiu.discovery.target import RegistryAddress
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -106,13 +106,13 @@ class GuardedMachines:
         ]  # fmt: skip
         if role in PARTITIONED_ROLES:
             settings.append("partition=0")
-        if role in ("gateway", "proxy"):
+        if role in CLIENT_ROLES:
             settings += [f"access_file={own / 'access.toml'}", "clients_plain=true"]  # the replay's clients speak no TLS
         if role == "gateway":
             settings += [f"mqtt_host={machine.address}", "mqtt_plain=true", f"signal_table_dir={own}"]
         if role == "xiu":
             settings += [f"table_dir={own}", "table_mb=8"]
-        if role in ("xiu", "pi") and sum(one.count(role) for one in self._roles) == 1:
+        if role in STORES and sum(one.count(role) for one in self._roles) == 1:
             settings.append("min_in_sync=1")
         self.network.role(machine, role, self.folder / f"{name}.log", *settings, insecure=False)
 

@@ -17,7 +17,7 @@ from onebox.embedded import EmbeddedZooKeeper
 from onebox.fork_server import Forked
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.operations import NoNode
-from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
+from pixiu.discovery.paths import DEFAULT_ROOT, DRAIN_ORDER, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
@@ -152,7 +152,7 @@ class Roles:
 
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
-        for role in ("proxy", "gateway", "relay", "broker", "router", "pi", "xiu"):
+        for role in DRAIN_ORDER:
             own = dict.fromkeys(process for name, process in self._processes.items() if self._places[name][1] == role)
             for process in own:
                 process.send_signal(signal.SIGTERM)

@@ -22,6 +22,7 @@ FLOWS_IN: Final[Mapping[str, Sequence[str]]] = {
     "router": ("links_control_received_total",),
     "xiu": STORED,
     "pi": STORED,
+    "topic": STORED,
 }
 """Metrics of incoming traffic, per role; for others `IN`. A store's entries are counted at the replica that has committed the
 most."""
@@ -41,7 +42,7 @@ DROPS: Final = (
 LATENCY: Final[Mapping[str, str]] = {"proxy": "pixiu_publish_seconds", "xiu": "pixiu_commit_seconds", "pi": "pixiu_commit_seconds"}
 """Metric of the latency, per role; for others the age of a message when it arrives."""
 ARRIVAL: Final = "pixiu_record_latency_seconds"
-STORES: Final = frozenset(("xiu", "pi"))
+STORES: Final = frozenset(("xiu", "pi", "topic"))
 
 
 @dataclass(frozen=True, slots=True)

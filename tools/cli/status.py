@@ -20,7 +20,7 @@ from rich.table import Table
 from pixiu.discovery.agreement import spoken
 from pixiu.discovery.lacks import NO_LAYOUT, lacks
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES, doubling
+from pixiu.discovery.paths import DOUBLED_ROLES, PARTITIONED_ROLES, doubling
 from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
@@ -169,7 +169,7 @@ async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, obj
     discovery = Discovery(zookeeper, address.root, lambda _view: None)
     try:
         await discovery.start()
-        tools = {role: said for role in PARTITIONED_ROLES if (said := await tool(role))}
+        tools = {role: said for role in DOUBLED_ROLES if (said := await tool(role))}
         return str(address), discovery.view, tools
     finally:
         await discovery.close()

@@ -144,6 +144,9 @@ def test_a_layout_is_read_back_and_answers_for_unknown_roles() -> None:
         {"version": 1, "router": 7},
         {"version": 1, "router": {"n": 3}},
         {"version": 1, "router": {"n": 2, "next": 8}},
+        {"version": 1, "topic": {"n": 0}},
+        {"version": 1, "topic": {"n": 129}},
+        {"version": 1, "topic": {"n": 3, "next": 6}},
     ],
 )
 def test_a_layout_that_cannot_be_is_malformed(data: dict[str, object]) -> None:
@@ -178,6 +181,14 @@ def test_paths_are_those_of_the_design() -> None:
     assert paths.doubling("/pubsub", "relay") == "/pubsub/relay/doubling"
     assert paths.worker("/pubsub", 4095) == "/pubsub/worker/4095"
     assert paths.instance_holder("/pubsub", 9) == "/pubsub/instance/9/holder"
+    assert paths.admin_lease("/pubsub") == "/pubsub/admin/leader"
+    assert paths.topic("/pubsub", "Orders.v1_2-x") == "/pubsub/topics/Orders.v1_2-x"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 129])
+def test_a_name_that_no_topic_can_have_has_no_path(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be the name of a topic"):
+        paths.topic("/pubsub", name)
 
 
 def test_names_that_are_no_nodes_are_not_taken_for_some() -> None:

@@ -342,3 +342,15 @@ def test_a_number_that_was_written_by_hand_is_refused_for_that_role_until_it_is_
     assert list(reducer.refused) == ["router"]
     reducer.step(Scan((), Layout(3, roles(2))), 3.0)
     assert not reducer.refused
+
+
+def test_a_role_with_groups_gets_any_number_of_further_ones_and_never_fewer() -> None:
+    reducer = ViewReducer()
+    for version, n in enumerate([1, 2, 3, 7], 1):
+        view = reducer.step(Scan((), Layout(version, {"topic": RoleLayout(n, n, 2)})), 0.0)
+        assert view is not None
+        assert (view.layout.roles["topic"].n, reducer.refused) == (n, {})
+    reducer.step(Scan((), Layout(5, {"topic": RoleLayout(6, 6, 2)})), 1.0)
+    assert reducer.view.layout.roles["topic"].n == 7
+    assert "topic has 6 group(s)" in reducer.refused["topic"]
+    assert "Write 7 back; groups are added, never taken away" in reducer.refused["topic"]

@@ -1,0 +1,1 @@
+"""The role admin: one of its processes changes topics, the others stand by."""

@@ -1,0 +1,36 @@
+"""A topic replica's shell: it registers and reports its health. It has no log yet, and serves no clients.
+
+Source: docs/topics.md.
+"""
+
+from __future__ import annotations
+
+from cluster.core.role import RoleShell
+from cluster.process.context import Context
+from pixiu.discovery.view import View
+from topic.options import Options
+
+
+class Service(RoleShell):
+    """A topic replica's shell, without its core yet."""
+
+    def __init__(self, context: Context[Options]) -> None:
+        super().__init__(context.crash)
+
+    def on_view(self, view: View) -> None:
+        """Ignore views: nothing depends on them yet."""
+
+    async def start(self) -> None:
+        """Start; nothing has to be ready first."""
+
+    async def drain(self) -> None:
+        """Hand over nothing: this process holds nothing."""
+
+    async def stop(self) -> None:
+        """Stop the tasks."""
+        self.stop_runners()
+        await self.cancel_tasks()
+
+    def health(self) -> dict[str, object]:
+        """Return nothing beyond what every process reports."""
+        return {}
