@@ -59,7 +59,7 @@ async def cluster(
             grouping=Grouping.SEPARATE,
             proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=0,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
-            xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
+            xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1), topics=0,
         )  # fmt: skip
         local = LocalCluster(options)
         try:
@@ -113,7 +113,7 @@ def options(kind: Kind, layout: str) -> list[str]:
     words = list(LAYOUTS[layout]) if layout else []
     if kind == "idle":
         return words
-    counts = dict.fromkeys(ONCE, 1) | dict.fromkeys(("relays", "xius", "pis"), int(kind == "mail"))
+    counts = dict.fromkeys(ONCE, 1) | dict.fromkeys(("relays", "xius", "pis"), int(kind == "mail")) | {"topics": 0}
     return words + [f"--{name}={count}" for name, count in counts.items()]
 
 

@@ -15,6 +15,7 @@ import typer
 from cluster.wire.v1 import replication_pb2 as pb
 from cluster.wire.v1.replication_pb2_grpc import ReplicationStub
 from ops.polling import polled
+from pixiu.discovery.paths import STORES
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import own, peer_channel
@@ -26,12 +27,11 @@ CALL_S: Final = 10.0
 WAIT_S: Final = 30.0
 """Time limit for the replica to become leader, seconds."""
 POLL_S: Final = 0.5
-STORES: Final = ("xiu", "pi")
 
 
 @guarded
 def promote(
-    role: Annotated[str, typer.Argument(help="xiu or pi.")],
+    role: Annotated[str, typer.Argument(help="xiu, pi or topic.")],
     partition: Annotated[int, typer.Argument(help="Number of the partition.")],
     member: Annotated[str, typer.Argument(help="Replica to promote: its member, as `pixiu status` shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="Reason, for the replica's audit log.")],
@@ -42,7 +42,7 @@ def promote(
     """Force a replica to lead with the entries that it has, even if others are lost. Acknowledged messages may be lost: the last
     resort."""
     if role not in STORES:
-        raise InvalidArgument(f"{role} has no replicas that elect a leader; name {' or '.join(STORES)}")
+        raise InvalidArgument(f"{role} has no replicas that elect a leader; name one of {', '.join(STORES)}")
     if not force:
         raise InvalidArgument("replicas elect their leaders by themselves; a promotion by hand may lose messages: add --force")
     chosen, others = asyncio.run(_find(role, partition, member, target))

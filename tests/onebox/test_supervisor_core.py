@@ -321,7 +321,7 @@ def test_partitions_that_a_doubling_adds_start_and_end_when_it_is_taken_back() -
 
 
 def test_a_cluster_runs_as_many_partitions_as_its_layout_has_and_those_that_are_coming() -> None:
-    options = separate(pis=0)
+    options = separate(pis=0, topics=0)
     layout = Layout(3, {**options.layout(), "router": RoleLayout(4, 4, 2, ("a" * 16,)), "broker": RoleLayout(2, 4, 2, ("b" * 16,))})
     counts = Counter(entry.role for spec in options.grown(layout) for entry in spec.entries)
     assert counts == {"xiu": 2, "router": 8, "broker": 8, "relay": 4, "proxy": 2, "gateway": 2}
@@ -330,7 +330,7 @@ def test_a_cluster_runs_as_many_partitions_as_its_layout_has_and_those_that_are_
 
 def nodes() -> SupervisorCore:
     """Two nodes of everything but stores."""
-    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"xius": 0, "pis": 0}).specs(), lambda: 0.0, grace_s=10.0)
+    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"xius": 0, "pis": 0, "topics": 0}).specs(), lambda: 0.0, grace_s=10.0)
     all_up(core)
     return core
 
@@ -340,7 +340,7 @@ def roles_of(core: SupervisorCore, name: str) -> list[str]:
 
 
 def test_a_node_ends_with_its_first_role_and_before_what_is_apart() -> None:
-    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"pis": 0}).specs(), lambda: 0.0)
+    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"pis": 0, "topics": 0}).specs(), lambda: 0.0)
     all_up(core)
     core.set_replicas("broker", 2, 1.0, 2)
     assert core.stop(2.0) == [Terminate("node-0"), Terminate("node-1")]
@@ -364,6 +364,20 @@ def test_what_is_added_runs_beside_the_nodes_and_ends_by_itself() -> None:
     assert core.all_running
 
 
+def test_a_pi_stays_when_its_replica_of_topics_is_no_longer_wanted() -> None:
+    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"xius": 0}).specs(), lambda: 0.0)
+    all_up(core)
+    assert core.set_replicas("topic", 1, 1.0) == [Terminate("store-0-1")]
+    assert core.exited("store-0-1", 0, 2.0) == [Start("store-0-1")]
+    assert (roles_of(core, "store-0-1"), core.processes["store-0-1"].spec.module) == (["pi-0-1"], "pi")
+    core.running("store-0-1", 3.0)
+    assert core.set_replicas("topic", 1, 4.0, 2) == [Start("topic-1-0")], "a group that is added is a process of its own"
+    core.running("topic-1-0", 5.0)
+    assert core.stop(6.0) == [Terminate("node-0"), Terminate("node-1")]
+    core.exited("node-0", 0, 7.0)
+    assert core.exited("node-1", 0, 7.0) == [Terminate("store-0-0"), Terminate("topic-1-0")], "it ends with its first role"
+
+
 def test_a_node_is_started_again_without_the_replica_that_is_no_longer_wanted() -> None:
     core = nodes()
     assert core.set_replicas("relay", 1, 1.0) == [Terminate("node-1")]
@@ -375,7 +389,9 @@ def test_a_node_is_started_again_without_the_replica_that_is_no_longer_wanted() 
 
 
 def test_nodes_lose_a_partition_one_after_the_other_and_only_while_all_others_run() -> None:
-    core = SupervisorCore(UpOptions.of(Grouping.NODES, {"xius": 0, "pis": 0, "brokers": 2}).specs(), lambda: 0.0, grace_s=10.0)
+    core = SupervisorCore(
+        UpOptions.of(Grouping.NODES, {"xius": 0, "pis": 0, "topics": 0, "brokers": 2}).specs(), lambda: 0.0, grace_s=10.0
+    )
     all_up(core)
     core.exited("node-1", -9, 1.0)
     assert core.set_replicas("broker", 2, 1.1, 1) == []

@@ -20,6 +20,7 @@ import pytest
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.operations import NoNode
+from pixiu.discovery.paths import UNPARTITIONED_ROLES
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID
 from tests.support.cluster import wait_for
@@ -129,7 +130,7 @@ def make_node(role: str = "router", partition: int = 0, port: int = 7000, **chan
     """A node of a process that was started just now."""
     node = Node(
         role=role,
-        partition=-1 if role in ("proxy", "gateway") else partition,
+        partition=-1 if role in UNPARTITIONED_ROLES else partition,
         replica=-1,
         state=NodeState.INIT,
         host="127.0.0.1",

@@ -33,7 +33,10 @@ def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["up", "--mqtt-prt", "3"], "there is no option --mqtt-prt. Did you mean --mqtt-port? See `pixiu up --help`"),
         (["up", "--config", "missing.toml"], "'--config': path 'missing.toml' does not exist; see `pixiu up --help`"),
         (["presence"], "Missing argument 'UIN…'; see `pixiu presence --help`"),
-        (["promote", "broker", "0", "1", "--reason", "x", "--force"], "broker has no replicas that elect a leader; name xiu or pi"),
+        (
+            ["promote", "broker", "0", "1", "--reason", "x", "--force"],
+            "broker has no replicas that elect a leader; name one of xiu, pi, topic",
+        ),
         (["up", "--replay", "missing.jsonl"], "missing.jsonl: cannot be read: No such file or directory"),
         (["up", "--data", __file__], "is a file, not a folder"),
     ],
