@@ -38,7 +38,7 @@ def cluster_of(folder: Path, *arguments: str) -> Any:
     tables = folder / "tables"
     tables.mkdir()
     memory = ("--set", f"xiu.table_dir={tables}", "--set", "xiu.table_mb=8", "--set", f"gateway.signal_table_dir={tables}")
-    return running_cluster(folder, "--xius=1", "--pis=1", *memory, *arguments, layout="nodes")
+    return running_cluster(folder, "--xius=1", "--pis=1", "--topics=1", *memory, *arguments, layout="nodes")
 
 
 @pytest.fixture(scope="module", params=[NODES, SMALL], ids=["nodes", "small"])
@@ -74,8 +74,8 @@ async def mail_of(cluster: LocalCluster, uin: int, number: int) -> list[bytes]:
 
 async def test_rooms_signals_chat_and_mail_pass(grouped: LocalCluster) -> None:
     shapes = sorted(processes(grouped).values())
-    soft = ["broker", "gateway", "proxy", "relay", "router"]
-    assert shapes in ([soft, soft, ["pi"], ["pi"], ["xiu"], ["xiu"]], [sorted([*soft, "pi", "xiu"])])
+    soft = ["admin", "broker", "gateway", "proxy", "relay", "router"]
+    assert shapes in ([soft, soft, ["pi", "topic"], ["pi", "topic"], ["xiu"], ["xiu"]], [sorted([*soft, "pi", "topic", "xiu"])])
     async with pixiu.connect(grouped.target) as px, pixiu.connect(grouped.target, uin=UIN) as user:
         async with px.subscribe(room=ROOM) as messages, user.subscribe(chat=True) as chat, asyncio.timeout(WAIT_S):
             for number in range(20):
@@ -223,7 +223,7 @@ def test_a_guarded_cluster_keeps_client_facing_roles_out_of_its_nodes(tmp_path: 
         for process in status["processes"]:
             found.setdefault(process["pid"], set()).add(process["role"])
         together = [roles for roles in found.values() if len(roles) > 1]
-        assert together == [{"broker", "router", "relay"}] * 2
+        assert together == [{"broker", "router", "relay", "admin"}] * 2
         for words in (("send", "--room", "42", "hello"), ("send", "--mail", "--user", "7", "kept")):
             sent = run(guarded, certificates, "operator", *words)
             assert sent.returncode == 0, sent.stderr

@@ -57,7 +57,7 @@ def test_the_metrics_of_what_flows_are_those_that_roles_have() -> None:
 
 
 def test_a_node_has_a_row_of_its_own_and_one_for_each_role(tmp_path: Path) -> None:
-    cluster = LocalCluster(UpOptions.of(Grouping.NODES, {"xius": 1, "xiu_replicas": 1, "pis": 0}, data=tmp_path))
+    cluster = LocalCluster(UpOptions.of(Grouping.NODES, {"xius": 1, "xiu_replicas": 1, "pis": 0, "topics": 0}, data=tmp_path))
     gateway_0 = cluster.core.processes["node-0"].spec.entries[-1]
     node = make_node("gateway", host="127.0.0.1", port=7003, mqtt_port=1883)
     cluster.children["node-0"].nodes[gateway_0] = node
