@@ -19,7 +19,9 @@ import pixiu
 from cluster.trust.audit import verify
 from cluster.trust.key_folder import add_key, drop_keys, use_key
 from cluster.trust.key_ring import read_key_ring
-from cluster.trust.pki import issue, make_authority, renew
+from cluster.trust.pki import CALLERS, ZOOKEEPER, issue, make_authority, renew
+from onebox.grouping import CLIENT_ROLES
+from pixiu.discovery.paths import ROLES
 from pixiu.rpc import tls
 from pixiu.rpc.tls import TLS_DIR, TLS_NAME
 from tests.support.cluster import PIXIU, LocalCluster, running_cluster
@@ -136,8 +138,8 @@ async def test_rooms_and_mail_flow_while_keys_and_certificates_are_exchanged(clu
             assert read_key_ring(data / "keys").name() == ring
             await until(partial(asyncio.to_thread, all_have, ring), ring)
             await round_trip(number)
-        assert len(renew(data / "pki", data / "tls")) == 11
-        assert len(renew(data / "pki", data / "listeners")) == 2
+        assert len(renew(data / "pki", data / "tls")) == len((*ROLES, *CALLERS, ZOOKEEPER))
+        assert len(renew(data / "pki", data / "listeners")) == len(CLIENT_ROLES)
         await round_trip(4)
         # A new process of a new certificate is taken by those that have been there, and they by it.
         broker = next(process for process in processes if process["role"] == "broker")
