@@ -92,13 +92,13 @@ class Core(MemberCore):
         self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
-            self.table.on(Settled, self._on_settled)
+            self.on(Settled, self._on_settled)
         self.feeds: dict[int, Feed] = {}
         self._retry_at = NEVER
         """Time at which a feed may look for a router again."""
         self._waiting_since: float | None = None
         self._said_waiting_at = 0.0
-        self.table.on(RecordsReceived, self._on_records)
+        self.on(RecordsReceived, self._on_records)
 
     @property
     def counters(self) -> Counters:

@@ -106,8 +106,9 @@ class _Asked:
     user_refused: bool = False
 
 
-class Core:
-    """Decides; see the module. `step` never raises on what comes from the network.
+class Core(EventTable[ev.Effect]):
+    """Decides; see the module. `step` never raises on what comes from the network. Deliveries and gateway messages leave at
+    `EndOfTurn`.
 
     Args:
         instance: this gateway's leased number.
@@ -137,6 +138,7 @@ class Core:
         ticket_of: Callable[[int], bytes] | None = None,
         uniform: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        super().__init__()
         self._unix_ms = unix_ms
         self.index = RoomIndex(vrooms)
         self._through_relays = through_relays
@@ -168,42 +170,33 @@ class Core:
         """Connection → requests that are not answered yet."""
         self._leaving: deque[ev.Closed] = deque()
         """Departed clients that are still in rooms."""
-        self._table = self._event_table()
+        self._enter_events()
 
-    def _event_table(self) -> EventTable[ev.Effect]:
-        table: EventTable[ev.Effect] = EventTable()
-        table.on(RecordsReceived, self._on_records)
-        table.on(EndOfTurn, self._on_end_of_turn)
-        table.on(ev.Publish, self._on_publish)
-        table.on(ev.PublishConfirmed, self.confirming.offered)
-        table.on(ev.BatchResolved, self.confirming.resolved)
-        table.on(Settled, self._on_settled)
-        table.on(Tick, self._on_tick)
-        table.on(ev.RoutersChanged, self._on_routers)
-        table.on(ev.RelaysChanged, self._on_relays)
-        table.on(ev.ProxiesChanged, self._on_proxies)
-        table.on(ev.Opened, self._on_opened)
-        table.on(ev.Closed, self._on_closed)
-        table.on(ev.Join, self._on_join)
-        table.on(ev.Leave, self._on_leave)
-        table.on(ev.Confirmed, self._on_confirmed)
-        table.on(ev.Replaced, self._on_replaced)
-        table.on(ev.HealingReceived, self._on_healing)
-        table.on(ev.FenceReceived, self._on_fence)
-        table.on(DigestKeysChanged, self._on_digest_keys)
-        table.on(ev.MailStreamOpened, self.mail.opened)
-        table.on(ev.MailStreamClosed, self.mail.ended)
-        table.on(ev.MailArrived, self.mail.arrived)
-        table.on(ev.MailAcknowledged, self.mail.acknowledged)
-        table.on(ev.PacketsAcknowledged, self.mail.packets_acknowledged)
-        return table
-
-    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take one event; `now` is monotonic seconds. Returns the effects, in order.
-
-        Deliveries and gateway messages leave at `EndOfTurn`.
-        """
-        return self._table.step(event, now)
+    def _enter_events(self) -> None:
+        self.on(RecordsReceived, self._on_records)
+        self.on(EndOfTurn, self._on_end_of_turn)
+        self.on(ev.Publish, self._on_publish)
+        self.on(ev.PublishConfirmed, self.confirming.offered)
+        self.on(ev.BatchResolved, self.confirming.resolved)
+        self.on(Settled, self._on_settled)
+        self.on(Tick, self._on_tick)
+        self.on(ev.RoutersChanged, self._on_routers)
+        self.on(ev.RelaysChanged, self._on_relays)
+        self.on(ev.ProxiesChanged, self._on_proxies)
+        self.on(ev.Opened, self._on_opened)
+        self.on(ev.Closed, self._on_closed)
+        self.on(ev.Join, self._on_join)
+        self.on(ev.Leave, self._on_leave)
+        self.on(ev.Confirmed, self._on_confirmed)
+        self.on(ev.Replaced, self._on_replaced)
+        self.on(ev.HealingReceived, self._on_healing)
+        self.on(ev.FenceReceived, self._on_fence)
+        self.on(DigestKeysChanged, self._on_digest_keys)
+        self.on(ev.MailStreamOpened, self.mail.opened)
+        self.on(ev.MailStreamClosed, self.mail.ended)
+        self.on(ev.MailArrived, self.mail.arrived)
+        self.on(ev.MailAcknowledged, self.mail.acknowledged)
+        self.on(ev.PacketsAcknowledged, self.mail.packets_acknowledged)
 
     def _on_digest_keys(self, event: DigestKeysChanged, now: float, out: list[ev.Effect]) -> None:
         for reporter in (self.rooms, self.users):

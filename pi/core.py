@@ -121,7 +121,7 @@ class _Waiting:
     answered: bool = False
 
 
-class Core:
+class Core(EventTable[ev.Effect]):
     """Decides; see the module. `step` never raises on input from the network.
 
     Args:
@@ -132,6 +132,7 @@ class Core:
     """
 
     def __init__(self, *, partition: int, inboxes: Inboxes, limits: Limits, clock_interval_s: float) -> None:
+        super().__init__()
         self._inboxes = inboxes
         self.epoch = 0
         """Epoch in which this replica leads; 0: it does not."""
@@ -164,23 +165,18 @@ class Core:
         self._ended: dict[int, dict[int, int]] = {}
         """By stream: worker → the generation of its appends that ended with a refusal; at most `WORKERS`, since others are
         malformed."""
-        self._events: EventTable[ev.Effect] = EventTable()
-        self._events.on(ev.Requested, self._on_requested)
-        self._events.on(ev.StreamClosed, self._on_stream_closed)
-        self._events.on(EndOfTurn, self._on_end_of_turn)
-        self._events.on(LeaderChanged, self._on_leader)
-        self._events.on(Accepted, self._on_accepted)
-        self._events.on(Refused, self._on_refused)
-        self._events.on(Persisted, self._on_persisted)
-        self._events.on(Committed, self._on_committed)
-        self._events.on(ev.StoodStill, self._on_stood_still)
-        self._events.on(ev.LayoutChanged, self._on_layout)
-        self._events.on(ev.DoublingChanged, self._on_doubling)
-        self._events.on(Tick, self._on_tick)
-
-    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
-        return self._events.step(event, now)
+        self.on(ev.Requested, self._on_requested)
+        self.on(ev.StreamClosed, self._on_stream_closed)
+        self.on(EndOfTurn, self._on_end_of_turn)
+        self.on(LeaderChanged, self._on_leader)
+        self.on(Accepted, self._on_accepted)
+        self.on(Refused, self._on_refused)
+        self.on(Persisted, self._on_persisted)
+        self.on(Committed, self._on_committed)
+        self.on(ev.StoodStill, self._on_stood_still)
+        self.on(ev.LayoutChanged, self._on_layout)
+        self.on(ev.DoublingChanged, self._on_doubling)
+        self.on(Tick, self._on_tick)
 
     def next_deadline(self) -> float:
         """Time at which the next clock entry or a held request is due, monotonic seconds."""

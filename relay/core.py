@@ -94,7 +94,7 @@ class Core(ReplicaCore):
         """Connections whose gateways were notified that a newer login replaced them."""
         self._newer: dict[int, int] = {}
         """GatewayMsgID of an unconfirmed connect → the connect time above it."""
-        self.table.on(RecordsReceived, self._on_records)
+        self.on(RecordsReceived, self._on_records)
 
     def presence(self, uins: Iterable[int]) -> list[UserPresence]:
         """Presence of these users, in the order of the query."""

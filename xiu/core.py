@@ -104,8 +104,9 @@ class Counters:
     writes_blocked: int = 0
 
 
-class Core:
-    """The core of Xiu: turns writers' batches into log entries, and entries into blocks.
+class Core(EventTable[ev.Effect]):
+    """The core of Xiu: turns writers' batches into log entries, and entries into blocks. `step` raises StorageError if the store is
+    broken.
 
     Args:
         settings: of this core.
@@ -115,6 +116,7 @@ class Core:
     """
 
     def __init__(self, settings: CoreSettings, log: Entries, store: Store, table: Table) -> None:
+        super().__init__()
         self.settings = settings
         self.counters = Counters()
         self.epoch = 0
@@ -146,22 +148,17 @@ class Core:
         """No write is tried before; 0: the last one succeeded."""
         self._retries = 0
         self.enough_space = True
-        self._events: EventTable[ev.Effect] = EventTable()
-        self._events.on(ev.StoreReceived, self._on_store)
-        self._events.on(ev.LayoutChanged, self._on_layout)
-        self._events.on(ev.SpaceChanged, self._on_space)
-        self._events.on(ev.TrimDue, self._on_trim_due)
-        self._events.on(ev.ParentAnswered, self._on_parent)
-        self._events.on(LeaderChanged, self._on_leader)
-        self._events.on(Accepted, self._on_accepted)
-        self._events.on(Refused, self._on_refused)
-        self._events.on(Persisted, self._on_persisted)
-        self._events.on(Committed, self._on_committed)
-        self._events.on(Tick, self._on_tick)
-
-    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Handle one event; `now` is monotonic seconds. Raises StorageError if the store is broken."""
-        return self._events.step(event, now)
+        self.on(ev.StoreReceived, self._on_store)
+        self.on(ev.LayoutChanged, self._on_layout)
+        self.on(ev.SpaceChanged, self._on_space)
+        self.on(ev.TrimDue, self._on_trim_due)
+        self.on(ev.ParentAnswered, self._on_parent)
+        self.on(LeaderChanged, self._on_leader)
+        self.on(Accepted, self._on_accepted)
+        self.on(Refused, self._on_refused)
+        self.on(Persisted, self._on_persisted)
+        self.on(Committed, self._on_committed)
+        self.on(Tick, self._on_tick)
 
     def next_deadline(self) -> float:
         """Now while a new leader reads its log, else `NEVER`: after a full disk replication passes the entries again."""

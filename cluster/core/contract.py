@@ -112,7 +112,8 @@ END_OF_TURN: Final = EndOfTurn()
 
 
 class EventTable(Generic[EffectT]):
-    """Maps events to a core's methods. Types are checked where a method is registered: `table.on(Tick, self._on_tick)`.
+    """Maps events to a core's methods; most cores are such a table. Types are checked where a method is registered:
+    `self.on(Tick, self._on_tick)`.
 
     A method gets (event, now, out) and appends its effects to `out`, so that a step makes one list in all.
     """
@@ -126,7 +127,8 @@ class EventTable(Generic[EffectT]):
         self._handlers[kind] = handler
 
     def step(self, event: object, now: float) -> list[EffectT]:
-        """Pass the event to its method. Returns the effects that it appended. KeyError is a bug: nobody registered the event."""
+        """Pass an event to its method; `now` is monotonic seconds. Returns the effects that it appended, in order. KeyError is a
+        bug: nobody registered the event."""
         out: list[EffectT] = []
         self._handlers[type(event)](event, now, out)
         return out

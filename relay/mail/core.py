@@ -51,7 +51,7 @@ class _Cursors:
     unanswered: int
 
 
-class MailCore:
+class MailCore(EventTable[ev.Effect]):
     """Decides; see the module. `step` never raises on input from the network.
 
     Args:
@@ -60,6 +60,7 @@ class MailCore:
     """
 
     def __init__(self, devices: MailDevices, deliveries: Deliveries) -> None:
+        super().__init__()
         self.devices, self.deliveries = devices, deliveries
         self._cluster: ev.ClusterChanged | None = None
         self._pis = 0
@@ -76,21 +77,16 @@ class MailCore:
         self._to_walk: list[int] = []
         self._walk_began = self._settled_at = 0.0
         self._walk_due = self._ask_due = NEVER
-        self._events: EventTable[ev.Effect] = EventTable()
-        self._events.on(ev.ClusterChanged, self._on_cluster)
-        self._events.on(ev.PiAnswered, self._on_pi_answered)
-        self._events.on(dv.StreamReady, self._on_stream_ready)
-        self._events.on(dv.StreamBroken, self._on_stream_broken)
-        self._events.on(dv.Notified, self._deliver)
-        self._events.on(dv.Acknowledged, self._deliver)
-        self._events.on(dv.Fetched, self._deliver)
-        self._events.on(dv.Stopping, self._on_stopping)
-        self._events.on(EndOfTurn, self._on_end_of_turn)
-        self._events.on(Tick, self._on_tick)
-
-    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
-        return self._events.step(event, now)
+        self.on(ev.ClusterChanged, self._on_cluster)
+        self.on(ev.PiAnswered, self._on_pi_answered)
+        self.on(dv.StreamReady, self._on_stream_ready)
+        self.on(dv.StreamBroken, self._on_stream_broken)
+        self.on(dv.Notified, self._deliver)
+        self.on(dv.Acknowledged, self._deliver)
+        self.on(dv.Fetched, self._deliver)
+        self.on(dv.Stopping, self._on_stopping)
+        self.on(EndOfTurn, self._on_end_of_turn)
+        self.on(Tick, self._on_tick)
 
     def next_deadline(self) -> float:
         """Time at which a `Tick` is due, monotonic seconds; `NEVER` while nobody takes mail."""

@@ -26,7 +26,6 @@ from cluster.membership.events import (
     ClusterChanged,
     DigestKeysChanged,
     Effect,
-    Event,
     MessagesReceived,
     PeerAlive,
     PeerDead,
@@ -50,7 +49,7 @@ PURGE_PAUSE_S: Final = 0.001
 """Pause between two slices of a purge, for all other work, seconds."""
 
 
-class MemberCore(ABC):
+class MemberCore(EventTable[Effect], ABC):
     """The core of a member of the shared map. `step` never raises because of input from the network.
 
     Args:
@@ -74,6 +73,7 @@ class MemberCore(ABC):
         gone_gateway_s: float,
         membership: LwwMap,
     ) -> None:
+        super().__init__()
         self.endpoint = endpoint
         self.partition = partition
         self.membership = membership
@@ -95,8 +95,7 @@ class MemberCore(ABC):
         self._pass_on_until = self._batch_at = 0.0
         self._notices = LayoutNotices()
         self._housekeeping_at = 0.0
-        self.table: EventTable[Effect] = EventTable()
-        on = self.table.on
+        on = self.on
         on(ClusterChanged, self._on_cluster)
         on(DigestKeysChanged, self._on_digest_keys)
         on(PeerDead, self._on_dead)
@@ -108,10 +107,6 @@ class MemberCore(ABC):
         on(SnapshotChunk, self._on_snapshot_chunk)
         on(SnapshotFinished, self._on_snapshot_finished)
         on(Tick, self._on_tick)
-
-    def step(self, event: Event, now: float) -> list[Effect]:
-        """Handle one event; `now` is monotonic seconds. Returns the effects, to be performed in order."""
-        return self.table.step(event, now)
 
     def next_deadline(self) -> float:
         """Time at which `Tick` is due, monotonic seconds."""

@@ -105,7 +105,7 @@ class ReplicaCore(MemberCore):
         self._unsynced: set[EndpointID] = set()
         """Peers whose snapshot failed: they count us as subscribed from its first part on, but we lack the rest."""
         self._isolation = Isolation()
-        on = self.table.on
+        on = self.on
         on(Settled, self._on_settled)
         on(ev.SnapshotRequested, self._on_snapshot_requested)
         on(ev.StoreOpened, self._on_store_opened)
