@@ -305,14 +305,13 @@ class ServerSession:
         """
         if self._state is State.DISCONNECTED:
             return NEVER
-        deadline = min(self._client_deadlines())
-        if self._state is State.CONNECTING:
-            deadline = self._connect_by
-        unanswered_since = min(self._inbound.since(), self.subscriptions.since())
-        deadline = min(deadline, unanswered_since + self._limits.answer_timeout_s)
+        deadline = self._connect_by if self._state is State.CONNECTING else NEVER
+        if self._inbound.waiting or self.subscriptions.waiting:
+            unanswered_since = min(self._inbound.since(), self.subscriptions.since())
+            deadline = min(deadline, unanswered_since + self._limits.answer_timeout_s)
         if not self.gate.reads:
-            deadline = min(deadline, self.gate.next_deadline())
-        return deadline
+            return min(deadline, self.gate.next_deadline())
+        return min(deadline, *self._client_deadlines())
 
     # ------------------------------------------------------------------------------------------ events
 
@@ -379,7 +378,10 @@ class ServerSession:
 
     def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
         """Note that the cluster has taken these messages of QoS 1."""
-        return self._run(Event.PUBLISH_ACCEPTED, packet_ids, now)
+        effects: list[Effect] = []
+        if self._state is State.CONNECTED:  # the row's action, as for a PUBLISH; the other rows do nothing
+            self._acknowledge(packet_ids, now, effects)
+        return effects
 
     def timeout(self, now: float) -> list[Effect]:
         """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
@@ -424,7 +426,7 @@ class ServerSession:
         """Until when the client has to send a packet, the rest of one, and a PUBACK: never while it is not read from."""
         silence = unfinished = puback = NEVER
         if self.gate.reads and self._state is State.CONNECTED:
-            held_s, mail_since = self.gate.held_s, self._mail.since
+            held_s, mail_since = self.gate.held_s, self._mail.since if self._takes_mail else None
             if self._silence_s:
                 silence = self._last_packet + self._silence_s + held_s
             if self._partial_since is not None:

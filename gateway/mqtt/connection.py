@@ -149,7 +149,8 @@ class MQTTConnection(ClientSession):
         """Process a client's bytes: some packets at once, the rest in later turns of the loop, before more is read."""
         turn = self._clients.turn
         small = self.client_id is not None and len(data) <= SMALL_READ_BYTES
-        if self.gate.holds(Hold.TURN) or not (small or (turn.has_time and not self._is_in_a_crowd())):
+        waits = not self.gate.reads and self.gate.holds(Hold.TURN)
+        if waits or not (small or (turn.has_time and not self._is_in_a_crowd())):
             self._unread += data
             self._hold_memory()
             self._work_later()
