@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from cluster.core.turn_loop import TurnLoop
+
 WINDOW_S: Final = 0.05
 """Interval of deciding whether to rest."""
 WAKES_PER_S: Final = 600
@@ -201,7 +203,7 @@ def _mask(events: int) -> int:
     return (select.EPOLLIN if events & selectors.EVENT_READ else 0) | (select.EPOLLOUT if events & selectors.EVENT_WRITE else 0)
 
 
-class PacedLoop(asyncio.SelectorEventLoop):
+class PacedLoop(TurnLoop):
     """An event loop with a `PacedSelector`."""
 
     def __init__(self, pace_s: float) -> None:
@@ -210,8 +212,8 @@ class PacedLoop(asyncio.SelectorEventLoop):
 
 
 def new_loop(pace_s: float) -> asyncio.AbstractEventLoop:
-    """Make an event loop that rests for at most `pace_s`; 0: an ordinary one."""
-    return PacedLoop(pace_s) if pace_s else asyncio.SelectorEventLoop()
+    """Make an event loop that rests for at most `pace_s`; 0: one that never rests."""
+    return PacedLoop(pace_s) if pace_s else TurnLoop()
 
 
 def pacer_of(loop: asyncio.AbstractEventLoop) -> PacedSelector | None:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.core.contract import Core, SendControl, SendRecords, Settle
+from cluster.core.turn_loop import call_at_end
 from cluster.links.api import Links, Outcome, PeerState
 from pixiu.ids import EndpointID
 from pixiu.rpc.deadline_timer import DeadlineTimer
@@ -54,7 +55,7 @@ class Runner(Generic[EventT, EffectT]):
         now: monotonic seconds.
         tick: makes the event of the timer; None for a core without deadlines.
         end_of_turn: makes the event that joins the input of one turn of the event loop; None for a core that joins nothing.
-        performed: called after the effects of a step, to flush once for all of them.
+        performed: called after the effects of a step that has some, to flush once for all of them.
     """
 
     def __init__(
@@ -92,12 +93,27 @@ class Runner(Generic[EventT, EffectT]):
         core = self.core
         if core is None or self._stopped:
             return
+        behind = self._behind
         if self._performing:
-            self._behind.append(event)
+            behind.append(event)
             return
-        self._perform(core, event)
-        if self._end_of_turn is not None:
-            self.end_turn_soon()
+        performs, performed = self._performs, False
+        self._performing = True
+        try:
+            for effect in core.step(event, self._now()):
+                performs[type(effect)](effect)
+                performed = True
+            while behind and not self._stopped:
+                for effect in core.step(behind.popleft(), self._now()):
+                    performs[type(effect)](effect)
+                    performed = True
+        finally:
+            self._performing = False
+        if performed and self.performed is not None:
+            self.performed()
+        if self._end_of_turn is not None and event is not self._end_of_turn:
+            if self._turn is None and not self._turn_awaited:
+                self.end_turn_soon()
         elif timed and self._tick_event is not None:
             self._timer.set(core.next_deadline())
 
@@ -117,7 +133,7 @@ class Runner(Generic[EventT, EffectT]):
         if self._links is not None and self._links.at_end_of_input(self._end_turn):
             self._turn_awaited = True
         else:
-            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+            self._turn = call_at_end(self._end_turn)
 
     def stop(self) -> None:
         """Cancel the timer and the turn; the core takes no more events."""
@@ -150,30 +166,14 @@ class Runner(Generic[EventT, EffectT]):
 
     def _end_turn(self) -> None:
         self._turn, self._turn_awaited = None, False
-        core, event, links = self.core, self._end_of_turn, self._links
-        if core is None or self._stopped or event is None:
+        event, links = self._end_of_turn, self._links
+        if event is None:
             return
         if links is None:
-            self._perform(core, event)
+            self.step(event)
         else:
             # Its output leaves at once, with the links' own.
-            links.in_turn(partial(self._perform, core, event))
-        if self._tick_event is not None:
-            self._timer.set(core.next_deadline())
-
-    def _perform(self, core: Core[EventT, EffectT], event: EventT) -> None:
-        performs, behind = self._performs, self._behind
-        self._performing = True
-        try:
-            for effect in core.step(event, self._now()):
-                performs[type(effect)](effect)
-            while behind and not self._stopped:
-                for effect in core.step(behind.popleft(), self._now()):
-                    performs[type(effect)](effect)
-        finally:
-            self._performing = False
-        if self.performed is not None:
-            self.performed()
+            links.in_turn(partial(self.step, event))
 
 
 class RoleShell:
