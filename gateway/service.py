@@ -137,6 +137,7 @@ class Service(RoleShell):
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
         self._runner.performed = clients.deliveries.flush
+        clients.deliveries.follows = lambda: self._runner.performing
         self._runner.send_by(self._context.links)
         effects.on(ev.Deliver, clients.deliveries.deliver)
         effects.on(ev.WriteMail, clients.write_mail)
@@ -255,7 +256,7 @@ class Service(RoleShell):
                 control.ParseFromString(message)
             except DecodeError:
                 return Outcome.MALFORMED
-            event = event_of(peer, control, self._is_relay(peer))
+            event = event_of(peer, control, self._is_relay)
             if not isinstance(event, ev.BatchResolved):
                 outcome = Outcome.TAKEN
             if event is not None:

@@ -80,7 +80,8 @@ class Runner(Generic[EventT, EffectT]):
         self._links: Links | None = None
         self._outcome = Outcome.TAKEN
         self._stopped = False
-        self._performing = False
+        self.performing = False
+        """True while effects are performed; `performed` follows."""
         self._behind: deque[EventT] = deque()
         """Events that arose while effects were performed."""
 
@@ -94,11 +95,11 @@ class Runner(Generic[EventT, EffectT]):
         if core is None or self._stopped:
             return
         behind = self._behind
-        if self._performing:
+        if self.performing:
             behind.append(event)
             return
         performs, performed = self._performs, False
-        self._performing = True
+        self.performing = True
         try:
             for effect in core.step(event, self._now()):
                 performs[type(effect)](effect)
@@ -108,20 +109,22 @@ class Runner(Generic[EventT, EffectT]):
                     performs[type(effect)](effect)
                     performed = True
         finally:
-            self._performing = False
+            self.performing = False
         if performed and self.performed is not None:
             self.performed()
         if self._end_of_turn is not None and event is not self._end_of_turn:
             if self._turn is None and not self._turn_awaited:
                 self.end_turn_soon()
         elif timed and self._tick_event is not None:
-            self._timer.set(core.next_deadline())
+            deadline = core.next_deadline()
+            if deadline < self._timer.when:
+                self._timer.set(deadline)
 
     def take(self, event: EventT, *, timed: bool = True) -> Outcome:
         """Pass an event from a link to the core. Returns the core's outcome; NOT_TAKEN while there is no core."""
         if self.core is None or self._stopped:
             return Outcome.NOT_TAKEN
-        assert not self._performing, "what is handed over is answered now, and not behind other effects"
+        assert not self.performing, "what is handed over is answered now, and not behind other effects"
         self._outcome = Outcome.TAKEN
         self.step(event, timed=timed)
         return self._outcome
@@ -165,11 +168,11 @@ class Runner(Generic[EventT, EffectT]):
             self.step(self._tick_event)
 
     def _end_turn(self) -> None:
+        event, links, in_input = self._end_of_turn, self._links, self._turn_awaited
         self._turn, self._turn_awaited = None, False
-        event, links = self._end_of_turn, self._links
         if event is None:
             return
-        if links is None:
+        if links is None or in_input:
             self.step(event)
         else:
             # Its output leaves at once, with the links' own.

@@ -480,7 +480,8 @@ class LocalSwitch:
             if port.host is not None:
                 port.run(port.host.take_local, partial(port.take, now, most, done))
         finally:
-            self.look(port)
+            if port.incoming or port.beats or port.states or port.settled:
+                self.wake(port)
             if done:
                 # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
                 waits: list[tuple[Outbox, int]] = []

@@ -33,6 +33,8 @@ class Handler(LinkHandler):
         refuses: Callable[[EndpointID, str], bool] | None = None,
     ) -> None:
         self._note, self._refuses = note, refuses
+        self.allowed: set[tuple[EndpointID, str]] = set()
+        """(peer, kind) of messages that are not asked about any more."""
         self.service: LinkHandler | None = None
         self.on_dead: Callable[[EndpointID], None] = _ignore
         self.on_alive: Callable[[EndpointID], None] = _ignore
@@ -41,7 +43,7 @@ class Handler(LinkHandler):
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Pass on a batch. Returns the service's outcome; NOT_TAKEN if there is no service or it fails."""
         service = self.service
-        if service is None or (self._refuses is not None and self._refuses(peer, RECORDS)):
+        if service is None or (self._refuses is not None and (peer, RECORDS) not in self.allowed and self._refuses(peer, RECORDS)):
             return Outcome.NOT_TAKEN
         began = monotonic()
         try:
@@ -60,7 +62,7 @@ class Handler(LinkHandler):
                 kind = kind_of(message)
                 if kind is None:
                     return Outcome.MALFORMED
-                if kind and self._refuses(peer, kind):
+                if kind and (peer, kind) not in self.allowed and self._refuses(peer, kind):
                     return Outcome.NOT_TAKEN
         try:
             return self.service.on_control(peer, messages) if self.service is not None else Outcome.NOT_TAKEN

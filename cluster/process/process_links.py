@@ -49,8 +49,6 @@ class ProcessLinks:
         self.handler.on_dead, self.handler.on_alive = self._discovery.mark_dead, self._discovery.mark_alive
         self.endpoint: Endpoint | None = None
         self.ring: KeyRing | None = None
-        self._allowed: set[tuple[EndpointID, str]] = set()
-        """(role of this process, kind) that was checked: neither changes, so that once is enough."""
         self.counts = {"links_strangers_total": 0, "links_role_refused_total": 0}
 
     def new_endpoint(self, id_: EndpointID, options: LinkOptions, framed: Framed, switch: LocalSwitch | None = None) -> Endpoint:
@@ -113,12 +111,10 @@ class ProcessLinks:
         return False
 
     def _refuses(self, endpoint: EndpointID, what: str) -> bool:
-        if (endpoint, what) in self._allowed:
-            return False
         role = self._role_of(endpoint)
         if may_say(what, role, self._role) or (not role and self._cluster.guests):
             if self.endpoint is not None and self.endpoint.role_inside(endpoint):
-                self._allowed.add((endpoint, what))
+                self.handler.allowed.add((endpoint, what))  # it never changes, so that once is enough
             return False
         self.counts["links_role_refused_total"] += 1
         self._audit.write_limited("link_refused", f"{what} {role}", what=what, sender=role, endpoint=hex_id(endpoint))

@@ -40,6 +40,8 @@ class Deliveries:
         self._written: dict[int, Connection] = {}
         """Connections with deliveries that leave at `flush`."""
         self._flush: asyncio.Handle | None = None
+        self.follows: Callable[[], bool] = lambda: False
+        """Returns True while effects are performed, after which `flush` is called."""
 
     def deliver(self, effect: ev.Deliver) -> None:
         """Write messages to connections: at `flush`, or paced."""
@@ -63,7 +65,7 @@ class Deliveries:
     def flush_soon(self, connection: Connection) -> None:
         """Have `connection.flush` called when this turn of the event loop ends."""
         self._written[connection.id] = connection
-        if self._flush is None:
+        if self._flush is None and not self.follows():
             self._flush = asyncio.get_running_loop().call_soon(self._flush_now)
 
     def _flush_now(self) -> None:

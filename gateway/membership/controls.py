@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cluster.membership.map.anti_entropy import is_anti_entropy
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from pixiu.ids import EndpointID
 
 
-def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None) -> ev.Event | None:
+def event_of(peer: EndpointID, control: control_pb2.Control, is_relay: Callable[[EndpointID], bool | None]) -> ev.Event | None:
     """Convert a control message to an event; None if it is not for a core.
 
-    relay: True if the peer is a relay; None: the gateway's view does not have the peer yet.
+    is_relay: returns True if a peer is a relay; None: the gateway's view does not have the peer yet.
     """
     if control.HasField("gateway_confirm"):
         confirm = control.gateway_confirm
@@ -25,7 +27,7 @@ def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None)
         failures = [ev.RecordFailure(each.first, each.last, each.code, each.text, each.retry_after_ms) for each in outcome.failures]
         return ev.BatchResolved(peer, outcome.number, failures)
     if is_anti_entropy(control):
-        return ev.HealingReceived(peer, control, relay)
+        return ev.HealingReceived(peer, control, is_relay(peer))
     if control.HasField("fenced"):
         return ev.FenceReceived(peer, control.fenced.floor)
     return None

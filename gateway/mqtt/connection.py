@@ -73,6 +73,7 @@ class MQTTConnection(ClientSession):
         "_answers",
         "_asking",
         "_behind",
+        "_held",
         "_logging_in",
         "_loop",
         "_new_until",
@@ -109,6 +110,8 @@ class MQTTConnection(ClientSession):
         """Bytes of answers written since the client last took everything."""
         self._unread = b""
         """Bytes read in a turn that had no time for them."""
+        self._held = 0
+        """Bytes that count for the memory of all clients: unread, of an unfinished packet, or waiting to be published."""
         self._new_until = 0.0
         """Until when the connection counts as new."""
         self._paused = False
@@ -170,11 +173,11 @@ class MQTTConnection(ClientSession):
         if fruitless:
             self._subscribing.pace(fruitless)
         self._hold_memory()
-        unfinished = 0 if session.has_more else session.buffered_bytes
-        if unfinished >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
+        if session.has_more:
+            if self.gate.reads:
+                self._work_later()
+        elif self._held >= LONG_BYTES and session.buffered_bytes >= LONG_BYTES and self._clients.memory.is_crowded(self._address):
             self.hold(Hold.MEMORY, len(data) / SLOW_READ_BYTES_PER_S)
-        if session.has_more and self.gate.reads:
-            self._work_later()
 
     def _work_later(self) -> None:
         """Continue in a later turn; nothing more is read meanwhile."""
@@ -210,8 +213,11 @@ class MQTTConnection(ClientSession):
 
     def _hold_memory(self) -> None:
         session = self._session
-        held = len(self._unread) + session.buffered_bytes + self._publishing.waiting_bytes if session is not None else 0
-        self._clients.hold_memory(self, self._address, held)
+        before, self._held = self._held, 0
+        if session is not None:
+            self._held = len(self._unread) + session.buffered_bytes + self._publishing.waiting_bytes
+        if before or self._held:
+            self._clients.hold_memory(self, self._address, self._held)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection."""
@@ -268,10 +274,13 @@ class MQTTConnection(ClientSession):
             packet_ids, self._published = self._published, None
             if self._session is not None:
                 self._perform(self._session.publish_accepted(packet_ids, self._clients.now()))
-        self._write_answers()
+        if self._answers:
+            self._write_answers()
+        if not self._out:
+            return
         out, count = self._out, self._out_count
         self._out, self._out_count = [], 0
-        if not out or self._transport is None:
+        if self._transport is None:
             return
         data = b"".join(out) if len(out) > 1 else out[0]
         if not self._paused and not self._backlog:

@@ -84,9 +84,9 @@ class Publishing:
         "_queue",
         "_sent",
         "_under_way",
-        "_waiting_bytes",
         "earlier",
         "unacknowledged",
+        "waiting_bytes",
     )
 
     def __init__(self, client: MQTTClient, clients: Clients) -> None:
@@ -94,8 +94,8 @@ class Publishing:
         self._number = 0
         self._queue: deque[Confirmable] | None = None
         """Messages of QoS 1 that are not in flight yet, in order; created at the first one."""
-        self._waiting_bytes = 0
-        """Bytes of these, and of those that are sent again."""
+        self.waiting_bytes = 0
+        """Bytes of these, and of those that are sent again: of QoS 1, and not in flight."""
         self._plain = 0
         """Bytes of QoS 0 in flight to the proxies."""
         self._under_way = 0
@@ -144,7 +144,7 @@ class Publishing:
             if self._queue is None:
                 self._queue = deque()
             self._queue.append(confirmable)
-            self._waiting_bytes += len(record)
+            self.waiting_bytes += len(record)
         if self._queue:
             self._send_on()
         if plain:
@@ -219,11 +219,6 @@ class Publishing:
                 return earlier
         return self._clients.next_snowflake()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of messages of QoS 1 that are not in flight."""
-        return self._waiting_bytes
-
     def closed(self) -> None:
         """Send nothing more, because the connection has ended."""
         self._queue = None
@@ -238,7 +233,7 @@ class Publishing:
             size = len(message.record)
             if self._is_late(message):
                 self._queue.popleft()
-                self._waiting_bytes -= size
+                self.waiting_bytes -= size
                 self._clients.counters.unroutable += 1
                 self._done(message)
                 continue
@@ -251,7 +246,7 @@ class Publishing:
             if not self._clients.publishers.admit(message.key, size, self._send_on):
                 break
             leaving.append(self._queue.popleft())
-            self._waiting_bytes -= size
+            self.waiting_bytes -= size
             self._under_way += size
             self._sent[message.key] = count + 1, message.number
         if leaving:
@@ -261,7 +256,7 @@ class Publishing:
 
     def _send_again(self, message: Confirmable, wait_s: float) -> None:
         message.attempts += 1
-        self._waiting_bytes += len(message.record)
+        self.waiting_bytes += len(message.record)
         if not self._again:
             asyncio.get_running_loop().call_later(wait_s, self._pause_is_over)
         insort(self._again, message, key=lambda waiting: waiting.number)
@@ -309,7 +304,7 @@ class Publishing:
         else:
             counters.unroutable += 1
         self._done(message)
-        if client.is_open:
+        if self._queue and client.is_open:
             self._send_on()
 
     def _done(self, message: Confirmable) -> None:

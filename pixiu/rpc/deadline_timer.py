@@ -24,7 +24,7 @@ class DeadlineTimer:
     def __init__(self, ring: Callable[[], None], least_s: float = 0.0) -> None:
         self._ring, self._least_s = ring, least_s
         self._timer: asyncio.TimerHandle | None = None
-        self._when = NEVER
+        self.when = NEVER
         """Time at which the timer fires."""
 
     @property
@@ -34,21 +34,21 @@ class DeadlineTimer:
 
     def set(self, deadline: float) -> None:
         """Set the deadline, monotonic seconds (the event loop's clock)."""
-        if deadline >= self._when - SLACK_S:
+        if deadline >= self.when - SLACK_S:
             return
         loop = asyncio.get_running_loop()
         when = max(deadline, loop.time() + self._least_s)
-        if when >= self._when:
+        if when >= self.when:
             return  # overdue: setting it again at every step would postpone it for ever
         self.cancel()
-        self._timer, self._when = loop.call_at(when, self._rang), when
+        self._timer, self.when = loop.call_at(when, self._rang), when
 
     def cancel(self) -> None:
         """Cancel the timer until it is set again."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._when = None, NEVER
+            self._timer, self.when = None, NEVER
 
     def _rang(self) -> None:
-        self._timer, self._when = None, NEVER
+        self._timer, self.when = None, NEVER
         self._ring()

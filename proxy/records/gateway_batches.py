@@ -6,7 +6,6 @@ Source: docs/architecture.md, "A message to a room".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final
 
 from cluster.core.contract import SendControl
@@ -43,7 +42,7 @@ class GatewayBatches:
             for each in failures
         ]
         outcome = control_pb2.PublishOutcome(number=number, failures=found)
-        return self._send(SendControl(gateway, [control_pb2.Control(publish_outcome=outcome).SerializeToString()]), 1)
+        return self._send(gateway, [control_pb2.Control(publish_outcome=outcome).SerializeToString()], 1)
 
     def settled(self, token: int, handled: bool) -> list[SendControl] | None:
         """Note whether a gateway got an outcome. Returns it if it is sent again; None: the token is of no outcome."""
@@ -51,9 +50,9 @@ class GatewayBatches:
         if found is None:
             return None
         outcome, times = found
-        return [] if handled or times >= MAX_TIMES else [self._send(outcome, times + 1)]
+        return [] if handled or times >= MAX_TIMES else [self._send(outcome.peer, outcome.messages, times + 1)]
 
-    def _send(self, outcome: SendControl, times: int) -> SendControl:
-        sent = replace(outcome, token=self._next_token())
+    def _send(self, gateway: EndpointID, messages: list[bytes], times: int) -> SendControl:
+        sent = SendControl(gateway, messages, self._next_token())
         self._outcomes[sent.token] = sent, times
         return sent

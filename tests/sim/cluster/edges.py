@@ -90,7 +90,7 @@ class GatewayProcess(Process):
         for data in messages:
             control = control_pb2.Control.FromString(data)
             self.world.counts["overtaken"] += len(control.gateway_confirm.newer)
-            event = event_of(peer, control, self._is_relay(peer))
+            event = event_of(peer, control, self._is_relay)
             if event is not None:
                 self.step(event)
 
