@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from cluster.core.turn_loop import TurnLoop
+from pixiu.rpc.turn_loop import TurnLoop
 
 WINDOW_S: Final = 0.05
 """Interval of deciding whether to rest."""

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.core.contract import Core, SendControl, SendRecords, Settle
-from cluster.core.turn_loop import call_at_end
 from cluster.links.api import Links, Outcome, PeerState
 from pixiu.ids import EndpointID
 from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.rpc.turn_loop import call_at_end
 
 MIN_TICK_S: Final = 0.001
 """Shortest delay of a timer: no event loop is more exact."""

@@ -43,6 +43,7 @@ from pixiu.errors import ConfigurationError, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import Quality
 from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.turn_loop import call_at_end
 
 DRAIN_DATAGRAMS: Final = 64
 """Datagrams received in one wake-up, so that a flood does not starve the rest of the loop."""
@@ -411,7 +412,7 @@ class Endpoint(Links):
     def _schedule_flush(self) -> None:
         if self._loop is not None and not self._flush_scheduled and not self._in_turn:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            call_at_end(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False

@@ -37,6 +37,7 @@ from pixiu.rpc.duplex import In, Out, StreamEnded
 from pixiu.rpc.grpc_streams import GARBAGE
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.rpc.tls import Tls, host_name
+from pixiu.rpc.turn_loop import call_at_end
 
 OPEN_S: Final = 3.0
 """Time limit for a connection, its TLS handshake and its hello, seconds."""
@@ -175,7 +176,7 @@ class Connection(asyncio.Protocol):
         if self._over is not None:
             raise self._over.error()
         if not self._out:
-            asyncio.get_running_loop().call_soon(self._flush)
+            call_at_end(self._flush)
         self._out.append(HEAD.pack(len(payload) + 1, kind))
         self._out.append(payload)
         self._out_bytes += HEAD.size + len(payload)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gateway import events as ev
 from gateway.clients.paced_fanout import PacedFanout
+from pixiu.rpc.turn_loop import call_at_end
 
 
 class Connection(Protocol):
@@ -66,7 +67,7 @@ class Deliveries:
         """Have `connection.flush` called when this turn of the event loop ends."""
         self._written[connection.id] = connection
         if self._flush is None and not self.follows():
-            self._flush = asyncio.get_running_loop().call_soon(self._flush_now)
+            self._flush = call_at_end(self._flush_now)
 
     def _flush_now(self) -> None:
         self._flush = None

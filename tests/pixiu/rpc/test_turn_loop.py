@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from cluster.core.turn_loop import TurnLoop, call_at_end
+from pixiu.rpc.turn_loop import TurnLoop, call_at_end
 
 
 def run(*reads: Callable[[list[str]], object]) -> list[str]:
