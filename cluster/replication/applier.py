@@ -76,28 +76,32 @@ class Applier:
 
     def run(self) -> None:
         """Apply a batch; the next one follows in another turn of the loop."""
-        self._look_at_once()
+        if self._later is not None:
+            self._look_at_once()
         if self._later is None and self.behind > 0:
             self._run()
 
     def run_soon(self) -> None:
         """Like `run`, but after the callbacks that wait in the event loop: a follower's acknowledgement leaves before it
         applies."""
-        self._look_at_once()
+        if self._later is not None:
+            self._look_at_once()
         if self._later is None and self.behind > 0:
             self._later = asyncio.get_running_loop().call_soon(self._run)
 
     def _look_at_once(self) -> None:
         """Run at once if the state is blocked by damage and has not seen every committed entry: a new one may resolve it."""
-        if self._later is not None and isinstance(self.blocked, StateDamaged) and self._looked < self._target:
+        if isinstance(self.blocked, StateDamaged) and self._looked < self._target and self._later is not None:
             self._later.cancel()
             self._later = None
 
     def _run(self) -> None:
         self._later = None
-        if self._closed or self._installing is not None or self._log is None or self.behind <= 0:
+        if self._closed or self._installing is not None or self._log is None:
             return
         after = self._machine.applied
+        if after >= self._target:
+            return
         loop = asyncio.get_running_loop()
         try:
             entries = self._log.read(after, min(BATCH_ENTRIES, self._target - after), BATCH_BYTES)

@@ -467,7 +467,9 @@ class Replica:
         else:
             self._applier.run_soon()
         if not self._stopped:
-            self._alarm.set(core.next_deadline())
+            deadline = core.next_deadline()
+            if deadline < self._alarm.when:
+                self._alarm.set(deadline)
 
     def _do(self, effect: ev.Effect) -> None:
         match effect:

@@ -42,6 +42,8 @@ class InSync:
     @property
     def maximal(self) -> frozenset[MemberID]:
         """Every member that a commit requires, including the leader."""
+        if not self._proposed and not self.joining:
+            return self.state.in_sync
         return self.state.in_sync | self._proposed | frozenset(self.joining)  # uniting with the keys view directly would give a set
 
     @property

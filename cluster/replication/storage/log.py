@@ -274,6 +274,9 @@ class SegmentedLog:
     def is_ready(self, counter: int) -> bool:
         """True if an entry and the next one can be read without reading a whole segment; otherwise call `scan`."""
         with self._lock:
+            newest = self._segments[-1]
+            if counter > newest.base.counter:
+                return newest.scanned
             return all(self._segments[self._index_of(each)].scanned for each in (counter, counter + 1))
 
     def scan(self, counter: int) -> int | None:
