@@ -465,7 +465,8 @@ class Core:
             if position == end:
                 self.counters.records_in += count
                 self._send(touched, batch, out, traced_us)
-                self._refuse(refused, batch)
+                if refused:
+                    self._refuse(refused, batch)
                 return True
         for target in touched:
             target.normal, target.first = [], []
@@ -537,15 +538,14 @@ class Core:
     def _on_settled(self, event: Settled, now: float, out: list[ev.Effect]) -> None:
         finished: dict[int, None] = {}
         for token, handled in event.parcels:
+            sent = self._tokens.pop(token, None)
+            if sent is None and (outcomes := self._gateways.settled(token, handled)) is not None:
+                out += outcomes
+                continue
             self._brokers.routes.settled(token)
             self._relays.routes.settled(token)
-            sent = self._tokens.pop(token, None)
             if sent is None:
-                outcomes = self._gateways.settled(token, handled)
-                if outcomes is not None:
-                    out += outcomes
-                else:
-                    self._finish_big(self._big.settled(token, handled), finished)
+                self._finish_big(self._big.settled(token, handled), finished)
                 continue
             batch, records = sent
             offline = self._offline.take(records)
@@ -561,7 +561,8 @@ class Core:
                 batch.failures.extend(_failures(batch, offline, errors.Offline, OFFLINE))
             if not batch.pending:
                 finished[batch.stream] = None
-        self._reply_to(finished, out)
+        if finished:
+            self._reply_to(finished, out)
 
     def _on_users_offline(self, event: ev.UsersOffline, now: float, out: list[ev.Effect]) -> None:
         self._offline.add(event.snowflake_ids)

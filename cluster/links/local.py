@@ -261,7 +261,8 @@ class LocalPort:
         if link.settled:
             self.settled.setdefault(link.receiver.id, []).extend(link.settled)
             link.settled.clear()
-            self.switch.wake(self)
+            if self.host is not None:
+                self.switch.ready[self.id] = self
 
     def flush(self, least: int) -> None:
         """Let queued data leave in the receivers' turns; fewer than `least` bytes of records wait for more."""
@@ -275,8 +276,10 @@ class LocalPort:
                     self.queued[id_] = link
             if (link.open or control.bytes) and not link.due:
                 link.due = True
-                link.receiver.incoming[self.id] = link
-                self.switch.wake(link.receiver)
+                receiver = link.receiver
+                receiver.incoming[self.id] = link
+                if receiver.host is not None:
+                    self.switch.ready[receiver.id] = receiver
 
     # ---- handing over ---------------------------------------------------------------------------------------------------
 
@@ -407,7 +410,7 @@ class LocalSwitch:
 
     def __init__(self) -> None:
         self.ports: dict[EndpointID, LocalPort] = {}
-        self._ready: dict[EndpointID, LocalPort] = {}
+        self.ready: dict[EndpointID, LocalPort] = {}
         """Ports with input, in the order of their turns."""
         self._owed: list[tuple[list[tuple[Outbox, int]], list[Delivery]]] = []
         """Outcomes that wait: the queues, each with its last number, that must be empty up to it; and the deliveries."""
@@ -424,7 +427,7 @@ class LocalSwitch:
         """Close a role's port: it is dead for the others, and what was not handed over settles as not handled."""
         if self.ports.pop(port.id, None) is None:
             return
-        self._ready.pop(port.id, None)
+        self.ready.pop(port.id, None)
         for link in port.links.values():
             link.clear(Drop.PEER_REMOVED)
             link.receiver.incoming.pop(port.id, None)
@@ -442,26 +445,21 @@ class LocalSwitch:
         port.host, port.beat_at = None, INFINITY
         port.take_reports(now)
 
-    def wake(self, port: LocalPort) -> None:
-        """Give a port a turn, because it has input."""
-        if port.host is not None:
-            self._ready[port.id] = port
-
     def look(self, port: LocalPort) -> None:
         """Give a port a turn if it has input."""
-        if port.incoming or port.beats or port.states or port.settled:
-            self.wake(port)
+        if port.host is not None and (port.incoming or port.beats or port.states or port.settled):
+            self.ready[port.id] = port
 
     def waits(self) -> bool:
         """Return True if `work` has something to do."""
-        return bool(self._ready) and not self._working
+        return bool(self.ready) and not self._working
 
     def work(self, now: float) -> None:
         """Give turns to all ports with input, at most `MAX_BATCHES` batches. Does nothing while it runs already."""
         if self._working:
             return
         self._working = True
-        left, ready = MAX_BATCHES, self._ready
+        left, ready = MAX_BATCHES, self.ready
         try:
             while ready and left > 0:
                 port = ready.pop(next(iter(ready)))
@@ -481,7 +479,7 @@ class LocalSwitch:
                 port.run(port.host.take_local, partial(port.take, now, most, done))
         finally:
             if port.incoming or port.beats or port.states or port.settled:
-                self.wake(port)
+                self.look(port)
             if done:
                 # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
                 waits: list[tuple[Outbox, int]] = []

@@ -18,7 +18,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
         super().__init__(selector)
-        self._end = _End(self._end_turn, (), self)
+        self._end = _End(self.end_turn, (), self)
         self.at_end: list[asyncio.Handle] = []
         """To call at the end of this turn."""
         self.is_over = True
@@ -37,7 +37,8 @@ class TurnLoop(asyncio.SelectorEventLoop):
         self._ready.append(self._end)  # type: ignore[attr-defined]
         self.is_over = False
 
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
+        """Call what is to be called at the end of this turn."""
         acts, self.at_end = self.at_end, []
         for act in acts:
             if not act.cancelled():
@@ -52,7 +53,7 @@ class _End(asyncio.Handle):
     def _run(self) -> None:
         self._loop.is_over = True
         if self._loop.at_end:
-            super()._run()
+            self._loop.end_turn()
 
 
 def call_at_end(act: Callable[[], object]) -> asyncio.Handle:
