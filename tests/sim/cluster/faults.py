@@ -107,7 +107,8 @@ class OvertakingGateway(gateway.core.Core):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.confirming = LastInLine(self._next_token, arguments["vrooms"], lambda: 0.0)
-        self._table = self._event_table()
+        self._handlers.clear()
+        self._enter_events()
 
 
 class WithoutTombstones(Watched):

@@ -91,7 +91,7 @@ class TellsCopiesOfPi(proxy.mail.pipeline.MailCore):
 class DropsRedeliveries(gateway.core.Core):
     """Fault: mail that is marked as sent before is not written to the client."""
 
-    def step(self, event: ge.Event, now: float) -> list[ge.Effect]:
+    def step(self, event: object, now: float) -> list[ge.Effect]:
         """Without what is marked."""
         if isinstance(event, ge.MailArrived):
             event = replace(event, runs=[run for run in event.runs if not run.redelivered])
