@@ -723,26 +723,58 @@ class WriterPosition(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     HERE_FIELD_NUMBER: _builtins.int
+    INHERITED_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """of its last stored message in this part; 0: none"""
     progress: _builtins.int
     """in this part and those before it"""
     here: _builtins.bool
     """the group holds the part"""
+    @_builtins.property
+    def inherited(self) -> _containers.RepeatedCompositeFieldContainer[Global___InheritedPosition]:
+        """what the writer has in parts before it, sealed ones of all generations"""
+
     def __init__(
         self,
         *,
         position: _builtins.int = ...,
         progress: _builtins.int = ...,
         here: _builtins.bool = ...,
+        inherited: _abc.Iterable[Global___InheritedPosition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "position", b"position", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "inherited", b"inherited", "position", b"position", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriterPosition: _TypeAlias = WriterPosition  # noqa: Y015
+
+@_typing.final
+class InheritedPosition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    part: _builtins.int
+    """its number"""
+    position: _builtins.int
+    progress: _builtins.int
+    def __init__(
+        self,
+        *,
+        part: _builtins.int = ...,
+        position: _builtins.int = ...,
+        progress: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "position", b"position", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InheritedPosition: _TypeAlias = InheritedPosition  # noqa: Y015
 
 @_typing.final
 class ConsumeRequest(_message.Message):
