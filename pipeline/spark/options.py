@@ -78,7 +78,7 @@ class WriteOptions:
     """Of a stream; empty: not given here."""
 
 
-class _Given:
+class Given:
     """Options by name, case-insensitive."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
@@ -134,7 +134,7 @@ class _Given:
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Check the options of a read. Raises `InvalidArgument`, which names the option and the allowed values."""
-    given = _Given(options, READ_OPTIONS)
+    given = Given(options, READ_OPTIONS)
     table = given.text("table", MESSAGES).lower()
     for name in BATCH_ONLY if streaming else STREAM_ONLY:
         if given.text(name):
@@ -178,7 +178,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Check the options of a write. Raises `InvalidArgument`."""
-    given = _Given(options, WRITE_OPTIONS)
+    given = Given(options, WRITE_OPTIONS)
     query = given.name_of("query")
     if not query:
         raise InvalidArgument(
