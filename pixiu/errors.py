@@ -14,6 +14,9 @@
     │   ├── NotAllowed           the login may not do this
     │   ├── TooManyReceivers     one mail names more than 1,000
     │   ├── UnknownDevice        the user has no device of this number
+    │   ├── UnknownTopic         there is no such topic, or no such channel of it
+    │   ├── TopicExists          there is such a topic already
+    │   ├── TopicInUse           others use the topic, or a change of it is under way
     ├── RemoteError            the other side, or the network, is at fault
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── ChecksumWrong        a message was damaged on its way
@@ -157,6 +160,24 @@ class UnknownDevice(LocalError):
     """The user has no device of this number, or it was dropped: add it by its client ID."""
 
     code = "UNKNOWN_DEVICE"
+
+
+class UnknownTopic(LocalError):
+    """There is no topic of this name, or no such channel or part of it."""
+
+    code = "UNKNOWN_TOPIC"
+
+
+class TopicExists(LocalError):
+    """There is a topic of this name already; it may be in the bin."""
+
+    code = "TOPIC_EXISTS"
+
+
+class TopicInUse(LocalError):
+    """The topic has members, or the part is being changed: the text says which."""
+
+    code = "TOPIC_IN_USE"
 
 
 class RemoteError(PixiuError):

@@ -12,7 +12,7 @@ from typing import Final
 
 from pixiu.errors import InvalidArgument, RemoteError
 
-MAX_DATA_BYTES: Final = 65_536
+MAX_DATA_BYTES: Final = 512 << 10
 """Limit of a node's data, read or written, bytes; ZooKeeper itself would take 1 MiB."""
 MAX_TRANSACTION: Final = 64
 

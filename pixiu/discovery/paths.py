@@ -20,6 +20,10 @@
     ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
     ROOT/instance/{k}                  generation of a gateway instance
     ROOT/instance/{k}/holder           ephemeral, the gateway that has it
+    ROOT/topics                        persistent JSON: the last numbers given to topics and channels
+    ROOT/topics/{name}                 persistent JSON: a topic (`pixiu.discovery.topics`)
+    ROOT/admin/leader                  ephemeral, the admin that leads
+    ROOT/admin/epoch                   persistent JSON: the number of leaderships so far
 
 Source: docs/registry.md; PiXiu §2.1.
 """
@@ -214,6 +218,26 @@ def instance(root: str, number: int) -> str:
 def instance_holder(root: str, number: int) -> str:
     """Node of the gateway that holds the instance, while its session lives."""
     return f"{root}/instance/{number}/holder"
+
+
+def admin_lease(root: str) -> str:
+    """The lease of the admin that leads: ephemeral."""
+    return f"{root}/admin/leader"
+
+
+def admin_epoch(root: str) -> str:
+    """Node of the number of leaderships so far; each admin that begins to lead raises it."""
+    return f"{root}/admin/epoch"
+
+
+def topics(root: str) -> str:
+    """Directory of the topics. Its data is the admin's."""
+    return f"{root}/topics"
+
+
+def topic(root: str, name: str) -> str:
+    """Node of one topic."""
+    return f"{root}/topics/{name}"
 
 
 def partition_of(name: str) -> int | None:
