@@ -1,0 +1,140 @@
+"""What is left to be done for a topic: the entries that its groups do not have yet, and the node once they have them. Pure.
+
+    TOPIC at each group ──▶ CHANNEL, OPEN there
+    SEAL at the groups of all parents ──▶ OPEN at the group of a child, with the parents' writers
+
+Every entry may be appended again, so nothing but the node and the answers of this leadership is needed: a new leader begins anew.
+
+Source: docs/topics.md, "Administration".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from admin import entries
+from admin.events import KnownWriter
+from pixiu.discovery.topics import PartState, TopicNode, TopicPart
+
+Key = tuple[int, int, int]
+"""Kind of an entry, its group or part, its channel."""
+
+
+class Step(NamedTuple):
+    """An entry that a group is to append."""
+
+    key: Key
+    group: int
+    kind: int
+    payload: bytes
+    version: int = 1
+    """V of the topic that it is made from."""
+
+
+class Done(NamedTuple):
+    """An entry that a group has."""
+
+    version: int
+    """V of the topic that it was made from."""
+    writers: Sequence[KnownWriter] = ()
+    """Of a seal."""
+
+
+Answers = Mapping[Key, Done]
+MOVING: Final = (PartState.OPENING, PartState.SEALING)
+
+
+def ready(node: TopicNode, done: Answers) -> Iterator[Step]:
+    """The entries that may be appended now."""
+    if node.purging:
+        for part in node.parts:
+            if not _has(done, (entries.DROP, part.number, 0)):
+                yield _drop(node, part)
+        return
+    if node.settled < node.version:
+        for group in node.groups:
+            key = (entries.TOPIC, group, 0)
+            if not _has(done, key, node.version):
+                yield Step(key, group, entries.TOPIC, entries.set_topic(node), node.version)
+                continue
+            for channel in node.channels:
+                key = (entries.CHANNEL, group, channel.channel)
+                if channel.version > node.settled and not _has(done, key, channel.version):
+                    yield Step(key, group, entries.CHANNEL, entries.set_channel(node, channel), channel.version)
+    for part in node.parts:
+        step = _step_of(node, part, done)
+        if step is not None:
+            yield step
+
+
+def _step_of(node: TopicNode, part: TopicPart, done: Answers) -> Step | None:
+    match part.state:
+        case PartState.SEALING:
+            key = (entries.SEAL, part.number, 0)
+            return None if _has(done, key) else Step(key, part.group, entries.SEAL, entries.seal_part(node, part))
+        case PartState.OPENING:
+            key = (entries.OPEN, part.number, 0)
+            if _has(done, key) or not _has(done, (entries.TOPIC, part.group, 0), 1):
+                return None
+            seals = [done.get((entries.SEAL, parent, 0)) for parent in part.parents]
+            if any(seal is None for seal in seals):
+                return None
+            writers = [writer for seal in seals if seal is not None for writer in seal.writers]
+            return Step(key, part.group, entries.OPEN, entries.open_part(node, part, writers))
+        case PartState.DROPPING:
+            return None if _has(done, (entries.DROP, part.number, 0)) else _drop(node, part)
+    return None
+
+
+def _drop(node: TopicNode, part: TopicPart) -> Step:
+    payload = entries.drop_part(entries.part_id(node.topic, part.number))
+    return Step((entries.DROP, part.number, 0), part.group, entries.DROP, payload)
+
+
+def _has(done: Answers, key: Key, version: int = 0) -> bool:
+    found = done.get(key)
+    return found is not None and found.version >= version
+
+
+def after(node: TopicNode, done: Answers, wall_ms: int) -> TopicNode | None:
+    """The node as far as its groups have it; the same object if nothing was reached since. None: it is purged, delete it."""
+    left = list(ready(node, done))
+    if node.purging:
+        return node if left else None
+    states = _states(node, done)
+    gone = {number for number, state in states.items() if state is None}
+    parts = tuple(_in_state(part, states.get(part.number), wall_ms) for part in node.parts if part.number not in gone)
+    # Steps that wait for others show as parts that are still on their way. What is dropped concerns no client.
+    complete = all(step.kind == entries.DROP for step in left) and not any(part.state in MOVING for part in parts)
+    channels = tuple(each for each in node.channels if not each.removed) if complete else node.channels
+    changed = parts != node.parts or channels != node.channels
+    version = node.version + 1 if changed else node.version
+    settled = version if complete else node.settled
+    if not changed and settled == node.settled:
+        return node
+    return replace(node, version=version, parts=parts, channels=channels, settled=settled)
+
+
+def _in_state(part: TopicPart, state: PartState | None, wall_ms: int) -> TopicPart:
+    if state is None or state is part.state:
+        return part
+    return replace(part, state=state, sealed_at_ms=wall_ms if state is PartState.SEALED else 0)
+
+
+def _states(node: TopicNode, done: Answers) -> dict[int, PartState | None]:
+    """Number → state that a part has reached; None: it is gone. A parent counts as sealed when all of its children are open."""
+    found: dict[int, PartState | None] = {}
+    for part in node.parts:
+        if part.state is PartState.OPENING and _has(done, (entries.OPEN, part.number, 0)):
+            found[part.number] = PartState.OPEN
+        elif part.state is PartState.DROPPING and _has(done, (entries.DROP, part.number, 0)):
+            found[part.number] = None
+    opening = {part.number for part in node.parts if part.state is PartState.OPENING and part.number not in found}
+    for part in node.parts:
+        if part.state is PartState.SEALING and _has(done, (entries.SEAL, part.number, 0)):
+            waiting = any(child.number in opening for child in node.children(part.number))
+            if not waiting:
+                found[part.number] = PartState.SEALED
+    return found
