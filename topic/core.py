@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from cluster.core.contract import NEVER, EndOfTurn, EventTable, Tick
-from cluster.replication.core.events import Accepted
+from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
-from pixiu.errors import MalformedData, NotServed, OutcomeUnknown, Overloaded, PixiuError, Refusal
+from pixiu.errors import InvalidArgument, MalformedData, NotServed, OutcomeUnknown, Overloaded, PixiuError, Refusal
 from pixiu.wire.block import Block
-from pixiu.wire.levels import Triple
+from pixiu.wire.levels import Level, Triple
 from topic import entries as en
 from topic import events as ev
 from topic.dispatch.members import Dispatcher, Member
@@ -34,7 +34,7 @@ from topic.writes import Writes
 MAX_WAITING_BYTES: Final = 64 << 20
 """Limit of blocks that wait for their commit. Policy: more are refused with OVERLOADED."""
 MAX_MEMBERS: Final = 10_000
-"""Members of all channels on a leader. Policy: one more is not taken, and gets nothing."""
+"""Members of all channels on a leader. Policy: one more is refused with OVERLOADED."""
 MAX_CREDIT: Final = 10_000
 """Messages that a member may have. Policy: more is cut to this."""
 BEGIN_AGAIN_S: Final = 0.1
@@ -77,6 +77,8 @@ class _Write:
     request: int
     block: Block
     size: int
+    level: Level = Level.REPLICATED
+    answered: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +95,8 @@ class _Request:
     """A request of admin under way. `request` -1: it is this leader's BEGIN."""
 
     request: int
+    kind: int = en.BEGIN
+    payload: bytes = b""
 
 
 _Work = _Write | _Report | _Request
@@ -124,14 +128,17 @@ class Core:
         self._channels: dict[int, Dispatcher] = {}
         self._shape = -1
         """`State.shape` that they follow."""
-        self._members: dict[int, tuple[int, int]] = {}
-        """Member → channel, credit. A member may join before its channel is known here."""
+        self._members: dict[int, ev.Joined] = {}
+        """Those that have joined; before this leader delivers they wait."""
+        self._channel_of_member: dict[int, int] = {}
         self._turn: list[tuple[_Work, tuple[int, bytes]]] = []
         self._token = 0
         self._proposed: dict[int, list[_Work]] = {}
         """By token: not in the log yet."""
         self._logged: deque[tuple[int, _Work]] = deque()
         """(counter, what waits for it), rising: not committed yet."""
+        self._to_persist: deque[tuple[int, _Write]] = deque()
+        """(counter, write) of level persisted, rising: not on this disk yet."""
         self._events: EventTable[ev.Effect] = EventTable()
         self._events.on(ev.WriteRequested, self._on_write)
         self._events.on(ev.Requested, self._on_requested)
@@ -143,6 +150,7 @@ class Core:
         self._events.on(ev.ParentFinished, self._on_parent_finished)
         self._events.on(LeaderChanged, self._on_leader)
         self._events.on(Accepted, self._on_accepted)
+        self._events.on(Persisted, self._on_persisted)
         self._events.on(Refused, self._on_refused)
         self._events.on(Committed, self._on_committed)
         self._events.on(EndOfTurn, self._on_end_of_turn)
@@ -171,11 +179,19 @@ class Core:
         found.missing_parents()  # it may have finished some since it last looked
         return found.finished(part)
 
+    def describe(self, channel: int) -> list[ev.ChannelView]:
+        """A channel in each part that is here, by number. Of members only a leader knows."""
+        settings = self._state.channels.get(channel)
+        if settings is None:
+            return []
+        dispatcher = self._channels.get(channel) or self.dispatcher(settings)
+        return [dispatcher.describe(part) for part in self._state.parts_of(settings.topic)]
+
     # --- writers
 
     def _on_write(self, event: ev.WriteRequested, now: float, out: list[ev.Effect]) -> None:
         try:
-            block, refused = self._writes.check(event.block)
+            block, refused, certain = self._writes.check(event.block)
             if not self.epoch:
                 raise not_leader(self._leader)
             if self._waiting_bytes + len(event.block) > MAX_WAITING_BYTES:
@@ -185,7 +201,9 @@ class Core:
             self.counters.malformed += isinstance(problem, MalformedData)
             out.append(self._refusal(event.stream, event.request, Refusal.of(problem)))
             return
-        write = _Write(event.stream, event.request, block, len(event.block))
+        # Before everything of former leaders is applied, what becomes of a block is not known in advance.
+        level = event.level if certain and self.delivers else Level.REPLICATED
+        write = _Write(event.stream, event.request, block, len(event.block), level)
         if refused is not None:
             self._answer_write(write, refused, out)
             return
@@ -195,6 +213,10 @@ class Core:
 
     def _refusal(self, stream: int, request: int, refusal: Refusal) -> ev.WriteReply:
         return ev.WriteReply(stream, request, self._triple(), refusal=refusal)
+
+    def _answer_early(self, write: _Write, out: list[ev.Effect]) -> None:
+        write.answered = True
+        out.append(ev.WriteReply(write.stream, write.request, self._triple(), write.block.last, -1, Verdict.STORED))
 
     def _answer_write(self, write: _Write, found: Appended, out: list[ev.Effect]) -> None:
         counters, children = self.counters, list[en.Child]()
@@ -207,6 +229,12 @@ class Core:
             counters.refused += 1
             part = self._state.parts.get(en.part_id(write.block.topic, write.block.part))
             children = list(part.children) if part else []
+        if write.answered:
+            return
+        if found.verdict is Verdict.DELETED:
+            deleted = Refusal.of(NotServed(f"the topic {write.block.topic} is deleted; restore it, or write to another one"))
+            out.append(self._refusal(write.stream, write.request, deleted))
+            return
         out.append(ev.WriteReply(write.stream, write.request, self._triple(), found.position, found.base, found.verdict, children))
 
     def _triple(self) -> Triple:
@@ -215,29 +243,78 @@ class Core:
     # --- admin
 
     def _on_requested(self, event: ev.Requested, now: float, out: list[ev.Effect]) -> None:
-        if not self.epoch:
-            out.append(ev.Reply(event.request, refusal=Refusal.of(not_leader(self._leader))))
+        try:
+            if not self.epoch:
+                raise not_leader(self._leader)
+            en.check(event.kind, event.payload)
+            if event.kind == en.SEEK:
+                self._check_seek(event)
+        except PixiuError as problem:
+            out.append(ev.Reply(event.request, refusal=Refusal.of(problem)))
             return
-        self._turn.append((_Request(event.request), (event.kind, event.payload)))
+        if event.kind in (en.SEAL, en.TOPIC, en.DROP):
+            self._writes.uncertain()
+        self._turn.append((_Request(event.request, event.kind, event.payload), (event.kind, event.payload)))
+
+    def _check_seek(self, event: ev.Requested) -> None:
+        """What members have counts no longer from now on: their reports come after the seek. Raises InvalidArgument."""
+        number, part, _ = en.decode_seek(event.payload)
+        channel = self._channels.get(number)
+        if channel is None:
+            return
+        if channel.members and not event.force:
+            raise InvalidArgument(
+                f"the channel {channel.settings.name} has {len(channel.members)} members here; end them, or force the seek"
+            )
+        channel.suspend(part)
 
     # --- members
 
     def _on_joined(self, event: ev.Joined, now: float, out: list[ev.Effect]) -> None:
-        if len(self._members) < MAX_MEMBERS:
-            self._members[event.member] = event.channel, min(event.credit, MAX_CREDIT)
-            self._take_member(event.member)
+        try:
+            if not self.epoch:
+                raise not_leader(self._leader)
+            if len(self._members) >= MAX_MEMBERS:
+                raise Overloaded(f"{MAX_MEMBERS} members are at this leader; end some, or try again later", 1000)
+            self._members[event.member] = event
+            if self.delivers:
+                self._look(now, out)
+                self._take_member(event, out)
+        except PixiuError as problem:
+            self._end_member(event.member, Refusal.of(problem), out)
 
-    def _take_member(self, number: int) -> None:
-        channel, credit = self._members[number]
-        if channel in self._channels:
-            self._channels[channel].members[number] = Member(credit)
+    def _end_member(self, member: int, refusal: Refusal, out: list[ev.Effect]) -> None:
+        self._members.pop(member, None)
+        self._channel_of_member.pop(member, None)
+        out.append(ev.MemberEnded(member, refusal))
+
+    def _take_member(self, event: ev.Joined, out: list[ev.Effect]) -> None:
+        """Raises NotServed, InvalidArgument."""
+        topic = self._state.topic_named(event.topic)
+        if topic is None:
+            raise NotServed(f"this group holds nothing of a topic {event.topic}; ask a proxy where it is")
+        if topic.deleted:
+            raise NotServed(f"the topic {event.topic} is deleted; restore it, or use another one")
+        found = self._state.channel_named(topic.topic, event.channel)
+        if found is None:
+            raise NotServed(f"the topic {event.topic} has no channel {event.channel}; make it first")
+        if event.filter and event.filter != found.filter:
+            raise InvalidArgument(
+                f"the channel {event.channel} has the filter {found.filter or 'none'}, the member asks for {event.filter}"
+            )
+        channel = self._channels[found.channel]
+        channel.members[event.member] = Member(min(event.credit, MAX_CREDIT), name=event.name, tag=event.tag)
+        self._channel_of_member[event.member] = found.channel
+        finished = channel.finished_parts()
+        if finished:
+            out.append(ev.PartsFinished(event.member, finished))
 
     def _on_credited(self, event: ev.Credited, now: float, out: list[ev.Effect]) -> None:
-        if event.member in self._members:
-            channel, _ = self._members[event.member]
-            self._members[event.member] = channel, min(event.credit, MAX_CREDIT)
-            if channel in self._channels:
-                self._channels[channel].members[event.member].credit = min(event.credit, MAX_CREDIT)
+        joined, channel = self._members.get(event.member), self._channel_of(event.member)
+        if joined is not None:
+            self._members[event.member] = replace(joined, credit=event.credit)
+        if channel is not None:
+            channel.members[event.member].credit = min(event.credit, MAX_CREDIT)
 
     def _on_reported(self, event: ev.Reported, now: float, out: list[ev.Effect]) -> None:
         channel = self._channel_of(event.member)
@@ -245,11 +322,11 @@ class Core:
             problem = (
                 NotServed("this leader does not know the member; join the channel") if self.epoch else not_leader(self._leader)
             )
-            out.append(ev.ReportReply(event.member, event.request, refusal=Refusal.of(problem)))
+            out.append(ev.ReportReply(event.member, event.request, event.part, refusal=Refusal.of(problem)))
             return
         settlement = channel.report(event.member, event.part, event.acknowledged, event.refused)
         if settlement is None:
-            out.append(ev.ReportReply(event.member, event.request))
+            out.append(ev.ReportReply(event.member, event.request, event.part))
         else:
             self._settle(_Report(event.member, event.request, settlement))
 
@@ -261,12 +338,12 @@ class Core:
     def _on_left(self, event: ev.Left, now: float, out: list[ev.Effect]) -> None:
         channel = self._channel_of(event.member)
         self._members.pop(event.member, None)
+        self._channel_of_member.pop(event.member, None)
         for settlement in channel.leave(event.member) if channel else ():
             self._settle(_Report(event.member, -1, settlement))
 
     def _channel_of(self, member: int) -> Dispatcher | None:
-        found = self._members.get(member)
-        return self._channels.get(found[0]) if found else None
+        return self._channels.get(self._channel_of_member.get(member, -1))
 
     def _settle(self, report: _Report) -> None:
         self.counters.settlements += 1
@@ -282,12 +359,26 @@ class Core:
         self._pump(now, out)
         if self._turn:
             self._token += 1
-            self._proposed[self._token] = [work for work, _ in self._turn]
-            out.append(Propose(self._token, [payload for _, payload in self._turn]))
+            works = self._proposed[self._token] = [work for work, _ in self._turn]
+            replicated = any(not isinstance(work, _Write) or work.level is Level.REPLICATED for work in works)
+            out.append(Propose(self._token, [payload for _, payload in self._turn], replicated))
             self._turn = []
 
     def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
-        self._logged += enumerate(self._proposed.pop(event.token, ()), event.first)
+        works = self._proposed.pop(event.token, ())
+        self._logged += enumerate(works, event.first)
+        for counter, work in enumerate(works, event.first):
+            if isinstance(work, _Write) and work.level is not Level.REPLICATED:
+                if work.level is Level.ACCEPTED:
+                    self._answer_early(work, out)
+                else:
+                    self._to_persist.append((counter, work))
+
+    def _on_persisted(self, event: Persisted, now: float, out: list[ev.Effect]) -> None:
+        while self._to_persist and self._to_persist[0][0] <= event.counter:
+            _, write = self._to_persist.popleft()
+            if not write.answered:
+                self._answer_early(write, out)
 
     def _on_refused(self, event: Refused, now: float, out: list[ev.Effect]) -> None:
         self._give_up(self._proposed.pop(event.token, ()), event.refusal, now, out)
@@ -299,17 +390,17 @@ class Core:
                 case _Write():
                     self._waiting_bytes -= work.size
                     self._writes.refused(work.block)
-                    out.append(self._refusal(work.stream, work.request, refusal))
+                    if not work.answered:
+                        work.answered = True
+                        out.append(self._refusal(work.stream, work.request, refusal))
                 case _Report():
                     channel = self._channels.get(work.settlement.channel)
                     if channel is not None:
                         channel.refused(work.settlement)
                     if work.request >= 0:
-                        out.append(ev.ReportReply(work.member, work.request, refusal=refusal))
-                case _Request(request) if request >= 0:
-                    out.append(ev.Reply(request, refusal=refusal))
+                        out.append(_not_reported(work, refusal))
                 case _Request():
-                    self._begin_at = now + BEGIN_AGAIN_S
+                    self._request_ended(work, False, None, refusal, now, out)
 
     def _on_committed(self, event: Committed, now: float, out: list[ev.Effect]) -> None:
         """Entries are applied; those of other leaders wait for nobody here."""
@@ -319,7 +410,7 @@ class Core:
             counter, work = logged.popleft()
             answer = event.values[counter - event.first]
             self._applied(work, answer, event.copies, now, out)
-        self._look(now)
+        self._look(now, out)
 
     def _applied(self, work: _Work, answer: object, copies: int, now: float, out: list[ev.Effect]) -> None:
         few = None if copies else Refusal.of(OutcomeUnknown("it is on fewer disks than min_in_sync asks for; send it again"))
@@ -328,40 +419,80 @@ class Core:
                 assert isinstance(answer, Appended)
                 self._waiting_bytes -= work.size
                 self._writes.applied(work.block, answer)
-                if few is None:
+                if few is None or work.answered:
                     self._answer_write(work, answer, out)
                 else:
                     self.counters.outcomes_unknown += 1
                     out.append(self._refusal(work.stream, work.request, few))
+                work.answered = True
             case _Report():
                 channel = self._channels.get(work.settlement.channel)
                 if channel is not None:
                     channel.committed(work.settlement, now)
                 if work.request >= 0:
-                    out.append(ev.ReportReply(work.member, work.request, work.settlement if few is None else None, few))
-            case _Request(request) if request >= 0:
-                out.append(ev.Reply(request, answer if few is None else None, few))
+                    out.append(_reported(work) if few is None else _not_reported(work, few))
+                part, number = self._state.parts.get(work.settlement.part), work.settlement.channel
+                if channel is not None and part is not None and part.sealed:
+                    self._tell_finished(number, part.part, out)
             case _Request():
-                self.delivers = True
+                self._request_ended(work, True, answer if few is None else None, few, now, out)
 
-    def _look(self, now: float) -> None:
+    def _tell_finished(self, channel: int, part: int, out: list[ev.Effect]) -> None:
+        found = self._channels[channel]
+        if found.finished(part):
+            out += [ev.PartsFinished(member, [part]) for member in found.members]
+
+    def _request_ended(
+        self, work: _Request, applied: bool, answer: object, refusal: Refusal | None, now: float, out: list[ev.Effect]
+    ) -> None:
+        if work.request >= 0:
+            out.append(ev.Reply(work.request, answer, refusal))
+        if work.kind == en.BEGIN:
+            if applied:
+                self.delivers = True
+            else:
+                self._begin_at = now + BEGIN_AGAIN_S
+        elif work.kind == en.SEEK:
+            number, part, _ = en.decode_seek(work.payload)
+            if number in self._channels:
+                self._channels[number].resume(part, now)
+        elif work.kind == en.RESEND:
+            number, part, _ = en.decode_resend(work.payload)
+            if number in self._channels:
+                self._channels[number].resent(part, now)
+        elif work.kind == en.SEAL:
+            part, _ = en.decode_seal(work.payload)
+            for number in self._channels:
+                self._tell_finished(number, part, out)
+
+    def _look(self, now: float, out: list[ev.Effect]) -> None:
         """Take up channels and parts that the state has from now on, and drop those that it no longer has."""
         state = self._state
         if not self.delivers or self._shape == state.shape:
             return
-        self._shape = state.shape
-        if self._channels.keys() != state.channels.keys():
-            self._channels = {number: found for number, found in self._channels.items() if number in state.channels}
+        first, self._shape = self._shape < 0, state.shape
+        for number in [number for number in self._channels if number not in state.channels]:
+            self._drop_channel(number, NotServed("the channel was removed"), out)
         for number, settings in state.channels.items():
+            topic = state.topics[settings.topic]
+            if topic.deleted:
+                if number in self._channels:
+                    self._drop_channel(number, NotServed(f"the topic {topic.name} is deleted; restore it, or use another one"), out)
+                continue
             if number not in self._channels:
                 self._channels[number] = self.dispatcher(settings)
-                for member, (wanted, _) in self._members.items():
-                    if wanted == number:
-                        self._take_member(member)
             dispatcher = self._channels[number]
             dispatcher.settings = settings
-            for part in state.parts.values():
-                dispatcher.begin(part, now)
+            dispatcher.look(now)
+        for member in list(self._members.values()) if first else ():
+            try:
+                self._take_member(member, out)
+            except PixiuError as problem:
+                self._end_member(member.member, Refusal.of(problem), out)
+
+    def _drop_channel(self, number: int, why: PixiuError, out: list[ev.Effect]) -> None:
+        for member in self._channels.pop(number).members:
+            self._end_member(member, Refusal.of(why), out)
 
     def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
         self.epoch, self._leader, self.delivers = event.epoch, event.address, False
@@ -370,10 +501,13 @@ class Core:
         under_way += [work for work, _ in self._turn]
         self._proposed, self._turn = {}, []
         self._logged.clear()
+        self._to_persist.clear()
         self.counters.outcomes_unknown += len(under_way)
         self._give_up(under_way, unknown, now, out)
+        for member in list(self._members):
+            self._end_member(member, Refusal.of(not_leader(self._leader)), out)
         self._writes.clear()
-        self._channels, self._members, self._shape = {}, {}, -1
+        self._channels, self._shape = {}, -1
         self._begin_at, self._ask_at = (now, now) if self.epoch else (NEVER, NEVER)
 
     # --- time
@@ -400,6 +534,17 @@ class Core:
         for channel in self._channels.values():
             channel.pump(now, found)
         for each in found:
-            self.counters.delivered += len(each.messages)
-            self.counters.delivered_again += sum(attempts > 1 for _, attempts in each.messages)
+            for low, high, attempts in each.runs:
+                self.counters.delivered += high - low
+                self.counters.delivered_again += high - low if attempts > 1 else 0
         out += found
+
+
+def _reported(work: _Report) -> ev.ReportReply:
+    found = work.settlement
+    refused = [each.offset for each in found.deferred] + [each.offset for each in found.dead]
+    return ev.ReportReply(work.member, work.request, found.part, found.acknowledged, refused)
+
+
+def _not_reported(work: _Report, refusal: Refusal) -> ev.ReportReply:
+    return ev.ReportReply(work.member, work.request, work.settlement.part, refusal=refusal)

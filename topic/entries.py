@@ -4,10 +4,13 @@
          17 SETTLE    u64 channel, u64 part, u32 ranges, u32 deferred, u32 dead, then each
                       range: u64 low, u64 high    deferred: u64 offset, u64 delay µs, u32 attempts
                       dead: u64 offset, u32 attempts, u32 reason
-         18 OPEN  19 SEAL  20 CHANNEL             JSON: they are rare
+         18 OPEN  19 SEAL  20 CHANNEL  24 TOPIC   JSON: they are rare
          21 TRIM      u64 part, u64 first offset that is kept
          22 BEGIN     nothing: once it is applied, its leader knows everything that was committed before its epoch
          23 LOST      u64 part, u64 low, u64 high: offsets that no replica can read
+         25 DROP      u64 part
+         26 SEEK      u64 channel, u64 part, u64 offset
+         27 RESEND    u64 channel, u64 part, u32 offsets, 0 for all dead letters, then each u64
 
 A part is named by its topic and its number: `part_id`. Numbers in an entry are little-endian.
 
@@ -18,9 +21,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from pixiu.errors import MalformedData
 
@@ -32,10 +35,18 @@ CHANNEL: Final = 20
 TRIM: Final = 21
 BEGIN: Final = 22
 LOST: Final = 23
+TOPIC: Final = 24
+DROP: Final = 25
+SEEK: Final = 26
+RESEND: Final = 27
+ADMIN_KINDS: Final = frozenset({OPEN, SEAL, CHANNEL, TRIM, TOPIC, DROP})
+"""Entries that the admin may ask a leader to append."""
 _U64: Final = struct.Struct("<Q")
 _SETTLE: Final = struct.Struct("<QQIII")
 _RANGE: Final = struct.Struct("<QQ")
 _LOST: Final = struct.Struct("<QQQ")
+_SEEK: Final = struct.Struct("<QQQ")
+_RESEND: Final = struct.Struct("<QQI")
 _DEFERRED: Final = struct.Struct("<QQI")
 _DEAD: Final = struct.Struct("<QII")
 
@@ -105,6 +116,31 @@ class Settlement(NamedTuple):
         )
 
 
+class TopicSettings(NamedTuple):
+    """A topic, as the groups that hold parts of it know it."""
+
+    topic: int
+    """Its ID, u32, given once in a cluster."""
+    name: str
+    retention_s: int = 0
+    """Age after which messages may be dropped, seconds; 0: never."""
+    retention_bytes: int = 0
+    """Bytes of a part above which the oldest segments may be dropped; 0: no limit."""
+    deleted: bool = False
+    """Its parts take no blocks, and its channels no members, until it is restored or its parts are dropped."""
+    version: int = 0
+    """V of the topic: an entry with a lower one than the state has seen has no effect. 0: always in effect."""
+
+    def encode(self) -> bytes:
+        """The payload of its entry."""
+        return _json(self._asdict())
+
+    @classmethod
+    def decode(cls, data: bytes) -> TopicSettings:
+        """The topic in a payload. Raises MalformedData."""
+        return cls(**_fields(_unjson(data), cls))
+
+
 class Child(NamedTuple):
     """A part that follows a sealed one."""
 
@@ -146,9 +182,9 @@ class Opening(NamedTuple):
     def decode(cls, data: bytes) -> Opening:
         """The opening in a payload."""
         found = _unjson(data)
-        writers = [KnownWriter(*each) for each in found.pop("writers")]
-        channels = [ChannelSettings(**each) for each in found.pop("channels")]
-        return cls(**found | {"parents": tuple(found["parents"])}, writers=writers, channels=channels)
+        writers = [KnownWriter(*each) for each in found["writers"]]
+        channels = [ChannelSettings(**_fields(each, ChannelSettings)) for each in found["channels"]]
+        return cls(found["part"], found["low"], found["high"], tuple(found["parents"]), writers, channels)
 
 
 class ChannelSettings(NamedTuple):
@@ -166,6 +202,10 @@ class ChannelSettings(NamedTuple):
     timeout_s: float = 60.0
     """Time after which a message that its member neither acknowledged nor refused is delivered again."""
     removed: bool = False
+    filter: str = ""
+    """Conditions on headers, JSON; empty: none. See `topic.dispatch.filters`."""
+    version: int = 0
+    """As of `TopicSettings`."""
 
     def encode(self) -> bytes:
         """The payload of its entry."""
@@ -173,8 +213,8 @@ class ChannelSettings(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> ChannelSettings:
-        """The channel in a payload."""
-        return cls(**_unjson(data))
+        """The channel in a payload. Raises MalformedData."""
+        return cls(**_fields(_unjson(data), cls))
 
 
 def part_id(topic: int, number: int) -> int:
@@ -235,6 +275,58 @@ def decode_lost(payload: bytes) -> tuple[int, int, int]:
     return part, low, high
 
 
+def encode_drop(part: int) -> bytes:
+    """The payload of an entry that drops a part."""
+    return _U64.pack(part)
+
+
+def decode_drop(payload: bytes) -> int:
+    """The part that is dropped."""
+    return int(_U64.unpack(payload)[0])
+
+
+def encode_seek(channel: int, part: int, offset: int) -> bytes:
+    """The payload of an entry that moves a channel's floor in a part."""
+    return _SEEK.pack(channel, part, offset)
+
+
+def decode_seek(payload: bytes) -> tuple[int, int, int]:
+    """Channel, part and offset of a seek."""
+    channel, part, offset = _SEEK.unpack(payload)
+    return channel, part, offset
+
+
+def encode_resend(channel: int, part: int, offsets: Sequence[int] = ()) -> bytes:
+    """The payload of an entry that delivers dead letters again. No offsets: all of them."""
+    return _RESEND.pack(channel, part, len(offsets)) + b"".join(map(_U64.pack, offsets))
+
+
+def decode_resend(payload: bytes) -> tuple[int, int, list[int]]:
+    """Channel, part and offsets of a resend. Raises MalformedData."""
+    channel, part, count = _RESEND.unpack_from(payload)
+    if len(payload) != _RESEND.size + count * _U64.size:
+        raise MalformedData("a resend does not have the size that it says")
+    return channel, part, [offset for (offset,) in _U64.iter_unpack(payload[_RESEND.size :])]
+
+
+def check(kind: int, payload: bytes) -> None:
+    """Check the payload of an entry that somebody asks for, before it comes into the log. Raises MalformedData."""
+    decode = _DECODE.get(kind)
+    if decode is None:
+        raise MalformedData(f"no entry of kind {kind} can be asked for")
+    try:
+        decode(payload)
+    except (struct.error, ValueError, TypeError, KeyError, AssertionError) as problem:
+        raise MalformedData(f"the payload of an entry of kind {kind} cannot be read") from problem
+
+
+_DECODE: Final[dict[int, Callable[[bytes], object]]] = {
+    OPEN: Opening.decode, SEAL: decode_seal, CHANNEL: ChannelSettings.decode, TRIM: decode_trim, LOST: decode_lost,
+    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend,
+}  # fmt: skip
+_HINTS: Final = {kind: get_type_hints(kind) for kind in (TopicSettings, ChannelSettings)}
+
+
 def _json(found: dict[str, Any]) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode()
 
@@ -243,3 +335,12 @@ def _unjson(data: bytes) -> dict[str, Any]:
     found = json.loads(data)
     assert isinstance(found, dict)
     return found
+
+
+def _fields(found: dict[str, Any], kind: type[TopicSettings | ChannelSettings]) -> dict[str, Any]:
+    """Known fields, each of its type; a newer admin may send more."""
+    fields = {name: found[name] for name in kind._fields if name in found}
+    hints = _HINTS[kind]
+    if not all(isinstance(value, (int, float) if hints[name] is float else hints[name]) for name, value in fields.items()):
+        raise MalformedData(f"the fields of {kind.__name__} have other types")
+    return fields

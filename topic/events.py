@@ -1,10 +1,11 @@
 """Events and effects of a topic replica's core. Those of every stored role are in `cluster.store.events`. Pure.
 
     writer    WriteRequested                          WriteReply
-    member    Joined, Credited, Reported, Touched     Deliver, ReportReply
-              Left
+    member    Joined, Credited, Reported, Touched     Deliver, ReportReply, PartsFinished
+              Left                                    MemberEnded
     admin     Requested (OPEN, SEAL, CHANNEL …)       Reply
     parents   ParentFinished                          AskParent
+    log       Accepted, Persisted, Committed …        Propose
 
 Source: docs/topics.md, "Driving the core".
 """
@@ -13,48 +14,74 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 from cluster.core.contract import EndOfTurn, Tick
-from cluster.replication.core.events import Accepted
+from cluster.replication.core.events import Accepted, Persisted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import Refusal
-from pixiu.wire.levels import Triple
-from topic.entries import Settlement
+from pixiu.wire.levels import Level, Triple
 from topic.state.parts import Verdict
 
 # --- events
 
 
+class LoadTest(IntEnum):
+    """Treatment of messages of load tests. The values are those on the wire. All members of a channel have the same."""
+
+    BLOCK = 0
+    """They count as acknowledged, and are not given."""
+    PASS = 1
+    ONLY = 2
+    """All others count as acknowledged, and are not given."""
+
+
 @dataclass(slots=True)
 class WriteRequested:
-    """A block of a writer. Answered by `WriteReply`."""
+    """A block of a writer. Answered by `WriteReply`, once: at a lower level nothing is said of what becomes of it later."""
 
     stream: int
     request: int
     sender: int
     """UIN of the login."""
     block: bytes
+    level: Level = Level.REPLICATED
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """An entry that admin asks for, OPEN, SEAL, CHANNEL or TRIM, or the shell: TRIM by retention, LOST for a gap that no replica
-    can fill. Answered by `Reply`."""
+    """An entry to be appended. Answered by `Reply`. Of the admin: one of `topic.entries.ADMIN_KINDS`. Of the shell: TRIM by
+    retention, LOST for a gap that no replica can fill; SEEK and RESEND that a client asks for."""
 
     request: int
     kind: int
     payload: bytes
+    force: bool = False
+    """A SEEK is wanted although the channel has members: what they have counts no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A member wants a channel's messages. A member has one channel; its number is not used again."""
+    """A member wants a channel's messages, of the parts that are here. A member has one channel; its number is not used again.
+
+    If it is refused, and when its channel ends here, `MemberEnded` says so.
+    """
 
     member: int
-    channel: int
+    topic: str
+    """Name."""
+    channel: str
+    """Name."""
     credit: int
     """Messages that it takes before it has reported any."""
+    name: str = ""
+    """For people."""
+    tag: str = ""
+    """It gets the messages with this tag; empty: those without a tag, and those whose tag no member has."""
+    load_test: LoadTest = LoadTest.BLOCK
+    filter: str = ""
+    """The channel's; empty: whatever that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +131,24 @@ class ParentFinished:
 
 Event = (
     WriteRequested | Requested | Joined | Credited | Reported | Touched | Left | ParentFinished
-    | LeaderChanged | Accepted | Refused | Committed | EndOfTurn | Tick
+    | LeaderChanged | Accepted | Persisted | Refused | Committed | EndOfTurn | Tick
 )  # fmt: skip
 
 # --- effects
 
 
-class Delivery(NamedTuple):
-    """A message that a member gets."""
+class Run(NamedTuple):
+    """Messages [low, high) that a member gets."""
 
-    offset: int
+    low: int
+    high: int
     attempts: int
-    """Deliveries, this one included."""
+    """Deliveries of each, this one included."""
 
 
 @dataclass(slots=True)
 class WriteReply:
-    """Answer a writer, when its block is replicated and applied, or refused."""
+    """Answer a writer, when its block has reached its level, or is refused."""
 
     stream: int
     request: int
@@ -130,7 +158,7 @@ class WriteReply:
     base: int = -1
     """Offset of the block's first message; -1: unknown."""
     verdict: Verdict | None = None
-    """None: nothing is known of the block, see `refusal`."""
+    """None: nothing is known of the block, see `refusal`. At a lower level than replicated STORED is expected, not committed."""
     children: Sequence[tuple[int, int, int, int]] = ()
     """Of a sealed part: (number, low, high, group)."""
     refusal: Refusal | None = None
@@ -152,17 +180,38 @@ class Deliver:
     member: int
     channel: int
     part: int
-    messages: Sequence[Delivery]
+    runs: Sequence[Run]
 
 
 @dataclass(slots=True)
 class ReportReply:
-    """Answer a member: what it reported is committed, as far as the settlement has it; the rest it no longer had."""
+    """Answer a member: this much of what it reported is committed; the rest it no longer had."""
 
     member: int
     request: int
-    settlement: Settlement | None = None
+    part: int
+    acknowledged: Sequence[tuple[int, int]] = ()
+    """Ranges [low, high)."""
+    refused: Sequence[int] = ()
+    """Offsets."""
     refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEnded:
+    """A member gets nothing any more, or never got anything: end its stream. No `Left` is needed."""
+
+    member: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PartsFinished:
+    """Inform a member that its channel has everything of sealed parts."""
+
+    member: int
+    parts: Sequence[int]
+    """IDs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,4 +222,35 @@ class AskParent:
     part: int
 
 
-Effect = Propose | WriteReply | Reply | Deliver | ReportReply | AskParent
+Effect = Propose | WriteReply | Reply | Deliver | ReportReply | MemberEnded | PartsFinished | AskParent
+
+# --- answers of queries
+
+
+class MemberView(NamedTuple):
+    """A member of a channel, as its leader sees it."""
+
+    name: str
+    tag: str
+    credit: int
+    having: int
+    """Messages of the part that it has and did not report."""
+
+
+class ChannelView(NamedTuple):
+    """A channel in one part: `ChannelPart` on the wire, without the time of its oldest message."""
+
+    channel: int
+    part: int
+    floor: int
+    """Everything below is acknowledged; the oldest unacknowledged message has this offset."""
+    end: int
+    unacknowledged: int
+    with_members: int
+    waiting: int
+    """For another delivery."""
+    dead: int
+    lost: int
+    members: Sequence[MemberView]
+    stuck: Sequence[str]
+    """Why messages wait, in words."""

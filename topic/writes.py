@@ -31,20 +31,24 @@ class Writes:
         """The leader has changed."""
         self._ahead.clear()
 
-    def check(self, data: bytes) -> tuple[Block, Appended | None]:
-        """Check a block, and whether it may go into the log; an outcome: it may not, for that reason. Raises MalformedData."""
+    def uncertain(self) -> None:
+        """An entry is on its way into the log that may end parts: until it is applied, what becomes of blocks is not certain."""
+
+    def check(self, data: bytes) -> tuple[Block, Appended | None, bool]:
+        """Check a block, and whether it may go into the log; an outcome: it may not, for that reason. True: it will be stored, if
+        the log keeps it. Raises MalformedData."""
         block = parse(data)
         part = self._state.parts.get(part_id(block.topic, block.part))
         if part is None:
-            return block, Appended(Verdict.NOT_HERE, 0)
+            return block, Appended(Verdict.NOT_HERE, 0), False
         if not part.holds(block):
             raise MalformedData(f"the block has messages of slots that part {block.part} does not hold")
         ahead = self._ahead.get((part.part, block.writer))
         known = part.writers.get(block.writer)
         position = known.position if known else 0
         if ahead is not None and block.first > max(ahead, position) + 1:
-            return block, Appended(Verdict.HOLE, position)
-        return block, None
+            return block, Appended(Verdict.HOLE, position), False
+        return block, None, False
 
     def proposed(self, block: Block) -> None:
         """A block is on its way into the log."""

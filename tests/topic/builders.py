@@ -30,11 +30,16 @@ class Log:
         self.store = Store(self.files, self.table, segment_bytes)
         self.store.open()
         self.entries: list[Entry] = []
+        if TOPIC not in self.store.state.topics:
+            self.topic()
 
     def apply(self, kind: int, payload: bytes, at_us: int = 1000) -> object:
         entry = Entry(1, self.store.state.applied + 1, kind, at_us, payload)
         self.entries.append(entry)
         return self.store.apply([entry])[0]
+
+    def topic(self, **fields: Any) -> object:
+        return self.apply(en.TOPIC, en.TopicSettings(TOPIC, "orders")._replace(**fields).encode())
 
     def open_part(self, number: int = 1, low: int = 0, high: int = 65_536, **fields: Sequence[object]) -> None:
         self.apply(en.OPEN, en.Opening(en.part_id(TOPIC, number), low, high, **fields).encode())  # type: ignore[arg-type]

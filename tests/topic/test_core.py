@@ -70,7 +70,7 @@ def test_a_block_is_answered_when_it_is_applied() -> None:
     leader.lead()
     assert leader.write(1, 2) == []
     (reply,) = leader.commit()
-    assert reply == ev.WriteReply(3, 1, Triple(0, 1, 3), 2, 0, Verdict.STORED, [])
+    assert reply == ev.WriteReply(3, 1, Triple(0, 1, 4), 2, 0, Verdict.STORED, [])
     assert (leader.core.counters.blocks, leader.core.counters.messages) == (1, 2)
 
 
@@ -147,12 +147,14 @@ def test_a_lost_office_leaves_outcomes_unknown_and_members_to_the_next() -> None
     leader = Leader()
     leader.log.channel()
     leader.lead()
-    leader.step(ev.Joined(9, CHANNEL, 5))
+    leader.step(ev.Joined(9, "orders", "c", 5))
     leader.write(1)
-    (reply,) = leader.step(LeaderChanged(0))
+    reply, ended = leader.step(LeaderChanged(0))
     assert isinstance(reply, ev.WriteReply)
     assert reply.refusal is not None
     assert reply.refusal.code == "OUTCOME_UNKNOWN"
+    assert isinstance(ended, ev.MemberEnded)
+    assert (ended.member, ended.refusal.code) == (9, "NOT_LEADER")
     (answer,) = leader.step(ev.Reported(9, 1, PART, [(0, 1)]))
     assert isinstance(answer, ev.ReportReply)
     assert answer.refusal is not None
@@ -163,13 +165,13 @@ def test_members_get_messages_after_the_leaders_first_entry_and_answers_after_th
     leader = Leader()
     leader.log.channel()
     leader.log.write(1, 2)
-    leader.step(LeaderChanged(1), ev.Joined(9, CHANNEL, 5), TICK)
+    leader.step(LeaderChanged(1), ev.Joined(9, "orders", "c", 5), TICK)
     assert [effect for effect in leader.step(TICK) if isinstance(effect, ev.Deliver)] == []
     (deliver,) = leader.commit()
-    assert deliver == ev.Deliver(9, CHANNEL, PART, [ev.Delivery(0, 1), ev.Delivery(1, 1)])
+    assert deliver == ev.Deliver(9, CHANNEL, PART, [ev.Run(0, 2, 1)])
     assert leader.step(ev.Reported(9, 4, PART, [(0, 2)])) == []
     (reply,) = leader.commit()
-    assert reply == ev.ReportReply(9, 4, en.Settlement(CHANNEL, PART, [(0, 2)], [], []))
+    assert reply == ev.ReportReply(9, 4, PART, [(0, 2)], [])
 
 
 def test_nothing_is_delivered_without_the_lease() -> None:
@@ -178,7 +180,7 @@ def test_nothing_is_delivered_without_the_lease() -> None:
     leader.log.write(1)
     leader.lead()
     leader.may_read = False
-    assert leader.step(ev.Joined(9, CHANNEL, 5)) == []
+    assert leader.step(ev.Joined(9, "orders", "c", 5)) == []
     leader.may_read = True
     (deliver,) = leader.step(TICK)
     assert isinstance(deliver, ev.Deliver)
@@ -219,7 +221,7 @@ def test_parents_of_other_groups_are_asked_for() -> None:
     leader.log.open_part(5, parents=(4,))
     leader.log.write(1, part=5)
     leader.lead()
-    leader.step(ev.Joined(9, CHANNEL, 5))
+    leader.step(ev.Joined(9, "orders", "c", 5))
     leader.now = 2.0
     assert leader.step(TICK) == [ev.AskParent(CHANNEL, en.part_id(1, 4))]
     (deliver,) = leader.step(ev.ParentFinished(CHANNEL, en.part_id(1, 4)))
@@ -248,9 +250,9 @@ def test_an_ordered_channel_goes_on_after_a_gap_that_nobody_can_fill() -> None:
     second = segment.size // 3
     leader.log.files._file(segment.path).do((second + 60, b"\xff"))
     leader.lead()
-    (deliver,) = leader.step(ev.Joined(9, CHANNEL, 2))
+    (deliver,) = leader.step(ev.Joined(9, "orders", "c", 2))
     assert isinstance(deliver, ev.Deliver)
-    assert [offset for offset, _ in deliver.messages] == [0, 1]
+    assert deliver.runs == [(0, 2, 1)]
     leader.step(ev.Reported(9, 1, PART, [(0, 2)]))
     assert [effect for effect in leader.commit() if isinstance(effect, ev.Deliver)] == []
     (gap,) = leader.log.store.logs[PART].read(2, 1)

@@ -14,7 +14,7 @@ from topic.dispatch.flights import Flights, offsets_of
 from topic.dispatch.lanes import Lanes
 from topic.dispatch.ready import MICRO, AnyOrder, Ready
 from topic.entries import ChannelSettings, Settlement, part_id, topic_of
-from topic.events import Deliver, Delivery
+from topic.events import ChannelView, Deliver, MemberView, Run
 from topic.state.channels import Progress
 from topic.state.parts import Part
 from topic.state.state import State
@@ -33,6 +33,8 @@ class Member:
     credit: int
     having: int = 0
     """Messages that it has and did not report."""
+    name: str = ""
+    tag: str = ""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,29 @@ class Dispatcher:
         parents = {part_id(topic_of(number), parent) for parent in part.parents} if settings.ordered else set()
         self.queues[number] = Queue(flights, ready or AnyOrder(progress, clock_us, now), progress, parents)
 
+    def look(self, now: float) -> None:
+        """Begin with parts that the state has from now on, and drop those that it no longer has."""
+        for number in [number for number in self.queues if number not in self._state.parts]:
+            del self.queues[number]
+            self._count()
+        for part in self._state.parts_of(self.settings.topic):
+            self.begin(part, now)
+
+    def suspend(self, part: int) -> None:
+        """Nothing of a part counts any more before it is resumed."""
+        if self.queues.pop(part, None) is not None:
+            self._count()
+
+    def resume(self, part: int, now: float) -> None:
+        """Begin with a part as the state says now."""
+        self.suspend(part)
+        if part in self._state.parts:
+            self.begin(self._state.parts[part], now)
+
+    def resent(self, part: int, now: float) -> None:
+        """Dead letters of a part wait for delivery again."""
+        self.resume(part, now)
+
     def lanes(self, progress: Progress, clock_us: int, now: float, slots: Callable[[int, int], Sequence[int]]) -> Lanes:
         """The order of an ordered channel."""
         return Lanes(progress, clock_us, now, slots)
@@ -93,6 +118,10 @@ class Dispatcher:
         nothing to acknowledge, and says nothing of those before it."""
         queue = self.queues.get(part)
         return queue is not None and not queue.missing and self._state.finished(self.settings.channel, part)
+
+    def finished_parts(self) -> list[int]:
+        """The sealed parts that the channel has finished."""
+        return [part for part in sorted(self.queues) if self.finished(part)]
 
     def parent_finished(self, part: int) -> None:
         """The channel has finished a parent."""
@@ -177,13 +206,28 @@ class Dispatcher:
                 member.having += len(offsets)
                 out.append(Deliver(number, self.settings.channel, part, self._given(queue, number, offsets, now)))
 
-    def _given(self, queue: Queue, member: int, offsets: Sequence[int], now: float) -> list[Delivery]:
-        waiting, found = queue.progress.waiting, list[Delivery]()
+    def _given(self, queue: Queue, member: int, offsets: Sequence[int], now: float) -> list[Run]:
+        waiting, found = queue.progress.waiting, list[Run]()
         for offset in offsets:
             before = waiting.get(offset)
-            found.append(Delivery(offset, before.attempts + 1 if before else 1))
-            queue.flights.give(offset, member, found[-1].attempts, now)
+            attempts = before.attempts + 1 if before else 1
+            queue.flights.give(offset, member, attempts, now)
+            if found and found[-1].high == offset and found[-1].attempts == attempts:
+                found[-1] = Run(found[-1].low, offset + 1, attempts)
+            else:
+                found.append(Run(offset, offset + 1, attempts))
         return found
+
+    def describe(self, part: Part) -> ChannelView:
+        """The channel in a part."""
+        channel = self.settings.channel
+        progress, queue = self._state.progress[channel, part.part], self.queues.get(part.part)
+        having = {number: queue.flights.count(number) if queue else 0 for number in self.members}
+        members = [MemberView(each.name, each.tag, each.credit, having[number]) for number, each in self.members.items()]
+        return ChannelView(
+            channel, part.part, progress.acks.floor, part.end, progress.unacknowledged(part.end), sum(having.values()),
+            len(progress.waiting), len(progress.dead), progress.lost, members, [],
+        )  # fmt: skip
 
     def _next_member(self) -> tuple[int, Member] | None:
         return next(((number, member) for number, member in self.members.items() if member.having < member.credit), None)

@@ -54,6 +54,13 @@ class Acks:
             del self.chunks[chunk]
         return gone
 
+    def reset(self, floor: int) -> set[int]:
+        """Become what has this floor and nothing above it. Returns the numbers of the bitmaps that went."""
+        gone = set(self.chunks)
+        self.chunks.clear()
+        self.floor = floor
+        return gone
+
     def next_missing(self, offset: int) -> int:
         """The first offset from this one on that is not acknowledged."""
         offset = max(offset, self.floor)

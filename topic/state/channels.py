@@ -5,6 +5,7 @@ Source: docs/topics.md, "Channels".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -46,7 +47,7 @@ class Progress:
 
     acks: Acks = field(default_factory=Acks)
     waiting: dict[int, Waiting] = field(default_factory=dict)
-    """By offset; none of them is acknowledged."""
+    """By offset. Dead letters that were resent are among them, and count as acknowledged besides; nothing else does."""
     dead: dict[int, DeadLetter] = field(default_factory=dict)
     """By offset; all of them count as acknowledged."""
     forgotten: int = 0
@@ -60,11 +61,11 @@ class Progress:
         for low, high in settlement.acknowledged:
             chunks |= self._acknowledge(low, min(high, end), offsets)
         for offset, delay_us, attempts in settlement.deferred:
-            if offset < end and offset not in self.acks:
+            if offset < end and self.is_open(offset):
                 self.waiting[offset] = Waiting(at_us + delay_us, attempts)
                 offsets.append(offset)
         for offset, attempts, reason in settlement.dead:
-            if offset < end and offset not in self.acks:
+            if offset < end and self.is_open(offset):
                 chunks |= self._acknowledge(offset, offset + 1, offsets)
                 self.dead[offset] = DeadLetter(attempts, reason, at_us)
                 offsets.append(offset)
@@ -74,6 +75,14 @@ class Progress:
             self.forgotten += 1
             offsets.append(oldest)
         return Changes(chunks, offsets)
+
+    def is_open(self, offset: int) -> bool:
+        """True for a message that is to be delivered, or is with a member."""
+        return offset in self.waiting or offset not in self.acks
+
+    def unacknowledged(self, end: int) -> int:
+        """Number of messages below `end` that are to be delivered, or are with members."""
+        return self.acks.missing_in(0, end) + sum(offset in self.acks for offset in self.waiting)
 
     def _acknowledge(self, low: int, high: int, offsets: list[int]) -> set[int]:
         if low >= high:
@@ -99,3 +108,19 @@ class Progress:
             self.waiting.pop(offset, None)
             self.dead.pop(offset, None)
         return Changes(self.acks.raise_floor(first), offsets)
+
+    def seek(self, offset: int) -> Changes:
+        """Everything below an offset is acknowledged, and nothing from there on. Dead letters below it stay."""
+        chunks = self.acks.reset(offset)
+        offsets = [*self.waiting, *(each for each in self.dead if each >= offset)]
+        self.waiting.clear()
+        for each in offsets:
+            self.dead.pop(each, None)
+        return Changes(chunks, offsets)
+
+    def resend(self, offsets: Sequence[int], at_us: int) -> Changes:
+        """Dead letters are to be delivered again, as if for the first time; no offsets: all of them."""
+        found = [offset for offset in (offsets or sorted(self.dead)) if self.dead.pop(offset, None) is not None]
+        for offset in found:
+            self.waiting[offset] = Waiting(at_us, 0)
+        return Changes(set(), found)

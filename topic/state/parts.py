@@ -33,6 +33,8 @@ class Verdict(IntEnum):
     TOO_MANY_WRITERS = 5
     FULL = 6
     """The part has no offsets left: it has to be sealed."""
+    DELETED = 7
+    """The topic is deleted."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,9 @@ class Part:
     inherited: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(number of a part before this one, writer) → last position and progress there."""
 
+    deleted: bool = False
+    """Its topic is."""
+
     def judge(self, writer: int, first: int, count: int, at_us: int) -> Appended:
         """The outcome of a writer's messages; changes nothing."""
         known = self.writers.get(writer)
@@ -87,6 +92,8 @@ class Part:
             return Appended(Verdict.REPEATED, position, base)
         if self.sealed:
             return Appended(Verdict.SEALED, position)
+        if self.deleted:
+            return Appended(Verdict.DELETED, position)
         if first != position + 1:
             return Appended(Verdict.HOLE, position)
         if known is None and len(self.writers) >= MAX_WRITERS and next(self._forgettable(at_us), None) is None:

@@ -3,7 +3,7 @@
     key    u8 kind, then up to three u64, big-endian       value    a struct or JSON, by kind
     p part                     its range, offsets, children
     w part, writer             q part, parent, writer      state that it inherited
-    c channel                  its settings
+    c channel                  its settings                t topic     its settings
     f channel, part            floor and counters          g channel, part, chunk       a bitmap
     h channel, part, offset    waits for a delivery        x channel, part, offset      a dead letter
 
@@ -17,7 +17,7 @@ import struct
 from enum import Enum
 from typing import Any, Final
 
-from topic.entries import ChannelSettings, Child
+from topic.entries import ChannelSettings, Child, TopicSettings
 from topic.state.acks import CHUNK
 from topic.state.channels import DeadLetter, Progress, Waiting
 from topic.state.parts import Part, Writer
@@ -34,12 +34,15 @@ class Kind(Enum):
     CHUNK = b"g"
     WAITING = b"h"
     DEAD = b"x"
+    TOPIC = b"t"
 
 
 class Tables:
     """The tables of a state."""
 
     def __init__(self) -> None:
+        self.topics: dict[int, TopicSettings] = {}
+        """By ID."""
         self.parts: dict[int, Part] = {}
         """By `part_id`."""
         self.channels: dict[int, ChannelSettings] = {}
@@ -75,6 +78,9 @@ def value_of(state: Tables, key: Key) -> bytes | None:
     if kind is Kind.CHANNEL:
         channel = state.channels.get(numbers[0])
         return None if channel is None else channel.encode()
+    if kind is Kind.TOPIC:
+        topic = state.topics.get(numbers[0])
+        return None if topic is None else topic.encode()
     if kind in (Kind.PART, Kind.WRITER, Kind.INHERITED):
         part = state.parts.get(numbers[0])
         return None if part is None else _of_part(part, kind, numbers)
@@ -87,7 +93,8 @@ def _of_part(part: Part, kind: Kind, numbers: list[int]) -> bytes | None:
         fields = (part.low, part.high, part.parents, part.first, part.end, part.sealed, part.children)
         return json.dumps(fields, separators=(",", ":")).encode()
     if kind is Kind.INHERITED:
-        return _STATE.pack(*part.inherited[numbers[1], numbers[2]])
+        inherited = part.inherited.get((numbers[1], numbers[2]))
+        return None if inherited is None else _STATE.pack(*inherited)
     writer = part.writers.get(numbers[1])
     return None if writer is None else _WRITER.pack(
         writer.position, writer.progress, writer.seen_us, writer.first, writer.base
@@ -113,6 +120,8 @@ def load(state: Tables, key: Key, value: bytes) -> None:
     kind, *numbers = key
     if kind is Kind.CHANNEL:
         state.channels[numbers[0]] = ChannelSettings.decode(value)
+    elif kind is Kind.TOPIC:
+        state.topics[numbers[0]] = TopicSettings.decode(value)
     elif kind is Kind.PART:
         low, high, parents, first, end, sealed, children = json.loads(value)
         state.parts[numbers[0]] = Part(

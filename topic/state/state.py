@@ -22,6 +22,8 @@ from topic.state.rows import Kind, Tables
 
 MAX_PARTS: Final = 1000
 """Parts of a group. Policy: one more is not opened."""
+MAX_TOPICS: Final = 10_000
+"""Topics that a group knows. Policy: one more is refused."""
 MAX_CHANNELS: Final = 1000
 """Channels of a topic. Policy: one more is not made."""
 
@@ -34,6 +36,9 @@ class Blocks(Protocol):
 
     def trim(self, part: int, first: int) -> None:
         """Allow everything below an offset to be removed."""
+
+    def drop(self, part: int) -> None:
+        """A part is no more: all of it may be removed."""
 
 
 class Sealed(NamedTuple):
@@ -48,9 +53,17 @@ class Sealed(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Outcome of an opening, a channel's change or a trim."""
+    """Outcome of every other entry that somebody asks for."""
 
     ok: bool
+    """False: it has no effect."""
+    why: str = ""
+    """Why it has none, and what to do."""
+    changed: int = 0
+    """Messages that a SEEK or a RESEND concerns."""
+
+
+OK: Final = Done(True)
 
 
 class State(Tables):
@@ -67,14 +80,32 @@ class State(Tables):
         self.clock_us = 0
         self.shape = 0
         """Number that changes when parts or channels come, go or change."""
+        self._names: dict[str, int] = {}
+        """Name → ID of the topic that has it."""
+        self._parts_in: dict[int, set[int]] = {}
+        """Topic → IDs of its parts."""
+        self._channels_in: dict[int, set[int]] = {}
+        """Topic → IDs of its channels."""
         self._changed: dict[rows.Key, None] = {}
         """Rows that differ from what was last taken, in order of change."""
 
     # --- what follows from it
 
+    def topic_named(self, name: str) -> en.TopicSettings | None:
+        """The topic with a name; of several, one that is not deleted, else the latest."""
+        return self.topics.get(self._names.get(name, -1))
+
+    def channel_named(self, topic: int, name: str) -> en.ChannelSettings | None:
+        """The channel of a topic with a name."""
+        return next((each for each in self.channels_of(topic) if each.name == name), None)
+
     def channels_of(self, topic: int) -> list[en.ChannelSettings]:
-        """The channels of a topic."""
-        return [channel for _, channel in sorted(self.channels.items()) if channel.topic == topic]
+        """The channels of a topic, by ID."""
+        return [self.channels[number] for number in sorted(self._channels_in.get(topic, ()))]
+
+    def parts_of(self, topic: int) -> list[Part]:
+        """The parts of a topic that are here, by number."""
+        return [self.parts[number] for number in sorted(self._parts_in.get(topic, ()))]
 
     def finished(self, channel: int, part: int) -> bool:
         """True if a channel has acknowledged all of a sealed part."""
@@ -84,7 +115,7 @@ class State(Tables):
     # --- entries
 
     def apply(self, entry: Entry) -> object:
-        """Apply the next entry. Returns its answer: `Appended`, `Sealed`, `Done`, `Changes` of a settlement, or None."""
+        """Apply the next entry. Returns its answer: `Appended`, `Changes` of a settlement, `Sealed`, `Done`, or None."""
         self.applied = entry.counter
         self.clock_us = max(self.clock_us, entry.at_us)
         match entry.kind:
@@ -92,18 +123,33 @@ class State(Tables):
                 return self._append(entry)
             case en.SETTLE:
                 return self._settle(entry)
-            case en.OPEN:
-                return Done(self._open(en.Opening.decode(entry.payload)))
             case en.SEAL:
                 return self._seal(*en.decode_seal(entry.payload))
-            case en.CHANNEL:
-                return Done(self._channel(en.ChannelSettings.decode(entry.payload)))
-            case en.TRIM:
-                return Done(self._trim(*en.decode_trim(entry.payload)))
-            case en.LOST:
-                return Done(self._lose(*en.decode_lost(entry.payload)))
             case EntryKind.SET_CLOCK:
                 (self.clock_us,) = CLOCK.unpack(entry.payload)
+            case _:
+                return self._administer(entry)
+        return None
+
+    def _administer(self, entry: Entry) -> Done | None:
+        payload = entry.payload
+        match entry.kind:
+            case en.TOPIC:
+                return self._topic(en.TopicSettings.decode(payload))
+            case en.OPEN:
+                return self._open(en.Opening.decode(payload))
+            case en.CHANNEL:
+                return self._channel(en.ChannelSettings.decode(payload))
+            case en.TRIM:
+                return self._trim(*en.decode_trim(payload))
+            case en.LOST:
+                return self._lose(*en.decode_lost(payload))
+            case en.DROP:
+                return self._drop(en.decode_drop(payload))
+            case en.SEEK:
+                return self._seek(*en.decode_seek(payload))
+            case en.RESEND:
+                return self._resend(*en.decode_resend(payload), entry.at_us)
         return None
 
     def _append(self, entry: Entry) -> Appended:
@@ -137,53 +183,152 @@ class State(Tables):
             self._change(Kind.DEAD, channel, part, offset)
         return changes
 
-    def _open(self, opening: en.Opening) -> bool:
+    # --- topics and parts
+
+    def _topic(self, settings: en.TopicSettings) -> Done:
+        old = self.topics.get(settings.topic)
+        if old is not None and 0 < settings.version < old.version:
+            return Done(False, f"the topic {old.name} has version {old.version} here, this entry {settings.version}; read it again")
+        if old is None and len(self.topics) >= MAX_TOPICS:
+            return Done(False, f"a group knows at most {MAX_TOPICS} topics; add a group")
+        self._set_topic(settings._replace(version=max(settings.version, old.version if old else 0)))
+        self._change(Kind.TOPIC, settings.topic)
+        if settings.deleted and not self._parts_in.get(settings.topic):
+            self._forget_topic(settings.topic)
         self.shape += 1
+        return OK
+
+    def _set_topic(self, settings: en.TopicSettings) -> None:
+        self.topics[settings.topic] = settings
+        self._name()
+        for part in self.parts_of(settings.topic):
+            part.deleted = settings.deleted
+
+    def _name(self) -> None:
+        live = sorted(self.topics.values(), key=lambda each: (not each.deleted, each.topic))
+        self._names = {each.name: each.topic for each in live}
+
+    def _forget_topic(self, topic: int) -> None:
+        for channel in self.channels_of(topic):
+            self._remove_channel(channel.channel)
+        del self.topics[topic]
+        self._change(Kind.TOPIC, topic)
+        self._name()
+
+    def _open(self, opening: en.Opening) -> Done:
         if opening.part in self.parts:
-            return True
+            return OK
+        topic = self.topics.get(en.topic_of(opening.part))
+        if topic is None:
+            return Done(False, f"the topic {en.topic_of(opening.part)} is not known here; send its TOPIC entry first")
         if len(self.parts) >= MAX_PARTS:
-            return False
-        part = Part(opening.part, opening.low, opening.high, tuple(opening.parents))
+            return Done(False, f"a group holds at most {MAX_PARTS} parts; use another group, or add one")
+        self.shape += 1
+        part = Part(opening.part, opening.low, opening.high, tuple(opening.parents), deleted=topic.deleted)
         for parent, writer, position, progress in opening.writers:
             part.inherited[parent, writer] = position, progress
             self._change(Kind.INHERITED, part.part, parent, writer)
         self.parts[part.part] = part
+        self._parts_in.setdefault(topic.topic, set()).add(part.part)
         self._change(Kind.PART, part.part)
         for channel in opening.channels:
             if channel.channel not in self.channels and not channel.removed:
-                self._channel(channel._replace(from_end=False))
-        for channel in self.channels_of(en.topic_of(part.part)):
+                self._channel(channel._replace(from_end=False, version=0))
+        for channel in self.channels_of(topic.topic):
             self._begin(channel.channel, part, at=0)
-        return True
+        return OK
 
     def _seal(self, number: int, children: tuple[en.Child, ...]) -> Sealed | Done:
         part = self.parts.get(number)
         if part is None:
-            return Done(False)
+            return Done(False, _no_part(number))
         if not part.sealed:
             part.sealed, part.children = True, children
             self._change(Kind.PART, number)
         return Sealed(number, part.end, part.children, part.known_writers(), self.channels_of(en.topic_of(number)))
 
-    def _channel(self, settings: en.ChannelSettings) -> bool:
+    def _drop(self, number: int) -> Done:
+        """Repeated, it has no effect and is right all the same."""
+        part = self.parts.get(number)
+        if part is None:
+            return OK
+        topic = self.topics.get(en.topic_of(number))
+        if not part.sealed and topic is not None and not topic.deleted:
+            return Done(False, f"part {en.number_of(number)} of {topic.name} is open; seal it, or delete the topic")
+        for channel in self.channels_of(en.topic_of(number)):
+            self._forget(channel.channel, number)
+        for writer in part.writers:
+            self._change(Kind.WRITER, number, writer)
+        for parent, writer in part.inherited:
+            self._change(Kind.INHERITED, number, parent, writer)
+        self._change(Kind.PART, number)
+        del self.parts[number]
+        self._parts_in[en.topic_of(number)].discard(number)
+        self._blocks.drop(number)
+        if topic is not None and topic.deleted and not self._parts_in[topic.topic]:
+            self._forget_topic(topic.topic)
         self.shape += 1
-        number = settings.channel
+        return OK
+
+    def _trim(self, number: int, first: int) -> Done:
+        part = self.parts.get(number)
+        if part is None:
+            return Done(False, _no_part(number))
+        if not part.first < first <= part.end:
+            return Done(False, f"the part has the offsets from {part.first} to {part.end}; {first} is not between them")
+        part.first = first
+        self._change(Kind.PART, number)
+        self._blocks.trim(number, first)
+        for channel in self.channels_of(en.topic_of(number)):
+            self._progressed(channel.channel, number, self.progress[channel.channel, number].trim(first))
+        return OK
+
+    def _lose(self, number: int, low: int, high: int) -> Done:
+        part = self.parts.get(number)
+        if part is None:
+            return Done(False, _no_part(number))
+        if not low < high <= part.end:
+            return Done(False, f"the part ends at {part.end}; [{low}, {high}) is not in it")
+        for channel in self.channels_of(en.topic_of(number)):
+            self._progressed(channel.channel, number, self.progress[channel.channel, number].lose(low, high))
+        return OK
+
+    # --- channels
+
+    def _channel(self, settings: en.ChannelSettings) -> Done:
+        topic, number = self.topics.get(settings.topic), settings.channel
+        if topic is None:
+            if settings.removed:
+                return OK
+            return Done(False, f"the topic {settings.topic} is not known here; send its TOPIC entry first")
+        if 0 < settings.version < topic.version:
+            return Done(False, f"{topic.name} has version {topic.version} here, this entry {settings.version}; read it again")
+        if settings.version > topic.version:
+            self.topics[topic.topic] = topic._replace(version=settings.version)
+            self._change(Kind.TOPIC, topic.topic)
+        self.shape += 1
+        old = self.channels.get(number)
         if settings.removed:
-            self.channels.pop(number, None)
-            for _, each in [key for key in self.progress if key[0] == number]:
-                self._forget(number, each)
-        elif number in self.channels:
-            old = self.channels[number]
+            self._remove_channel(number)
+        elif old is not None:
             self.channels[number] = settings._replace(topic=old.topic, ordered=old.ordered, from_end=old.from_end)
-        elif len(self.channels_of(settings.topic)) >= MAX_CHANNELS:
-            return False
+        elif len(self._channels_in.get(topic.topic, ())) >= MAX_CHANNELS:
+            return Done(False, f"a topic has at most {MAX_CHANNELS} channels; remove one")
         else:
             self.channels[number] = settings
-            for part in self.parts.values():
-                if en.topic_of(part.part) == settings.topic:
-                    self._begin(number, part, at=part.end if settings.from_end else part.first)
+            self._channels_in.setdefault(topic.topic, set()).add(number)
+            for part in self.parts_of(topic.topic):
+                self._begin(number, part, at=part.end if settings.from_end else part.first)
         self._change(Kind.CHANNEL, number)
-        return True
+        return OK
+
+    def _remove_channel(self, number: int) -> None:
+        old = self.channels.pop(number, None)
+        if old is not None:
+            for part in self.parts_of(old.topic):
+                self._forget(number, part.part)
+            self._channels_in[old.topic].discard(number)
+            self._change(Kind.CHANNEL, number)
 
     def _begin(self, channel: int, part: Part, at: int) -> None:
         if (channel, part.part) not in self.progress:
@@ -195,26 +340,22 @@ class State(Tables):
         progress = self.progress.pop((channel, part))
         self._progressed(channel, part, Changes(set(progress.acks.chunks), [*progress.waiting, *progress.dead]))
 
-    def _trim(self, number: int, first: int) -> bool:
-        part = self.parts.get(number)
-        if part is None or not part.first < first <= part.end:
-            return False
-        part.first = first
-        self._change(Kind.PART, number)
-        self._blocks.trim(number, first)
-        for (channel, each), progress in self.progress.items():
-            if each == number:
-                self._progressed(channel, number, progress.trim(first))
-        return True
+    def _seek(self, channel: int, part: int, offset: int) -> Done:
+        found, progress = self.parts.get(part), self.progress.get((channel, part))
+        if found is None or progress is None:
+            return Done(False, _no_channel(channel, part))
+        to = min(max(offset, found.first), found.end)
+        skipped, again = progress.acks.missing_in(0, to), found.end - to - progress.acks.missing_in(to, found.end)
+        self._progressed(channel, part, progress.seek(to))
+        return Done(True, changed=skipped + again)
 
-    def _lose(self, number: int, low: int, high: int) -> bool:
-        part = self.parts.get(number)
-        if part is None or not low < high <= part.end:
-            return False
-        for (channel, each), progress in self.progress.items():
-            if each == number:
-                self._progressed(channel, number, progress.lose(low, high))
-        return True
+    def _resend(self, channel: int, part: int, offsets: Sequence[int], at_us: int) -> Done:
+        progress = self.progress.get((channel, part))
+        if progress is None:
+            return Done(False, _no_channel(channel, part))
+        changes = progress.resend(offsets, at_us)
+        self._progressed(channel, part, changes)
+        return Done(True, changed=len(changes.offsets))
 
     # --- rows
 
@@ -231,3 +372,19 @@ class State(Tables):
         self.applied, self.clock_us = applied, clock_us
         for key in sorted(found):
             rows.load(self, rows.decode_key(key), found[key])
+        for number in self.parts:
+            self._parts_in.setdefault(en.topic_of(number), set()).add(number)
+        for channel in self.channels.values():
+            self._channels_in.setdefault(channel.topic, set()).add(channel.channel)
+        for topic in self.topics.values():
+            for part in self.parts_of(topic.topic):
+                part.deleted = topic.deleted
+        self._name()
+
+
+def _no_part(part: int) -> str:
+    return f"part {en.number_of(part)} of topic {en.topic_of(part)} is not in this group"
+
+
+def _no_channel(channel: int, part: int) -> str:
+    return f"channel {channel} has no part {en.number_of(part)} of topic {en.topic_of(part)} in this group"

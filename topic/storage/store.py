@@ -54,6 +54,8 @@ class Store:
         """Counter up to which a power cut leaves everything: the group's log may be trimmed up to here."""
         self._unsaved: list[tuple[bytes, bytes | None]] = []
         """Rows whose transaction failed."""
+        self._dropped: list[int] = []
+        """Parts whose files go at the next flush, when the table no longer has them."""
 
     def open(self) -> None:
         """Read what is there."""
@@ -63,11 +65,20 @@ class Store:
         self.flushed = applied
         for part in self.state.parts.values():
             self._log_of(part.part).open(part.first, part.end)
+        kept = {_folder(part) for part in self.state.parts}
+        for folder in self._files.names(FOLDER):
+            if f"{FOLDER}/{folder}" not in kept:  # a dropped part, and the process ended before its files went
+                self._remove(f"{FOLDER}/{folder}")
+
+    def _remove(self, folder: str) -> None:
+        for name in self._files.names(folder):
+            self._files.remove(f"{folder}/{name}")
+        self._files.sync_folder(folder)
 
     def _log_of(self, part: int) -> PartLog:
         log = self.logs.get(part)
         if log is None:
-            log = PartLog(self._files, f"{FOLDER}/{topic_of(part)}-{number_of(part)}", self._segment_bytes)
+            log = PartLog(self._files, _folder(part), self._segment_bytes)
             self.logs[part] = log
         return log
 
@@ -83,6 +94,11 @@ class Store:
 
     def trim(self, part: int, first: int) -> None:
         """See `Blocks`. Segments go at the next flush, when the table has the new beginning."""
+
+    def drop(self, part: int) -> None:
+        """See `Blocks`."""
+        self.logs.pop(part, None)
+        self._dropped.append(part)
 
     # --- as a state machine
 
@@ -102,6 +118,10 @@ class Store:
         for part in self.state.parts.values():
             if part.part in self.logs:
                 self.logs[part.part].trim(part.first)
+        while self._dropped:
+            folder = _folder(self._dropped.pop())
+            if self._files.names(folder):
+                self._remove(folder)
         return applied
 
     def _sync_segments(self) -> None:
@@ -122,3 +142,7 @@ class Store:
             if len(found) >= high - low:
                 break
         return found[: high - low]
+
+
+def _folder(part: int) -> str:
+    return f"{FOLDER}/{topic_of(part)}-{number_of(part)}"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.sim.topics.world import TopicWorld
 
 TOPIC = 1
+NAME = "orders"
 RESEND_S = 0.8
 WINDOW = 3
 """Blocks of a writer that a part has not confirmed."""
@@ -139,7 +140,7 @@ class Member:
                 world.member_numbers += 1
                 self.number, self.node = world.member_numbers, (node, node.start)
                 world.members[self.number] = self
-                self._ask(ev.Joined(self.number, self.channel, rng.choice((1, 3, 10))))
+                self._ask(ev.Joined(self.number, NAME, str(self.channel), rng.choice((1, 3, 10))))
         elif rng.random() < (0.03 if world.writing else 0.005):
             world.count("members left")
             self._ask(ev.Left(self.number))
@@ -161,7 +162,7 @@ class Member:
         if number != self.number or self.node is None:
             return
         chance = rng.random()
-        offsets = [each.offset for each in effect.messages]
+        offsets = [offset for run in effect.runs for offset in range(run.low, run.high)]
         if self.world.writing and chance < 0.05:
             self.world.count("never answered")
             return
@@ -176,10 +177,10 @@ class Member:
             self._ask(report)
 
     def on_report(self, reply: ev.ReportReply) -> None:
-        if reply.settlement is not None:
-            found = [offset for low, high in reply.settlement.acknowledged for offset in range(low, high)]
+        found = [offset for low, high in reply.acknowledged for offset in range(low, high)]
+        if found:
             self.world.count("acknowledgements confirmed", len(found))
-            self.world.judge.take(Acknowledged(self.channel, reply.settlement.part, tuple(found)))
+            self.world.judge.take(Acknowledged(self.channel, reply.part, tuple(found)))
 
 
 class Admin:
@@ -194,6 +195,8 @@ class Admin:
         ]
         self._left: deque[tuple[int, int, bytes]] = deque()
         """(group, kind, payload) that must be answered, in this order."""
+        self._told: set[int] = set()
+        """Groups that know the topic."""
         self._sealed: list[Sealed] = []
         self._children: list[Part] = []
         self._next = self.lineage
@@ -250,6 +253,9 @@ class Admin:
             self.world.count("opened")
 
     def _open_children(self) -> None:
+        for group in sorted({part.group for part in self._children} - self._told):
+            self._told.add(group)
+            self._left.append((group, en.TOPIC, en.TopicSettings(TOPIC, NAME).encode()))
         for part in self._children:
             writers = [writer for sealed in self._sealed if en.number_of(sealed.part) in part.parents for writer in sealed.writers]
             opening = en.Opening(en.part_id(TOPIC, part.number), part.low, part.high, part.parents, writers, self.channels)

@@ -6,7 +6,7 @@ from cluster.replication.core.events import Accepted
 from cluster.store.events import LeaderChanged
 from topic import entries as en
 from topic import events as ev
-from topic.core import Core, _Report, _Request
+from topic.core import Core, _Report, _reported, _Request
 from topic.dispatch.lanes import Lane, Lanes
 from topic.dispatch.members import Dispatcher
 from topic.state.rows import Kind
@@ -41,7 +41,7 @@ class CountsEarly(Core):
         super()._on_reported(event, now, out)
         for work, _ in self._turn[before:]:
             if isinstance(work, _Report):
-                out.append(ev.ReportReply(work.member, work.request, work.settlement))
+                out.append(_reported(work))
 
 
 class DeliversAtOnce(Core):
@@ -50,7 +50,7 @@ class DeliversAtOnce(Core):
     def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
         super()._on_leader(event, now, out)
         self.delivers = bool(self.epoch)
-        self._look(now)
+        self._look(now, out)
 
 
 class _ImpatientLanes(Lanes):

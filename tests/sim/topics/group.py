@@ -100,6 +100,9 @@ class Group(World):
     def trim(self, part: int, first: int) -> None:
         pass
 
+    def drop(self, part: int) -> None:
+        pass
+
     # --- processes
 
     def start(self, node: Node) -> None:

@@ -90,16 +90,20 @@ class TopicWorld(Simulation):
             member = self.members.get(effect.member)
             if member is not None:
                 member.on_report(effect)
+        elif isinstance(effect, ev.MemberEnded):
+            member = self.members.get(effect.member)
+            if member is not None:
+                member.forget()
         elif isinstance(effect, ev.AskParent):
             self.after(delay, self._ask_parent, group, node, node.start, effect)
 
     def _deliver(self, group: Group, node: Node, effect: ev.Deliver, delay: float) -> None:
-        offsets = tuple(each.offset for each in effect.messages)
+        offsets = tuple(offset for run in effect.runs for offset in range(run.low, run.high))
         replica = group.replicas[node.member]
         messages = tuple(replica.message_at(effect.part, offset) for offset in offsets)
         self.judge.take(Given(effect.channel, effect.part, effect.member, offsets, messages))
         self.count("given", len(offsets))
-        self.count("given again", sum(each.attempts > 1 for each in effect.messages))
+        self.count("given again", sum(run.high - run.low for run in effect.runs if run.attempts > 1))
         member = self.members.get(effect.member)
         if member is not None:
             self.after(delay, member.on_messages, effect.member, effect)

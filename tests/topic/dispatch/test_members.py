@@ -28,7 +28,7 @@ class Bench:
     def pump(self, now: float = 0.0) -> list[tuple[int, list[int]]]:
         found = list[Deliver]()
         self.dispatcher.pump(now, found)
-        return [(each.member, [offset for offset, _ in each.messages]) for each in found]
+        return [(each.member, [offset for run in each.runs for offset in range(run.low, run.high)]) for each in found]
 
     def commit(self, settlement: Settlement | None, now: float = 0.0) -> None:
         assert settlement is not None
@@ -77,7 +77,7 @@ def test_a_refused_message_comes_again_after_its_delay() -> None:
     assert (bench.pump(4.9), bench.dispatcher.next_deadline()) == ([], 5.0)
     found = list[Deliver]()
     bench.dispatcher.pump(5.0, found)
-    assert found[0].messages == [(0, 2)]
+    assert found[0].runs == [(0, 1, 2)]
 
 
 def test_attempts_end_among_the_dead_letters() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pixiu.errors import MalformedData
 from tests.topic.builders import CHANNEL, PART, TOPIC, Log
 from topic import entries as en
 from topic.state import channels, parts
@@ -17,9 +18,15 @@ def same(one: State, other: State) -> bool:
             key: (each.acks.floor, each.acks.chunks, each.waiting, each.dead, each.forgotten, each.lost)
             for key, each in state.progress.items()
         }
-        return state.parts, state.channels, progress, state.applied, state.clock_us
+        return state.topics, state.parts, state.channels, progress, state.applied, state.clock_us
 
     return flat(one) == flat(other)
+
+
+def refused(answer: object) -> str:
+    assert isinstance(answer, Done)
+    assert not answer.ok
+    return answer.why
 
 
 def test_offsets_are_dense_and_blocks_are_stored_once() -> None:
@@ -53,7 +60,7 @@ def test_a_seal_ends_a_part_and_names_its_children() -> None:
     assert log.apply(en.SEAL, en.encode_seal(PART, ())) == sealed
     assert log.write(3, first=3) == Appended(Verdict.SEALED, 2)
     assert log.write(1, 2) == Appended(Verdict.REPEATED, 2, 0)
-    assert log.apply(en.SEAL, en.encode_seal(99, ())) == Done(False)
+    assert "not in this group" in refused(log.apply(en.SEAL, en.encode_seal(99, ())))
 
 
 def test_a_child_knows_what_its_parents_took() -> None:
@@ -133,8 +140,100 @@ def test_retention_counts_what_a_channel_loses() -> None:
     assert log.apply(en.TRIM, en.encode_trim(PART, 6)) == Done(True)
     progress = log.store.state.progress[CHANNEL, PART]
     assert (progress.acks.floor, progress.lost, progress.waiting, progress.dead) == (6, 3, {}, {})
-    assert log.apply(en.TRIM, en.encode_trim(PART, 6)) == log.apply(en.TRIM, en.encode_trim(PART, 11)) == Done(False)
+    assert "not between" in refused(log.apply(en.TRIM, en.encode_trim(PART, 6)))
+    assert "not between" in refused(log.apply(en.TRIM, en.encode_trim(PART, 11)))
     assert same(log.store.state, log.reopened().store.state)
+
+
+def test_a_part_needs_its_topic_and_stays_until_it_is_sealed_or_the_topic_is_deleted() -> None:
+    log = Log()
+    unknown = en.Opening(en.part_id(9, 1), 0, 9).encode()
+    assert "TOPIC entry first" in refused(log.apply(en.OPEN, unknown))
+    log.open_part()
+    log.channel()
+    log.write(1, 2)
+    log.settle((0, 1), deferred=[en.Deferred(1, 0, 1)])
+    assert "seal it" in refused(log.apply(en.DROP, en.encode_drop(PART)))
+    log.topic(deleted=True)
+    assert log.write(3, first=3) == Appended(Verdict.DELETED, 2)
+    assert log.write(1, 2) == Appended(Verdict.REPEATED, 2, 0)
+    again = log.reopened()
+    assert again.write(3, first=3) == Appended(Verdict.DELETED, 2)
+    again.topic()
+    assert again.write(3, first=3) == Appended(Verdict.STORED, 3, 2)
+    again.topic(deleted=True)
+    assert again.apply(en.DROP, en.encode_drop(PART)) == again.apply(en.DROP, en.encode_drop(PART)) == Done(True)
+    state = again.store.state
+    assert (state.topics, state.parts, state.channels, state.progress, state.topic_named("orders")) == ({}, {}, {}, {}, None)
+    again.store.flush()
+    assert again.table.rows == {}
+    assert again.files.names(f"parts/{TOPIC}-1") == []
+
+
+def test_a_name_is_the_live_topics_and_old_versions_change_nothing() -> None:
+    log = Log()
+    log.topic(deleted=True)
+    assert log.store.state.topics == {}
+    for number, deleted in ((1, False), (2, False), (2, True)):
+        log.apply(en.TOPIC, en.TopicSettings(number, "orders", deleted=deleted, version=number).encode())
+        log.apply(en.OPEN, en.Opening(en.part_id(number, 1), 0, 65_536).encode())
+    found = log.store.state.topic_named("orders")
+    assert found is not None
+    assert found.topic == 1
+    log.apply(en.CHANNEL, en.ChannelSettings(CHANNEL, 1, "c", version=5).encode())
+    assert log.apply(en.CHANNEL, en.ChannelSettings(CHANNEL, 1, "c", removed=True, version=5).encode()) == Done(True)
+    assert "version 5" in refused(log.apply(en.CHANNEL, en.ChannelSettings(CHANNEL, 1, "c", version=4).encode()))
+    assert "version 5" in refused(log.apply(en.TOPIC, en.TopicSettings(1, "other", version=4).encode()))
+    assert log.store.state.channels == {}
+    assert same(log.store.state, log.reopened().store.state)
+
+
+def test_a_seek_moves_the_floor_either_way() -> None:
+    log = Log()
+    log.open_part()
+    log.channel()
+    log.write(*range(10))
+    progress = log.store.state.progress[CHANNEL, PART]
+    log.settle((0, 2), (5, 7), deferred=[en.Deferred(3, 500, 1)], dead=[en.Dead(4, 16, 1), en.Dead(8, 16, 1)])
+    assert log.apply(en.SEEK, en.encode_seek(CHANNEL, PART, 6)) == Done(True, changed=4)
+    assert (progress.acks.floor, progress.acks.chunks, progress.waiting, list(progress.dead)) == (6, {}, {}, [4])
+    assert log.apply(en.SEEK, en.encode_seek(CHANNEL, PART, 2)) == Done(True, changed=4)
+    assert (progress.acks.floor, progress.dead) == (2, {})
+    log.apply(en.TRIM, en.encode_trim(PART, 1))
+    log.apply(en.SEEK, en.encode_seek(CHANNEL, PART, 0))
+    assert progress.acks.floor == 1
+    log.apply(en.SEEK, en.encode_seek(CHANNEL, PART, 1 << 40))
+    assert progress.acks.floor == 10
+    assert "has no part" in refused(log.apply(en.SEEK, en.encode_seek(99, PART, 2)))
+    assert same(log.store.state, log.reopened().store.state)
+
+
+def test_resent_dead_letters_wait_with_no_attempts_and_can_be_acknowledged_again() -> None:
+    log = Log()
+    log.open_part()
+    log.channel()
+    log.write(*range(6))
+    progress = log.store.state.progress[CHANNEL, PART]
+    log.settle((0, 1), (2, 5), dead=[en.Dead(1, 16, 1), en.Dead(5, 16, 1)])
+    assert (progress.acks.floor, progress.unacknowledged(6)) == (6, 0)
+    assert log.apply(en.RESEND, en.encode_resend(CHANNEL, PART, [1, 3])) == Done(True, changed=1)
+    assert log.apply(en.RESEND, en.encode_resend(CHANNEL, PART)) == Done(True, changed=1)
+    assert (list(progress.dead), progress.waiting, progress.unacknowledged(6)) == ([], {1: (1000, 0), 5: (1000, 0)}, 2)
+    assert same(log.store.state, log.reopened().store.state)
+    log.settle((5, 6), deferred=[en.Deferred(1, 0, 1)])
+    assert progress.waiting == {1: (1000, 1)}
+    log.settle(dead=[en.Dead(1, 2, 1)])
+    assert (progress.waiting, list(progress.dead), progress.acks.floor) == ({}, [1], 6)
+
+
+def test_what_is_asked_for_is_checked_before_it_comes_into_the_log() -> None:
+    for kind, payload in (
+        (en.TOPIC, b'{"topic": "1", "name": "x"}'), (en.TOPIC, b'{"topic": 1}'), (en.OPEN, b"[]"), (en.SEAL, b"{}"),
+        (en.CHANNEL, b"\xff"), (en.DROP, b"123"), (en.SEEK, b""), (en.RESEND, en.encode_resend(1, 2, [3])[:-1]), (en.BLOCK, b""),
+    ):  # fmt: skip
+        with pytest.raises(MalformedData):
+            en.check(kind, payload)
+    en.check(en.TOPIC, b'{"topic": 1, "name": "x", "of the next release": 1}')
 
 
 def test_entries_are_read_as_they_were_written() -> None:
@@ -155,5 +254,6 @@ def test_what_nobody_can_read_is_lost_and_counted() -> None:
     assert log.apply(en.LOST, en.encode_lost(PART, 3, 7)) == Done(True)
     progress = log.store.state.progress[CHANNEL, PART]
     assert (progress.lost, progress.waiting, progress.acks.next_missing(3)) == (3, {}, 7)
-    assert log.apply(en.LOST, en.encode_lost(PART, 3, 11)) == log.apply(en.LOST, en.encode_lost(9, 0, 1)) == Done(False)
+    assert "ends at 10" in refused(log.apply(en.LOST, en.encode_lost(PART, 3, 11)))
+    assert "not in this group" in refused(log.apply(en.LOST, en.encode_lost(9, 0, 1)))
     assert same(log.store.state, log.reopened().store.state)
