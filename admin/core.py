@@ -341,6 +341,9 @@ class Core:
         """Take what the registry says."""
         if topic.node is not None:
             self._names.pop(topic.node.topic, None)
+            for part in topic.node.parts:
+                if node is None or node.part(part.number) is None:
+                    self._group(part.group).loads.pop(entries.part_id(topic.node.topic, part.number), None)
         topic.version, topic.node = version, node
         self._bin.pop(topic.name, None)
         self._held.pop(topic.name, None)
@@ -461,11 +464,13 @@ class Core:
         self._serve(step.group, now, out)
 
     def _answered(self, topic: Topic, step: Step, event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
-        if event.ok or step.kind == entries.DROP:  # a part that is not there is dropped
+        if event.ok:
             topic.done[step.key] = Done(step.version, event.writers)
             return
         self.counters.entries_refused += 1
         topic.stale = True
+        if topic.node is not None and step.made < topic.node.version:
+            return  # the group may know the newer version already
         topic.problem = f"group {step.group} refuses {entries.NAMES[step.kind]}: {event.why or 'no reason given'}"
         self._held[topic.name] = now + REFUSED_S
         for each in topic.waiting:

@@ -98,7 +98,7 @@ def _channel(node: TopicNode, channel: TopicChannel) -> dict[str, object]:
         "timeout_s": channel.timeout_ms / 1000,
         "removed": channel.removed,
         "filter": channel.filter,
-        "version": channel.version,
+        "version": node.version,
     }
 
 

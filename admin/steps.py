@@ -1,6 +1,6 @@
 """What is left to be done for a topic: the entries that its groups do not have yet, and the node once they have them. Pure.
 
-    TOPIC at each group ──▶ CHANNEL, OPEN there
+    TOPIC at each group ──▶ CHANNEL, OPEN, DROP there
     SEAL at the groups of all parents ──▶ OPEN at the group of a child, with the parents' writers
 
 Every entry may be appended again, so nothing but the node and the answers of this leadership is needed: a new leader begins anew.
@@ -29,15 +29,17 @@ class Step(NamedTuple):
     group: int
     kind: int
     payload: bytes
-    version: int = 1
+    made: int
     """V of the topic that it is made from."""
+    version: int = 1
+    """V of the topic when what it says was changed last."""
 
 
 class Done(NamedTuple):
     """An entry that a group has."""
 
     version: int
-    """V of the topic that it was made from."""
+    """V of the topic when what it says was changed last."""
     writers: Sequence[KnownWriter] = ()
     """Of a seal."""
 
@@ -49,31 +51,41 @@ MOVING: Final = (PartState.OPENING, PartState.SEALING)
 def ready(node: TopicNode, done: Answers) -> Iterator[Step]:
     """The entries that may be appended now."""
     if node.purging:
-        for part in node.parts:
-            if not _has(done, (entries.DROP, part.number, 0)):
-                yield _drop(node, part)
+        yield from _purge(node, done)
         return
     if node.settled < node.version:
         for group in node.groups:
             key = (entries.TOPIC, group, 0)
             if not _has(done, key, node.version):
-                yield Step(key, group, entries.TOPIC, entries.set_topic(node), node.version)
+                yield Step(key, group, entries.TOPIC, entries.set_topic(node), node.version, node.version)
                 continue
             for channel in node.channels:
                 key = (entries.CHANNEL, group, channel.channel)
                 if channel.version > node.settled and not _has(done, key, channel.version):
-                    yield Step(key, group, entries.CHANNEL, entries.set_channel(node, channel), channel.version)
+                    yield Step(key, group, entries.CHANNEL, entries.set_channel(node, channel), node.version, channel.version)
     for part in node.parts:
         step = _step_of(node, part, done)
         if step is not None:
             yield step
 
 
+def _purge(node: TopicNode, done: Answers) -> Iterator[Step]:
+    """A group drops an open part only after it knows that the topic is deleted."""
+    for group in node.groups:
+        key = (entries.TOPIC, group, 0)
+        if not _has(done, key, node.version):
+            yield Step(key, group, entries.TOPIC, entries.set_topic(node), node.version, node.version)
+    for part in node.parts:
+        known = _has(done, (entries.TOPIC, part.group, 0), node.version)
+        if known and not _has(done, (entries.DROP, part.number, 0)):
+            yield _drop(node, part)
+
+
 def _step_of(node: TopicNode, part: TopicPart, done: Answers) -> Step | None:
     match part.state:
         case PartState.SEALING:
             key = (entries.SEAL, part.number, 0)
-            return None if _has(done, key) else Step(key, part.group, entries.SEAL, entries.seal_part(node, part))
+            return None if _has(done, key) else Step(key, part.group, entries.SEAL, entries.seal_part(node, part), node.version)
         case PartState.OPENING:
             key = (entries.OPEN, part.number, 0)
             if _has(done, key) or not _has(done, (entries.TOPIC, part.group, 0), 1):
@@ -82,7 +94,7 @@ def _step_of(node: TopicNode, part: TopicPart, done: Answers) -> Step | None:
             if any(seal is None for seal in seals):
                 return None
             writers = [writer for seal in seals if seal is not None for writer in seal.writers]
-            return Step(key, part.group, entries.OPEN, entries.open_part(node, part, writers))
+            return Step(key, part.group, entries.OPEN, entries.open_part(node, part, writers), node.version)
         case PartState.DROPPING:
             return None if _has(done, (entries.DROP, part.number, 0)) else _drop(node, part)
     return None
@@ -90,7 +102,7 @@ def _step_of(node: TopicNode, part: TopicPart, done: Answers) -> Step | None:
 
 def _drop(node: TopicNode, part: TopicPart) -> Step:
     payload = entries.drop_part(entries.part_id(node.topic, part.number))
-    return Step((entries.DROP, part.number, 0), part.group, entries.DROP, payload)
+    return Step((entries.DROP, part.number, 0), part.group, entries.DROP, payload, node.version)
 
 
 def _has(done: Answers, key: Key, version: int = 0) -> bool:

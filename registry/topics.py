@@ -210,6 +210,7 @@ class TopicStore:
         path = paths.topic(self._root, name)
         async with self._writing:
             operations: list[Operation] = [self._lease.check()]
+            numbers = Numbers(max(numbers.topic, self._numbers.topic), max(numbers.channel, self._numbers.channel))
             if numbers != self._numbers:
                 operations.append(Set(paths.topics(self._root), numbers.to_json(), self._numbers_version))
             if node is None:

@@ -10,7 +10,8 @@
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
     ROOT/ROLE/doublings                persistent: a JSON line for each step of the tool
     ROOT/admin/leader                  ephemeral, the admin that leads
-    ROOT/topics                        persistent: the last ID given to a topic
+    ROOT/admin/epoch                   persistent JSON: the number of leaderships so far
+    ROOT/topics                        persistent JSON: the last numbers given to topics and channels
     ROOT/topics/{name}                 persistent JSON: a topic's settings, parts and channels, written by the leading admin
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
     ROOT/kick/r…                       ephemeral, held by the tool that asks gateways and proxies to end sessions
@@ -20,10 +21,6 @@
     ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
     ROOT/instance/{k}                  generation of a gateway instance
     ROOT/instance/{k}/holder           ephemeral, the gateway that has it
-    ROOT/topics                        persistent JSON: the last numbers given to topics and channels
-    ROOT/topics/{name}                 persistent JSON: a topic (`pixiu.discovery.topics`)
-    ROOT/admin/leader                  ephemeral, the admin that leads
-    ROOT/admin/epoch                   persistent JSON: the number of leaderships so far
 
 Source: docs/registry.md; PiXiu §2.1.
 """
@@ -147,6 +144,11 @@ def admin_lease(root: str) -> str:
     return f"{root}/admin/leader"
 
 
+def admin_epoch(root: str) -> str:
+    """Node of the number of leaderships so far; each admin that begins to lead raises it."""
+    return f"{root}/admin/epoch"
+
+
 def topics(root: str) -> str:
     """Directory of the topics. Its data is the admin's."""
     return f"{root}/topics"
@@ -218,26 +220,6 @@ def instance(root: str, number: int) -> str:
 def instance_holder(root: str, number: int) -> str:
     """Node of the gateway that holds the instance, while its session lives."""
     return f"{root}/instance/{number}/holder"
-
-
-def admin_lease(root: str) -> str:
-    """The lease of the admin that leads: ephemeral."""
-    return f"{root}/admin/leader"
-
-
-def admin_epoch(root: str) -> str:
-    """Node of the number of leaderships so far; each admin that begins to lead raises it."""
-    return f"{root}/admin/epoch"
-
-
-def topics(root: str) -> str:
-    """Directory of the topics. Its data is the admin's."""
-    return f"{root}/topics"
-
-
-def topic(root: str, name: str) -> str:
-    """Node of one topic."""
-    return f"{root}/topics/{name}"
 
 
 def partition_of(name: str) -> int | None:
