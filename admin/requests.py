@@ -1,0 +1,40 @@
+"""Changes of topics as messages of clients, and as the core's. Pure.
+
+Source: docs/topics.md, "Administration".
+"""
+
+from __future__ import annotations
+
+from admin import events as ev
+from pixiu.errors import InvalidArgument
+from pixiu.wire.v1 import topic_pb2
+
+
+def change_of(message: topic_pb2.TopicChange) -> ev.Change:
+    """The change in a message. Raises `InvalidArgument` if there is none, or an unknown one."""
+    match message.WhichOneof("change"):
+        case "create":
+            made = message.create
+            return ev.CreateTopic(made.parts, made.settings.retention_s, made.settings.retention_bytes, made.if_missing)
+        case "alter":
+            return ev.AlterTopic(message.alter.retention_s, message.alter.retention_bytes)
+        case "delete":
+            return ev.DeleteTopic(message.delete.force, message.delete.now)
+        case "restore":
+            return ev.RestoreTopic()
+        case "set_channel":
+            channel = message.set_channel
+            return ev.SetChannel(
+                channel.name,
+                channel.ordered,
+                channel.from_end,
+                channel.max_attempts,
+                channel.timeout_ms,
+                channel.filter,
+            )
+        case "remove_channel":
+            return ev.RemoveChannel(message.remove_channel)
+        case "resize":
+            wanted = message.resize
+            return ev.Resize(tuple(wanted.parts), tuple(wanted.bounds), tuple(wanted.groups))
+    raise InvalidArgument("the change of a topic is empty, or of a newer version than this cluster")
