@@ -15,7 +15,7 @@ from admin import events as ev
 from cluster.wire.v1 import topic_group_pb2, topic_group_pb2_grpc
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
-from pixiu.errors import MalformedData, NotLeader
+from pixiu.errors import InvalidArgument, LimitError, MalformedData, NotLeader
 from pixiu.rpc.channels import Channels, reason_of
 from pixiu.rpc.tls import Tls
 
@@ -23,6 +23,8 @@ ASK_S: Final = 10.0
 """Time limit of one question, seconds."""
 MAX_TRIES: Final = 4
 """Replicas that are asked before the question fails; the core asks again."""
+REFUSED: Final = frozenset({InvalidArgument.code, MalformedData.code, LimitError.code})
+"""Codes of refusals that any leader would repeat."""
 
 Reply = TypeVar("Reply", topic_group_pb2.GroupAnswer, topic_group_pb2.GroupLoad)
 
@@ -52,6 +54,8 @@ class Groups:
         if isinstance(found, str):
             return ev.Appended(effect.token, failure=found)
         try:
+            if found.refusal.code:
+                return ev.Appended(effect.token, False, found.refusal.text)
             writers = entries.writers_of(found.sealed) if effect.kind == entries.SEAL and found.ok else ()
         except MalformedData as error:
             return ev.Appended(effect.token, failure=str(error))
@@ -61,7 +65,7 @@ class Groups:
         """Ask for the parts of a group."""
         request = topic_group_pb2.GroupLoadRequest()
         found = await self._ask(group, lambda stub: stub.Load(request, timeout=ASK_S))
-        if isinstance(found, str):
+        if isinstance(found, str) or found.refusal.code:
             return ev.LoadRead(group, None)
         parts = {
             part.part: ev.Load(
@@ -74,12 +78,12 @@ class Groups:
     async def _ask(self, group: int, call: Callable[[Any], Awaitable[Reply]]) -> Reply | str:
         """Ask the leader; returns its reply, or the reason why there is none."""
         why, tried = "none of its replicas is running", list[str]()
-        addresses = self._addresses(group)
+        addresses: list[str] = self._addresses(group)
         while addresses and len(tried) < MAX_TRIES:
             address = addresses.pop(0)
             tried.append(address)
             found = await self._ask_one(address, call)
-            if not isinstance(found, str) and not found.refusal.code:
+            if not isinstance(found, str) and (not found.refusal.code or found.refusal.code in REFUSED):
                 self._leaders[group] = address
                 return found
             if isinstance(found, str):
@@ -88,10 +92,9 @@ class Groups:
             why = f"{address}: {found.refusal.code} {found.refusal.text}"
             if found.refusal.code != NotLeader.code:
                 return why
-            leader = self._address_of(group, found.refusal.leader)
+            leader: str = self._address_of(group, found.refusal.leader)
             if leader and leader not in tried:
-                addresses.remove(leader)
-                addresses.insert(0, leader)
+                addresses = [leader, *(each for each in addresses if each != leader)]
         self._leaders.pop(group, None)
         return why
 

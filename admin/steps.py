@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from admin import entries
@@ -136,17 +137,27 @@ def _in_state(part: TopicPart, state: PartState | None, wall_ms: int) -> TopicPa
 
 
 def _states(node: TopicNode, done: Answers) -> dict[int, PartState | None]:
-    """Number → state that a part has reached; None: it is gone. A parent counts as sealed when all of its children are open."""
+    """Number → state that a part has reached; None: it is gone.
+
+    Parents become sealed together with all of their children becoming open, so that each slot has one open part in every version.
+    """
     found: dict[int, PartState | None] = {}
     for part in node.parts:
         if part.state is PartState.OPENING and _has(done, (entries.OPEN, part.number, 0)):
             found[part.number] = PartState.OPEN
+        elif part.state is PartState.SEALING and _has(done, (entries.SEAL, part.number, 0)):
+            found[part.number] = PartState.SEALED
         elif part.state is PartState.DROPPING and _has(done, (entries.DROP, part.number, 0)):
             found[part.number] = None
-    opening = {part.number for part in node.parts if part.state is PartState.OPENING and part.number not in found}
-    for part in node.parts:
-        if part.state is PartState.SEALING and _has(done, (entries.SEAL, part.number, 0)):
-            waiting = any(child.number in opening for child in node.children(part.number))
-            if not waiting:
-                found[part.number] = PartState.SEALED
+    opening = [part for part in node.parts if part.state is PartState.OPENING]
+    ties = [(parent, part.number) for part in opening for parent in part.parents]
+    ties += pairwise(part.number for part in opening if not part.parents)  # those of a new topic
+    loose = True
+    while loose:
+        loose = False
+        for parent, child in ties:
+            if (parent in found) != (child in found):
+                found.pop(parent, None)
+                found.pop(child, None)
+                loose = True
     return found

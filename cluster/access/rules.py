@@ -33,11 +33,17 @@ MAIL: Final = "mail"
 INBOX: Final = "inbox"
 PRESENCE: Final = "presence"
 IMPERSONATE: Final = "impersonate"
-ACTIONS: Final = (PUBLISH, SUBSCRIBE, SIGNAL, MAIL, INBOX, PRESENCE, IMPERSONATE)
+PRODUCE: Final = "produce"
+CONSUME: Final = "consume"
+CHANNEL: Final = "channel"
+TOPICS: Final = "topics"
+OF_TOPICS: Final = (PRODUCE, CONSUME, CHANNEL, TOPICS)
+"""Actions on durable topics; their target is the topic's name."""
+ACTIONS: Final = (PUBLISH, SUBSCRIBE, SIGNAL, MAIL, INBOX, PRESENCE, IMPERSONATE, *OF_TOPICS)
 ALL: Final = "*"
 
 Target = int | str
-"""A room's number as a positive integer, a user's UIN as a negative one, a free topic as its name."""
+"""A room's number as a positive integer, a user's UIN as a negative one, a free or durable topic as its name."""
 
 Decision = bool | str
 """Yes, no, or the name of the callback to ask."""

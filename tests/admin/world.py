@@ -12,8 +12,9 @@ from admin import events as ev
 from admin.core import Core
 from cluster.core.contract import NEVER, TICK
 from cluster.replication.model import Entry
-from pixiu.discovery.topics import Numbers, TopicNode
+from pixiu.discovery.topics import ENDED, Numbers, PartState, TopicNode
 from pixiu.errors import MalformedData
+from pixiu.placement.slots import Lineage, Part
 from pixiu.wire.block import Message, Stamp, encode
 from topic import entries as en
 from topic.state.parts import Appended, Verdict
@@ -99,6 +100,13 @@ class Registry:
             assert write.node.topic <= write.numbers.topic
             assert all(channel.channel <= write.numbers.channel for channel in write.node.channels)
             self.nodes[write.name] = version + 1, write.node.to_json()
+            # What clients take for usable holds every slot once, too: parts that are opening do not count, sealing ones do.
+            usable = [part for part in write.node.parts if part.state is not PartState.OPENING]
+            if usable:
+                Lineage(
+                    Part(part.number, part.low, part.high, part.group, part.parents, part.state in ENDED - {PartState.SEALING})
+                    for part in usable
+                )
 
 
 class World:
