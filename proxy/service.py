@@ -36,7 +36,7 @@ from pixiu.placement.link_quality import Quality
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
-from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import mail_pb2_grpc, topic_pb2_grpc, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
@@ -49,6 +49,7 @@ from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.ticket_issuer import LOOK_S, TicketIssuer
 from proxy.publishers.worker_leases import Lender
 from proxy.records.publisher import PublisherService, PublisherStream
+from proxy.topics import TopicsService
 from registry.leases import WORKERS_TO_LEND, WorkerLeases
 from registry.mailbox import Requests
 
@@ -122,6 +123,8 @@ class Service(RoleShell):
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.client_server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.client_server)
         mail_pb2_grpc.add_MailerServicer_to_server(self.mail, context.client_server)
+        self._topics = TopicsService(context, self._guard)
+        topic_pb2_grpc.add_TopicsServicer_to_server(self._topics, context.client_server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
@@ -168,6 +171,7 @@ class Service(RoleShell):
         self.stop_runners()
         await self.cancel_tasks()
         await self._presence.close()
+        await self._topics.close()
         if self._guard is not None:
             await self._kicks.stop()
             await self._guard.close()

@@ -1,0 +1,345 @@
+"""The `Topics` service of a proxy: describes topics from the registry, and passes changes on to the leading admin.
+
+    client ──Describe, List──▶ proxy ──▶ registry (each topic is read at most once a second)
+           ──Change─────────▶ proxy ──▶ leading admin, found by its lease
+
+Source: docs/topics.md, "Administration".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.access.logins import enter
+from cluster.access.rules import CHANNEL, OF_TOPICS, TOPICS
+from cluster.process.context import Context
+from cluster.replication.peers.wire import decode_state
+from cluster.topics.describe import description_of, error_of
+from cluster.wire.v1 import admin_pb2, admin_pb2_grpc
+from pixiu.discovery import paths
+from pixiu.discovery.node import json_object, text
+from pixiu.discovery.operations import NoNode
+from pixiu.discovery.topics import PartState, TopicNode, check_name, read_topic, topic_names
+from pixiu.errors import (
+    InvalidArgument,
+    MalformedData,
+    NotAllowed,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    Unavailable,
+    UnknownTopic,
+)
+from pixiu.rpc.channels import Channels, reason_of
+from pixiu.rpc.status import GRPC_STATUS
+from pixiu.wire.v1 import topic_pb2, topic_pb2_grpc
+
+CACHED_S: Final = 1.0
+"""Time for which what was read is used, seconds."""
+MAX_CACHED: Final = 1_000
+"""Topics that are remembered. Policy: the one that was read first is forgotten."""
+NEWER_S: Final = 3.0
+"""Time for which a caller waits for a newer version, seconds; then it gets what there is."""
+POLL_S: Final = 0.2
+MAX_WAITING: Final = 1_000
+"""Callers that wait for a newer version. Policy: a further one gets what there is."""
+MAX_LISTED: Final = 1_000
+"""Topics in one reply."""
+LISTED_AT_ONCE: Final = 32
+"""Topics of a list that are read at once."""
+MAX_LISTS: Final = 4
+"""Lists that are made at a time. Policy: a further one waits for its turn."""
+MAX_CHANGES: Final = 100
+"""Changes under way through this proxy. Policy: a further one is refused."""
+FIND_S: Final = 15.0
+"""Time for finding the leading admin, seconds: its lease ends with its session."""
+CHANGE_S: Final = 50.0
+"""Time limit of one change at the admin, seconds."""
+RETRY_S: Final = 0.3
+MAX_LEASE_BYTES: Final = 1_024
+
+Found = TypeVar("Found")
+
+
+@dataclass(slots=True)
+class _Read:
+    """Something that is read for everybody who asks within `CACHED_S`."""
+
+    began: float
+    task: asyncio.Task[Any]
+
+
+class _Cache:
+    """What was read lately, by key. One read serves all who ask meanwhile."""
+
+    def __init__(self) -> None:
+        self._reads: dict[object, _Read] = {}
+
+    async def get(self, key: object, read: Callable[[], Awaitable[Found]], not_before: float = float("-inf")) -> Found:
+        """What the last read found, or a new read that began not earlier than this (monotonic seconds)."""
+        now = time.monotonic()
+        found = self._reads.get(key)
+        if found is None or found.began < max(now - CACHED_S, not_before) or _failed(found.task):
+            while len(self._reads) >= MAX_CACHED:
+                del self._reads[next(iter(self._reads))]
+            self._reads.pop(key, None)
+            found = self._reads[key] = _Read(now, asyncio.ensure_future(read()))
+        result: Found = await asyncio.shield(found.task)
+        return result
+
+    def forget(self, *keys: object) -> None:
+        """Read these again when they are asked for."""
+        for key in keys:
+            self._reads.pop(key, None)
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+class TopicsService(topic_pb2_grpc.TopicsServicer):
+    """Serves `pixiu.v1.Topics` at the clients' port.
+
+    Args:
+        context: of the proxy.
+        guard: authenticates callers; None: nobody has to log in.
+    """
+
+    def __init__(self, context: Context[Any], guard: LoginGuard | None) -> None:
+        self._context, self._guard = context, guard
+        self._cache = _Cache()
+        self._channels = Channels("admin", own=context.tls)
+        self._waiting = self._changing = 0
+        self._lists = asyncio.Semaphore(MAX_LISTS)
+
+    async def close(self) -> None:
+        """Close the connections to admins."""
+        await self._channels.close()
+
+    # --- the service
+
+    async def Describe(self, request: topic_pb2.DescribeTopicRequest, context: Any) -> topic_pb2.TopicDescription:
+        """Describe one topic."""
+        return await self._answer(context, lambda access: self._describe(access, request))
+
+    async def List(self, request: topic_pb2.ListTopicsRequest, context: Any) -> topic_pb2.ListTopicsReply:
+        """Describe topics by name."""
+        return await self._answer(context, lambda access: self._list(access, request))
+
+    async def Change(self, request: topic_pb2.TopicChange, context: Any) -> topic_pb2.TopicDescription:
+        """Have the leading admin change a topic."""
+        caller = str(context.peer())
+        return await self._answer(context, lambda access: self._change(access, request, caller))
+
+    async def _answer(self, context: Any, answer: Callable[[LoginSession | None], Awaitable[Found]]) -> Found:
+        try:
+            access = await enter(self._guard, context, "", lambda _: None)
+            try:
+                return await answer(access)
+            finally:
+                if access is not None:
+                    access.close()
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+            raise
+
+    # --- describing
+
+    async def _describe(
+        self, access: LoginSession | None, request: topic_pb2.DescribeTopicRequest
+    ) -> topic_pb2.TopicDescription:  # fmt: skip
+        name = check_name(request.name)
+        if access is not None and not await _may_see(access, name):
+            raise NotAllowed(f"this login may do nothing with a topic {name}; `pixiu acl test` says which rule decides")
+        until = time.monotonic() + NEWER_S
+        node, found = await self._described(name)
+        if (node.version > request.newer_than and _usable(node)) or self._waiting >= MAX_WAITING:
+            return self._usable(node, found)
+        self._waiting += 1
+        try:
+            while (node.version <= request.newer_than or not _usable(node)) and time.monotonic() < until:
+                await asyncio.sleep(POLL_S)
+                node, found = await self._described(name, time.monotonic() - POLL_S)
+        finally:
+            self._waiting -= 1
+        return self._usable(node, found)
+
+    @staticmethod
+    def _usable(node: TopicNode, found: topic_pb2.TopicDescription) -> topic_pb2.TopicDescription:
+        if not _usable(node):
+            raise Unavailable(f"topic {node.name} is being created; `pixiu topic show {node.name}` shows when it is done")
+        return found
+
+    async def _described(self, name: str, not_before: float = float("-inf")) -> tuple[TopicNode, topic_pb2.TopicDescription]:
+        """A topic with its groups. Raises `UnknownTopic`, `RegistryUnavailable`."""
+        found = await self._cache.get(("topic", name), partial(self._read, name), not_before)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name}; `pixiu topic create {name}` makes it")
+        return found
+
+    async def _read(self, name: str) -> tuple[TopicNode, topic_pb2.TopicDescription] | None:
+        try:
+            found = await read_topic(self._context.zookeeper, self._context.root, name)
+        except MalformedData as error:
+            raise Unavailable(f"topic {name} cannot be read from the registry: {error}") from None
+        return None if found is None else (found[0], await self._with_groups(found[0]))
+
+    async def _with_groups(self, node: TopicNode) -> topic_pb2.TopicDescription:
+        made = description_of(node)
+        groups = node.groups
+        leaders = await asyncio.gather(*(self._cache.get(("leader", group), partial(self._leader, group)) for group in groups))
+        for group, leader in zip(groups, leaders, strict=True):
+            made.groups.append(topic_pb2.TopicGroup(group=group, addresses=self._addresses(group, leader)))
+        return made
+
+    def _addresses(self, group: int, leader: int) -> list[str]:
+        nodes = [node for node in self._context.view.replicas("topic", group) if node.client_port]
+        nodes.sort(key=lambda node: node.member != leader)
+        return [node.client_address for node in nodes]
+
+    async def _leader(self, group: int) -> int:
+        """The member that leads a group; 0: it is not known."""
+        try:
+            data, _ = await self._context.zookeeper.get(paths.partition_state(self._context.root, "topic", group))
+            return int(decode_state(data).leader)
+        except (NoNode, MalformedData, InvalidArgument):
+            return 0
+
+    async def _list(self, access: LoginSession | None, request: topic_pb2.ListTopicsRequest) -> topic_pb2.ListTopicsReply:
+        limit = min(request.limit or MAX_LISTED, MAX_LISTED)
+        async with self._lists:
+            every = await self._cache.get("names", lambda: topic_names(self._context.zookeeper, self._context.root))
+            names = [name for name in every if name.startswith(request.prefix) and name > request.after]
+            reply = topic_pb2.ListTopicsReply()
+            for first in range(0, len(names), LISTED_AT_ONCE):
+                piece = names[first : first + LISTED_AT_ONCE]
+                if access is not None:
+                    piece = [name for name in piece if await _may_see(access, name)]
+                for node in await asyncio.gather(*map(self._node, piece)):
+                    if node is None or (node.deleted_at_ms and not request.deleted):
+                        continue
+                    if len(reply.topics) >= limit:
+                        reply.more = True
+                        return reply
+                    reply.topics.append(description_of(node))
+        return reply
+
+    async def _node(self, name: str) -> TopicNode | None:
+        """A topic of a list; None: it is gone, or cannot be read. It is not remembered: a list would push out what is in use."""
+        try:
+            found = await read_topic(self._context.zookeeper, self._context.root, name)
+        except MalformedData:
+            return None
+        return None if found is None else found[0]
+
+    # --- changing
+
+    async def _change(
+        self, access: LoginSession | None, request: topic_pb2.TopicChange, caller: str
+    ) -> topic_pb2.TopicDescription:  # fmt: skip
+        name = check_name(request.name)
+        action = CHANNEL if request.WhichOneof("change") in ("set_channel", "remove_channel") else TOPICS
+        if access is not None:
+            await _require(access, action, name)
+            caller = access.identity.user
+        if self._changing >= MAX_CHANGES:
+            raise Overloaded(f"{MAX_CHANGES} changes of topics are under way through this proxy", retry_after_ms=1_000)
+        self._changing += 1
+        try:
+            made = await self._ask(admin_pb2.AdminChange(change=request, caller=caller))
+        finally:
+            self._changing -= 1
+            self._cache.forget(("topic", name), "names")
+        groups = sorted({part.group for part in made.parts})
+        for group in groups:
+            leader = await self._cache.get(("leader", group), partial(self._leader, group))
+            made.groups.append(topic_pb2.TopicGroup(group=group, addresses=self._addresses(group, leader)))
+        return made
+
+    async def _ask(self, change: admin_pb2.AdminChange) -> topic_pb2.TopicDescription:
+        """Ask the leading admin; look for it meanwhile. Raises its refusal, `Unavailable`, `OutcomeUnknown`."""
+        until, said = time.monotonic() + FIND_S, ""
+        while True:
+            address = said or await self._admin()
+            why, said = "nobody leads", ""
+            if address:
+                answer = await self._ask_one(address, change)
+                if not isinstance(answer, str):
+                    if answer.refusal.code != NotLeader.code:
+                        if answer.refusal.code:
+                            raise error_of(answer.refusal)
+                        return answer.topic
+                    said = answer.refusal.leader if answer.refusal.leader != address else ""
+                    answer = answer.refusal.text
+                why = f"{address}: {answer}"
+            if not self._context.view.running("admin"):
+                raise Unavailable("no admin is running, so topics cannot be changed now; `pixiu status` shows them")
+            if time.monotonic() >= until:
+                raise Unavailable(f"no admin leads ({why}), so topics cannot be changed now; `pixiu status` shows them")
+            if not said:
+                await asyncio.sleep(RETRY_S)
+
+    async def _ask_one(self, address: str, change: admin_pb2.AdminChange) -> admin_pb2.AdminAnswer | str:
+        """Ask one admin; returns its answer, or the reason why it was not reached. Raises `OutcomeUnknown`."""
+        channel = self._channels.acquire(address)
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        try:
+            answer: admin_pb2.AdminAnswer = await stub.Change(change, timeout=CHANGE_S)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in (error.details() or ""):
+                return reason_of(error)
+            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED):
+                return reason_of(error)
+            raise OutcomeUnknown(
+                f"the admin at {address} gave no answer ({reason_of(error)}), so whether topic {change.change.name} is changed is "
+                f"unknown; `pixiu topic show {change.change.name}` shows it"
+            ) from None
+        finally:
+            await self._channels.release(channel)
+
+    async def _admin(self) -> str:
+        """Address of the leading admin by its lease; empty: nobody leads."""
+        try:
+            data, _ = await self._context.zookeeper.get(paths.admin_lease(self._context.root))
+            return text(json_object(data, MAX_LEASE_BYTES, "the admin's lease"), "address")
+        except (NoNode, MalformedData):
+            return ""
+
+
+def _usable(node: TopicNode) -> bool:
+    return any(part.state is not PartState.OPENING for part in node.parts)
+
+
+async def _may_see(access: LoginSession, name: str) -> bool:
+    """True if a login may do anything with a topic: then it may see where it is."""
+    await _foresee(access, OF_TOPICS, name)
+    permissions = access.permissions
+    allowed = any(permissions.allows(action, name) for action in OF_TOPICS)
+    if not allowed:
+        access.require_session()
+    return allowed
+
+
+async def _require(access: LoginSession, action: str, name: str) -> None:
+    await _foresee(access, (action,), name)
+    access.require(action, name)
+
+
+async def _foresee(access: LoginSession, actions: Iterable[str], name: str) -> None:
+    """Ask the callbacks that decide about these actions, if any."""
+    if access.asks:
+        for action in actions:
+            access.foresee(action, name)
+        if access.must_ask:
+            await access.ask()
