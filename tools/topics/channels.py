@@ -1,0 +1,222 @@
+"""`pixiu topic channels`, `channel set`, `channel remove`, `dead`, `resend` and `seek`.
+
+Source: docs/topics.md, "Commands".
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.wire.v1 import topic_pb2
+from tools.cli.output import (
+    DEFAULT_TARGET,
+    AsJson,
+    Target,
+    Yes,
+    console,
+    guarded,
+    print_json,
+    print_result,
+    print_text,
+    visible,
+)
+from tools.topics import calls, tables
+from tools.topics.calls import TopicCluster
+from tools.topics.values import milliseconds_of, moment_of
+
+SHOWN_BYTES: Final = 80
+"""Bytes of a dead letter's body that are shown."""
+channel = typer.Typer(help="Make, change and remove a topic's channels.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")]
+Channel = Annotated[str, typer.Argument(help="The channel's name.", metavar="CHANNEL")]
+OnePart = Annotated[list[int] | None, typer.Option("--part", min=1, help="Only in this part; may be repeated.", metavar="PART")]
+
+
+@guarded
+def channels(name: Name, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """List a topic's channels: what each has not acknowledged, and for how long."""
+    found = calls.run(target, lambda cluster: cluster.show(name))
+    if as_json:
+        print_json({"topic": name, "channels": tables.shown_json(found)["channels"], "problems": found.stuck()})
+        return
+    if found.topic.channels:
+        console().print(tables.channel_table(found))
+    else:
+        print_text(f"{name} has no channels; `pixiu topic channel set {name} CHANNEL` makes one")
+    for line in found.stuck():
+        print_text(line)
+
+
+@channel.command("set")
+@guarded
+def set_channel(
+    name: Name,
+    channel_name: Channel,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="A key's messages one batch after the other. Only when it is made.")
+    ] = False,
+    from_end: Annotated[bool, typer.Option("--from-end", help="Begin behind what is there. Only when it is made.")] = False,
+    max_attempts: Annotated[
+        int, typer.Option("--max-attempts", min=0, help="Deliveries before a message is a dead letter; 0: what it has, or 16.")
+    ] = 0,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="Time for which a member may keep a message, such as 30s; 0: what it has, or 60s.")
+    ] = "0",
+    filter_: Annotated[
+        str | None, typer.Option("--filter", help="Conditions on headers, JSON; empty: none. Default: what it has.", metavar="JSON")
+    ] = None,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Make a channel, or change its settings."""
+
+    async def work(cluster: TopicCluster) -> topic_pb2.TopicDescription:
+        kept = ""
+        if filter_ is None:
+            there = await cluster.describe(name)
+            kept = next((each.filter for each in there.channels if each.name == channel_name), "")
+        wanted = topic_pb2.TopicChannel(
+            name=channel_name,
+            ordered=ordered,
+            from_end=from_end,
+            max_attempts=max_attempts,
+            timeout_ms=milliseconds_of(timeout),
+            filter=kept if filter_ is None else filter_,
+        )
+        return await cluster.change(topic_pb2.TopicChange(name=name, set_channel=wanted))
+
+    found = calls.run(target, work)
+    made = next((each for each in found.channels if each.name == channel_name), None)
+    if made is None:
+        raise InvalidArgument(f"channel {channel_name} was removed by somebody else meanwhile")
+    mode = "ordered" if made.ordered else "any"
+    text = f"{name}, channel {channel_name}: mode {mode}, {made.max_attempts} attempts of {made.timeout_ms / 1000:g} s"
+    print_result(tables.channel_json(made), text, as_json=as_json)
+
+
+@channel.command("remove")
+@guarded
+def remove_channel(
+    name: Name, channel_name: Channel, yes: Yes = False, target: Target = DEFAULT_TARGET, as_json: AsJson = False
+) -> None:
+    """Remove a channel, with what it has acknowledged and its dead letters. The messages stay."""
+    if not yes:
+        typer.confirm(f"remove channel {channel_name} of topic {name}?", abort=True, err=True)
+    change = topic_pb2.TopicChange(name=name, remove_channel=channel_name)
+    found = calls.run(target, lambda cluster: cluster.change(change))
+    print_result(tables.topic_json(found), f"{name} has no channel {channel_name} any longer", as_json=as_json)
+
+
+@guarded
+def dead(
+    name: Name,
+    channel_name: Channel,
+    part: OnePart = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000, help="Number of them of each group.")] = 100,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only beyond this offset.", metavar="OFFSET")] = 0,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """List a channel's dead letters: messages whose attempts are used up."""
+    wanted = topic_pb2.DeadLettersRequest(limit=count, after=after)
+    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), dead=wanted)
+    found = [each for reply in _ask(target, name, request, part).values() for each in reply.dead]
+    if as_json:
+        print_json({"topic": name, "channel": channel_name, "dead": [_dead_json(each) for each in found]})
+        return
+    for each in found:
+        when = datetime.fromtimestamp(each.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
+        body = visible(each.message.data[:SHOWN_BYTES].decode(errors="replace")) if each.message.data else "(cannot be read)"
+        print_text(f"{each.part}:{each.message.base}  {each.attempts} attempts  {each.reason}  {when}  {body}")
+    if not found:
+        print_text(f"{name}, channel {channel_name}: no dead letters")
+
+
+@guarded
+def resend(
+    name: Name,
+    channel_name: Channel,
+    offsets: Annotated[
+        list[int] | None, typer.Argument(min=0, help="Offsets in one part; none: all dead letters.", metavar="OFFSET…")
+    ] = None,
+    part: OnePart = None,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver dead letters again, as if they had not been delivered before."""
+    if offsets and (not part or len(part) != 1):
+        raise InvalidArgument("offsets are those of one part: give --part PART")
+    request = topic_pb2.ChannelRequest(
+        topic=name, channel=channel_name, parts=part or (), resend=topic_pb2.ResendDead(offsets=offsets or ())
+    )
+    changed = sum(reply.changed for reply in _ask(target, name, request, part).values())
+    print_result(
+        {"topic": name, "channel": channel_name, "resent": changed}, f"{changed:,} messages are delivered again", as_json=as_json
+    )
+
+
+@guarded
+def seek(
+    name: Name,
+    channel_name: Channel,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="start, end, a time ago such as 2h, a date, or @OFFSET of one --part.", metavar="WHERE"),
+    ],
+    part: OnePart = None,
+    force: Annotated[bool, typer.Option("--force", help="Although the channel has members.")] = False,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Move a channel: it goes on from there, forward or back."""
+    wanted = topic_pb2.SeekChannel(force=force)
+    if to == "start":
+        wanted.start = True
+    elif to == "end":
+        wanted.end = True
+    elif to.startswith("@"):
+        if not to[1:].isdecimal() or not part or len(part) != 1:
+            raise InvalidArgument("an offset is @NUMBER, and of one part: give --part PART")
+        wanted.offset = int(to[1:])
+    else:
+        wanted.time_us = moment_of(to, time.time())
+    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), seek=wanted)
+    changed = sum(reply.changed for reply in _ask(target, name, request, part).values())
+    text = f"{name}, channel {channel_name}: moved; {changed:,} messages are concerned"
+    print_result({"topic": name, "channel": channel_name, "changed": changed}, text, as_json=as_json)
+
+
+def _ask(target: str, name: str, request: topic_pb2.ChannelRequest, parts: list[int] | None) -> dict[int, topic_pb2.ChannelReply]:
+    """Ask the leaders of all groups, or of those that hold these parts. Raises the first refusal."""
+
+    async def work(cluster: TopicCluster) -> dict[int, topic_pb2.ChannelReply]:
+        topic = await cluster.describe(name)
+        groups = {part.number: part.group for part in topic.parts}
+        missing = [number for number in parts or () if number not in groups]
+        if missing:
+            raise InvalidArgument(f"topic {name} has no part {missing[0]}; `pixiu topic show {name}` lists them")
+        wanted = {groups[number] for number in parts} if parts else None
+        found: dict[int, topic_pb2.ChannelReply] = {}
+        for group, reply in (await cluster.channel(topic, request, wanted)).items():
+            if isinstance(reply, PixiuError):
+                raise reply
+            found[group] = reply
+        return found
+
+    return calls.run(target, work)
+
+
+def _dead_json(letter: topic_pb2.DeadMessage) -> dict[str, Any]:
+    return {
+        "part": letter.part,
+        "offset": letter.message.base,
+        "attempts": letter.attempts,
+        "reason": letter.reason,
+        "at_us": letter.at_us,
+        "bytes": len(letter.message.data),
+    }

@@ -1,0 +1,229 @@
+"""Topics, parts and channels as tables and as JSON.
+
+Source: docs/topics.md, "Commands".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.markup import escape
+from rich.table import Table
+
+from pixiu.wire.v1 import topic_pb2
+
+STATES: Final = {
+    topic_pb2.PART_OPEN: "open",
+    topic_pb2.PART_SEALED: "sealed",
+    topic_pb2.PART_OPENING: "opening",
+    topic_pb2.PART_SEALING: "sealing",
+}
+GAPS: Final = "unknown"
+"""What is shown of a part whose leader does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Offsets of a part."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A channel in all parts."""
+
+    unacknowledged: int = 0
+    with_members: int = 0
+    waiting: int = 0
+    dead: int = 0
+    lost: int = 0
+    oldest_us: int = 0
+    members: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Age of the oldest message that is not acknowledged."""
+        return max(0.0, time.time() - self.oldest_us / 1_000_000) if self.oldest_us else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A topic, and what the leaders of its groups say of it."""
+
+    topic: topic_pb2.TopicDescription
+    sizes: dict[int, Size]
+    """Number of a part → its offsets."""
+    channels: Sequence[topic_pb2.ChannelPart]
+    failures: dict[int, str]
+    """Group → why it did not answer."""
+
+    def lag(self, channel: str) -> Lag:
+        """A channel in all parts that are known."""
+        found = [each for each in self.channels if each.channel == channel]
+        return Lag(
+            sum(each.unacknowledged for each in found),
+            sum(each.with_members for each in found),
+            sum(each.waiting for each in found),
+            sum(each.dead for each in found),
+            sum(each.lost for each in found),
+            min((each.oldest_us for each in found if each.oldest_us), default=0),
+            max((len(each.members) for each in found), default=0),
+        )
+
+    def stuck(self) -> list[str]:
+        """What keeps messages from being delivered, and what is not known."""
+        said = {f"{each.channel}, part {each.part}: {why}": None for each in self.channels for why in each.stuck}
+        return [*said, *(f"group {group} does not answer: {why}" for group, why in sorted(self.failures.items()))]
+
+
+def topic_json(topic: topic_pb2.TopicDescription) -> dict[str, Any]:
+    """A topic as JSON."""
+    return {
+        "name": topic.name,
+        "topic": topic.topic,
+        "version": topic.version,
+        "retention_s": topic.settings.retention_s,
+        "retention_bytes": topic.settings.retention_bytes,
+        "deleted_at_ms": topic.deleted_at_ms,
+        "parts": [
+            {
+                "number": part.number,
+                "low": part.low,
+                "high": part.high,
+                "group": part.group,
+                "state": STATES.get(part.state, str(part.state)),
+                "parents": list(part.parents),
+            }
+            for part in topic.parts
+        ],
+        "channels": [channel_json(channel) for channel in topic.channels],
+        "groups": {str(group.group): list(group.addresses) for group in topic.groups},
+    }
+
+
+def channel_json(channel: topic_pb2.TopicChannel) -> dict[str, Any]:
+    """A channel's settings as JSON."""
+    return {
+        "name": channel.name,
+        "channel": channel.channel,
+        "mode": "ordered" if channel.ordered else "any",
+        "from_end": channel.from_end,
+        "max_attempts": channel.max_attempts,
+        "timeout_ms": channel.timeout_ms,
+        "filter": channel.filter,
+    }
+
+
+def lag_json(lag: Lag) -> dict[str, Any]:
+    """What a channel has not acknowledged, as JSON."""
+    return {
+        "unacknowledged": lag.unacknowledged,
+        "with_members": lag.with_members,
+        "waiting": lag.waiting,
+        "dead": lag.dead,
+        "lost": lag.lost,
+        "oldest_s": round(lag.seconds, 3),
+        "members": lag.members,
+    }
+
+
+def shown_json(shown: Shown) -> dict[str, Any]:
+    """A topic with sizes and lags, as JSON."""
+    found = topic_json(shown.topic)
+    for part in found["parts"]:
+        size = shown.sizes.get(part["number"])
+        part |= {"first": size.first, "end": size.end} if size is not None else {}
+    for channel in found["channels"]:
+        channel |= lag_json(shown.lag(channel["name"]))
+    return {**found, "problems": shown.stuck()}
+
+
+def topic_table(topics: Iterable[topic_pb2.TopicDescription]) -> Table:
+    """Topics in rows."""
+    table = _table("name", "parts:", "sealed:", "channels:", "retention", "version:", "state")
+    for topic in topics:
+        opened = sum(part.state != topic_pb2.PART_SEALED for part in topic.parts)
+        table.add_row(
+            escape(topic.name),
+            str(opened),
+            str(len(topic.parts) - opened),
+            str(len(topic.channels)),
+            settings_text(topic),
+            str(topic.version),
+            "in the bin" if topic.deleted_at_ms else "",
+        )
+    return table
+
+
+def part_table(shown: Shown) -> Table:
+    """Parts in rows."""
+    table = _table("part:", "slots", "group:", "state", "first:", "end:", "after")
+    for part in shown.topic.parts:
+        size = shown.sizes.get(part.number)
+        table.add_row(
+            str(part.number),
+            f"{part.low}-{part.high - 1}",
+            str(part.group),
+            STATES.get(part.state, str(part.state)),
+            f"{size.first:,}" if size is not None else GAPS,
+            f"{size.end:,}" if size is not None else GAPS,
+            ", ".join(map(str, part.parents)),
+        )
+    return table
+
+
+def channel_table(shown: Shown) -> Table:
+    """Channels in rows."""
+    table = _table("channel", "mode", "lag:", "seconds:", "with members:", "waiting:", "dead:", "lost:", "members:", "filter")
+    for channel in shown.topic.channels:
+        lag = shown.lag(channel.name)
+        table.add_row(
+            escape(channel.name),
+            "ordered" if channel.ordered else "any",
+            f"{lag.unacknowledged:,}",
+            f"{lag.seconds:,.1f}",
+            f"{lag.with_members:,}",
+            f"{lag.waiting:,}",
+            f"{lag.dead:,}",
+            f"{lag.lost:,}",
+            str(lag.members),
+            escape(channel.filter),
+        )
+    return table
+
+
+def heading(shown: Shown) -> str:
+    """A topic in one line."""
+    topic = shown.topic
+    bin_ = "; in the bin" if topic.deleted_at_ms else ""
+    stored = sum(size.end - size.first for size in shown.sizes.values())
+    return f"{topic.name}: {parts_text(topic)}, {stored:,} messages; {settings_text(topic)}; version {topic.version}{bin_}"
+
+
+def parts_text(topic: topic_pb2.TopicDescription) -> str:
+    """The number of parts in words."""
+    opened = sum(part.state != topic_pb2.PART_SEALED for part in topic.parts)
+    groups = len({part.group for part in topic.parts})
+    sealed = f" ({len(topic.parts) - opened} sealed before them)" if opened < len(topic.parts) else ""
+    return f"{opened} part{'s' if opened != 1 else ''} in {groups} group{'s' if groups != 1 else ''}{sealed}"
+
+
+def settings_text(topic: topic_pb2.TopicDescription) -> str:
+    """The retention in words."""
+    age, size = topic.settings.retention_s, topic.settings.retention_bytes
+    said = [f"{age:,} s"] if age else []
+    said += [f"{size:,} bytes a part"] if size else []
+    return "kept " + (" or ".join(said) if said else "for ever")
+
+
+def _table(*names: str) -> Table:
+    """An empty table; a column whose name ends with a colon is for numbers."""
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name.rstrip(":"), justify="right" if name.endswith(":") else "left")
+    return table
