@@ -189,7 +189,10 @@ class TopicCluster:
         return Shown(topic, sizes, channels, failures)
 
     async def _leader(
-        self, topic: topic_pb2.TopicDescription, group: int, call: Callable[[Any, Metadata], Awaitable[Reply]]
+        self,
+        topic: topic_pb2.TopicDescription,
+        group: int,
+        call: Callable[[Any, Metadata], Awaitable[Reply]],
     ) -> Reply:
         """Ask the leader of a group; look for it meanwhile. Raises its refusal, `Unavailable`."""
         until = time.monotonic() + LEADER_S
